@@ -29,7 +29,9 @@ class Fault(StrEnum):
     CUT = "cut"
     """The connection breaks."""
     PARTITION = "partition"
-    """The peer cannot be reached for `delay_s`."""
+    """The peer cannot be reached for `delay_s`, or what it sends does not arrive."""
+    EXPIRE = "expire"
+    """It ends before its time, while a peer still reads."""
     FULL = "full"
     """There is no room."""
     KILL = "kill"
@@ -42,7 +44,8 @@ _ON_ITS_WAY = frozenset(
 
 POINTS: Mapping[str, frozenset[Fault]] = {
     "transfer.open": frozenset((Fault.DELAY, Fault.CUT, Fault.PARTITION, Fault.KILL)),
-    "transfer.piece": _ON_ITS_WAY | {Fault.CORRUPT, Fault.TRUNCATE},
+    "transfer.piece": _ON_ITS_WAY | {Fault.CORRUPT, Fault.TRUNCATE, Fault.PARTITION},
+    "transfer.lease": frozenset((Fault.EXPIRE,)),
     "transfer.settle": frozenset((Fault.DROP, Fault.DELAY, Fault.DUPLICATE, Fault.KILL)),
     "pool.reserve": frozenset((Fault.FULL,)),
     "tier.read": frozenset((Fault.DROP, Fault.DELAY, Fault.CORRUPT, Fault.TRUNCATE, Fault.KILL)),

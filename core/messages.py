@@ -187,7 +187,14 @@ class PrefillRequest:
     """The gateway whose credit it uses."""
     traceparent: str = ""
     """The span of the call; empty: nobody collects any."""
+    wants_progress: bool = False
+    """Whether `PrefillProgress` is to be told."""
     time_left_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    """P -> D: the engine advances, though this prompt's turn, or its end, has yet to come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,18 @@ from baton.core.errors import (
     StaleEpoch,
     Unavailable,
 )
-from baton.core.messages import PrefillDone, PrefillGranted, PrefillRequest, ReplicaAddress
+from baton.core.messages import (
+    PrefillDone,
+    PrefillGranted,
+    PrefillProgress,
+    PrefillRequest,
+    ReplicaAddress,
+)
 from baton.proto.channels import Channels, explain
 from baton.proto.replica_pb2_grpc import PrefillStub
 from baton.proto.wire import done_from_proto, granted_from_proto, prefill_to_proto
+
+PrefillEvents = AsyncGenerator[PrefillProgress | PrefillGranted | PrefillDone, None]
 
 _ERROR_BY_CODE: dict[grpc.StatusCode, type[BatonError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
@@ -30,10 +38,9 @@ _ERROR_BY_CODE: dict[grpc.StatusCode, type[BatonError]] = {
 
 
 class PrefillClient(Protocol):
-    def prefill(
-        self, peer: ReplicaAddress, request: PrefillRequest
-    ) -> AsyncGenerator[PrefillGranted | PrefillDone, None]:
-        """Yield the grant, then the first token. Closing the iterator cancels on P.
+    def prefill(self, peer: ReplicaAddress, request: PrefillRequest) -> PrefillEvents:
+        """Yield the grant, then the first token; progress in between, if P tells it. Closing the
+        iterator cancels on P.
 
         Raises Overloaded if refused, LayoutMismatch, StaleEpoch, InvalidRequest, Unavailable if P
         is gone.
@@ -44,9 +51,7 @@ class GrpcPrefillClient:
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
 
-    async def prefill(
-        self, peer: ReplicaAddress, request: PrefillRequest
-    ) -> AsyncGenerator[PrefillGranted | PrefillDone, None]:
+    async def prefill(self, peer: ReplicaAddress, request: PrefillRequest) -> PrefillEvents:
         stub = PrefillStub(self._channels.to(peer.address))
         pulse = self._channels.pulse(peer.address)
         call = stub.Prefill(
@@ -58,6 +63,8 @@ class GrpcPrefillClient:
                 match event.WhichOneof("event"):
                     case "granted":
                         yield granted_from_proto(event.granted)
+                    case "progress":
+                        yield PrefillProgress()
                     case "done":
                         yield done_from_proto(event.done)
                     case _:

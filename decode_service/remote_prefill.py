@@ -4,13 +4,14 @@
                      first token --> recorded at once: the client need not wait for the KV
                      KV sealed ----> adopted: the request joins the running batch
 
-Whatever happens in between (refused, lost, silent, cancelled, bad KV), no lease outlives `run`.
+Whatever happens in between (refused, lost, silent, stuck, cancelled, bad KV), no lease outlives
+`run`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,13 +24,16 @@ from baton.core.messages import (
     GenerateRequest,
     PrefillDone,
     PrefillGranted,
+    PrefillProgress,
     PrefillRequest,
     ReplicaAddress,
 )
 from baton.core.tracing import Span
 from baton.decode_service.adoption import adopt
 from baton.decode_service.generating import Generating
-from baton.decode_service.prefill_client import PrefillClient
+from baton.decode_service.prefill_client import PrefillClient, PrefillEvents
+from baton.decode_service.prefill_patience import PrefillPatience
+from baton.decode_service.prefill_watch import PrefillWatch
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
 from baton.kv_transfer.handoff.reservation import KvSource, Reservation, WantedKv
@@ -72,7 +76,6 @@ def _key(message: GenerateRequest) -> Key:
 
 
 OnFirstToken = Callable[[Generating, PrefillDone], None]
-Events = AsyncGenerator[PrefillGranted | PrefillDone, None]
 E = TypeVar("E", PrefillGranted, PrefillDone)
 
 END_OF_CALL_S = 5.0
@@ -87,6 +90,7 @@ class RemotePrefill:
     client: PrefillClient
     channels: Channels
     arriving: ArrivingPrompts = field(default_factory=ArrivingPrompts)
+    patience: PrefillPatience = field(default_factory=PrefillPatience)
     timeout_s: float
     clock: Clock
 
@@ -103,18 +107,21 @@ class RemotePrefill:
         request = self._request(generating, transfer_id, peer, asking)
         fetching: asyncio.Task[TransferReport] | None = None
         events = self.client.prefill(peer, request)
+        watch = PrefillWatch(self.patience, peer)
         try:
             with self.arriving.announced(generating.message):
-                async with self.channels.answering(peer):
+                async with self.channels.answering(peer), watch.waits():
                     await self.fetcher.check(peer.address, peer.epoch)
                     generating.prefilled_by = peer
-                    granted = await self._next(events, PrefillGranted, peer)
+                    granted = await self._next(events, PrefillGranted, peer, watch)
                     _check_granted(granted, request, peer)
+                    watch.granted(granted.num_tokens - granted.num_cached)
                     generating.num_cached_by_sender = granted.num_cached
                     generating.is_arriving = True
-                    fetching = await self._start_fetch(generating, peer, granted)
-                    done = await self._next(events, PrefillDone, peer)
+                    fetching = await self._start_fetch(generating, peer, granted, watch)
+                    done = await self._next(events, PrefillDone, peer, watch)
                     self._check_done(done, request, peer)
+                    watch.computed(done.num_computed, done.prefill_ms / 1e3)
                     on_first_token(generating, done)
                     if generating.is_over:
                         return
@@ -142,8 +149,16 @@ class RemotePrefill:
             if fetching is not None:
                 await asyncio.gather(fetching, return_exceptions=True)
 
-    async def _next(self, events: Events, kind: type[E], peer: ReplicaAddress) -> E:
-        event = await anext(events, None)
+    def why_avoided(self, peer: ReplicaAddress) -> str:
+        """Why no prompt should be sent there now; empty if nothing is against it."""
+        return self.patience.why_avoided(peer.epoch, asyncio.get_running_loop().time())
+
+    async def _next(
+        self, events: PrefillEvents, kind: type[E], peer: ReplicaAddress, watch: PrefillWatch
+    ) -> E:
+        with watch.listening():
+            while isinstance(event := await anext(events, None), PrefillProgress):
+                watch.progressed()
         if not isinstance(event, kind):
             what = "its end" if event is None else type(event).__name__
             raise Unavailable(f"{peer.replica_id} sent {what} where {kind.__name__} was due")
@@ -155,7 +170,7 @@ class RemotePrefill:
         if done.transfer_id != request.transfer_id or not 0 <= done.token < vocab_size:
             raise Unavailable(f"{peer.replica_id} sent a first token that cannot be: {done.token}")
 
-    async def _let_the_call_end(self, events: Events) -> None:
+    async def _let_the_call_end(self, events: PrefillEvents) -> None:
         """P ends it on hearing that the transfer is sealed; cutting it would look like a crash."""
         with suppress(BatonError, TimeoutError):
             async with asyncio.timeout(END_OF_CALL_S):
@@ -184,11 +199,16 @@ class RemotePrefill:
             source=None if source is None or source.epoch == peer.epoch else source,
             gateway_epoch=generating.session.gateway_epoch,
             traceparent=asking.context,
+            wants_progress=True,
             time_left_ms=min(timeout_ms, message.time_left_ms or timeout_ms),
         )
 
     async def _start_fetch(
-        self, generating: Generating, peer: ReplicaAddress, granted: PrefillGranted
+        self,
+        generating: Generating,
+        peer: ReplicaAddress,
+        granted: PrefillGranted,
+        watch: PrefillWatch,
     ) -> asyncio.Task[TransferReport]:
         """Reserve blocks and let the KV come. Raises TransferAborted for want of room."""
         message = generating.message
@@ -214,7 +234,7 @@ class RemotePrefill:
         reservation = await self.thread.call(reserve)
         if reservation is None:
             raise TransferAborted("no blocks left for a handoff: computed locally")
-        fetching = asyncio.create_task(self.fetcher.fetch(reservation))
+        fetching = asyncio.create_task(self.fetcher.fetch(reservation, watch))
         fetching.add_done_callback(partial(_end_span, generating.span.child("transfer")))
         return fetching
 

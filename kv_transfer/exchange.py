@@ -50,6 +50,8 @@ class ExchangeParts:
     tiers: TiersConfig = field(default_factory=TiersConfig)
     may_reserve: Callable[[], bool] = lambda: True
     """See `Receiver`."""
+    may_keep: Callable[[], bool] = lambda: True
+    """See `Sender`."""
 
 
 class KvExchange:
@@ -94,7 +96,9 @@ class KvExchange:
         )
         self.tiers = None if parts.stack is None else self._tiers(parts.stack, parts, is_full)
         limits = SenderConfig(max_time_left_s=timeout_s, max_held_fraction=config.max_held_fraction)
-        self.sender = Sender(pool, parts.epoch, limits, on_ended=self._ended)
+        self.sender = Sender(
+            pool, parts.epoch, limits, on_ended=self._ended, may_keep=parts.may_keep
+        )
         self.outbox = Outbox(self.sender, owner)
         self.lender = Lender(
             pool,

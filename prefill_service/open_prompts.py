@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from baton.core.errors import EngineFailed, InvalidRequest, Overloaded
-from baton.core.messages import PrefillDone, PrefillGranted, PrefillRequest
+from baton.core.messages import PrefillDone, PrefillGranted, PrefillProgress, PrefillRequest
 from baton.engine.request.request import Request
 
-Event = PrefillGranted | PrefillDone
+Event = PrefillProgress | PrefillGranted | PrefillDone
 
 
 @dataclass(slots=True)
@@ -72,6 +72,8 @@ class OpenPrompts:
         if message.transfer_id in self._by_transfer:
             raise InvalidRequest(f"transfer {message.transfer_id} exists", field="transfer_id")
         prompt = OpenPrompt(message, _request(message))
+        if message.wants_progress:  # from now on it is missed when it does not come
+            prompt.events.put_nowait(PrefillProgress())
         self._by_transfer[message.transfer_id] = prompt
         self.is_idle.clear()
         return prompt
@@ -86,6 +88,12 @@ class OpenPrompts:
         prompt = self._by_transfer.get(transfer_id)
         if prompt is not None:
             prompt.events.put_nowait(event)
+
+    def tell_progress(self) -> None:
+        """To those that want it and whose first token is yet to come."""
+        for prompt in self._by_transfer.values():
+            if prompt.message.wants_progress and not prompt.is_computed:
+                prompt.events.put_nowait(PrefillProgress())
 
     def fail_all(self, error: EngineFailed) -> None:
         for prompt in self._by_transfer.values():

@@ -14,7 +14,8 @@ from baton.core.errors import (
     LayoutMismatch,
     Overloaded,
 )
-from baton.core.messages import PrefillGranted
+from baton.core.messages import PrefillDone, PrefillGranted, PrefillProgress
+from baton.prefill_service.open_prompts import Event
 from baton.prefill_service.session import PrefillSession
 from baton.prefill_service.worker import PrefillWorker
 from baton.proto import replica_pb2 as pb
@@ -44,10 +45,7 @@ class PrefillGrpc(PrefillServicer):
         try:
             async with aclosing(self._worker.prefill(prefill_from_proto(request))) as events:
                 async for event in events:
-                    if isinstance(event, PrefillGranted):
-                        yield pb.PrefillEvent(granted=granted_to_proto(event))
-                    else:
-                        yield pb.PrefillEvent(done=done_to_proto(event))
+                    yield _event_to_proto(event)
         except BatonError as error:
             await context.abort(_status(error), str(error))
 
@@ -64,6 +62,16 @@ class PrefillGrpc(PrefillServicer):
         async for frame in frames:
             if frame.HasField("demand"):
                 self._worker.hear(session, demand_from_proto(frame.demand))
+
+
+def _event_to_proto(event: Event) -> pb.PrefillEvent:
+    match event:
+        case PrefillProgress():
+            return pb.PrefillEvent(progress=pb.PrefillProgress())
+        case PrefillGranted():
+            return pb.PrefillEvent(granted=granted_to_proto(event))
+        case PrefillDone():
+            return pb.PrefillEvent(done=done_to_proto(event))
 
 
 def _status(error: BatonError) -> grpc.StatusCode:

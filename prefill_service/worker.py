@@ -19,6 +19,7 @@ from baton.core.messages import (
     Demand,
     PrefillDone,
     PrefillGranted,
+    PrefillProgress,
     PrefillRequest,
     PullOffered,
     PullRequest,
@@ -36,6 +37,9 @@ from baton.prefill_service.open_prompts import Event, OpenPrompt, OpenPrompts
 from baton.prefill_service.session import PrefillSession
 from baton.replica_core.replica_core import ReplicaCore, RoleHooks
 
+PROGRESS_S = 0.25
+"""How often those who wait for a first token hear that the engine advances."""
+
 
 class PrefillWorker:
     def __init__(self, engine: Engine, parts: ExchangeParts, *, max_queued_tokens: int) -> None:
@@ -44,6 +48,7 @@ class PrefillWorker:
         self._lending = Lending(self.prompts, engine.max_chunk)
         self._given_up = ""
         """Why nothing can be lent here any more."""
+        self._progress_told_at = float("-inf")
         hooks = RoleHooks(
             on_tick=self._on_tick,
             on_step=self._on_step,
@@ -174,6 +179,8 @@ class PrefillWorker:
     def _on_tick(self) -> None:
         self._lending.learn(self.core.step_times())
         self._publish_capacity()
+        if not self._engine.has_work:  # what is open waits for something else: KV, a grammar
+            self.prompts.tell_progress()
 
     def _publish_capacity(self) -> None:
         self._lending.publish(self.capacity(), self._engine.clock())
@@ -249,7 +256,14 @@ class PrefillWorker:
     def _on_transfer_ended(self, transfer_id: TransferId) -> None:
         self._thread.tell(lambda: self.prompts.put_event(transfer_id, None))
 
+    def _advanced(self) -> None:
+        now = self._engine.clock()
+        if now >= self._progress_told_at + PROGRESS_S:
+            self._progress_told_at = now
+            self._thread.tell(self.prompts.tell_progress)
+
     def _on_layer(self, layer: int, chunks: Sequence[ScheduledChunk]) -> None:
+        self._advanced()
         for chunk in chunks:
             request = chunk.request
             num_computed = request.num_computed + chunk.num_tokens
@@ -257,6 +271,7 @@ class PrefillWorker:
 
     def _on_step(self, report: StepReport) -> None:
         self._thread.tell(lambda: self._receive(report))
+        self._advanced()
         for output in report.outputs:  # the end of a transfer must not overtake the first token
             transfer_id = TransferId(output.request.request_id)
             if output.error is None:
@@ -271,6 +286,8 @@ class PrefillWorker:
 
 def _describe(span: Span, event: Event, message: PrefillRequest) -> None:
     """Of the phases behind it, each once its length is known."""
+    if isinstance(event, PrefillProgress):
+        return
     if isinstance(event, PrefillGranted):
         span.set(
             {

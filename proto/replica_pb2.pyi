@@ -783,6 +783,7 @@ class PrefillRequest(message.Message):
     SOURCE_FIELD_NUMBER: builtins.int
     GATEWAY_EPOCH_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
+    WANTS_PROGRESS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     transfer_id: builtins.str
     receiver_epoch: builtins.str
@@ -795,6 +796,7 @@ class PrefillRequest(message.Message):
     gateway_epoch: builtins.str
     """whose credit it uses"""
     traceparent: builtins.str
+    wants_progress: builtins.bool
     @builtins.property
     def layout(self) -> kv_pb2.KvLayout: ...
     @builtins.property
@@ -826,10 +828,11 @@ class PrefillRequest(message.Message):
         source: ReplicaAddress | None = ...,
         gateway_epoch: builtins.str = ...,
         traceparent: builtins.str = ...,
+        wants_progress: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["layout", b"layout", "sampling", b"sampling", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cache_points", b"cache_points", "gateway_epoch", b"gateway_epoch", "layout", b"layout", "output", b"output", "priority", b"priority", "prompt", b"prompt", "receiver_epoch", b"receiver_epoch", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "sender_epoch", b"sender_epoch", "source", b"source", "tenant", b"tenant", "time_left_ms", b"time_left_ms", "traceparent", b"traceparent", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cache_points", b"cache_points", "gateway_epoch", b"gateway_epoch", "layout", b"layout", "output", b"output", "priority", b"priority", "prompt", b"prompt", "receiver_epoch", b"receiver_epoch", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "sender_epoch", b"sender_epoch", "source", b"source", "tenant", b"tenant", "time_left_ms", b"time_left_ms", "traceparent", b"traceparent", "transfer_id", b"transfer_id", "wants_progress", b"wants_progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -899,26 +902,47 @@ class PrefillDone(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class PrefillProgress(message.Message):
+    """To those that want it: at once, and then now and then while the engine advances and the first token
+    is yet to come. Who hears no more for too long asks another replica.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class PrefillEvent(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     GRANTED_FIELD_NUMBER: builtins.int
     DONE_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
     @builtins.property
     def granted(self) -> PrefillGranted: ...
     @builtins.property
     def done(self) -> PrefillDone: ...
+    @builtins.property
+    def progress(self) -> PrefillProgress: ...
     def __init__(
         self,
         *,
         granted: PrefillGranted | None = ...,
         done: PrefillDone | None = ...,
+        progress: PrefillProgress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["done", b"done", "event", b"event", "granted", b"granted"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["done", b"done", "event", b"event", "granted", b"granted", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["done", b"done", "event", b"event", "granted", b"granted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["done", b"done", "event", b"event", "granted", b"granted", "progress", b"progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = typing.Literal["granted", "done"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = typing.Literal["granted", "done", "progress"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

@@ -193,6 +193,7 @@ def prefill_to_proto(request: PrefillRequest, sender_epoch: Epoch) -> pb.Prefill
         source=None if request.source is None else address_to_proto(request.source),
         gateway_epoch=request.gateway_epoch or "",
         traceparent=request.traceparent,
+        wants_progress=request.wants_progress,
         time_left_ms=request.time_left_ms,
     )
 
@@ -213,6 +214,7 @@ def prefill_from_proto(message: pb.PrefillRequest) -> PrefillRequest:
         source=address_from_proto(message.source) if message.HasField("source") else None,
         gateway_epoch=Epoch(message.gateway_epoch) if message.gateway_epoch else None,
         traceparent=message.traceparent,
+        wants_progress=message.wants_progress,
         time_left_ms=message.time_left_ms,
     )
 

@@ -16,11 +16,12 @@ told lets its lease expire.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import (
@@ -86,6 +87,27 @@ class TransferReport:
     """Why another transport had to be taken, or a piece be asked for again."""
 
 
+class Listener(Protocol):
+    """Who wants to know how a transfer advances."""
+
+    def listening(self) -> AbstractContextManager[None]:
+        """Within it one of the transfer's streams is awaited."""
+
+    def hear(self) -> None:
+        """A piece has come; it is yet to be verified."""
+
+
+class _Nobody:
+    def listening(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def hear(self) -> None:
+        pass
+
+
+NOBODY = _Nobody()
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Flight:
     """One transfer under way."""
@@ -98,6 +120,7 @@ class _Flight:
     num_reopened: int = 0
     num_asked_again: int = 0
     notes: list[str] = field(default_factory=list)
+    listener: Listener
     abort_reason: str = ""
     """Why the receiver gave the lease up on its own, if it did."""
 
@@ -145,7 +168,7 @@ class Fetcher:
         )
         receiver.on_aborted.append(self._lease_was_aborted)
 
-    async def fetch(self, reservation: Reservation) -> TransferReport:
+    async def fetch(self, reservation: Reservation, listener: Listener = NOBODY) -> TransferReport:
         """Return once every piece is verified and the lease sealed; it is the caller's to adopt.
 
         On any failure, and when cancelled, the lease is aborted before this ends; only a task
@@ -155,7 +178,12 @@ class Fetcher:
         self._loop = asyncio.get_running_loop()
         transfer_id, started = reservation.transfer_id, self._clock()
         scope = asyncio.timeout(reservation.time_left_s)
-        flight = _Flight(reservation=reservation, scope=scope, transport=self._transport.name)
+        flight = _Flight(
+            reservation=reservation,
+            scope=scope,
+            transport=self._transport.name,
+            listener=listener,
+        )
         self._flights[transfer_id] = flight
         try:
             async with scope:
@@ -242,8 +270,9 @@ class Fetcher:
     ) -> TransferCut | None:
         """Hand the pieces of one stream to its writer until it ends; what cut it, if it was."""
         try:
-            async with aclosing(self._transport.open(stream.source.address, opening)) as pieces:
-                async for piece in pieces:
+            opened = self._transport.open(stream.source.address, opening)
+            async with aclosing(opened) as pieces:
+                async for piece in _listened(pieces, flight.listener):
                     if not _is_asked_for(piece, opening):
                         piece.release()
                         raise CorruptPiece(f"{stream.source.address} sends no piece a second time")
@@ -304,6 +333,18 @@ class Fetcher:
                 await asyncio.sleep(self._config.reopen_delay_s * 2**attempt)
             except TransferError:
                 return  # another incarnation, say: it holds nothing of ours
+
+
+async def _listened(
+    pieces: AsyncGenerator[KvPiece, None], listener: Listener
+) -> AsyncIterator[KvPiece]:
+    while True:
+        with listener.listening():
+            piece = await anext(pieces, None)
+        if piece is None:
+            return
+        listener.hear()
+        yield piece
 
 
 def _opening(flight: _Flight, stream: ReservedStream) -> OpenTransfer:

@@ -103,12 +103,18 @@ class Sender:
         config: SenderConfig | None = None,
         *,
         on_ended: Callable[[TransferId], None] = lambda _: None,
+        may_keep: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`on_ended` is called on the engine's thread, once a transfer: sealed or aborted."""
+        """`on_ended` is called on the engine's thread, once a transfer: sealed or aborted.
+
+        `may_keep` is asked whenever blocks have been lent for reading: chaos may say that the lease
+        ends at this moment.
+        """
         self.epoch = epoch
         self.counters = SenderCounters()
         self._pool = pool
         self._on_ended = on_ended
+        self._may_keep = may_keep
         self._config = config or SenderConfig()
         self.held = HeldShare(int(self._config.max_held_fraction * pool.num_blocks))
         self._offers: dict[TransferId, Offer] = {}
@@ -237,7 +243,10 @@ class Sender:
         offer = self._readable(stream.transfer_id)
         published = offer.published[: len(stream.heads)]
         spans = stream.progress.advance(published, self._config.max_blocks_per_read)
-        return [self._begin(offer, stream.heads[span.plane], span) for span in spans]
+        readings = [self._begin(offer, stream.heads[span.plane], span) for span in spans]
+        if readings and not self._may_keep():
+            self.abort(stream.transfer_id, "its lease has ended early")
+        return readings
 
     def end_read(self, reading: BlockRead) -> None:
         """The views will not be touched again. Ending a reading twice changes nothing."""

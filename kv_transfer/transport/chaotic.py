@@ -24,6 +24,9 @@ class ChaoticTransport:
         self._chaos = chaos
         self._clock = clock
         self._parted_until: dict[str, float] = {}
+        """By address, when it can be reached again."""
+        self._unheard_until: dict[str, float] = {}
+        """By address, when what it sends arrives again."""
 
     @property
     def name(self) -> str:
@@ -38,7 +41,7 @@ class ChaoticTransport:
         async with aclosing(self._inner.open(address, request)) as pieces:
             try:
                 while (piece := await held.next(pieces)) is not None:
-                    for passed in await self._pass_on(piece, held):
+                    for passed in await self._pass_on(address, piece, held):
                         yield passed
             finally:
                 await held.drop()
@@ -76,11 +79,14 @@ class ChaoticTransport:
         if self._parted_until.get(address, 0.0) > self._clock():
             raise TransferCut(f"chaos: {address} cannot be reached")
 
-    async def _pass_on(self, piece: KvPiece, held: _Held) -> list[KvPiece]:
+    async def _pass_on(self, address: str, piece: KvPiece, held: _Held) -> list[KvPiece]:
         """What comes out for one piece that came in: none, itself, or more."""
         if held.is_late(piece):
             return [piece]
         rule = self._chaos.draw("transfer.piece")
+        if rule is not None and rule.fault is Fault.PARTITION:
+            self._unheard_until[address] = self._clock() + rule.delay_s
+        await asyncio.sleep(self._unheard_until.get(address, 0.0) - self._clock())
         if rule is not None and rule.fault is Fault.REORDER and held.piece is None:
             held.piece, held.for_s = piece, rule.delay_s
             return []

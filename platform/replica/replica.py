@@ -182,7 +182,8 @@ async def start_replica(
         config=config.transfer,
         stack=create_stack(config.tiers, engine.pool.layout, chaos),
         tiers=config.tiers,
-        may_reserve=partial(_may_reserve, chaos),
+        may_reserve=partial(_is_spared, chaos, "pool.reserve"),
+        may_keep=partial(_is_spared, chaos, "transfer.lease"),
     )
     it = _Ingredients(
         config=config,
@@ -216,8 +217,8 @@ def _transport(config: DeploymentConfig, transports: Transports, chaos: Chaos | 
     return transport if chaos is None else ChaoticTransport(transport, chaos)
 
 
-def _may_reserve(chaos: Chaos | None) -> bool:
-    return chaos is None or chaos.draw("pool.reserve") is None
+def _is_spared(chaos: Chaos | None, point: str) -> bool:
+    return chaos is None or chaos.draw(point) is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,151 @@
+"""Prefill replicas that answer, and get nowhere: gray failure."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+from tests.in_process_fleet import VOCAB_SIZE, Answer, Fleet, echo_engine, running_fleet
+
+from baton.core.chaos import ChaosRule, Fault
+from baton.core.ids import ReplicaId, RequestId, TransferId
+from baton.core.messages import PrefillDone, PrefillRequest
+from baton.decode_service import prefill_patience, prefill_watch
+from baton.engine.passes.echo import echo_output
+from baton.prefill_service.worker import PrefillWorker
+
+PROMPT = list(range(3, 83))
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same rules in a hundredth of the time."""
+    monkeypatch.setattr(prefill_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(prefill_patience, "LEAST_S", 0.1)
+    monkeypatch.setattr(prefill_patience, "MOST_S", 0.1)
+
+
+@contextmanager
+def stuck_in_a_pass(fleet: Fleet, replica_id: str) -> Iterator[None]:
+    """Its engine's thread hangs as by a kernel that never ends; its event loop answers."""
+    runner, goes_on = fleet.engines[ReplicaId(replica_id)].runner, threading.Event()
+    forward = runner.forward
+
+    def hang(*args: Any, **options: Any) -> Any:
+        goes_on.wait(100)
+        return forward(*args, **options)
+
+    runner.forward = hang  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        runner.forward = forward  # type: ignore[method-assign]
+        goes_on.set()
+
+
+async def test_what_a_stuck_prefill_replica_was_to_compute_is_computed_by_another() -> None:
+    async with running_fleet(prefill=2) as fleet:
+        with stuck_in_a_pass(fleet, "prefill-1"), stuck_in_a_pass(fleet, "prefill-2"):
+            first = await fleet.ask(PROMPT)
+            later = await fleet.ask(PROMPT[1:])
+
+        assert first.tokens == echo_output(PROMPT, 12, VOCAB_SIZE)
+        assert len([note for note in first.receipt.notes if "got nowhere for 0.1 s" in note]) == 2
+        assert len([note for note in later.receipt.notes if "was not asked: got" in note]) == 2
+        await fleet.assert_nothing_is_held()
+
+
+async def test_kv_that_stops_to_come_costs_the_silence_and_no_second_first_token() -> None:
+    async with running_fleet(changes={"chaos": {"enabled": True}}) as fleet:
+        chaos = fleet.replicas[ReplicaId("decode-2")].chaos
+        assert chaos is not None
+        parted = ChaosRule(at="transfer.piece", fault=Fault.PARTITION, rate=1.0, delay_s=50.0)
+        chaos.set((parted,), 0)
+
+        answer = await fleet.ask(PROMPT)
+
+        chaos.set((), 0)
+        assert answer.tokens == echo_output(PROMPT, 12, VOCAB_SIZE)
+        assert any("prefill-1 got nowhere" in note for note in answer.receipt.notes)
+        assert answer.receipt.prefill_replica == "prefill-1"  # whose first token it is
+        await fleet.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("wants_progress", [True, False])
+async def test_who_waits_for_a_first_token_hears_that_the_engine_advances(
+    monkeypatch: pytest.MonkeyPatch, wants_progress: bool
+) -> None:
+    monkeypatch.setattr("baton.prefill_service.worker.PROGRESS_S", 0.0)
+    async with running_fleet(make_engine=partial(echo_engine, prefill_chunk=4)) as fleet:
+        worker = fleet.replicas[ReplicaId("prefill-1")].worker
+        assert isinstance(worker, PrefillWorker)
+        receiver = fleet.replicas[ReplicaId("decode-2")].info
+        heard: dict[str, list[str]] = {"first": [], "second": []}
+
+        async def ask(name: str) -> None:
+            request = PrefillRequest(
+                request_id=RequestId(name),
+                transfer_id=TransferId(name),
+                receiver_epoch=receiver.epoch,
+                layout=receiver.layout,
+                prompt=tuple(PROMPT),
+                salt=name.encode(),
+                wants_progress=wants_progress,
+                time_left_ms=30_000,
+            )
+            async with aclosing(worker.prefill(request)) as events:
+                async for event in events:
+                    heard[name].append(type(event).__name__)
+                    if isinstance(event, PrefillDone):
+                        return
+
+        has_both = threading.Event()
+        worker.core.thread.post(lambda: _wait_for(has_both))
+        asking = [asyncio.create_task(ask(name)) for name in heard]
+        await asyncio.sleep(0.05)
+        has_both.set()
+        await asyncio.gather(*asking)
+
+        assert heard["second"][-1] == "PrefillDone"
+        assert (heard["second"].count("PrefillProgress") > 10) == wants_progress
+        await fleet.assert_nothing_is_held()
+
+
+def _wait_for(event: threading.Event) -> None:
+    event.wait(10)
+
+
+async def test_who_reads_late_from_a_lease_that_has_ended_never_gets_wrong_kv(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("baton.kv_transfer.transport.control.servicer.LAST_READS_S", 0.0)
+    changes = {
+        "chaos": {"enabled": True},
+        "transfer.transport": "shm",
+        "transfer.max_held_fraction": 1.0,
+        "transfer.max_leased_fraction": 1.0,
+    }
+    small = partial(echo_engine, num_blocks=60, prefill_chunk=16)  # what is freed is soon reused
+    async with running_fleet(make_engine=small, changes=changes) as fleet:
+        sender, receiver = (fleet.replicas[ReplicaId(name)] for name in ("prefill-1", "decode-2"))
+        assert sender.chaos is not None and receiver.chaos is not None
+        sender.chaos.set((ChaosRule(at="transfer.lease", fault=Fault.EXPIRE, rate=0.3),), 0)
+        late = ChaosRule(at="transfer.piece", fault=Fault.DELAY, rate=0.3, delay_s=0.03)
+        receiver.chaos.set((late,), 0)
+
+        prompts = [[*PROMPT[n : n + 50], *range(3, n + 3)] for n in range(12)]
+        answers: list[Answer] = []
+        for one, other in zip(prompts[::2], prompts[1::2], strict=True):
+            answers += await asyncio.gather(fleet.ask(one), fleet.ask(other))
+
+        sender.chaos.set((), 0)
+        receiver.chaos.set((), 0)
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert answer.tokens == echo_output(prompt, 12, VOCAB_SIZE)
+        assert sender.chaos.strikes["transfer.lease", Fault.EXPIRE] > 0
+        await fleet.assert_nothing_is_held()
