@@ -131,6 +131,15 @@ class CachePoint:
     ttl_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Parking:
+    """By what a stream is found again when its gateway is gone."""
+
+    stream_id: str
+    order: bytes
+    """Gateways' own: what it takes to write the stream anew."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """Gateway -> D: continue `prompt + output`.
@@ -162,7 +171,21 @@ class GenerateRequest:
     """The request runs on `source` at this moment, and is to leave it."""
     traceparent: str = ""
     """The span of the attempt; empty: nobody collects any."""
+    parking: Parking | None = None
+    """Set: D remembers for a moment what became of it, for another gateway."""
     time_left_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedStream:
+    """D -> another gateway: as far as a stream had come."""
+
+    request: GenerateRequest
+    """With all output so far."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of that output, if any were asked for."""
+    finish_reason: FinishReason | None = None
+    """None: it was not at its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from baton.core.messages import (
+    FinishReason,
     GenerateRequest,
     PrefillDone,
     Receipt,
     ReplicaAddress,
+    TokenLogprob,
     TokenUpdate,
 )
 from baton.core.tracing import NO_SPAN, Span, trace_id
@@ -29,6 +31,9 @@ class Generating:
     """Tokens per block of this replica's cache."""
     output: list[int] = field(default_factory=list)
     """Tokens of this attempt, in the order they were given to the session."""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Of `output`, if it is to be found again."""
+    finish_reason: FinishReason | None = None
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
     matcher: PendingMatcher | None = None
@@ -117,6 +122,9 @@ class Generating:
             self.first_token_at = now
         self.last_token_at = now
         self.output.extend(update.tokens)
+        self.finish_reason = update.finish_reason
+        if self.message.parking is not None:
+            self.logprobs.extend(update.logprobs)
         has_moved = self.transfer is not self.reported_transfer
         self.reported_transfer = self.transfer
         if not (is_first or has_moved or update.is_last):

@@ -13,13 +13,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from baton.core.errors import BatonError, DeadlineExceeded, Unavailable
+from baton.core.errors import BatonError, DeadlineExceeded, InvalidRequest, Unavailable
 from baton.core.ids import ReplicaId
-from baton.core.messages import GenerateRequest, PrefillDone, TokenUpdate
+from baton.core.messages import GenerateRequest, ParkedStream, PrefillDone, TokenUpdate
 from baton.core.tracing import Span
 from baton.decode_service.generating import Generating
 from baton.decode_service.intake import Intake
 from baton.decode_service.open_requests import OpenRequests
+from baton.decode_service.parked_streams import ParkedStreams
 from baton.decode_service.pulling import Pulling
 from baton.decode_service.remote_prefill import RemotePrefill
 from baton.decode_service.session import GatewaySession
@@ -45,6 +46,7 @@ class Lifecycle:
         self.idle = asyncio.Event()
         """Set while no request is open."""
         self.idle.set()
+        self.parked = ParkedStreams()
         self.ledger = core.ledger
         self._replica_id = replica_id
         self._core = core
@@ -134,11 +136,23 @@ class Lifecycle:
         generating.session.put(replace(failed(generating.message, error), receipt=receipt))
         self.end(generating, num_delivered=len(generating.output))
 
+    def take_stream(self, stream_id: str) -> ParkedStream | None:
+        """As far as it has come. If it runs here it ends, to go on at another gateway."""
+        for generating in self.open:
+            parking = generating.message.parking
+            if parking is not None and parking.stream_id == stream_id:
+                moved = InvalidRequest("the stream goes on at another gateway, which was asked")
+                generating.session.put(failed(generating.message, moved))
+                self.end(generating, num_delivered=len(generating.output))
+                break
+        return self.parked.get(stream_id, self._clock())
+
     def end(self, generating: Generating, num_delivered: int) -> None:
         """Forget the request and free what it holds, wherever it is."""
         if generating.is_over:
             return
         generating.is_over = True
+        self.parked.park(generating, self._clock())
         generating.end_span(self._clock(), self._replica_id)
         self.open.remove(generating)
         generating.session.num_open -= 1

@@ -17,6 +17,7 @@ from baton.proto.wire import (
     capacity_to_proto,
     demand_from_proto,
     generate_from_proto,
+    parked_to_proto,
     update_to_proto,
 )
 from baton.replica_core.gateway_stream import gateway_session
@@ -34,6 +35,16 @@ class DecodeGrpc(DecodeServicer):
         async with gateway_session(self._worker, request_iterator, context, self._read) as session:
             while (frame := await session.next_frame()) is not None:
                 yield _to_proto(frame)
+
+    async def TakeStream(
+        self,
+        request: pb.TakeStreamRequest,
+        context: grpc.aio.ServicerContext[pb.TakeStreamRequest, pb.ParkedStream],
+    ) -> pb.ParkedStream:
+        parked = self._worker.take_stream(request.stream_id)
+        if parked is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "nothing is known of that stream")
+        return parked_to_proto(parked)
 
     async def _read(self, session: GatewaySession, frames: AsyncIterator[pb.GatewayFrame]) -> None:
         async for frame in frames:

@@ -15,7 +15,14 @@ from dataclasses import replace
 
 from baton.core.errors import Cancelled, Unavailable
 from baton.core.ids import Epoch, ReplicaId, RequestId
-from baton.core.messages import Capacity, Demand, GenerateRequest, PullOffered, PullRequest
+from baton.core.messages import (
+    Capacity,
+    Demand,
+    GenerateRequest,
+    ParkedStream,
+    PullOffered,
+    PullRequest,
+)
 from baton.decode_service.departures import Departures
 from baton.decode_service.lifecycle import Lifecycle, failed
 from baton.decode_service.prefill_client import GrpcPrefillClient
@@ -38,7 +45,7 @@ class DecodeWorker:
         self.max_open = max_open
         self._reports = StepReports(lambda: self.core.thread.tell(self._receive_reports))
         hooks = RoleHooks(
-            on_tick=self._publish_capacity,
+            on_tick=self._on_tick,
             on_step=self._reports.put,
             on_failure=self._on_failure,
             before_commands=self._reports.flush,
@@ -164,6 +171,10 @@ class DecodeWorker:
         if generating is not None and generating.message.attempt == attempt:
             self.requests.end(generating, num_delivered)
 
+    def take_stream(self, stream_id: str) -> ParkedStream | None:
+        """See `Lifecycle.take_stream`."""
+        return self.requests.take_stream(stream_id)
+
     # What other replicas may ask.
 
     def pull(self, request: PullRequest) -> AsyncGenerator[PullOffered, None]:
@@ -187,6 +198,10 @@ class DecodeWorker:
         return {**self.core.metrics(), "requests_open": len(self.requests.open)}
 
     # On the event loop.
+
+    def _on_tick(self) -> None:
+        self.requests.parked.forget_old(self.core.engine.clock())
+        self._publish_capacity()
 
     def _receive_reports(self) -> None:
         for report in self._reports.take():

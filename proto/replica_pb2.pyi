@@ -406,6 +406,7 @@ class GenerateRequest(message.Message):
     SOURCE_FIELD_NUMBER: builtins.int
     IS_MOVING_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
+    PARKING_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     attempt: builtins.int
     salt: builtins.bytes
@@ -428,6 +429,8 @@ class GenerateRequest(message.Message):
     def cache_points(self) -> containers.RepeatedCompositeFieldContainer[CachePoint]: ...
     @builtins.property
     def source(self) -> ReplicaAddress: ...
+    @builtins.property
+    def parking(self) -> Parking: ...
     def __init__(
         self,
         *,
@@ -446,14 +449,85 @@ class GenerateRequest(message.Message):
         source: ReplicaAddress | None = ...,
         is_moving: builtins.bool = ...,
         traceparent: builtins.str = ...,
+        parking: Parking | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_time_left_ms", b"_time_left_ms", "sampling", b"sampling", "source", b"source", "time_left_ms", b"time_left_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_time_left_ms", b"_time_left_ms", "parking", b"parking", "sampling", b"sampling", "source", b"source", "time_left_ms", b"time_left_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_time_left_ms", b"_time_left_ms", "attempt", b"attempt", "cache_points", b"cache_points", "is_moving", b"is_moving", "output", b"output", "pooling", b"pooling", "prefill", b"prefill", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "source", b"source", "tenant", b"tenant", "time_left_ms", b"time_left_ms", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_time_left_ms", b"_time_left_ms", "attempt", b"attempt", "cache_points", b"cache_points", "is_moving", b"is_moving", "output", b"output", "parking", b"parking", "pooling", b"pooling", "prefill", b"prefill", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "source", b"source", "tenant", b"tenant", "time_left_ms", b"time_left_ms", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__time_left_ms: _TypeAlias = typing.Literal["time_left_ms"]  # noqa: Y015
     _WhichOneofArgType__time_left_ms: _TypeAlias = typing.Literal["_time_left_ms", b"_time_left_ms"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__time_left_ms) -> _WhichOneofReturnType__time_left_ms | None: ...
+
+@typing.final
+class Parking(message.Message):
+    """By what a stream is found again when its gateway is gone."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    STREAM_ID_FIELD_NUMBER: builtins.int
+    ORDER_FIELD_NUMBER: builtins.int
+    stream_id: builtins.str
+    order: builtins.bytes
+    """gateways' own: what it takes to write the stream anew"""
+    def __init__(
+        self,
+        *,
+        stream_id: builtins.str = ...,
+        order: builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["order", b"order", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class TakeStreamRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    STREAM_ID_FIELD_NUMBER: builtins.int
+    stream_id: builtins.str
+    def __init__(
+        self,
+        *,
+        stream_id: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ParkedStream(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: builtins.int
+    LOGPROBS_FIELD_NUMBER: builtins.int
+    FINISH_REASON_FIELD_NUMBER: builtins.int
+    finish_reason: FinishReason.ValueType
+    """unspecified: it was not at its end"""
+    @builtins.property
+    def request(self) -> GenerateRequest:
+        """with all output so far"""
+
+    @builtins.property
+    def logprobs(self) -> containers.RepeatedCompositeFieldContainer[TokenLogprob]:
+        """of that output; none if none were asked for"""
+
+    def __init__(
+        self,
+        *,
+        request: GenerateRequest | None = ...,
+        logprobs: abc.Iterable[TokenLogprob] | None = ...,
+        finish_reason: FinishReason.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class CachePoint(message.Message):

@@ -42,6 +42,11 @@ class DecodeStub:
                 request_serializer=baton_dot_proto_dot_replica__pb2.GatewayFrame.SerializeToString,
                 response_deserializer=baton_dot_proto_dot_replica__pb2.DecodeFrame.FromString,
                 _registered_method=True)
+        self.TakeStream = channel.unary_unary(
+                '/baton.replica.v1.Decode/TakeStream',
+                request_serializer=baton_dot_proto_dot_replica__pb2.TakeStreamRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_replica__pb2.ParkedStream.FromString,
+                _registered_method=True)
 
 
 class DecodeServicer:
@@ -56,6 +61,14 @@ class DecodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TakeStream(self, request, context):
+        """What is known of a stream whose generation runs here, or ended here a moment ago: it ends, to go
+        on at the gateway that asks. NOT_FOUND if nothing is. May be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DecodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -63,6 +76,11 @@ def add_DecodeServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=baton_dot_proto_dot_replica__pb2.GatewayFrame.FromString,
                     response_serializer=baton_dot_proto_dot_replica__pb2.DecodeFrame.SerializeToString,
+            ),
+            'TakeStream': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeStream,
+                    request_deserializer=baton_dot_proto_dot_replica__pb2.TakeStreamRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_replica__pb2.ParkedStream.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -95,6 +113,33 @@ class Decode:
             '/baton.replica.v1.Decode/Session',
             baton_dot_proto_dot_replica__pb2.GatewayFrame.SerializeToString,
             baton_dot_proto_dot_replica__pb2.DecodeFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.replica.v1.Decode/TakeStream',
+            baton_dot_proto_dot_replica__pb2.TakeStreamRequest.SerializeToString,
+            baton_dot_proto_dot_replica__pb2.ParkedStream.FromString,
             options,
             channel_credentials,
             insecure,

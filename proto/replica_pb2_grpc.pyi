@@ -41,6 +41,10 @@ class DecodeStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DecodeAsyncStub: ...
     Session: _grpc.StreamStreamMultiCallable[_replica_pb2.GatewayFrame, _replica_pb2.DecodeFrame]
+    TakeStream: _grpc.UnaryUnaryMultiCallable[_replica_pb2.TakeStreamRequest, _replica_pb2.ParkedStream]
+    """What is known of a stream whose generation runs here, or ended here a moment ago: it ends, to go
+    on at the gateway that asks. NOT_FOUND if nothing is. May be repeated.
+    """
 
 @_typing.type_check_only
 class DecodeAsyncStub(DecodeStub):
@@ -51,6 +55,10 @@ class DecodeAsyncStub(DecodeStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Session: _aio.StreamStreamMultiCallable[_replica_pb2.GatewayFrame, _replica_pb2.DecodeFrame]  # type: ignore[assignment]
+    TakeStream: _aio.UnaryUnaryMultiCallable[_replica_pb2.TakeStreamRequest, _replica_pb2.ParkedStream]  # type: ignore[assignment]
+    """What is known of a stream whose generation runs here, or ended here a moment ago: it ends, to go
+    on at the gateway that asks. NOT_FOUND if nothing is. May be repeated.
+    """
 
 class DecodeServicer(metaclass=_abc_1.ABCMeta):
     """One long-lived stream joins a gateway to a decode replica. It opens with Hello and Welcome; an
@@ -64,6 +72,16 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_replica_pb2.GatewayFrame],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_replica_pb2.DecodeFrame], _abc.AsyncIterator[_replica_pb2.DecodeFrame]]: ...
+
+    @_abc_1.abstractmethod
+    def TakeStream(
+        self,
+        request: _replica_pb2.TakeStreamRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replica_pb2.ParkedStream, _abc.Awaitable[_replica_pb2.ParkedStream]]:
+        """What is known of a stream whose generation runs here, or ended here a moment ago: it ends, to go
+        on at the gateway that asks. NOT_FOUND if nothing is. May be repeated.
+        """
 
 def add_DecodeServicer_to_server(servicer: DecodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

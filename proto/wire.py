@@ -25,6 +25,8 @@ from baton.core.messages import (
     Demand,
     FinishReason,
     GenerateRequest,
+    ParkedStream,
+    Parking,
     Pooling,
     PrefillDone,
     PrefillGranted,
@@ -145,6 +147,7 @@ def generate_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
         source=None if request.source is None else address_to_proto(request.source),
         is_moving=request.is_moving,
         traceparent=request.traceparent,
+        parking=_parking_to_proto(request.parking),
         time_left_ms=request.time_left_ms,
     )
 
@@ -165,7 +168,35 @@ def generate_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         source=address_from_proto(message.source) if message.HasField("source") else None,
         is_moving=message.is_moving,
         traceparent=message.traceparent,
+        parking=_parking_from_proto(message),
         time_left_ms=message.time_left_ms if message.HasField("time_left_ms") else None,
+    )
+
+
+def _parking_to_proto(parking: Parking | None) -> pb.Parking | None:
+    if parking is None:
+        return None
+    return pb.Parking(stream_id=parking.stream_id, order=parking.order)
+
+
+def _parking_from_proto(message: pb.GenerateRequest) -> Parking | None:
+    parking = message.parking
+    return Parking(parking.stream_id, parking.order) if message.HasField("parking") else None
+
+
+def parked_to_proto(parked: ParkedStream) -> pb.ParkedStream:
+    return pb.ParkedStream(
+        request=generate_to_proto(parked.request),
+        logprobs=map(logprob_to_proto, parked.logprobs),
+        finish_reason=_FINISH_TO_PROTO[parked.finish_reason],
+    )
+
+
+def parked_from_proto(message: pb.ParkedStream) -> ParkedStream:
+    return ParkedStream(
+        request=generate_from_proto(message.request),
+        logprobs=tuple(map(logprob_from_proto, message.logprobs)),
+        finish_reason=_FINISH_FROM_PROTO.get(message.finish_reason),
     )
 
 

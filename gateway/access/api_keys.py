@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from baton.core.errors import Forbidden, Unauthenticated
+from baton.core.messages import ParkedStream, Parking
 from baton.core.tracing import UNTRACED, TracedCall
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.access.key_entry import (
@@ -56,6 +57,10 @@ class Caller:
     """Of each of its requests."""
     call: TracedCall = UNTRACED
     """The call it makes, for the spans of what that begins."""
+    parking: Parking | None = None
+    """Its stream is to be found again when this gateway is gone."""
+    parked: ParkedStream | None = None
+    """The stream that it comes back for, if that began at another gateway."""
     is_background: bool = False
     """Nobody waits for its requests: they have the priority BACKGROUND, whatever they ask for."""
 

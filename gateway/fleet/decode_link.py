@@ -11,21 +11,27 @@ become empty, or falls silent, asks them to go on elsewhere.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import TypeGuard
 
+import grpc
 import grpc.aio
 
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import BatonError
 from baton.core.ids import Epoch, RequestId
-from baton.core.messages import GenerateRequest, ReplicaInfo, TokenUpdate
+from baton.core.messages import GenerateRequest, ParkedStream, ReplicaInfo, TokenUpdate
 from baton.gateway.fleet.replica_link import ReplicaLink
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.replica_pb2_grpc import DecodeStub
-from baton.proto.wire import generate_to_proto, update_from_proto
+from baton.proto.wire import generate_to_proto, parked_from_proto, update_from_proto
+
+log = logging.getLogger(__name__)
+
+TAKE_TIMEOUT_S = 2.0
 
 
 class ReplicaLost(BatonError):
@@ -122,6 +128,19 @@ class DecodeLink(ReplicaLink[pb.DecodeFrame]):
         self._await_attempts()
         self._outgoing.put_nowait(frame)
         return attempt
+
+    async def take_stream(self, stream_id: str) -> ParkedStream | None:
+        """None if the replica knows nothing of it, or cannot be asked."""
+        request = pb.TakeStreamRequest(stream_id=stream_id)
+        try:
+            found = await DecodeStub(self._channel).TakeStream(request, timeout=TAKE_TIMEOUT_S)
+            return parked_from_proto(found)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.NOT_FOUND:
+                log.warning("%s was not asked for a stream: %s", self.info.replica_id, error)
+        except BatonError as error:  # of a newer gateway, with what we do not know
+            log.warning("%s knows a stream that cannot be read: %s", self.info.replica_id, error)
+        return None
 
     def close_attempt(self, attempt: Attempt, num_delivered: int) -> None:
         if self._attempts.pop(attempt.key, None) is None:

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import DeadlineExceeded, Overloaded, Unavailable
 from baton.core.ids import Epoch, RequestId, new_epoch
-from baton.core.messages import GenerateRequest, Role
+from baton.core.messages import GenerateRequest, ParkedStream, Role
 from baton.core.metrics import Family, gauge
 from baton.gateway.access.api_keys import BACKGROUND
 from baton.gateway.fleet.admission import AdmissionQueue, Turn
@@ -30,10 +30,16 @@ from baton.gateway.fleet.fleet import Fleet, RegistryClient
 from baton.gateway.fleet.fleet_report import knowledge_families, leaks_report, status_report
 from baton.gateway.fleet.placed import Placed
 from baton.gateway.fleet.replica_link import ReplicaLink
+from baton.gateway.fleet.resumed_request import ResumedRequest
 from baton.gateway.fleet.running_request import RunningRequest, first_request
 from baton.gateway.fleet.seeking import Seeker, Seeking
 from baton.gateway.fleet.traffic import Traffic, TrafficReport, speeds_of
-from baton.gateway.requests.generation import DecodeRoom, Estimate, Generation
+from baton.gateway.requests.generation import (
+    DecodeRoom,
+    Estimate,
+    Generation,
+    RunningGeneration,
+)
 from baton.gateway.requests.prompt_progress import PromptProgress
 from baton.gateway.requests.readiness import Missing, Wanted, missing
 from baton.proto.channels import Channels
@@ -118,9 +124,18 @@ class ReplicaDispatcher:
             await asyncio.gather(looking, return_exceptions=True)
             await self.fleet.close()
 
-    async def start(self, generation: Generation) -> RunningRequest:
+    async def start(self, generation: Generation) -> RunningGeneration:
         """Return once the request has a place. Raises Overloaded, Unavailable, DeadlineExceeded."""
+        parked = generation.parked
+        if parked is None:
+            return await self._start(generation)
+        is_over = parked.finish_reason is not None
+        return ResumedRequest(parked, None if is_over else await self._start(generation))
 
+    async def take_stream(self, stream_id: str) -> ParkedStream | None:
+        return await self.fleet.links.take_stream(stream_id)
+
+    async def _start(self, generation: Generation) -> RunningRequest:
         prompt = PromptNames(generation.prompt, generation.salt)
         first_token = FirstToken(self._log.ttft_errors, self._clock)
         has_begun = False

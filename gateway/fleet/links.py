@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from baton.core.clock import Clock
 from baton.core.ids import Epoch
-from baton.core.messages import HEARTBEAT_S, ReplicaInfo, Role
+from baton.core.messages import HEARTBEAT_S, ParkedStream, ReplicaInfo, Role
 from baton.gateway.fleet.decode_link import DecodeLink
 from baton.gateway.fleet.demand import rounded
 from baton.gateway.fleet.fleet_report import KvKnowledge
@@ -104,6 +104,13 @@ class Links:
             link.demand.want(num_requests, 0)
         else:
             link.demand.want(0, num_prefill_tokens)
+
+    async def take_stream(self, stream_id: str) -> ParkedStream | None:
+        """As far as any decode replica knows of it. What runs of it anywhere ends."""
+        links = tuple(self.decode.values())
+        answers = await asyncio.gather(*(link.take_stream(stream_id) for link in links))
+        known = [parked for parked in answers if parked is not None]
+        return max(known, key=lambda parked: len(parked.request.output), default=None)
 
     async def inspect(self, timeout_s: float = 2.0) -> dict[Epoch, pb.InspectReply | Exception]:
         """Ask every replica for its books, all at once."""

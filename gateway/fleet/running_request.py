@@ -72,6 +72,7 @@ def first_request(generation: Generation) -> GenerateRequest:
         cache_points=generation.cache_points,
         priority=generation.priority,
         pooling=generation.pooling,
+        parking=generation.parking,
     )
 
 
@@ -97,7 +98,7 @@ class RunningRequest:
         limit = generation.time_left_s
         self._deadline = None if limit is None else clock() + limit
         self._alarm: asyncio.TimerHandle | None = None
-        self._output: list[int] = []
+        self._output = list(generation.known_output)
         self._accounts = Accounts(len(generation.prompt))
         self._placed: Placed | None = None
         self._num_failed = 0

@@ -7,19 +7,24 @@ EndStream. A stream that has sent nothing yet ends with its call: nobody knows i
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from baton.core.errors import StreamNotFound
+from baton.core.ids import new_request_id
+from baton.gateway.access.api_keys import Caller
 from baton.gateway.grpc.patience import Context, Patience
 from baton.gateway.resumable.keeper import StreamKeeper, StreamReading
-from baton.gateway.resumable.streams import owner_of
+from baton.gateway.resumable.parked_order import ParkedOrder, order_of
+from baton.gateway.resumable.streams import new_stream_id, owner_of
 from baton.proto import inference_pb2 as pb
 
 KINDS = (pb.GenerateResponse.__name__, pb.ChatResponse.__name__)
 
 R = TypeVar("R", pb.GenerateResponse, pb.ChatResponse)
+Q = TypeVar("Q", pb.GenerateRequest, pb.ChatRequest)
 
 
 class StreamWriter(Generic[R]):
@@ -37,17 +42,57 @@ class StreamWriter(Generic[R]):
             async for response in responses:
                 await self._patience.write(self._context, response)
 
-    async def write_resumable(self, responses: AsyncGenerator[R]) -> None:
-        """A stream that outlives its connection. Raises Overloaded if there is no room for it."""
-        owner = _owner(self._context)
-        reading = self._keeper.start(_encoded(responses), owner=owner, kind=self._kind.__name__)
-        await self._write_reading(reading)
+    async def write_resumable(
+        self, request: Q, caller: Caller, respond: Callable[[Q, Caller], AsyncGenerator[R]]
+    ) -> None:
+        """A stream that outlives its connection, and its gateway. Raises Overloaded if there is no
+        room for it."""
+        request.request_id = request.request_id or new_request_id()
+        owner, stream_id = _owner(self._context), new_stream_id()
+        order = ParkedOrder(
+            kind=self._kind.__name__,
+            owner=owner,
+            request_id=request.request_id,
+            created=0,
+            body=request.SerializeToString(),
+        )
+        caller = replace(caller, parking=order.parking(stream_id))
+        await self._write_from(0, stream_id, respond(request, caller))
 
-    async def write_rest(self, request: pb.ResumeRequest) -> None:
+    async def write_rest(
+        self,
+        request: pb.ResumeRequest,
+        kind: type[Q],
+        caller: Caller,
+        respond: Callable[[Q, Caller], AsyncGenerator[R]],
+    ) -> None:
         """Raises StreamNotFound, InvalidRequest, or what the stream failed with."""
         owner, kinds = _owner(self._context), (self._kind.__name__,)
-        reading = self._keeper.resume(
-            request.stream_id, owner=owner, kinds=kinds, last_sequence=request.last_sequence
+        stream_id, last_sequence = request.stream_id, request.last_sequence
+        try:
+            reading = self._keeper.resume(
+                stream_id, owner=owner, kinds=kinds, last_sequence=last_sequence
+            )
+        except StreamNotFound:
+            parked = await self._patience.gateway.dispatcher.take_stream(stream_id)
+            order = order_of(parked, owner=owner, kinds=kinds)
+            if order is None or parked is None:
+                raise
+            caller = replace(caller, parking=parked.request.parking, parked=parked)
+            begun_again = respond(kind.FromString(order.body), caller)
+            await self._write_from(last_sequence, stream_id, begun_again)
+        else:
+            await self._write_reading(reading)
+
+    async def _write_from(
+        self, last_sequence: int, stream_id: str, responses: AsyncGenerator[R]
+    ) -> None:
+        reading = self._keeper.start(
+            _encoded(responses),
+            owner=_owner(self._context),
+            kind=self._kind.__name__,
+            stream_id=stream_id,
+            last_sequence=last_sequence,
         )
         await self._write_reading(reading)
 

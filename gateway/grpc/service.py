@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 from baton.core.clock import monotonic
 from baton.core.tracing import UNTRACED, TracedCall
@@ -54,32 +55,34 @@ class InferenceService(InferenceServicer):
     async def Generate(self, given: Arriving[pb.GenerateRequest], context: Context) -> None:
         async with self._answering(context, "Generate") as caller:
             request = await given.read()
-            responses = generated(self._gateway, request, caller, context.time_remaining())
             writer = StreamWriter(context, self._patience, pb.GenerateResponse)
+            respond = partial(generated, self._gateway, time_left_s=context.time_remaining())
             if request.resumable:
-                await writer.write_resumable(responses)
+                await writer.write_resumable(request, caller, respond)
             else:
-                await writer.write_all(responses)
+                await writer.write_all(respond(request, caller))
 
     async def Chat(self, given: Arriving[pb.ChatRequest], context: Context) -> None:
         async with self._answering(context, "Chat") as caller:
             request = await given.read()
-            responses = chatted(self._gateway, request, caller, context.time_remaining())
             writer = StreamWriter(context, self._patience, pb.ChatResponse)
+            respond = partial(chatted, self._gateway, time_left_s=context.time_remaining())
             if request.resumable:
-                await writer.write_resumable(responses)
+                await writer.write_resumable(request, caller, respond)
             else:
-                await writer.write_all(responses)
+                await writer.write_all(respond(request, caller))
 
     async def ResumeGenerate(self, given: Arriving[pb.ResumeRequest], context: Context) -> None:
-        async with self._answering(context, "ResumeGenerate"):
+        async with self._answering(context, "ResumeGenerate") as caller:
             writer = StreamWriter(context, self._patience, pb.GenerateResponse)
-            await writer.write_rest(await given.read())
+            respond = partial(generated, self._gateway, time_left_s=context.time_remaining())
+            await writer.write_rest(await given.read(), pb.GenerateRequest, caller, respond)
 
     async def ResumeChat(self, given: Arriving[pb.ResumeRequest], context: Context) -> None:
-        async with self._answering(context, "ResumeChat"):
+        async with self._answering(context, "ResumeChat") as caller:
             writer = StreamWriter(context, self._patience, pb.ChatResponse)
-            await writer.write_rest(await given.read())
+            respond = partial(chatted, self._gateway, time_left_s=context.time_remaining())
+            await writer.write_rest(await given.read(), pb.ChatRequest, caller, respond)
 
     async def EndStream(
         self, given: Arriving[pb.EndStreamRequest], context: Context

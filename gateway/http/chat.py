@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import Any
 
@@ -43,7 +42,7 @@ class ChatApi:
         gateway = self._gateway
         body = await read_known(request, gateway.config, ChatBody)
         extras = answer_extras(request, body)
-        who = asker(request)
+        who = asker(request, is_resumable=bool(body.resumable))
         public_id = answered_id(body, who)
         order, plan = await chat_order(gateway, body, who)
         request.state.ignored_fields.extend(fields_without_effect(body, gateway.model))
@@ -51,7 +50,7 @@ class ChatApi:
         completion = gateway.complete(order)
         chunks = ChatFormat(
             id=f"chatcmpl-{public_id}",
-            created=int(time.time()),
+            created=who.created,
             model=gateway.model,
             body=body,
             plan=plan,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Set
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from starlette.requests import Request
 from baton.core.errors import InvalidRequest
 from baton.gateway.access.api_keys import Caller
 from baton.gateway.http.openai_writer import AnswerExtras
+from baton.gateway.http.resuming import resumption_if_any
 from baton.gateway.http.schemas import RequestBody, StreamOptions
 from baton.gateway.requests.request_ids import public_request_id
 from baton.gateway.requests.session_keys import session_key
@@ -28,6 +30,8 @@ class Asker:
     """The public one."""
     caller: Caller
     session_id: str | None
+    created: int
+    """Unix seconds: when it came, wherever that was."""
 
     def session(self, prompt_cache_key: str | None) -> str:
         """What it calls its conversation. Raises InvalidRequest."""
@@ -36,11 +40,19 @@ class Asker:
         )
 
 
-def asker(request: Request) -> Asker:
+def asker(request: Request, *, is_resumable: bool = False) -> Asker:
+    """`is_resumable`: its body wants the stream to be."""
+    caller, created = request.state.caller, int(time.time())
+    resumption = resumption_if_any(request.scope)
+    if resumption is not None:
+        created = resumption.created
+        if is_resumable or resumption.is_wanted:
+            caller = resumption.caller(caller, request.state.request_id)
     return Asker(
         request_id=request.state.request_id,
-        caller=request.state.caller,
+        caller=caller,
         session_id=request.headers.get(SESSION_HEADER),
+        created=created,
     )
 
 

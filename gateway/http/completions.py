@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -48,13 +47,13 @@ class CompletionsApi:
         gateway = self._gateway
         body = await read_known(request, gateway.config, CompletionBody)
         extras = answer_extras(request, body)
-        who = asker(request)
+        who = asker(request, is_resumable=bool(body.resumable))
         public_id = answered_id(body, who)
         order = await completion_order(gateway, body, who)
         completion = gateway.complete(order)
         chunks = CompletionFormat(
             id=f"cmpl-{public_id}",
-            created=int(time.time()),
+            created=who.created,
             model=gateway.model,
             body=body,
             prompts=order.prompts,

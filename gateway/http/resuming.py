@@ -5,30 +5,42 @@
     GET  /v1/streams, Last-Event-ID: ...:2      -> the same
     DELETE /v1/streams/<stream>                 -> 204; the generation is stopped
 
+A stream that this gateway does not hold is asked for among replicas (`resumable/parked_order.py`):
+its request then takes the same way again as the one that began it, up to the writing of events, and
+the client is sent those that it lacks.
+
 Who has received the last event gets 204, which tells an EventSource to stop coming back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from baton.core.errors import BatonError, Cancelled, InvalidRequest
-from baton.gateway.access.api_keys import shown_key
+from baton.core.errors import BatonError, Cancelled, InvalidRequest, StreamNotFound
+from baton.core.messages import ParkedStream
+from baton.gateway.access.api_keys import Caller, shown_key
 from baton.gateway.http import sse
 from baton.gateway.http.disconnect import while_connected
 from baton.gateway.http.errors import error_response
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.resumable.keeper import ErrorEvents, StreamKeeper, StreamReading
+from baton.gateway.resumable.parked_order import (
+    MAX_ORDER_BYTES,
+    ParkedOrder,
+    order_of,
+)
 from baton.gateway.resumable.streams import (
     LAST_EVENT_ID,
     event_id,
+    new_stream_id,
     owner_of,
     parse_event_id,
 )
@@ -37,9 +49,12 @@ PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messag
 RESUMABLE_HEADER = "x-baton-resumable"
 FALSE_WORDS = ("", "0", "false")
 STATE_KEY = "resumption"
+STREAMS = "/v1/streams"
+KEPT_HEADERS = ("x-baton-receipt", "x-session-id")
+"""Headers that an answer depends on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Resumption:
     """What a resumable stream of this HTTP request would need."""
 
@@ -48,16 +63,58 @@ class Resumption:
     path: str
     is_wanted: bool
     """By header. A body may want it as well."""
+    stream_id: str = field(default_factory=new_stream_id)
+    created: int = field(default_factory=lambda: int(time.time()))
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytearray = field(default_factory=bytearray)
+    """As far as it has come, and a little more than may be parked."""
+    parked: ParkedStream | None = None
+    """Set: the stream began at another gateway."""
+    last_sequence: int = 0
+
+    def caller(self, caller: Caller, request_id: str) -> Caller:
+        """With what it takes to find the stream again."""
+        if self.parked is not None:
+            return replace(caller, parking=self.parked.request.parking, parked=self.parked)
+        order = ParkedOrder(
+            kind=self.path,
+            owner=self.owner,
+            request_id=request_id,
+            created=self.created,
+            headers=self.headers,
+            body=bytes(self.body),
+        )
+        return replace(caller, parking=order.parking(self.stream_id))
 
     def begin(self, events: AsyncGenerator[bytes], error_events: ErrorEvents) -> StreamReading:
         """Raises Overloaded."""
         return self.keeper.start(
-            events, owner=self.owner, kind=self.path, error_events=error_events
+            events,
+            owner=self.owner,
+            kind=self.path,
+            error_events=error_events,
+            stream_id=self.stream_id,
+            last_sequence=self.last_sequence,
         )
+
+    def noting_body(self, receive: Receive) -> Receive:
+        async def noted() -> Message:
+            message = await receive()
+            if message["type"] == "http.request" and len(self.body) <= MAX_ORDER_BYTES:
+                self.body += message.get("body", b"")
+            return message
+
+        return noted
 
 
 def resumption_of(scope: Scope) -> Resumption:
     resumption: Resumption = scope["state"][STATE_KEY]
+    return resumption
+
+
+def resumption_if_any(scope: Scope) -> Resumption | None:
+    """None where no stream begins."""
+    resumption: Resumption | None = scope.get("state", {}).get(STATE_KEY)
     return resumption
 
 
@@ -69,25 +126,101 @@ class ResumableRequests:
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] not in PATHS:
+        is_stream = scope["type"] == "http" and scope["path"] in (*PATHS, STREAMS)
+        if not is_stream:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
         last_event_id = headers.get(LAST_EVENT_ID)
-        if scope["method"] == "POST" and last_event_id:
+        if last_event_id:
+            paths = PATHS if scope["path"] == STREAMS else (scope["path"],)
             try:
-                response = _rest(self._gateway, headers, last_event_id, paths=(scope["path"],))
-                await response(scope, receive, send)
+                await self._resume(last_event_id, paths, scope, receive, send)
             except BatonError as error:
                 await error_response(error, scope["path"])(scope, receive, send)
             return
-        scope.setdefault("state", {})[STATE_KEY] = Resumption(
+        if scope["path"] == STREAMS:
+            await self._app(scope, receive, send)
+            return
+        resumption = Resumption(
             keeper=self._gateway.keeper,
             owner=owner_of(shown_key(headers)),
             path=scope["path"],
             is_wanted=headers.get(RESUMABLE_HEADER, "").lower() not in FALSE_WORDS,
+            headers={name: headers[name] for name in KEPT_HEADERS if name in headers},
         )
-        await self._app(scope, receive, send)
+        scope.setdefault("state", {})[STATE_KEY] = resumption
+        await self._app(scope, resumption.noting_body(receive), send)
+
+    async def _resume(
+        self,
+        last_event_id: str,
+        paths: tuple[str, ...],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Raises StreamNotFound or InvalidRequest."""
+        headers = Headers(scope=scope)
+        try:
+            response = _rest(self._gateway, headers, last_event_id, paths=paths)
+        except StreamNotFound:
+            stream_id, last_sequence = parse_event_id(last_event_id)
+            owner = owner_of(shown_key(headers))
+            parked = await self._gateway.dispatcher.take_stream(stream_id)
+            order = order_of(parked, owner=owner, kinds=paths)
+            if order is None:
+                raise
+            resumption = Resumption(
+                keeper=self._gateway.keeper,
+                owner=owner,
+                path=order.kind,
+                is_wanted=True,
+                stream_id=stream_id,
+                created=order.created,
+                parked=parked,
+                last_sequence=last_sequence,
+            )
+            begun_again = _scope_of(scope, order, resumption)
+            await self._app(begun_again, _receive_of(order, receive), send)
+        else:
+            await response(scope, receive, send)
+
+
+def _scope_of(scope: Scope, order: ParkedOrder, resumption: Resumption) -> Scope:
+    """The request that began the stream, asked by who comes back for it."""
+    headers = {
+        **dict(Headers(scope=scope).items()),
+        **order.headers,
+        "content-type": "application/json",
+        "content-length": str(len(order.body)),
+    }
+    del headers[LAST_EVENT_ID.lower()]
+    state = {**scope.get("state", {}), "request_id": order.request_id, STATE_KEY: resumption}
+    return {
+        **scope,
+        "method": "POST",
+        "path": order.kind,
+        "raw_path": order.kind.encode(),
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "state": state,
+    }
+
+
+def _receive_of(order: ParkedOrder, receive: Receive) -> Receive:
+    """The body of the order; then what the client does, its own body aside."""
+    is_read = False
+
+    async def received() -> Message:
+        nonlocal is_read
+        if not is_read:
+            is_read = True
+            return {"type": "http.request", "body": order.body, "more_body": False}
+        while (message := await receive())["type"] == "http.request":
+            pass
+        return message
+
+    return received
 
 
 class StreamsApi:
@@ -95,13 +228,11 @@ class StreamsApi:
         self._gateway = gateway
 
     async def resume(self, request: Request) -> ASGIApp:
-        last_event_id = request.headers.get(LAST_EVENT_ID)
-        if not last_event_id:
-            raise InvalidRequest(
-                f"{LAST_EVENT_ID} is missing: send the id of the last event you have received",
-                field=LAST_EVENT_ID,
-            )
-        return _rest(self._gateway, request.headers, last_event_id, paths=PATHS)
+        """With the header, `ResumableRequests` has answered."""
+        raise InvalidRequest(
+            f"{LAST_EVENT_ID} is missing: send the id of the last event you have received",
+            field=LAST_EVENT_ID,
+        )
 
     async def end(self, request: Request) -> Response:
         owner = owner_of(shown_key(request.headers))

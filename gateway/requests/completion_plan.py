@@ -95,6 +95,7 @@ def _choices(
         max_wait_s=patience.max_wait_s,
         call=order.caller.call,
     )
+    first = _as_parked(first, order)
     yield first
     # The prompt's logprobs are the same for all choices, and cost a computation of all of it.
     sampling = replace(sampling, num_prompt_logprobs=None)
@@ -102,6 +103,21 @@ def _choices(
         sampling = replace(sampling, choice=sampling.choice + 1)
         request_id = unique_request_id(order.request_id)
         yield replace(first, request_id=request_id, sampling=sampling, near=first.request_id)
+
+
+def _as_parked(first: Generation, order: CompletionOrder) -> Generation:
+    """With what it takes to go on elsewhere, or from elsewhere. Only of what one generation alone
+    decides can a stream be written anew, event by event."""
+    parked = order.caller.parked
+    if parked is not None:  # as it was resolved there, the seed included
+        request = parked.request
+        first = replace(first, prompt=request.prompt, sampling=request.sampling, parked=parked)
+    is_alone = len(order.prompts) == 1 and (order.options.n or 1) == 1
+    is_told_more = order.returns_progress or first.sampling.num_prompt_logprobs is not None
+    is_ranked = (order.options.best_of or 1) > 1
+    if not is_alone or is_told_more or is_ranked:
+        return first
+    return replace(first, parking=order.caller.parking)
 
 
 def _drawn_options(

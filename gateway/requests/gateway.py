@@ -145,7 +145,8 @@ class Gateway:
         Raises InvalidRequest, naming the field as the caller did, and RateLimited.
         """
         completion = self.prepare(order)
-        self.admit(order.caller, sum(len(one.tokens) for one in order.prompts))
+        if order.caller.parked is None:  # it was counted where it began
+            self.admit(order.caller, sum(len(one.tokens) for one in order.prompts))
         return completion
 
     def admit(self, caller: Caller, num_prompt_tokens: int) -> None:

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from baton.core.ids import ReplicaId, RequestId
-from baton.core.messages import CachePoint, Pooling, Receipt, SamplingParams, TokenUpdate
+from baton.core.messages import (
+    CachePoint,
+    ParkedStream,
+    Parking,
+    Pooling,
+    Receipt,
+    SamplingParams,
+    TokenUpdate,
+)
 from baton.core.metrics import Family
 from baton.core.tracing import UNTRACED, TracedCall
 from baton.gateway.requests.prompt_progress import PromptProgress
@@ -57,6 +65,15 @@ class Generation:
     """It would rather be refused than wait longer for a place."""
     call: TracedCall = UNTRACED
     """What its spans are within."""
+    parking: Parking | None = None
+    """Its stream may go on at another gateway, which writes it anew from its tokens."""
+    parked: ParkedStream | None = None
+    """Its stream began at another gateway, and had come so far."""
+
+    @property
+    def known_output(self) -> tuple[int, ...]:
+        """Tokens that were drawn before this gateway had it."""
+        return () if self.parked is None else self.parked.request.output
 
 
 class RunningGeneration(Protocol):
@@ -128,6 +145,9 @@ class Dispatcher(Protocol):
 
     async def start(self, generation: Generation) -> RunningGeneration:
         """Raises Overloaded at once, before any work is done."""
+
+    async def take_stream(self, stream_id: str) -> ParkedStream | None:
+        """What replicas know of a stream of another gateway; it ends where it runs."""
 
     @property
     def max_model_len(self) -> int:

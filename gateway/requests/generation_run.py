@@ -7,7 +7,8 @@ made -> entered: it has a place -> updates ... -> closed
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -52,6 +53,9 @@ class GenerationRun:
         self._updates: AsyncIterator[TokenUpdate] | None = None
         self._outcome = "cancelled"
         self.is_closed = False
+        self._num_known = len(generation.known_output)
+        """Tokens yet to come that were spent at another gateway."""
+        self._singles: deque[TokenUpdate] = deque()
 
     @property
     def receipt(self) -> Receipt:
@@ -81,11 +85,18 @@ class GenerationRun:
     async def next(self) -> TokenUpdate:
         """Raises StopAsyncIteration after the last."""
         assert self._updates is not None, "a run is entered before it is read"
+        if self._singles:
+            return self._singles.popleft()
         update = await anext(self._updates)
         if update.tokens:
             self._observe_tokens(len(update.tokens))
-            self._spend(len(update.tokens))
-        return update
+            num_new = len(update.tokens) - self._num_known
+            self._num_known = max(0, -num_new)
+            self._spend(max(0, num_new))
+        if self.generation.parking is None or len(update.tokens) <= 1:
+            return update
+        self._singles.extend(one_by_one(update))
+        return self._singles.popleft()
 
     async def close(self) -> None:
         """Stop the generation if it still runs. Safe to repeat."""
@@ -127,3 +138,24 @@ class GenerationRun:
             self._metrics.first_token_s.observe(now - self._made_at)
             self._span.first_token()
         self._updated_at = now
+
+
+def one_by_one(update: TokenUpdate) -> Iterator[TokenUpdate]:
+    """Each token alone, the end with the last: what is written of tokens that come alone does not
+    depend on how fast they came, so another gateway writes the same."""
+    *before, last = range(len(update.tokens))
+    for place in before:
+        yield replace(
+            update,
+            tokens=update.tokens[place : place + 1],
+            logprobs=update.logprobs[place : place + 1],
+            prompt_logprobs=update.prompt_logprobs if place == 0 else (),
+            finish_reason=None,
+            receipt=None,
+        )
+    yield replace(
+        update,
+        tokens=update.tokens[last:],
+        logprobs=update.logprobs[last:],
+        prompt_logprobs=(),
+    )

@@ -38,20 +38,24 @@ class StreamKeeper:
         owner: bytes,
         kind: str,
         error_events: ErrorEvents | None = None,
+        stream_id: str | None = None,
+        last_sequence: int = 0,
     ) -> StreamReading:
-        """Begin `events`, to be read from the first one. Raises Overloaded, with nothing begun.
+        """Begin `events`, to be read behind event `last_sequence`: a stream that began at another
+        gateway is written anew from its first event. Raises Overloaded, with nothing begun.
 
         Errors before the first event are raised to its readers; later ones as well, unless there
         are `error_events` for them.
         """
         if self._is_closed:
             raise Unavailable("this gateway is stopping")
-        stream = self.streams.open(owner=owner, kind=kind, now=self._clock())
+        now = self._clock()
+        stream = self.streams.open(owner=owner, kind=kind, now=now, stream_id=stream_id)
         task = asyncio.create_task(self._run(stream, events, error_events))
         self._task_by_stream[stream] = task
         task.add_done_callback(partial(self._on_end, stream))
         self._arm()
-        return StreamReading(self, stream, 0)
+        return StreamReading(self, stream, last_sequence)
 
     def resume(
         self, stream_id: str, *, owner: bytes, kinds: Container[str], last_sequence: int
@@ -175,7 +179,7 @@ class StreamReading:
     async def __anext__(self) -> tuple[int, bytes]:
         log = self.stream.log
         self._reader.last_sequence = self._given
-        while log.last_sequence == self._given:
+        while log.last_sequence <= self._given:
             if log.failure is not None:
                 raise log.failure
             if log.is_ended:

@@ -76,8 +76,12 @@ class ResumableStreams:
     def __iter__(self) -> Iterator[HeldStream]:
         return iter(self._stream_by_id.values())
 
-    def open(self, *, owner: bytes, kind: str, now: float) -> HeldStream:
-        """Raises Overloaded if there is no memory for another."""
+    def open(
+        self, *, owner: bytes, kind: str, now: float, stream_id: str | None = None
+    ) -> HeldStream:
+        """`stream_id`: of one that may have begun elsewhere. Raises Overloaded if there is no
+        memory for another.
+        """
         if not self._has_room_for(STREAM_COST_BYTES):
             expiry = self.next_expiry()
             raise Overloaded(
@@ -85,7 +89,7 @@ class ResumableStreams:
                 "ask again later, or for a stream that is not resumable",
                 retry_after_s=1.0 if expiry is None else max(1.0, expiry - now),
             )
-        stream = HeldStream(id=secrets.token_urlsafe(ID_BYTES), owner=owner, kind=kind)
+        stream = HeldStream(id=stream_id or new_stream_id(), owner=owner, kind=kind)
         stream.expires_at = now + self.window_s  # somebody reads it in a moment
         self._stream_by_id[stream.id] = stream
         self.num_bytes += stream.num_bytes
@@ -189,6 +193,10 @@ class ResumableStreams:
         before = stream.num_bytes
         stream.log.forget_through(min(reader.last_sequence for reader in stream.readers))
         self.num_bytes -= before - stream.num_bytes
+
+
+def new_stream_id() -> str:
+    return secrets.token_urlsafe(ID_BYTES)
 
 
 def owner_of(authorization: str | None) -> bytes:

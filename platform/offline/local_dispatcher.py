@@ -13,7 +13,7 @@ from typing import Any
 
 from baton.core.errors import InvalidRequest, Unavailable
 from baton.core.ids import RequestId, new_epoch
-from baton.core.messages import GenerateRequest, Receipt, ReplicaAddress, TokenUpdate
+from baton.core.messages import GenerateRequest, ParkedStream, Receipt, ReplicaAddress, TokenUpdate
 from baton.core.metrics import Family
 from baton.decode_service.worker import DecodeWorker
 from baton.gateway.requests.generation import DecodeRoom, Estimate, Generation
@@ -120,6 +120,9 @@ class LocalDispatcher:
 
     def missing(self, wanted: Wanted) -> tuple[Missing, ...]:
         return ()  # nobody is waited for
+
+    async def take_stream(self, stream_id: str) -> ParkedStream | None:
+        return None
 
     def is_ready(self) -> bool:
         return not self._delivering.done()

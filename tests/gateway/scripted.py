@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import DeadlineExceeded, InvalidRequest
 from baton.core.ids import ReplicaId
-from baton.core.messages import FinishReason, Receipt, TokenLogprob, TokenUpdate
+from baton.core.messages import FinishReason, ParkedStream, Receipt, TokenLogprob, TokenUpdate
 from baton.core.metrics import Family, gauge
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.requests.generation import DecodeRoom, Estimate, Generation
@@ -181,6 +181,9 @@ class ScriptedDispatcher:
         if script.start_error is not None:
             raise script.start_error
         return ScriptedGeneration(self, generation, script)
+
+    async def take_stream(self, stream_id: str) -> ParkedStream | None:
+        return None
 
     def is_ready(self) -> bool:
         return self.ready

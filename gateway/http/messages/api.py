@@ -54,7 +54,7 @@ class MessagesApi:
         shown = _thinking_shown(body)
         plan = await plan_chat(gateway, self._conversation(request, body))
         tell_format(request, plan, gateway.model)
-        who = asker(request)
+        who = asker(request, is_resumable=bool(body.resumable))
         room = gateway.max_model_len - len(plan.prompt.tokens)
         order = CompletionOrder(
             request_id=who.request_id,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -49,7 +48,7 @@ class ResponsesApi:
         refuse_unknown_ways(body)
         is_kept = self._is_kept(body, request.state.caller)
         options = _options(body)
-        who = asker(request)
+        who = asker(request, is_resumable=bool(body.resumable) and not is_kept)
         earlier = await self._earlier(body, who.caller.owner)
         plan = await plan_chat(gateway, conversation_of(body, gateway.model, earlier))
         tell_format(request, plan, gateway.model)
@@ -71,7 +70,7 @@ class ResponsesApi:
         is_named_by_client = REQUEST_ID in request.headers
         base = new_request_id() if is_kept and is_named_by_client else who.request_id
         answer = begun_answer(
-            body, gateway.model, id=f"{ID_PREFIX}{base}", created=int(time.time()), is_kept=is_kept
+            body, gateway.model, id=f"{ID_PREFIX}{base}", created=who.created, is_kept=is_kept
         )
         writer = ResponsesWriter(completion, plan, answer, gateway.model.tokenizer)
 

@@ -1,0 +1,81 @@
+"""Streams whose gateway may be gone: what became of them, kept for a moment.
+
+    open here -----------> taken: it ends here, and goes on at the gateway that asked
+    its gateway is lost,
+    or took it back  ----> parked: nothing runs, its blocks are cached ones --> taken
+    it has finished  -----'                                                '--> forgotten
+
+Bounded in time, number and tokens: the oldest are forgotten first. A stream that is taken stays, so
+that it can be asked for twice. Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import replace
+
+from baton.core.messages import ParkedStream
+from baton.decode_service.generating import Generating
+
+PARKED_S = 15.0
+"""Longer than it takes a client to notice, to come back, and to be asked for once more."""
+MAX_PARKED = 4096
+MAX_PARKED_TOKENS = 4 << 20
+
+
+class ParkedStreams:
+    def __init__(self) -> None:
+        self._parked: OrderedDict[str, tuple[float, ParkedStream]] = OrderedDict()
+        """By stream id, with when it was parked; oldest first."""
+        self._num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def park(self, generating: Generating, now: float) -> None:
+        """It is over here. Nothing happens to one that is not to be found again."""
+        parking, parked = generating.message.parking, as_parked(generating)
+        if parking is None or parked is None:
+            return
+        self._forget(parking.stream_id)
+        self._parked[parking.stream_id] = now, parked
+        self._num_tokens += _size(parked)
+        self.forget_old(now)
+
+    def get(self, stream_id: str, now: float) -> ParkedStream | None:
+        self.forget_old(now)
+        found = self._parked.get(stream_id)
+        return None if found is None else found[1]
+
+    def forget_old(self, now: float) -> None:
+        """Also called now and then: what nobody asks for must go as well."""
+        while self._parked:
+            stream_id, (parked_at, _) = next(iter(self._parked.items()))
+            is_too_much = len(self._parked) > MAX_PARKED or self._num_tokens > MAX_PARKED_TOKENS
+            if now < parked_at + PARKED_S and not is_too_much:
+                return
+            self._forget(stream_id)
+
+    def _forget(self, stream_id: str) -> None:
+        found = self._parked.pop(stream_id, None)
+        if found is not None:
+            self._num_tokens -= _size(found[1])
+
+
+def as_parked(generating: Generating) -> ParkedStream | None:
+    """As far as it has come; None for one that failed, moved away, or lacks what was asked for."""
+    message = generating.message
+    num_wanted = len(generating.output) if message.sampling.num_logprobs is not None else 0
+    lacks_logprobs = len(generating.logprobs) != num_wanted or (num_wanted and message.output)
+    if message.parking is None or generating.error or generating.has_left or lacks_logprobs:
+        return None
+    output = (*message.output, *generating.output)
+    return ParkedStream(
+        request=replace(message, output=output),
+        logprobs=tuple(generating.logprobs),
+        finish_reason=generating.finish_reason,
+    )
+
+
+def _size(parked: ParkedStream) -> int:
+    return len(parked.request.prompt) + len(parked.request.output)
