@@ -186,6 +186,8 @@ class ParkedStream:
     """Of that output, if any were asked for."""
     finish_reason: FinishReason | None = None
     """None: it was not at its end."""
+    receipt: Receipt = field(default_factory=lambda: Receipt())
+    """Of this replica's part in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

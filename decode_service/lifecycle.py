@@ -152,7 +152,7 @@ class Lifecycle:
         if generating.is_over:
             return
         generating.is_over = True
-        self.parked.park(generating, self._clock())
+        self.parked.park(generating, self._replica_id, self._clock())
         generating.end_span(self._clock(), self._replica_id)
         self.open.remove(generating)
         generating.session.num_open -= 1

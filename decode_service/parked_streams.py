@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import replace
 
+from baton.core.ids import ReplicaId
 from baton.core.messages import ParkedStream
 from baton.decode_service.generating import Generating
 
@@ -32,9 +33,9 @@ class ParkedStreams:
     def __len__(self) -> int:
         return len(self._parked)
 
-    def park(self, generating: Generating, now: float) -> None:
+    def park(self, generating: Generating, replica_id: ReplicaId, now: float) -> None:
         """It is over here. Nothing happens to one that is not to be found again."""
-        parking, parked = generating.message.parking, as_parked(generating)
+        parking, parked = generating.message.parking, as_parked(generating, replica_id)
         if parking is None or parked is None:
             return
         self._forget(parking.stream_id)
@@ -62,7 +63,7 @@ class ParkedStreams:
             self._num_tokens -= _size(found[1])
 
 
-def as_parked(generating: Generating) -> ParkedStream | None:
+def as_parked(generating: Generating, replica_id: ReplicaId) -> ParkedStream | None:
     """As far as it has come; None for one that failed, moved away, or lacks what was asked for."""
     message = generating.message
     num_wanted = len(generating.output) if message.sampling.num_logprobs is not None else 0
@@ -74,6 +75,7 @@ def as_parked(generating: Generating) -> ParkedStream | None:
         request=replace(message, output=output),
         logprobs=tuple(generating.logprobs),
         finish_reason=generating.finish_reason,
+        receipt=generating.receipt(replica_id),
     )
 
 

@@ -506,6 +506,7 @@ class ParkedStream(message.Message):
     REQUEST_FIELD_NUMBER: builtins.int
     LOGPROBS_FIELD_NUMBER: builtins.int
     FINISH_REASON_FIELD_NUMBER: builtins.int
+    RECEIPT_FIELD_NUMBER: builtins.int
     finish_reason: FinishReason.ValueType
     """unspecified: it was not at its end"""
     @builtins.property
@@ -516,16 +517,19 @@ class ParkedStream(message.Message):
     def logprobs(self) -> containers.RepeatedCompositeFieldContainer[TokenLogprob]:
         """of that output; none if none were asked for"""
 
+    @builtins.property
+    def receipt(self) -> Receipt: ...
     def __init__(
         self,
         *,
         request: GenerateRequest | None = ...,
         logprobs: abc.Iterable[TokenLogprob] | None = ...,
         finish_reason: FinishReason.ValueType = ...,
+        receipt: Receipt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["receipt", b"receipt", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "receipt", b"receipt", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

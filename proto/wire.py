@@ -189,6 +189,7 @@ def parked_to_proto(parked: ParkedStream) -> pb.ParkedStream:
         request=generate_to_proto(parked.request),
         logprobs=map(logprob_to_proto, parked.logprobs),
         finish_reason=_FINISH_TO_PROTO[parked.finish_reason],
+        receipt=receipt_to_proto(parked.receipt),
     )
 
 
@@ -197,6 +198,7 @@ def parked_from_proto(message: pb.ParkedStream) -> ParkedStream:
         request=generate_from_proto(message.request),
         logprobs=tuple(map(logprob_from_proto, message.logprobs)),
         finish_reason=_FINISH_FROM_PROTO.get(message.finish_reason),
+        receipt=receipt_from_proto(message.receipt),
     )
 
 

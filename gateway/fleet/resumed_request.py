@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from baton.core.messages import ParkedStream, Receipt, TokenUpdate
 from baton.gateway.fleet.running_request import RunningRequest
@@ -31,11 +32,20 @@ class ResumedRequest:
 
     @property
     def receipt(self) -> Receipt:
-        """Of what was computed for this gateway."""
-        if self._rest is not None:
-            return self._rest.receipt
-        known = self._parked.request
-        return Receipt(prompt_tokens=len(known.prompt), output_tokens=len(known.output))
+        """What was found of the prompt is what the replica found that began with it."""
+        before = self._parked.receipt
+        if self._rest is None:
+            return before
+        now = self._rest.receipt
+        note = f"went on at another gateway after {len(self._parked.request.output)} tokens"
+        return replace(
+            now,
+            cached_tokens=before.cached_tokens,
+            cache_write_tokens=before.cache_write_tokens,
+            computed_tokens=before.computed_tokens + now.computed_tokens,
+            output_tokens=before.output_tokens + now.output_tokens,
+            notes=(*before.notes, note, *now.notes),
+        )
 
     async def stop(self, num_delivered: int) -> None:
         if self._rest is not None:

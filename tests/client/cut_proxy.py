@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager, suppress
 
 class CutProxy:
     def __init__(self, port: int) -> None:
-        self._port = port
+        self.port = port
+        """Where connections go that are made from now on."""
         self._writers: list[asyncio.StreamWriter] = []
         self.num_connections = 0
         self.target = ""
@@ -22,7 +23,7 @@ class CutProxy:
 
     async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
-        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.port)
         self._writers += [writer, up_writer]
         await asyncio.gather(_pump(reader, up_writer), _pump(up_reader, writer))
 

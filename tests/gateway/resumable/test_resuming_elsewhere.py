@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
+from tests.client.both_clients import client_of
+from tests.client.cut_proxy import cut_proxy
 from tests.gateway.resumable.test_resumable_fleet import engine_for_text, gateway_over, num_sampled
 from tests.in_process_fleet import Fleet, running_fleet
 
+from baton.core.messages import Role
+from baton.engine.engine import Engine
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.server import GatewayServer
 from baton.platform.security.connections import load_security
@@ -20,7 +26,24 @@ from baton.router.policies.cost import Cost
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
-NUM_TOKENS = 40
+OTHERS = (COMPLETIONS, RESPONSES, MESSAGES)
+NUM_TOKENS = 24
+NAMES = re.compile(
+    r'"(id|item_id|created|created_at|completed_at|call_id|response_id)":("[^"]*"|[0-9.]+),?'
+)
+
+
+def slow_engine_for_text(role: Role = Role.DECODE) -> Engine:
+    """Streams can be broken before they are computed to their end."""
+    engine = engine_for_text(role)
+    forward = engine.runner.forward
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        time.sleep(0.003)
+        return forward(*args, **options)
+
+    engine.runner.forward = slowly  # type: ignore[method-assign]
+    return engine
 
 
 @asynccontextmanager
@@ -43,7 +66,13 @@ async def second_gateway(fleet: Fleet) -> AsyncIterator[GatewayServer]:
 
 
 def body_for(path: str) -> dict[str, Any]:
-    sampling = {"temperature": 0.8, "ignore_eos": True, "stream": True, "resumable": True}
+    sampling = {
+        "temperature": 0.8,
+        "seed": 7,
+        "ignore_eos": True,
+        "stream": True,
+        "resumable": True,
+    }
     match path:
         case "/v1/responses":
             return {"input": "Hello", "max_output_tokens": NUM_TOKENS, **sampling}
@@ -71,17 +100,89 @@ async def first_events(client: httpx.AsyncClient, path: str, num_events: int) ->
     return events_in(text)[:num_events]
 
 
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES, MESSAGES])
-async def test_x(path: str) -> None:
+def last_id(events: list[str]) -> str:
+    return events[-1].partition("\n")[0].removeprefix("id: ")
+
+
+def shape_of(events: list[str]) -> list[str]:
+    """The data without ids and times, which differ from run to run."""
+    return [NAMES.sub("", event.partition("data: ")[2]) for event in events]
+
+
+@pytest.mark.parametrize(
+    "path", [CHAT, *(pytest.param(path, marks=pytest.mark.wide) for path in OTHERS)]
+)
+async def test_a_stream_whose_gateway_is_lost_goes_on_at_another_with_the_very_next_event(
+    path: str,
+) -> None:
+    async with (
+        running_fleet(make_engine=slow_engine_for_text) as fleet,
+        second_gateway(fleet) as other,
+        at(other) as elsewhere,
+    ):
+        await first_events(elsewhere, path, 1000)  # from now on the prompt is cached
+        whole = await first_events(elsewhere, path, 1000)
+        before = num_sampled(fleet)
+        async with gateway_over(fleet) as server, at(server) as client:
+            first = await first_events(client, path, len(whole) // 3)
+            await fleet.dispatcher.fleet.close()  # its streams break, as when it is killed
+            rest = await elsewhere.get("/v1/streams", headers={"last-event-id": last_id(first)})
+            again = await elsewhere.get("/v1/streams", headers={"last-event-id": last_id(first)})
+
+        events = first + events_in(rest.text)
+        assert shape_of(events) == shape_of(whole)
+        stream_id = last_id(first).partition(":")[0]
+        assert [last_id([event]) for event in events] == [
+            f"{stream_id}:{number + 1}" for number in range(len(whole))
+        ]
+        assert again.text == rest.text  # it is held there by now
+        assert num_sampled(fleet) - before < NUM_TOKENS + 4  # those of a step that was under way
+        await fleet.assert_nothing_is_held()
+
+
+async def test_only_the_same_key_on_the_same_path_finds_a_stream_elsewhere() -> None:
+    alice, bob = {"authorization": "Bearer alice"}, {"authorization": "Bearer bob"}
     async with (
         running_fleet(make_engine=engine_for_text) as fleet,
         second_gateway(fleet) as other,
         at(other) as elsewhere,
     ):
         async with gateway_over(fleet) as server, at(server) as client:
-            first = await first_events(client, path, 12)
-            last_id = first[-1].partition("\n")[0].removeprefix("id: ")
-            await fleet.dispatcher.fleet.close()  # its streams break: as when it is killed
-            rest = await elsewhere.get("/v1/streams", headers={"last-event-id": last_id})
-        print(first, rest.status_code, rest.text, num_sampled(fleet))
-        assert 0
+            client.headers.update(alice)
+            first = await first_events(client, COMPLETIONS, 3)
+        back = {"last-event-id": last_id(first)}
+        strangers = [
+            await elsewhere.get("/v1/streams", headers={**back, **bob}),
+            await elsewhere.get("/v1/streams", headers=back),
+            await elsewhere.post(CHAT, headers={**back, **alice}),
+            await elsewhere.get("/v1/streams", headers={**alice, "last-event-id": "none:1"}),
+        ]
+        own = await elsewhere.post(COMPLETIONS, headers={**back, **alice}, content=b"ignored")
+
+        assert [answer.status_code for answer in strangers] == [404] * 4
+        assert events_in(own.text)[-1].endswith("data: [DONE]")
+        assert len(first) + len(events_in(own.text)) == NUM_TOKENS + 1
+
+
+@pytest.mark.parametrize("kind", [pytest.param("sync", marks=pytest.mark.wide), "async"])
+async def test_the_sdk_goes_on_at_whatever_gateway_answers(kind: str) -> None:
+    options: dict[str, Any] = {"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+    async with (
+        running_fleet(make_engine=slow_engine_for_text) as fleet,
+        second_gateway(fleet) as other,
+        gateway_over(fleet) as server,
+        cut_proxy(server.grpc_port) as proxy,
+        client_of(kind, proxy.target) as client,
+    ):
+        whole = await client.generate("Hello world", **options)
+        texts: list[str] = []
+        async with client.stream("Hello world", **options) as stream:
+            async for delta in stream:
+                texts.append(delta.text)
+                if len(texts) == 9:
+                    proxy.port = other.grpc_port
+                    proxy.cut()  # the first gateway lives, and still holds the stream
+
+        assert "".join(texts) == whole.text
+        assert delta.usage.output_tokens == NUM_TOKENS
+        await fleet.assert_nothing_is_held(timeout_s=5)
