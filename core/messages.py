@@ -136,6 +136,8 @@ class Parking:
     """By what a stream is found again when its gateway is gone."""
 
     stream_id: str
+    owner: bytes
+    """Who alone may take it: nothing that lets anybody in."""
     order: bytes
     """Gateways' own: what it takes to write the stream anew."""
 

@@ -20,7 +20,7 @@ from baton.core.tracing import Span
 from baton.decode_service.generating import Generating
 from baton.decode_service.intake import Intake
 from baton.decode_service.open_requests import OpenRequests
-from baton.decode_service.parked_streams import ParkedStreams
+from baton.decode_service.parked_streams import ParkedStreams, is_of
 from baton.decode_service.pulling import Pulling
 from baton.decode_service.remote_prefill import RemotePrefill
 from baton.decode_service.session import GatewaySession
@@ -136,16 +136,15 @@ class Lifecycle:
         generating.session.put(replace(failed(generating.message, error), receipt=receipt))
         self.end(generating, num_delivered=len(generating.output))
 
-    def take_stream(self, stream_id: str) -> ParkedStream | None:
+    def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
         """As far as it has come. If it runs here it ends, to go on at another gateway."""
         for generating in self.open:
-            parking = generating.message.parking
-            if parking is not None and parking.stream_id == stream_id:
+            if is_of(generating.message, stream_id, owner):
                 moved = InvalidRequest("the stream goes on at another gateway, which was asked")
                 generating.session.put(failed(generating.message, moved))
                 self.end(generating, num_delivered=len(generating.output))
                 break
-        return self.parked.get(stream_id, self._clock())
+        return self.parked.get(stream_id, owner, self._clock())
 
     def end(self, generating: Generating, num_delivered: int) -> None:
         """Forget the request and free what it holds, wherever it is."""

@@ -11,11 +11,12 @@ that it can be asked for twice. Belongs to the event loop.
 
 from __future__ import annotations
 
+import hmac
 from collections import OrderedDict
 from dataclasses import replace
 
 from baton.core.ids import ReplicaId
-from baton.core.messages import ParkedStream
+from baton.core.messages import GenerateRequest, ParkedStream
 from baton.decode_service.generating import Generating
 
 PARKED_S = 15.0
@@ -43,10 +44,11 @@ class ParkedStreams:
         self._num_tokens += _size(parked)
         self.forget_old(now)
 
-    def get(self, stream_id: str, now: float) -> ParkedStream | None:
+    def get(self, stream_id: str, owner: bytes, now: float) -> ParkedStream | None:
+        """None also for somebody else's."""
         self.forget_old(now)
-        found = self._parked.get(stream_id)
-        return None if found is None else found[1]
+        _, found = self._parked.get(stream_id, (now, None))
+        return found if found is not None and is_of(found.request, stream_id, owner) else None
 
     def forget_old(self, now: float) -> None:
         """Also called now and then: what nobody asks for must go as well."""
@@ -61,6 +63,16 @@ class ParkedStreams:
         found = self._parked.pop(stream_id, None)
         if found is not None:
             self._num_tokens -= _size(found[1])
+
+
+def is_of(message: GenerateRequest, stream_id: str, owner: bytes) -> bool:
+    """Whether that is its stream, and theirs."""
+    parking = message.parking
+    return (
+        parking is not None
+        and parking.stream_id == stream_id
+        and hmac.compare_digest(parking.owner, owner)
+    )
 
 
 def as_parked(generating: Generating, replica_id: ReplicaId) -> ParkedStream | None:

@@ -41,7 +41,7 @@ class DecodeGrpc(DecodeServicer):
         request: pb.TakeStreamRequest,
         context: grpc.aio.ServicerContext[pb.TakeStreamRequest, pb.ParkedStream],
     ) -> pb.ParkedStream:
-        parked = self._worker.take_stream(request.stream_id)
+        parked = self._worker.take_stream(request.stream_id, request.owner)
         if parked is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "nothing is known of that stream")
         return parked_to_proto(parked)

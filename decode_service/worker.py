@@ -171,9 +171,9 @@ class DecodeWorker:
         if generating is not None and generating.message.attempt == attempt:
             self.requests.end(generating, num_delivered)
 
-    def take_stream(self, stream_id: str) -> ParkedStream | None:
+    def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
         """See `Lifecycle.take_stream`."""
-        return self.requests.take_stream(stream_id)
+        return self.requests.take_stream(stream_id, owner)
 
     # What other replicas may ask.
 

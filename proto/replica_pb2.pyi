@@ -466,19 +466,23 @@ class Parking(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     STREAM_ID_FIELD_NUMBER: builtins.int
+    OWNER_FIELD_NUMBER: builtins.int
     ORDER_FIELD_NUMBER: builtins.int
     stream_id: builtins.str
+    owner: builtins.bytes
+    """who alone may take it"""
     order: builtins.bytes
     """gateways' own: what it takes to write the stream anew"""
     def __init__(
         self,
         *,
         stream_id: builtins.str = ...,
+        owner: builtins.bytes = ...,
         order: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["order", b"order", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["order", b"order", "owner", b"owner", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -487,15 +491,18 @@ class TakeStreamRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     STREAM_ID_FIELD_NUMBER: builtins.int
+    OWNER_FIELD_NUMBER: builtins.int
     stream_id: builtins.str
+    owner: builtins.bytes
     def __init__(
         self,
         *,
         stream_id: builtins.str = ...,
+        owner: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["owner", b"owner", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -63,7 +63,7 @@ class DecodeServicer:
 
     def TakeStream(self, request, context):
         """What is known of a stream whose generation runs here, or ended here a moment ago: it ends, to go
-        on at the gateway that asks. NOT_FOUND if nothing is. May be repeated.
+        on at the gateway that asks. NOT_FOUND if nothing is, or it is another's. May be repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -43,7 +43,7 @@ class DecodeStub:
     Session: _grpc.StreamStreamMultiCallable[_replica_pb2.GatewayFrame, _replica_pb2.DecodeFrame]
     TakeStream: _grpc.UnaryUnaryMultiCallable[_replica_pb2.TakeStreamRequest, _replica_pb2.ParkedStream]
     """What is known of a stream whose generation runs here, or ended here a moment ago: it ends, to go
-    on at the gateway that asks. NOT_FOUND if nothing is. May be repeated.
+    on at the gateway that asks. NOT_FOUND if nothing is, or it is another's. May be repeated.
     """
 
 @_typing.type_check_only
@@ -57,7 +57,7 @@ class DecodeAsyncStub(DecodeStub):
     Session: _aio.StreamStreamMultiCallable[_replica_pb2.GatewayFrame, _replica_pb2.DecodeFrame]  # type: ignore[assignment]
     TakeStream: _aio.UnaryUnaryMultiCallable[_replica_pb2.TakeStreamRequest, _replica_pb2.ParkedStream]  # type: ignore[assignment]
     """What is known of a stream whose generation runs here, or ended here a moment ago: it ends, to go
-    on at the gateway that asks. NOT_FOUND if nothing is. May be repeated.
+    on at the gateway that asks. NOT_FOUND if nothing is, or it is another's. May be repeated.
     """
 
 class DecodeServicer(metaclass=_abc_1.ABCMeta):
@@ -80,7 +80,7 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_replica_pb2.ParkedStream, _abc.Awaitable[_replica_pb2.ParkedStream]]:
         """What is known of a stream whose generation runs here, or ended here a moment ago: it ends, to go
-        on at the gateway that asks. NOT_FOUND if nothing is. May be repeated.
+        on at the gateway that asks. NOT_FOUND if nothing is, or it is another's. May be repeated.
         """
 
 def add_DecodeServicer_to_server(servicer: DecodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

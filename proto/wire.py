@@ -176,12 +176,16 @@ def generate_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
 def _parking_to_proto(parking: Parking | None) -> pb.Parking | None:
     if parking is None:
         return None
-    return pb.Parking(stream_id=parking.stream_id, order=parking.order)
+    return pb.Parking(stream_id=parking.stream_id, owner=parking.owner, order=parking.order)
 
 
 def _parking_from_proto(message: pb.GenerateRequest) -> Parking | None:
     parking = message.parking
-    return Parking(parking.stream_id, parking.order) if message.HasField("parking") else None
+    return (
+        Parking(parking.stream_id, parking.owner, parking.order)
+        if message.HasField("parking")
+        else None
+    )
 
 
 def parked_to_proto(parked: ParkedStream) -> pb.ParkedStream:

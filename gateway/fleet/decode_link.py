@@ -129,9 +129,9 @@ class DecodeLink(ReplicaLink[pb.DecodeFrame]):
         self._outgoing.put_nowait(frame)
         return attempt
 
-    async def take_stream(self, stream_id: str) -> ParkedStream | None:
+    async def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
         """None if the replica knows nothing of it, or cannot be asked."""
-        request = pb.TakeStreamRequest(stream_id=stream_id)
+        request = pb.TakeStreamRequest(stream_id=stream_id, owner=owner)
         try:
             found = await DecodeStub(self._channel).TakeStream(request, timeout=TAKE_TIMEOUT_S)
             return parked_from_proto(found)

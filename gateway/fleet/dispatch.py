@@ -132,8 +132,8 @@ class ReplicaDispatcher:
         is_over = parked.finish_reason is not None
         return ResumedRequest(parked, None if is_over else await self._start(generation))
 
-    async def take_stream(self, stream_id: str) -> ParkedStream | None:
-        return await self.fleet.links.take_stream(stream_id)
+    async def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
+        return await self.fleet.links.take_stream(stream_id, owner)
 
     async def _start(self, generation: Generation) -> RunningRequest:
         prompt = PromptNames(generation.prompt, generation.salt)

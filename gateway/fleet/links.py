@@ -105,10 +105,10 @@ class Links:
         else:
             link.demand.want(0, num_prefill_tokens)
 
-    async def take_stream(self, stream_id: str) -> ParkedStream | None:
+    async def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
         """As far as any decode replica knows of it. What runs of it anywhere ends."""
         links = tuple(self.decode.values())
-        answers = await asyncio.gather(*(link.take_stream(stream_id) for link in links))
+        answers = await asyncio.gather(*(link.take_stream(stream_id, owner) for link in links))
         known = [parked for parked in answers if parked is not None]
         return max(known, key=lambda parked: len(parked.request.output), default=None)
 

@@ -51,12 +51,11 @@ class StreamWriter(Generic[R]):
         owner, stream_id = _owner(self._context), new_stream_id()
         order = ParkedOrder(
             kind=self._kind.__name__,
-            owner=owner,
             request_id=request.request_id,
             created=0,
             body=request.SerializeToString(),
         )
-        caller = replace(caller, parking=order.parking(stream_id))
+        caller = replace(caller, parking=order.parking(stream_id, owner))
         await self._write_from(0, stream_id, respond(request, caller))
 
     async def write_rest(
@@ -74,8 +73,8 @@ class StreamWriter(Generic[R]):
                 stream_id, owner=owner, kinds=kinds, last_sequence=last_sequence
             )
         except StreamNotFound:
-            parked = await self._patience.gateway.dispatcher.take_stream(stream_id)
-            order = order_of(parked, owner=owner, kinds=kinds)
+            parked = await self._patience.gateway.dispatcher.take_stream(stream_id, owner)
+            order = order_of(parked, kinds=kinds)
             if order is None or parked is None:
                 raise
             caller = replace(caller, parking=parked.request.parking, parked=parked)

@@ -78,13 +78,12 @@ class Resumption:
             return replace(caller, parking=self.parked.request.parking, parked=self.parked)
         order = ParkedOrder(
             kind=self.path,
-            owner=self.owner,
             request_id=request_id,
             created=self.created,
             headers=self.headers,
             body=bytes(self.body),
         )
-        return replace(caller, parking=order.parking(self.stream_id))
+        return replace(caller, parking=order.parking(self.stream_id, self.owner))
 
     def begin(self, events: AsyncGenerator[bytes], error_events: ErrorEvents) -> StreamReading:
         """Raises Overloaded."""
@@ -167,8 +166,8 @@ class ResumableRequests:
         except StreamNotFound:
             stream_id, last_sequence = parse_event_id(last_event_id)
             owner = owner_of(shown_key(headers))
-            parked = await self._gateway.dispatcher.take_stream(stream_id)
-            order = order_of(parked, owner=owner, kinds=paths)
+            parked = await self._gateway.dispatcher.take_stream(stream_id, owner)
+            order = order_of(parked, kinds=paths)
             if order is None:
                 raise
             resumption = Resumption(

@@ -146,7 +146,7 @@ class Dispatcher(Protocol):
     async def start(self, generation: Generation) -> RunningGeneration:
         """Raises Overloaded at once, before any work is done."""
 
-    async def take_stream(self, stream_id: str) -> ParkedStream | None:
+    async def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
         """What replicas know of a stream of another gateway; it ends where it runs."""
 
     @property

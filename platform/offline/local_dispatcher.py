@@ -121,7 +121,7 @@ class LocalDispatcher:
     def missing(self, wanted: Wanted) -> tuple[Missing, ...]:
         return ()  # nobody is waited for
 
-    async def take_stream(self, stream_id: str) -> ParkedStream | None:
+    async def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
         return None
 
     def is_ready(self) -> bool:

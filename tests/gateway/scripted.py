@@ -182,7 +182,7 @@ class ScriptedDispatcher:
             raise script.start_error
         return ScriptedGeneration(self, generation, script)
 
-    async def take_stream(self, stream_id: str) -> ParkedStream | None:
+    async def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
         return None
 
     def is_ready(self) -> bool:

@@ -31,7 +31,7 @@ def generated(stream_id: str, tokens: tuple[int, ...] = (7, 8), **fields: Any) -
         request_id=RequestId(f"r-{stream_id}"),
         attempt=1,
         prompt=(1, 2, 3),
-        parking=Parking(stream_id, b"order") if stream_id else None,
+        parking=Parking(stream_id, b"alice", b"order") if stream_id else None,
         **fields,
     )
     generating = Generating(message, GatewaySession(Epoch("g")), 0.0, 4)
@@ -54,13 +54,14 @@ def test_a_stream_is_found_as_it_stood_and_travels_whole() -> None:
     )
     parked.park(told, D, 0.0)
 
-    found = parked.get("a", PARKED_S / 2)
-    assert found is not None and found == parked.get("a", PARKED_S / 2)
+    found = parked.get("a", b"alice", PARKED_S / 2)
+    assert found is not None and found == parked.get("a", b"alice", PARKED_S / 2)
     assert (found.request.output, found.logprobs) == ((7,), (entry,))
     assert (found.finish_reason, found.request.sampling.seed) == (FinishReason.STOP, 5)
-    assert found.request.parking == Parking("a", b"order")
+    assert found.request.parking == Parking("a", b"alice", b"order")
+    assert parked.get("a", b"bob", PARKED_S / 2) is None
     assert parked_from_proto(parked_to_proto(found)) == found
-    assert parked.get("a", PARKED_S) is None
+    assert parked.get("a", b"alice", PARKED_S) is None
 
 
 @pytest.mark.parametrize("why", ["not wanted", "failed", "moved", "lacks logprobs"])
@@ -82,6 +83,10 @@ def test_the_oldest_are_forgotten_when_there_are_too_many(monkeypatch: pytest.Mo
         parked.park(generated(str(number)), D, float(number))
     parked.park(generated("2", (7, 8, 9)), D, 3.0)  # a later attempt of the same
 
-    assert [parked.get(str(number), 3.0) is None for number in range(3)] == [True, False, False]
-    found = parked.get("2", 3.0)
+    assert [parked.get(str(number), b"alice", 3.0) is None for number in range(3)] == [
+        True,
+        False,
+        False,
+    ]
+    found = parked.get("2", b"alice", 3.0)
     assert found is not None and found.request.output == (7, 8, 9)
