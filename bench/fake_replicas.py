@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 
+import grpc
+import grpc.aio
 from tests.partial_replica import PartialReplica
 
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
@@ -58,6 +60,11 @@ async def beats(draw: Random) -> AsyncIterator[int]:
 
 
 class FakeDecode(DecodeServicer):
+    async def TakeStream(
+        self, request: pb.TakeStreamRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ParkedStream:
+        await context.abort(grpc.StatusCode.NOT_FOUND, "nothing is remembered here")
+
     async def Session(
         self, request_iterator: AsyncIterator[pb.GatewayFrame], context: Any
     ) -> AsyncIterator[pb.DecodeFrame]:

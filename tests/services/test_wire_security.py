@@ -48,6 +48,14 @@ class Answering(PartialReplica, DecodeServicer):
         self.num_calls += 1
         return pb.InspectReply(replica_id="it")
 
+    async def TakeStream(
+        self,
+        request: pb.TakeStreamRequest,
+        context: grpc.aio.ServicerContext[pb.TakeStreamRequest, pb.ParkedStream],
+    ) -> pb.ParkedStream:
+        self.num_calls += 1
+        return pb.ParkedStream()
+
     async def Session(
         self,
         request_iterator: AsyncIterator[pb.GatewayFrame],

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -113,6 +114,11 @@ class ScriptedReplica(DecodeServicer, PartialReplica):
 
     async def stop(self) -> None:
         await self._server.stop(None)
+
+    async def TakeStream(
+        self, request: pb.TakeStreamRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ParkedStream:
+        await context.abort(grpc.StatusCode.NOT_FOUND, "nothing is remembered here")
 
     async def Session(
         self,
