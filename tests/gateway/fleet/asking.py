@@ -8,8 +8,7 @@ from baton.core.messages import (
     SamplingParams,
 )
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
-from baton.gateway.fleet.running_request import RunningRequest
-from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.generation import Generation, RunningGeneration
 
 PROMPT = (5, 6, 7)
 
@@ -24,7 +23,7 @@ def generation(name: str = "r", *, time_left_s: float | None = 60.0) -> Generati
     )
 
 
-async def tokens_of(running: RunningRequest) -> list[int]:
+async def tokens_of(running: RunningGeneration) -> list[int]:
     return [token async for one in running for token in one.tokens]
 
 

@@ -27,8 +27,7 @@ from baton.core.messages import (
     TokenUpdate,
 )
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
-from baton.gateway.fleet.running_request import RunningRequest
-from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.generation import Generation, RunningGeneration
 from baton.router.prompt_names import PromptNames
 
 PROMPT = (1, 2, 3, 4, 5)
@@ -55,7 +54,7 @@ def fails(request: GenerateRequest) -> list[Step]:
 class Reader:
     """A client: what it got, and how it ended."""
 
-    def __init__(self, running: RunningRequest) -> None:
+    def __init__(self, running: RunningGeneration) -> None:
         self.running = running
         self.tokens: list[int] = []
         self.error: BatonError | None = None
