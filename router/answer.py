@@ -43,10 +43,17 @@ class Options:
     def ranked(self, prompt: Prompt, first: int) -> list[int]:
         """The place of the one that was chosen, then the cheapest: as many as are told of."""
         total = self.costs.total
-        order = total.argsort(kind="stable")[: MAX_TOLD + 1]
-        if len(set(total[order].tolist())) < len(order):  # of equals, who is drawn
-            order = np.lexsort((self.candidates.drawn_by(prompt.draw), total))[: MAX_TOLD + 1]
-        others = [place for place in order.tolist() if place != first]
+        if len(total) > MAX_TOLD:
+            least = total.argpartition(MAX_TOLD)[: MAX_TOLD + 1]
+            order = least[total.take(least).argsort()]
+        else:
+            order = total.argsort()
+        found = total.take(order).tolist()
+        if len(set(found)) < len(found):  # of equals, who is drawn
+            order = (~(total > found[-1])).nonzero()[0]
+            draws = self.candidates.drawn_by(prompt.draw).take(order)
+            order = order[np.lexsort((draws, total.take(order)))]
+        others = [place for place in order[: MAX_TOLD + 1].tolist() if place != first]
         return [first, *others[: MAX_TOLD - 1]]
 
 
@@ -156,28 +163,31 @@ class Answers:
     ) -> Ranking:
         """Those at these places; the first has `source` to fetch from."""
         replicas, costs = options.replicas, options.costs
-        places = np.array(ranked)
-        rows = ranked if replicas.places is None else replicas.places[places].tolist()
-        every = [replicas.pool.replicas[row] for row in rows]
+        places, every = np.array(ranked), replicas.pool.replicas
+        rows = ranked if replicas.places is None else replicas.places.take(places).tolist()
         wait_s, work_s = self._delays_s(asked, options, places)
-        num_held = options.held.tokens.take(places)
-        latency_s = [asked.view.rates.latency_s * (one.info.role is Role.PREFILL) for one in every]
+        num_held, fetch_s = options.held.tokens.take(places), 0.0
         if source is not None:  # it is fetched while it waits
-            fetch_s = _fetch_s(asked, source, every[0].info, int(num_held[0]))
+            first = every[rows[0]]
+            whole_s = _fetch_s(asked, source, first.info, int(num_held[0]))
+            fetch_s = max(whole_s - float(wait_s[0]), 0.0)
             num_held[0] = max(int(num_held[0]), source.num_tokens)
-            speed = every[0].candidate.speed
+            speed = first.candidate.speed
             work_s[0] = speed.prefill_s(asked.prompt.num_tokens, int(num_held[0]))
-            latency_s[0] += max(fetch_s - float(wait_s[0]), 0.0)
         return Ranking(
-            infos=[one.info for one in every],
+            known=[
+                (one.info, one.candidate.corrected_s, one.heard_at_s)
+                for one in map(every.__getitem__, rows)
+            ],
+            decided_s=asked.now,
             costs=costs.total.take(places),
             num_held=num_held,
             wait_s=wait_s,
             work_s=work_s,
-            latency_s=latency_s,
-            corrected_s=[one.candidate.corrected_s for one in every],
-            ages_s=[one.age_s(asked.now) for one in every],
-            terms={name: term.take(places) for name, term in costs.terms.items()},
+            latency_s=asked.view.rates.latency_s,
+            fetch_s=fetch_s,
+            names=costs.names,
+            terms=None if costs.terms is None else costs.terms.take(places, axis=1),
         )
 
     def _delays_s(
@@ -187,7 +197,7 @@ class Answers:
         before it, and what it has to compute of the prompt."""
         candidates, turns = options.candidates, self._policy.turns
         work_s = candidates.prefill_s(asked.prompt.num_tokens, options.held.tokens)
-        wait_s = options.costs.terms.get("wait_s")
+        wait_s = options.costs.term("wait_s")
         if wait_s is None:
             wait_s = candidates.busy_s(asked.now)
             if turns is not None and candidates.has_lines:

@@ -26,9 +26,17 @@ def works_s(
     """Seconds for prompts of `num_tokens`, by `Pace`: of one or many prompts, at one or many."""
     step_s, token_s, pair_s, max_chunk, tokens_per_s = pace
     num_new = num_tokens - np.minimum(num_cached, num_tokens - 1)
-    pairs_s = num_new * (num_tokens - 0.5 - 0.5 * num_new) * pair_s
-    work_s: Numbers = np.ceil(num_new / max_chunk) * step_s + num_new * token_s + pairs_s
-    return work_s + num_new / tokens_per_s
+    pairs_s = num_new * -0.5
+    pairs_s += num_tokens - 0.5
+    pairs_s *= num_new
+    pairs_s *= pair_s
+    work_s: Numbers = num_new / max_chunk
+    np.ceil(work_s, out=work_s)
+    work_s *= step_s
+    work_s += num_new * token_s
+    work_s += pairs_s
+    work_s += num_new / tokens_per_s
+    return work_s
 
 
 class Candidates:
@@ -132,8 +140,11 @@ class Candidates:
         """Seconds until it has computed what was sent there, as far as can be told."""
         asked, version = self._busy_s, self._columns.books_version
         if asked is None or asked[0] != now or asked[1] != version:
-            left_s = np.maximum(self._of(Column.NEXT_FREE_S) - now, 0.0) + self.overdue_s(now)
-            busy_s = np.maximum(left_s, self._of(Column.TOLD_UNTIL_S) - now)
+            next_free_s, ends_s, told_s = self._numbers[: Column.TOLD_UNTIL_S + 1] - now
+            busy_s = np.maximum(next_free_s, 0.0, out=next_free_s)
+            ends_s += LATE_S  # what is below zero now is what `overdue_s` tells
+            busy_s -= np.minimum(ends_s, 0.0, out=ends_s)
+            np.maximum(busy_s, told_s, out=busy_s)
             asked = self._busy_s = now, version, busy_s
         return asked[2]
 

@@ -11,31 +11,40 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from baton.core.messages import ReplicaInfo
+from baton.core.messages import ReplicaInfo, Role
 from baton.router.columns import Numbers
 from baton.router.decisions import Considered
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Ranking(Sequence[Considered]):
-    infos: Sequence[ReplicaInfo]
+    known: Sequence[tuple[ReplicaInfo, float, float | None]]
+    """Each one's `corrected_s`, and when its last word was said: what changes afterwards."""
+    decided_s: float
+    """By the clock of these."""
     costs: Numbers
     num_held: Numbers
     wait_s: Numbers
     work_s: Numbers
-    latency_s: Sequence[float]
-    corrected_s: Sequence[float]
-    ages_s: Sequence[float | None]
-    terms: dict[str, Numbers]
-    """By name, of each of them."""
+    latency_s: float
+    """Of what a prefill replica computes."""
+    fetch_s: float
+    """What fetching adds to the first one's."""
+    names: Sequence[str]
+    terms: Numbers | None
+    """[name, place]"""
 
     @property
     def first_token_s(self) -> float:
         """Predicted of the first of them, from the decision on."""
-        return float(self.wait_s[0]) + float(self.work_s[0]) + self.latency_s[0]
+        return float(self.wait_s[0]) + float(self.work_s[0]) + self._latency_s(0)
+
+    def _latency_s(self, place: int) -> float:
+        latency_s = self.latency_s * (self.known[place][0].role is Role.PREFILL)
+        return latency_s if place else latency_s + self.fetch_s
 
     def __len__(self) -> int:
-        return len(self.infos)
+        return len(self.known)
 
     @overload
     def __getitem__(self, place: int) -> Considered: ...
@@ -44,7 +53,9 @@ class Ranking(Sequence[Considered]):
     def __getitem__(self, place: int | slice) -> Considered | Sequence[Considered]:
         if isinstance(place, slice):
             return [self[each] for each in range(*place.indices(len(self)))]
-        info = self.infos[place]
+        place = range(len(self))[place]
+        info, corrected_s, heard_at_s = self.known[place]
+        terms = () if self.terms is None else self.terms[:, place].tolist()
         return Considered(
             replica_id=info.replica_id,
             epoch=info.epoch,
@@ -52,8 +63,8 @@ class Ranking(Sequence[Considered]):
             num_held_tokens=int(self.num_held[place]),
             wait_s=float(self.wait_s[place]),
             work_s=float(self.work_s[place]),
-            latency_s=self.latency_s[place],
-            corrected_s=self.corrected_s[place],
-            age_s=self.ages_s[place],
-            terms={name: float(term[place]) for name, term in self.terms.items()},
+            latency_s=self._latency_s(place),
+            corrected_s=corrected_s,
+            age_s=None if heard_at_s is None else self.decided_s - heard_at_s,
+            terms=dict(zip(self.names, terms, strict=True)),
         )

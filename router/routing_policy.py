@@ -11,8 +11,8 @@ sent at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -41,8 +41,17 @@ class Costs:
     """Of one prompt, by candidate; infinite where it must not go unless it may go nowhere else."""
 
     total: Numbers
-    terms: Mapping[str, Numbers] = field(default_factory=dict)
-    """What it is made of, by name; empty if it has no parts."""
+    names: Sequence[str] = ()
+    """Of what it is made of; none if it has no parts."""
+    terms: Numbers | None = None
+    """[name, candidate]"""
+
+    def term(self, name: str) -> Numbers | None:
+        """One of the parts; None if there is none of this name."""
+        if self.terms is None or name not in self.names:
+            return None
+        part: Numbers = self.terms[self.names.index(name)]
+        return part
 
 
 class RoutingPolicy(Protocol):

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -63,20 +62,9 @@ FEW_BEGUN = 4.0
 they are."""
 
 
-class Terms(NamedTuple):
-    """What each candidate costs one prompt, in seconds."""
-
-    wait_s: Numbers
-    work_s: Numbers
-    charged_s: Numbers
-    """Price, work and share multiplied."""
-    harm_s: Numbers
-    balance_s: Numbers
-    surplus_s: Numbers
-
-    @property
-    def total_s(self) -> Numbers:
-        return self.wait_s + self.charged_s + self.harm_s + self.balance_s + self.surplus_s
+TERMS = ("work_s", "wait_s", "charged_s", "harm_s", "balance_s", "surplus_s")
+"""The first is what others are made of; the rest add up to the cost. Price, work and share
+multiplied are what is charged."""
 
 
 class Cost:
@@ -93,45 +81,45 @@ class Cost:
         return self._turns if self._weights.is_late else None
 
     def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
-        terms = self.terms(prompt, candidates, held, now)
-        return Costs(terms.total_s, terms._asdict())
-
-    def terms(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Terms:
-        """The same, taken apart."""
-        work_s = candidates.prefill_s(prompt.num_tokens, held.tokens)
-        wait_s, num_harmed, in_line = candidates.busy_s(now), candidates.num_running, 0.0
+        """Their terms are rows of one matrix, which is written once."""
+        terms = np.empty((len(TERMS), len(candidates)))
+        work_s, wait_s, charged_s, harm_s, balance_s, surplus_s = terms
+        work_s[:] = candidates.prefill_s(prompt.num_tokens, held.tokens)
+        wait_s[:] = candidates.busy_s(now)
+        num_harmed, in_line = candidates.num_running, 0.0
         if candidates.has_lines:
             due_s = self._turns.dues_s(prompt, work_s, candidates.line_s)
             ahead_s, num_behind = candidates.ahead(due_s)
-            wait_s, num_harmed = wait_s + ahead_s, num_harmed + num_behind
+            wait_s += ahead_s
+            num_harmed = num_harmed + num_behind
             in_line = mean(candidates.num_waiting)
-        price = BASE_PRICE + self._weights.scarcity * in_line
+        np.multiply(work_s, BASE_PRICE + self._weights.scarcity * in_line, out=charged_s)
+        self._share_hot(charged_s, prompt, candidates, held, now)
+        np.multiply(num_harmed, work_s, out=harm_s)
+        mean_s = candidates.mean_recent_s(now)
         shares = candidates.recent_share()
-        balance_s = self._balance_unit_s(candidates, now) * (shares - 1.0)
-        surplus_s = self._surplus(candidates, shares, work_s, now) * work_s
+        np.subtract(shares, 1.0, out=balance_s)
+        balance_s *= self._balance_unit_s(candidates, now)
+        self._surplus(surplus_s, shares, work_s, mean_s, now)
         if in_line:
-            balance_s /= 1.0 + in_line
-            surplus_s /= 1.0 + in_line
-        return Terms(
-            wait_s=wait_s,
-            work_s=work_s,
-            charged_s=price * work_s * self._charged(prompt, candidates, held, now),
-            harm_s=num_harmed * work_s,
-            balance_s=balance_s,
-            surplus_s=surplus_s,
-        )
+            terms[-2:] /= 1.0 + in_line
+        return Costs(np.add.reduce(terms[1:]), TERMS, terms)
 
-    def _charged(
-        self, prompt: Prompt, candidates: Candidates, held: Held, now: float
-    ) -> Numbers | float:
-        """The share of the work that is this prompt's alone."""
-        sharers = len(candidates) if self._weights.shares_hot else 0
-        charge = self._heat.charge(prompt, sharers, now)
-        if charge.is_whole:
-            return 1.0
-        cached = np.minimum(held.tokens, prompt.num_tokens - 1)
-        share: Numbers = (charge.total - charge.before(cached)) / (prompt.num_tokens - cached)
-        return share
+    def _share_hot(
+        self,
+        charged_s: Numbers,
+        prompt: Prompt,
+        candidates: Candidates,
+        held: Held,
+        now: float,
+    ) -> None:
+        """Leave the share of the work that is this prompt's alone."""
+        if not self._weights.shares_hot:
+            return
+        charge = self._heat.charge(prompt, len(candidates), now)
+        if not charge.is_whole:
+            cached = np.minimum(held.tokens, prompt.num_tokens - 1)
+            charged_s *= (charge.total - charge.before(cached)) / (prompt.num_tokens - cached)
 
     def _balance_unit_s(self, candidates: Candidates, now: float) -> float:
         """What is charged to one that was sent twice the mean."""
@@ -139,16 +127,20 @@ class Cost:
         return self._weights.balance * self._turns.typical_s * is_telling
 
     def _surplus(
-        self, candidates: Candidates, shares: Numbers, work_s: Numbers, now: float
-    ) -> Numbers:
-        """What is charged besides for a second of work, where this much makes it too much."""
-        num_besides = self._begun(now) / len(candidates) - 1.0
+        self, surplus_s: Numbers, shares: Numbers, work_s: Numbers, mean_s: float, now: float
+    ) -> None:
+        """Write what is charged besides for the work, where this much makes it too much."""
+        num_besides = self._begun(now) / len(work_s) - 1.0
         is_telling = min(max(num_besides, 0.0) / FEW_BEGUN, 1.0)
-        mean_s = candidates.mean_recent_s(now)
         if not mean_s or not is_telling:
-            return np.zeros(len(candidates))
-        over = np.maximum(shares + work_s / (2.0 * mean_s) - 1.0, 0.0)
-        return self._weights.evenness * is_telling * over
+            surplus_s.fill(0.0)
+            return
+        np.divide(work_s, 2.0 * mean_s, out=surplus_s)
+        surplus_s += shares
+        surplus_s -= 1.0
+        np.maximum(surplus_s, 0.0, out=surplus_s)
+        surplus_s *= self._weights.evenness * is_telling
+        surplus_s *= work_s
 
     def placed(self, prompt: Prompt, candidate: Candidate) -> None:
         """Learn what is typical, and what conversations begin with."""

@@ -74,10 +74,11 @@ def test_the_default_costs_wait_and_work_before_it_has_learnt_anything() -> None
     """a: 6 s until it is free, 2 s of work; b: 4 s and 10 s; c: 8 s of work alone."""
     cost = Cost(CostWeights(balance=0.0))
 
-    terms = cost.terms(ASKS, replicas().all, HELD, 2.0)
+    costs = cost.costs(ASKS, replicas().all, HELD, 2.0)
 
-    assert (list(terms.wait_s), list(terms.work_s)) == ([6, 4, 0], [2, 10, 8])
-    assert terms.total_s == pytest.approx(
+    terms = dict(zip(costs.names, costs.terms, strict=True))
+    assert (list(terms["wait_s"]), list(terms["work_s"])) == ([6, 4, 0], [2, 10, 8])
+    assert costs.total == pytest.approx(
         np.array([6 + BASE_PRICE * 2, 4 + BASE_PRICE * 10, BASE_PRICE * 8])
     )
 
@@ -92,12 +93,14 @@ def test_a_longer_line_makes_a_cached_prefix_worth_more() -> None:
         two = full.at(np.array([0, 1]))
         line.arrive(prompt(number, 100, arrived_s=100.0), two, nothing, 1.0)
 
-    terms = cost.terms(ASKS, full.all, HELD, 2.0)
+    costs = cost.costs(ASKS, full.all, HELD, 2.0)
+
+    terms = dict(zip(costs.names, costs.terms, strict=True))
 
     assert len(line) == 3
-    assert terms.charged_s / terms.work_s == pytest.approx(np.full(3, BASE_PRICE + 3 * 1.0))
+    assert terms["charged_s"] / terms["work_s"] == pytest.approx(np.full(3, BASE_PRICE + 3 * 1.0))
     num_waiting = [len(candidate.waiting) for candidate in full.all]
-    assert list(terms.harm_s) == list(num_waiting * terms.work_s)
+    assert list(terms["harm_s"]) == list(num_waiting * terms["work_s"])
 
 
 def test_who_loses_little_by_it_leaves_a_replica_that_was_sent_too_much() -> None:
