@@ -15,6 +15,7 @@ from __future__ import annotations
 import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b, sha256
 from itertools import chain
 from struct import Struct
@@ -79,6 +80,7 @@ class BlockNames(Sequence[bytes]):
         return least
 
 
+@lru_cache(maxsize=1024)
 def root_hash(fingerprint: bytes, salt: bytes = b"") -> bytes:
     """The name before the first block. `salt` keeps tenants from sharing, or probing, blocks."""
     return blake2b(salt, digest_size=DIGEST_BYTES, key=blake2b(fingerprint).digest()).digest()

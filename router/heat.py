@@ -75,18 +75,18 @@ class Heat:
         With `num_replicas` 0 all are charged in full.
         """
         ends, sums = [0], [0.0]
-        end, sum_ = 0, 0.0
+        end, sum_, depth = 0, 0.0, 1
         names, find = prompt.names, self._uses_by_name.get
-        for depth in _depths(len(names)) if num_replicas else ():
-            uses = find(names[depth - 1])
-            others = uses.by(now) - 1.0 if uses is not None else 0.0
+        num_names = len(names) if num_replicas else 0
+        while depth <= num_names and (uses := find(names[depth - 1])) is not None:
+            others = uses.by(now) - 1.0
             if others < 0.01:
                 break
-            weight = 1.0 / (1.0 + others / num_replicas)
             before, end = end, depth * prompt.block_size
-            sum_ += (end - before) * weight
+            sum_ += (end - before) * (1.0 / (1.0 + others / num_replicas))
             ends.append(end)
             sums.append(sum_)
+            depth *= 2
         ends.append(prompt.num_tokens)
         sums.append(sum_ + (prompt.num_tokens - end))
         return Charge(ends, sums)

@@ -74,11 +74,11 @@ class LinkTimes:
         self._heard_by_pair: Recent[Pair, _Heard] = Recent(max_pairs)
         self._now = 0.0
 
-    def of(self, pair: Pair, usual: LinkTime) -> LinkTime:
-        """`usual`: what holds for a pair of which nothing is known."""
-        heard = self._heard_by_pair.get(pair)
+    def of(self, pair: Pair) -> LinkTime | None:
+        """None: nothing is known of it, so it is as all others."""
+        heard = self._heard_by_pair.get(pair) if self._heard_by_pair else None
         if heard is None or self._now - heard.at_s > FORGET_S:
-            return usual
+            return None
         return heard.line
 
     def pass_to(self, now: float) -> None:

@@ -19,7 +19,7 @@ from baton.router.candidate import Candidate
 from baton.router.candidates import Candidates, CandidateTable
 from baton.router.columns import Mask, Numbers, Places
 from baton.router.numbering import Depths, Numbering
-from baton.router.prompt_names import way_to_name
+from baton.router.prompt_names import WayToName, way_to_name
 
 _NO_PLACES = np.zeros(0, np.intp)
 RUNNING_REQUEST_COST = 8
@@ -90,7 +90,9 @@ class Pool:
         self._numbers_by_numbering: dict[Numbering, tuple[int, Places]] = {}
         """Which version, and the replicas' numbers by it."""
         self.layouts: tuple[KvLayout, ...] = ()
-        """Ways to name blocks: one of each."""
+        """One of each way to name blocks,"""
+        self.ways: tuple[WayToName, ...] = ()
+        """which are these."""
 
     def __len__(self) -> int:
         return len(self.replicas)
@@ -150,8 +152,9 @@ class Pool:
         self._num_busy_tokens = np.append(self._num_busy_tokens, 0.0)
         self._block_sizes = np.append(self._block_sizes, float(layout.block_size))
         self.write(replica)
-        if way_to_name(layout) not in map(way_to_name, self.layouts):
+        if way_to_name(layout) not in self.ways:
             self.layouts += (layout,)
+            self.ways += (way_to_name(layout),)
         self._numbers_by_numbering.clear()
 
     def leave(self, epoch: Epoch) -> None:
@@ -169,7 +172,8 @@ class Pool:
         self._num_busy_tokens = np.delete(self._num_busy_tokens, row)
         self._block_sizes = np.delete(self._block_sizes, row)
         layouts = [one.info.layout for one in self.replicas]
-        self.layouts = tuple({way_to_name(one): one for one in layouts}.values())
+        layout_by_way = {way_to_name(one): one for one in layouts}
+        self.layouts, self.ways = tuple(layout_by_way.values()), tuple(layout_by_way)
         self._numbers_by_numbering.clear()
 
     def write(self, replica: KnownReplica) -> None:

@@ -48,9 +48,12 @@ def mixed(one: int, other: int) -> int:
 def mix(draws: NDArray[np.uint64], other: int) -> NDArray[np.uint64]:
     """`mixed`, of many at once."""
     bits = draws ^ np.uint64(other & _MASK)
-    bits = (bits ^ (bits >> _30)) * _FIRST
-    bits = (bits ^ (bits >> _27)) * _SECOND
-    return bits ^ (bits >> _31)
+    bits ^= bits >> _30
+    bits *= _FIRST
+    bits ^= bits >> _27
+    bits *= _SECOND
+    bits ^= bits >> _31
+    return bits
 
 
 _MASK = (1 << 64) - 1

@@ -21,6 +21,9 @@ STRETCH = 8192
 """Tokens that are named in one go: 50 µs, or a millisecond where nothing is compiled."""
 
 
+NO_NAMES = BlockNames()
+
+
 class PromptNames:
     """Names under each layout are made once, when they are first asked for."""
 
@@ -34,11 +37,9 @@ class PromptNames:
         """The names of all full blocks."""
         return self._under(way_to_name(layout))
 
-    def under_each(self, layouts: Iterable[KvLayout]) -> Collection[BlockNames]:
-        """The names under each layout, if there are any; those of layouts that name blocks alike,
-        once."""
-        ways = dict.fromkeys(map(way_to_name, layouts))
-        return [names for way in ways if (names := self._under(way))]
+    def by_each(self, ways: Iterable[WayToName]) -> Collection[BlockNames]:
+        """The names by each way that differs from those before it, if there are any."""
+        return [names for way in dict.fromkeys(ways) if (names := self._under(way))]
 
     def make(self, layouts: Iterable[KvLayout]) -> Iterator[None]:
         """Make the names under each layout, yielding between stretches of tokens."""
@@ -66,8 +67,11 @@ class PromptNames:
 
     def _make(self, way: WayToName) -> Iterator[None]:
         fingerprint, size = way
-        known = self._names_by_way.get(way, BlockNames())
+        known = self._names_by_way.get(way, NO_NAMES)
         parent = known[-1] if known else root_hash(fingerprint, self._salt)
+        if not known and len(self._tokens) <= STRETCH:
+            self._names_by_way[way] = block_names(parent, self._tokens, size)
+            return
         made = [known.packed]
         step = max(1, STRETCH // size) * size
         first = len(known) * size

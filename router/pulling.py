@@ -51,7 +51,10 @@ class PullRates:
     def fetch_s(self, num_tokens: int, layout: KvLayout, pair: Pair) -> float:
         """Until `num_tokens` tokens of this layout have gone from one to the other."""
         num_bytes = num_tokens * layout.block_bytes / layout.block_size
-        return self.links.of(pair, self.usual).seconds(num_bytes)
+        link = self.links.of(pair)
+        if link is None:
+            return self.latency_s + num_bytes / self.bytes_per_s
+        return link.seconds(num_bytes)
 
     def saved_s(self, num_tokens: int, layout: KvLayout, pair: Pair) -> float:
         """By fetching so many tokens rather than computing them; 0 unless it is worth it."""
@@ -79,10 +82,9 @@ def best_source(
     """
     best, most_s = None, 0.0
     for holding in holdings:
-        info = holding.info
-        if info.epoch == taker:
+        info, num_more = holding.info, holding.num_tokens - num_held
+        if info.epoch == taker or num_more < rates.min_tokens:
             continue
-        num_more = holding.num_tokens - num_held
         saved_s = rates.saved_s(num_more, info.layout, (info.epoch, taker))
         if saved_s > most_s:
             best, most_s = holding, saved_s

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from baton.router.placement import PlacementRequest
+from baton.router.pool import KnownReplica
 from baton.router.prompt import drawn, mix, mixed
 from baton.router.pulling import Holding, best_source
 from baton.router.view import PoolView, ReplicaView, View
@@ -19,11 +22,12 @@ def source_for(taker: ReplicaView, view: View, request: PlacementRequest) -> Hol
     most = max(view.decode.most_cached, view.prefill.most_cached)
     if not view.rates.is_enabled or most < least:
         return None
-    holders = (*_most(view.decode, least, request), *_most(view.prefill, least, request))
-    draw = drawn(request.request_id)
-    in_order = sorted(holders, key=lambda one: mixed(draw, one.candidate.draw))
+    holders = [*_most(view.decode, least, request), *_most(view.prefill, least, request)]
+    if len({num_tokens for _, num_tokens in holders}) < len(holders):  # of equals, who is drawn
+        draw = drawn(request.request_id)
+        holders.sort(key=lambda one: mixed(draw, one[0].candidate.draw))
     return best_source(
-        [Holding(one.info, one.num_cached_tokens) for one in in_order],
+        [Holding(replica.info, num_tokens) for replica, num_tokens in holders],
         num_held=taker.num_soon_tokens,
         taker=taker.info.epoch,
         rates=view.rates,
@@ -35,14 +39,21 @@ def num_has(replica: ReplicaView, source: Holding | None) -> int:
     return max(replica.num_soon_tokens, source.num_tokens if source else 0)
 
 
-def _most(replicas: PoolView, least: int, request: PlacementRequest) -> list[ReplicaView]:
+def _most(
+    replicas: PoolView, least: int, request: PlacementRequest
+) -> Iterator[tuple[KnownReplica, int]]:
     """Those that have the most of it, and as much as it takes; of equals, who is drawn."""
-    pool = replicas.pool
-    cached = np.where(pool.is_connected & ~pool.is_away, replicas.cached, 0)
+    if replicas.most_cached < least:
+        return iter(())
+    pool, cached = replicas.pool, replicas.cached
+    has_enough = (cached >= max(least, 1)) & pool.is_connected
+    if pool.num_away:
+        has_enough &= ~pool.is_away
     if request.lost:
-        cached[replicas.pool.is_one_of(request.lost)] = 0
-    places = np.flatnonzero(cached >= max(least, 1))
+        has_enough &= ~pool.is_one_of(request.lost)
+    places = has_enough.nonzero()[0]
     if len(places) > MAX_ASKED:
-        draws = mix(pool.candidates.draws[places], drawn(request.request_id))
-        places = places[np.lexsort((draws, -cached[places]))[:MAX_ASKED]]
-    return list(replicas.at(places))
+        draws = mix(pool.candidates.draws.take(places), drawn(request.request_id))
+        places = places[np.lexsort((draws, -cached.take(places)))[:MAX_ASKED]]
+    every = map(pool.replicas.__getitem__, places.tolist())
+    return zip(every, map(int, cached.take(places).tolist()), strict=True)

@@ -156,7 +156,7 @@ def look(
 ) -> View:
     """Everybody who is there, with what each has of the prompt by the names that it gives blocks
     itself."""
-    every = prompt.under_each((*decode.layouts, *prefill.layouts))
+    every = prompt.by_each(decode.ways + prefill.ways)
     cached = [index.cached(names) for names in every]
     expected = [index.expected(names) for names in every]
     seen = PoolView(prefill, prefill.tokens(cached), prefill.tokens(expected))

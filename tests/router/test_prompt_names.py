@@ -7,7 +7,7 @@ from dataclasses import replace
 from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.block_hash import block_hashes, root_hash
-from baton.router.prompt_names import STRETCH, PromptNames
+from baton.router.prompt_names import STRETCH, PromptNames, way_to_name
 
 SALT = b"tenant"
 NARROW = replace(make_replica("d").layout, block_size=16)
@@ -43,4 +43,7 @@ def test_a_prompt_that_goes_on_keeps_the_names_that_it_had() -> None:
     assert list(longer.under(NARROW)) == defined(range(70), 16)
     assert list(longer.under(WIDE)) == defined(range(70), 32)
     assert prompt.under(NARROW) is before and prompt.followed_by(()) is prompt
-    assert [len(names) for names in longer.under_each([WIDE, NARROW, WIDE])] == [2, 4]
+    assert [len(names) for names in longer.by_each(map(way_to_name, (WIDE, NARROW, WIDE)))] == [
+        2,
+        4,
+    ]
