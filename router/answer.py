@@ -196,9 +196,9 @@ class Answers:
         """How long each waits before, for what the replica has to do and for those in line who go
         before it, and what it has to compute of the prompt."""
         candidates, turns = options.candidates, self._policy.turns
-        work_s = candidates.prefill_s(asked.prompt.num_tokens, options.held.tokens)
-        wait_s = options.costs.term("wait_s")
-        if wait_s is None:
+        work_s, wait_s = options.costs.term("work_s"), options.costs.term("wait_s")
+        if work_s is None or wait_s is None:
+            work_s = candidates.prefill_s(asked.prompt.num_tokens, options.held.tokens)
             wait_s = candidates.busy_s(asked.now)
             if turns is not None and candidates.has_lines:
                 due_s = turns.dues_s(asked.prompt, work_s, candidates.line_s)

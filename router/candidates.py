@@ -55,6 +55,16 @@ class Candidates:
         """What was asked last, of which version of the columns, and the answer: a policy and the
         record of its choice ask alike."""
 
+    @property
+    def columns(self) -> Columns:
+        """All that is known of all of the table's."""
+        return self._columns
+
+    @property
+    def places(self) -> Places | None:
+        """Rows of the columns; None: all, in their order."""
+        return self._places
+
     def __len__(self) -> int:
         places = self._places
         return self._columns.num_rows if places is None else len(places)
@@ -150,14 +160,16 @@ class Candidates:
 
     def recent_share(self) -> Numbers:
         """Work that it was sent lately, over the mean; zeros where none was."""
-        recent_s, mean_s = self._of(Column.RECENT_S), self._mean_recent_s()
+        recent_s, mean_s = self._of(Column.RECENT_S), self.mean_recent_units
         return recent_s / mean_s if mean_s else recent_s
 
     def mean_recent_s(self, now: float) -> float:
         """Work that one was sent lately: older one counts less and less."""
-        return self._mean_recent_s() * self._columns.left(now)
+        return self.mean_recent_units * self._columns.left(now)
 
-    def _mean_recent_s(self) -> float:
+    @property
+    def mean_recent_units(self) -> float:
+        """The same, as the columns have it."""
         asked, version = self._recent_s, self._columns.books_version
         if asked is None or asked[0] != version:
             asked = self._recent_s = version, mean(self._of(Column.RECENT_S))

@@ -19,6 +19,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.kernels.routing.cost_terms_cpu import InLine, Rows
+
 Numbers: TypeAlias = NDArray[np.float64]
 Places: TypeAlias = NDArray[np.intp]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -62,8 +64,15 @@ class Columns:
         """Others after each change of its numbers, of those from NEXT_FREE_S, from STEP_S on."""
         self.base_s = 0.0
         self._numbers = np.zeros((len(Column), max_rows))
+        self._numbers_at = self._numbers.ctypes.data, max_rows
         self._draws = np.zeros(max_rows, np.uint64)
         self.line = LineColumns()
+
+    @property
+    def rows(self) -> Rows:
+        """Where the numbers lie."""
+        address, max_rows = self._numbers_at
+        return Rows(address, max_rows, self.num_rows)
 
     @property
     def numbers(self) -> Numbers:
@@ -78,6 +87,7 @@ class Columns:
         row, max_rows = self.num_rows, len(self._draws)
         if row == max_rows:
             self._numbers = np.pad(self._numbers, ((0, 0), (0, max_rows)))
+            self._numbers_at = self._numbers.ctypes.data, 2 * max_rows
             self._draws = np.pad(self._draws, (0, max_rows))
         self.num_rows += 1
         self._have_changed()
@@ -134,6 +144,7 @@ class LineColumns:
         self._numbers = count()
         self._rows = np.zeros(16, np.intp)
         self._due_s, self._work_s = np.zeros(16), np.zeros(16)
+        self._at = self._find()
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -150,6 +161,14 @@ class LineColumns:
     def work_s(self) -> Numbers:
         return self._work_s[: len(self)]
 
+    @property
+    def addresses(self) -> InLine:
+        """Where they lie."""
+        return InLine(*self._at, len(self))
+
+    def _find(self) -> tuple[int, int, int]:
+        return self._rows.ctypes.data, self._due_s.ctypes.data, self._work_s.ctypes.data
+
     def add(self, row: int, due_s: float, work_s: float) -> int:
         """One more; the key to write or remove it by."""
         place, key = len(self), next(self._numbers)
@@ -159,6 +178,7 @@ class LineColumns:
                 np.pad(self._due_s, (0, place)),
                 np.pad(self._work_s, (0, place)),
             )
+            self._at = self._find()
         self._keys.append(key)
         self._row_by_key[key] = place
         self._rows[place], self._due_s[place], self._work_s[place] = row, due_s, work_s

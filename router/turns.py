@@ -33,6 +33,11 @@ def bounded_steps(priority: int) -> int:
     return min(max(priority, -MAX_STEPS), MAX_STEPS)
 
 
+def later_s(priority: int) -> float:
+    """By how much later it is due."""
+    return bounded_steps(priority) * PRIORITY_S
+
+
 class Turns:
     def __init__(self) -> None:
         self._num_heard = 0
@@ -46,14 +51,17 @@ class Turns:
         self._num_heard += 1
         self.typical_s += (work_s - self.typical_s) * max(WEIGHT, 1 / self._num_heard)
 
+    @property
+    def latest_s(self) -> float:
+        """Of how much later prompts nobody lets more pass, where the line is shorter than that."""
+        return MAX_LATER * self.typical_s
+
     def due_s(self, prompt: Prompt, work_s: float, line_s: float) -> float:
         """`work_s` is what it takes on the replica it waits for, `line_s` what all do who wait."""
-        latest_s = max(MAX_LATER * self.typical_s, line_s)
-        later_s = bounded_steps(prompt.priority) * PRIORITY_S
-        return prompt.arrived_s + min(STRETCH * work_s, latest_s) + later_s
+        latest_s = max(self.latest_s, line_s)
+        return prompt.arrived_s + min(STRETCH * work_s, latest_s) + later_s(prompt.priority)
 
     def dues_s(self, prompt: Prompt, work_s: Numbers, line_s: Numbers) -> Numbers:
         """The same, for each of several replicas that it might wait for."""
-        latest_s = np.maximum(MAX_LATER * self.typical_s, line_s)
-        later_s = bounded_steps(prompt.priority) * PRIORITY_S
-        return prompt.arrived_s + np.minimum(STRETCH * work_s, latest_s) + later_s
+        latest_s = np.maximum(self.latest_s, line_s)
+        return prompt.arrived_s + np.minimum(STRETCH * work_s, latest_s) + later_s(prompt.priority)

@@ -27,15 +27,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from baton.router.candidate import Candidate
 from baton.router.candidates import Candidates
-from baton.router.columns import RECENT_HALF_LIFE_S, Numbers, mean
-from baton.router.heat import Heat
+from baton.router.columns import RECENT_HALF_LIFE_S, mean
+from baton.router.heat import Charge, Heat
+from baton.router.policies.cost_terms import TERMS, Asked, cost_terms
 from baton.router.prompt import Prompt
 from baton.router.routing_policy import Costs, Held
-from baton.router.turns import Turns
+from baton.router.turns import Turns, later_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +61,6 @@ FEW_BEGUN = 4.0
 they are."""
 
 
-TERMS = ("work_s", "wait_s", "charged_s", "harm_s", "balance_s", "surplus_s")
-"""The first is what others are made of; the rest add up to the cost. Price, work and share
-multiplied are what is charged."""
-
-
 class Cost:
     """In seconds."""
 
@@ -81,66 +75,41 @@ class Cost:
         return self._turns if self._weights.is_late else None
 
     def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
-        """Their terms are rows of one matrix, which is written once."""
-        terms = np.empty((len(TERMS), len(candidates)))
-        work_s, wait_s, charged_s, harm_s, balance_s, surplus_s = terms
-        work_s[:] = candidates.prefill_s(prompt.num_tokens, held.tokens)
-        wait_s[:] = candidates.busy_s(now)
-        num_harmed, in_line = candidates.num_running, 0.0
-        if candidates.has_lines:
-            due_s = self._turns.dues_s(prompt, work_s, candidates.line_s)
-            ahead_s, num_behind = candidates.ahead(due_s)
-            wait_s += ahead_s
-            num_harmed = num_harmed + num_behind
-            in_line = mean(candidates.num_waiting)
-        np.multiply(work_s, BASE_PRICE + self._weights.scarcity * in_line, out=charged_s)
-        self._share_hot(charged_s, prompt, candidates, held, now)
-        np.multiply(num_harmed, work_s, out=harm_s)
+        in_line = mean(candidates.num_waiting) if candidates.has_lines else 0.0
         mean_s = candidates.mean_recent_s(now)
-        shares = candidates.recent_share()
-        np.subtract(shares, 1.0, out=balance_s)
-        balance_s *= self._balance_unit_s(candidates, now)
-        self._surplus(surplus_s, shares, work_s, mean_s, now)
-        if in_line:
-            terms[-2:] /= 1.0 + in_line
-        return Costs(np.add.reduce(terms[1:]), TERMS, terms)
+        asked = Asked(
+            now=now,
+            num_tokens=prompt.num_tokens,
+            arrived_s=prompt.arrived_s,
+            latest_s=self._turns.latest_s,
+            later_s=later_s(prompt.priority),
+            price=BASE_PRICE + self._weights.scarcity * in_line,
+            balance_s=self._balance_unit_s(candidates, now),
+            evenness=self._evenness(len(candidates), now) if mean_s else 0.0,
+            mean_recent_s=candidates.mean_recent_units,
+            mean_recent_now_s=mean_s,
+            num_waiting=in_line,
+        )
+        charge = self._charge(prompt, len(candidates), now)
+        terms = cost_terms(asked, charge, candidates, held.tokens)
+        return Costs(terms[-1], TERMS, terms[:-1])
 
-    def _share_hot(
-        self,
-        charged_s: Numbers,
-        prompt: Prompt,
-        candidates: Candidates,
-        held: Held,
-        now: float,
-    ) -> None:
-        """Leave the share of the work that is this prompt's alone."""
+    def _charge(self, prompt: Prompt, num_candidates: int, now: float) -> Charge | None:
+        """Which share of the work is this prompt's alone; None: all of it."""
         if not self._weights.shares_hot:
-            return
-        charge = self._heat.charge(prompt, len(candidates), now)
-        if not charge.is_whole:
-            cached = np.minimum(held.tokens, prompt.num_tokens - 1)
-            charged_s *= (charge.total - charge.before(cached)) / (prompt.num_tokens - cached)
+            return None
+        charge = self._heat.charge(prompt, num_candidates, now)
+        return None if charge.is_whole else charge
 
     def _balance_unit_s(self, candidates: Candidates, now: float) -> float:
         """What is charged to one that was sent twice the mean."""
         is_telling = min(max(candidates.mean_recent(now) - FEW, 0.0) / MANY, 1.0)
         return self._weights.balance * self._turns.typical_s * is_telling
 
-    def _surplus(
-        self, surplus_s: Numbers, shares: Numbers, work_s: Numbers, mean_s: float, now: float
-    ) -> None:
-        """Write what is charged besides for the work, where this much makes it too much."""
-        num_besides = self._begun(now) / len(work_s) - 1.0
-        is_telling = min(max(num_besides, 0.0) / FEW_BEGUN, 1.0)
-        if not mean_s or not is_telling:
-            surplus_s.fill(0.0)
-            return
-        np.divide(work_s, 2.0 * mean_s, out=surplus_s)
-        surplus_s += shares
-        surplus_s -= 1.0
-        np.maximum(surplus_s, 0.0, out=surplus_s)
-        surplus_s *= self._weights.evenness * is_telling
-        surplus_s *= work_s
+    def _evenness(self, num_candidates: int, now: float) -> float:
+        """What is charged for a second of work to one that was sent twice the mean."""
+        num_besides = self._begun(now) / num_candidates - 1.0
+        return self._weights.evenness * min(max(num_besides, 0.0) / FEW_BEGUN, 1.0)
 
     def placed(self, prompt: Prompt, candidate: Candidate) -> None:
         """Learn what is typical, and what conversations begin with."""

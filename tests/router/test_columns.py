@@ -14,6 +14,7 @@ from baton.router.candidate import Candidate, Waiting
 from baton.router.candidates import CandidateTable
 from baton.router.columns import RECENT_HALF_LIFE_S
 from baton.router.heat import Heat
+from baton.router.policies import cost_terms
 from baton.router.policies.cost import BASE_PRICE, DEFAULTS, FEW, FEW_BEGUN, MANY, Cost
 from baton.router.prompt import Prompt, mix, mixed
 from baton.router.routing_policy import Held, cheapest
@@ -135,7 +136,7 @@ def taught(prompt: Prompt) -> tuple[Turns, Heat]:
 def test_costs_over_columns_are_those_of_the_plain_formula(
     fleet: list[Facts], num_tokens: int, data: st.DataObject
 ) -> None:
-    """Of all replicas, and of some of them."""
+    """Of all replicas, and of some of them; to the last bit by whatever is compiled."""
     every = [candidate(str(number), known) for number, known in enumerate(fleet)]
     table, prompt, policy = CandidateTable(every), asks(7, num_tokens, "abcd"), Cost()
     for _ in range(NUM_BEGUN):
@@ -147,6 +148,11 @@ def test_costs_over_columns_are_those_of_the_plain_formula(
 
         found = policy.costs(prompt, candidates, Held(np.array(held, float)), NOW)
 
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cost_terms, "library_without_torch", lambda: None)
+            defined = policy.costs(prompt, candidates, Held(np.array(held, float)), NOW)
+        assert np.array_equal(found.terms, defined.terms)  # compiled or not: the same bits
+        assert np.array_equal(found.total, defined.total)
         plain = plain_costs(prompt, [every[place] for place in some], held)
         assert found.total == pytest.approx(plain)
         chosen = cheapest(prompt, candidates, found)

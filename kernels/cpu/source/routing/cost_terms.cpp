@@ -1,0 +1,103 @@
+// What one prompt would cost at each of several replicas, in seconds; router/policies/cost.py says what the
+// terms mean, and its reference computes them in the same order, so that both have the same bits.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+namespace {
+
+// Rows of `numbers`, as router/columns.py has them.
+enum Column {
+  NEXT_FREE, OLDEST_ENDS, TOLD_UNTIL, RECENT, NUM_RECENT, NUM_OPEN, NUM_OPEN_TOKENS, NUM_OPEN_BLOCKS, CREDIT,
+  NUM_RUNNING, LINE, NUM_WAITING, STEP, TOKEN, PAIR, MAX_CHUNK, RATE
+};
+
+// Piecewise linear between (ends, sums), which begin at 0; what is behind the last end has its sum.
+double interpolated(double x, const double* ends, const double* sums, int64_t num_ends) {
+  if (x >= ends[num_ends - 1]) return sums[num_ends - 1];
+  const int64_t next = std::upper_bound(ends, ends + num_ends, x) - ends, before = next - 1;
+  if (ends[before] == x) return sums[before];
+  const double slope = (sums[next] - sums[before]) / (ends[next] - ends[before]);
+  return slope * (x - ends[before]) + sums[before];
+}
+
+}  // namespace
+
+extern "C" {
+
+// One prompt, and what holds for all replicas; kernels/routing/cost_terms_cpu.py packs it.
+struct BatonAsked {
+  double now, late_s, num_tokens, arrived_s, latest_s, stretch, later_s;  // by `turns.py`
+  double price, balance_s, evenness, mean_recent_s, mean_recent_now_s, crowd;
+};
+
+// One replica's numbers are a column of [rows of Column][stride]. `places`: which of them; null: the first
+// `num`. `ends` and `sums`: tokens, and those of them that are charged; null: all are. The line: for whom
+// each waits, when it is due, what it takes.
+// Out: [work, wait, charged, harm, balance, surplus, total][num].
+void baton_cost_terms(const BatonAsked* asked, const double* numbers, int64_t stride, int64_t num_rows,
+                      const int64_t* places, int64_t num, const double* held, const double* ends,
+                      int64_t num_ends, const int64_t* line_rows, const double* line_due_s,
+                      const double* line_work_s, int64_t num_line, double* out) {
+  const BatonAsked a = *asked;
+  const auto of = [&](Column column, int64_t row) { return numbers[column * stride + row]; };
+  const double* sums = ends + num_ends;
+  double *work_s = out, *wait_s = out + num, *charged_s = out + 2 * num, *harm_s = out + 3 * num;
+  double *balance_s = out + 4 * num, *surplus_s = out + 5 * num, *total_s = out + 6 * num;
+  std::vector<double> due_s, ahead_s, num_ahead;  // by row; nobody goes before at a row that is not asked for
+  if (num_line) {
+    due_s.assign(size_t(num_rows), -INFINITY);
+    ahead_s.assign(size_t(num_rows), 0.0);
+    num_ahead.assign(size_t(num_rows), 0.0);
+  }
+  for (int64_t i = 0; i < num; i++) {
+    const int64_t row = places ? places[i] : i;
+    const double num_new = a.num_tokens - std::min(held[i], a.num_tokens - 1.0);
+    const double pairs_s = (num_new * -0.5 + (a.num_tokens - 0.5)) * num_new * of(PAIR, row);
+    work_s[i] = std::ceil(num_new / of(MAX_CHUNK, row)) * of(STEP, row) + num_new * of(TOKEN, row) + pairs_s +
+                num_new / of(RATE, row);
+    if (num_line) {
+      const double latest_s = std::max(a.latest_s, of(LINE, row));
+      due_s[size_t(row)] = a.arrived_s + std::min(a.stretch * work_s[i], latest_s) + a.later_s;
+    }
+  }
+  for (int64_t j = 0; j < num_line; j++) {
+    const auto row = size_t(line_rows[j]);
+    if (line_due_s[j] > due_s[row]) continue;
+    ahead_s[row] += line_work_s[j];
+    num_ahead[row] += 1.0;
+  }
+  for (int64_t i = 0; i < num; i++) {
+    const int64_t row = places ? places[i] : i;
+    const double overdue_s = -std::min(of(OLDEST_ENDS, row) - a.now + a.late_s, 0.0);
+    const double left_s = std::max(of(NEXT_FREE, row) - a.now, 0.0) + overdue_s;
+    double num_harmed = of(NUM_RUNNING, row);
+    wait_s[i] = std::max(left_s, of(TOLD_UNTIL, row) - a.now);
+    if (num_line) {
+      wait_s[i] += ahead_s[size_t(row)];
+      num_harmed += of(NUM_WAITING, row) - num_ahead[size_t(row)];
+    }
+    charged_s[i] = work_s[i] * a.price;
+    if (ends) {
+      const double cached = std::min(held[i], a.num_tokens - 1.0);
+      const double charged = sums[num_ends - 1] - interpolated(cached, ends, sums, num_ends);
+      charged_s[i] *= charged / (a.num_tokens - cached);
+    }
+    harm_s[i] = num_harmed * work_s[i];
+    const double share = a.mean_recent_s != 0.0 ? of(RECENT, row) / a.mean_recent_s : of(RECENT, row);
+    balance_s[i] = (share - 1.0) * a.balance_s;
+    surplus_s[i] = 0.0;
+    if (a.evenness != 0.0) {
+      const double over = work_s[i] / (2.0 * a.mean_recent_now_s) + share - 1.0;
+      surplus_s[i] = std::max(over, 0.0) * a.evenness * work_s[i];
+    }
+    if (a.crowd != 0.0) {
+      balance_s[i] /= 1.0 + a.crowd;
+      surplus_s[i] /= 1.0 + a.crowd;
+    }
+    total_s[i] = wait_s[i] + charged_s[i] + harm_s[i] + balance_s[i] + surplus_s[i];
+  }
+}
+
+}

@@ -1,0 +1,106 @@
+"""What the default policy's terms are, replica by replica: one matrix for all of them.
+
+    [term, candidate]    work, wait, charged, harm, balance, surplus, and the total of all but work
+
+Compiled where the library is there (`kernels/cpu/source/routing/cost_terms.cpp`), else by numpy: to
+the same bits, so a choice does not depend on where it is made.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from baton.kernels.cpu.library import library_without_torch
+from baton.kernels.routing.cost_terms_cpu import Rows
+from baton.kernels.routing.cost_terms_cpu import cost_terms as compiled
+from baton.router.candidate import LATE_S
+from baton.router.candidates import Candidates
+from baton.router.columns import Numbers
+from baton.router.heat import Charge
+from baton.router.turns import STRETCH
+
+TERMS = ("work_s", "wait_s", "charged_s", "harm_s", "balance_s", "surplus_s")
+"""The first is what others are made of; the rest add up to the cost. Price, work and share
+multiplied are what is charged."""
+
+
+class Asked(NamedTuple):
+    """One prompt, and what is the same for all replicas."""
+
+    now: float
+    num_tokens: int
+    arrived_s: float
+    latest_s: float
+    """Nobody is due later after its arrival, but for the line and its priority (`turns.py`)."""
+    later_s: float
+    price: float
+    balance_s: float
+    """Charged to one that was sent twice the mean."""
+    evenness: float
+    """Charged for a second of work to one that was sent twice the mean; 0: to nobody."""
+    mean_recent_s: float
+    """As the columns have it."""
+    mean_recent_now_s: float
+    num_waiting: float
+    """In line, a replica."""
+
+
+def cost_terms(
+    asked: Asked, charge: Charge | None, candidates: Candidates, held: Numbers
+) -> Numbers:
+    """`charge`: None, if all tokens are charged in full. `held`: leading tokens that each has."""
+    found = library_without_torch()
+    if found is None:
+        return reference(asked, charge, candidates, held)
+    num = len(held)
+    terms = np.empty((len(TERMS) + 1, num))
+    columns, places = candidates.columns, candidates.places
+    compiled(
+        found,
+        (
+            *(asked.now, LATE_S, asked.num_tokens),
+            *(asked.arrived_s, asked.latest_s, STRETCH, asked.later_s),
+            *asked[5:],
+        ),
+        columns.rows,
+        None if places is None else places.ctypes.data,
+        held.ctypes.data,
+        () if charge is None else (*charge.ends, *charge.sums),
+        columns.line.addresses,
+        Rows(terms.ctypes.data, num, num),
+    )
+    return terms
+
+
+def reference(
+    asked: Asked, charge: Charge | None, candidates: Candidates, held: Numbers
+) -> Numbers:
+    """The definition."""
+    terms = np.empty((len(TERMS) + 1, len(candidates)))
+    work_s, wait_s, charged_s, harm_s, balance_s, surplus_s, total_s = terms
+    work_s[:] = candidates.prefill_s(asked.num_tokens, held)
+    wait_s[:] = candidates.busy_s(asked.now)
+    num_harmed = candidates.num_running
+    if candidates.has_lines:
+        latest_s = np.maximum(asked.latest_s, candidates.line_s)
+        due_s = asked.arrived_s + np.minimum(STRETCH * work_s, latest_s) + asked.later_s
+        ahead_s, num_behind = candidates.ahead(due_s)
+        wait_s += ahead_s
+        num_harmed = num_harmed + num_behind
+    np.multiply(work_s, asked.price, out=charged_s)
+    if charge is not None:
+        cached = np.minimum(held, asked.num_tokens - 1)
+        charged_s *= (charge.total - charge.before(cached)) / (asked.num_tokens - cached)
+    np.multiply(num_harmed, work_s, out=harm_s)
+    shares = candidates.recent_share()
+    np.multiply(shares - 1.0, asked.balance_s, out=balance_s)
+    surplus_s.fill(0.0)
+    if asked.evenness:
+        over = work_s / (2.0 * asked.mean_recent_now_s) + shares - 1.0
+        np.multiply(np.maximum(over, 0.0) * asked.evenness, work_s, out=surplus_s)
+    if asked.num_waiting:
+        terms[-3:-1] /= 1.0 + asked.num_waiting
+    np.add.reduce(terms[1:-1], out=total_s)
+    return terms
