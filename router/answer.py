@@ -128,9 +128,7 @@ class Answers:
         return Placement(
             decode=decode.info,
             prompt=asked.prompt,
-            prefill=tuple(
-                options.replicas[place].info.endpoint for place in ranked[:MAX_PREFILL_CANDIDATES]
-            ),
+            prefill=tuple(info.endpoint for info, *_ in considered.known[:MAX_PREFILL_CANDIDATES]),
             num_prefill_tokens=max(request.num_tokens - num_has(best, source), 1),
             source=None if source is None else source.info.endpoint,
             reason=_told(why, source, is_beside=asked.is_beside),

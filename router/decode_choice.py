@@ -30,7 +30,9 @@ def _least_busy(replicas: PoolView, request: PlacementRequest) -> ReplicaView:
     num_busy, num_has = replicas.pool.num_busy_tokens, replicas.soon
     if replicas.places is not None:
         num_busy = num_busy[replicas.places]
-    costs = (num_busy - num_has) * MANY_TOKENS - num_has
+    costs = num_busy - num_has
+    costs *= MANY_TOKENS
+    costs -= num_has
     place = int(costs.argmin())
     equals = (costs == costs[place]).nonzero()[0]
     if len(equals) > 1:

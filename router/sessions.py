@@ -55,9 +55,9 @@ class Sessions:
         """The last of its blocks that is a session's tail: most turns add few."""
         known, num_names = self._session_by_tail, len(names)
         for end in range(num_names, max(num_names - MAX_BACK, 0), -STRETCH):
-            last = list(names[max(end - STRETCH, 0) : end])
+            last = names[max(end - STRETCH, 0) : end]
             if known.has_any(last):
-                return next(name for name in reversed(last) if name in known)
+                return next(name for name in reversed(list(last)) if name in known)
         return None
 
     def _is_new(self, given: str, names: Sequence[bytes]) -> bool:

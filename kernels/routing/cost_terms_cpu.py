@@ -7,14 +7,21 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 _ADDRESS, _NUM, _BYTES = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p
 _ASKED = Struct("13d")
 
 
+class Writable(Protocol):
+    """Numbers of 64 bits that lie end to end."""
+
+    def __buffer__(self, flags: int, /) -> memoryview:
+        """Where they lie."""
+
+
 class Rows(NamedTuple):
-    """Where an array lies whose rows are so far apart, and how many places of a row are used."""
+    """Where the columns of all replicas lie, how far apart, and how many rows are used."""
 
     address: int
     stride: int
@@ -30,29 +37,44 @@ class InLine(NamedTuple):
     num: int
 
 
+class Replicas(NamedTuple):
+    """Those that are asked of."""
+
+    columns: Rows
+    line: InLine
+    places: Writable | None
+    """Which rows; None: the first ones."""
+    num: int
+    held: Writable
+    """Leading tokens that each has of the prompt."""
+
+
 def cost_terms(
     library: ctypes.CDLL,
     asked: Sequence[float],
-    numbers: Rows,
-    places: int | None,
-    held: int,
     ends_and_sums: Sequence[float],
-    line: InLine,
-    out: Rows,
+    replicas: Replicas,
+    out: Writable,
 ) -> None:
-    """`places`, `held`: addresses. `ends_and_sums`: empty, if all tokens are charged."""
+    """`ends_and_sums`: empty, if all tokens are charged."""
     charged = array.array("d", ends_and_sums)
+    columns, line, places, num, held = replicas
     _call(library)(
         _ASKED.pack(*asked),
-        *numbers,
-        places,
-        out.num,
-        held,
+        *columns,
+        None if places is None else _at(places),
+        num,
+        _at(held),
         charged.buffer_info()[0] if charged else None,
         len(charged) // 2,
         *line,
-        out.address,
+        _at(out),
     )
+
+
+def _at(numbers: Writable) -> Any:
+    """An array's own word of its address takes longer than the call."""
+    return ctypes.byref(ctypes.c_char.from_buffer(numbers))
 
 
 @cache

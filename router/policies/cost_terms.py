@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from baton.kernels.cpu.library import library_without_torch
-from baton.kernels.routing.cost_terms_cpu import Rows
+from baton.kernels.routing.cost_terms_cpu import Replicas
 from baton.kernels.routing.cost_terms_cpu import cost_terms as compiled
 from baton.router.candidate import LATE_S
 from baton.router.candidates import Candidates
@@ -56,7 +56,7 @@ def cost_terms(
         return reference(asked, charge, candidates, held)
     num = len(held)
     terms = np.empty((len(TERMS) + 1, num))
-    columns, places = candidates.columns, candidates.places
+    columns = candidates.columns
     compiled(
         found,
         (
@@ -64,12 +64,9 @@ def cost_terms(
             *(asked.arrived_s, asked.latest_s, STRETCH, asked.later_s),
             *asked[5:],
         ),
-        columns.rows,
-        None if places is None else places.ctypes.data,
-        held.ctypes.data,
         () if charge is None else (*charge.ends, *charge.sums),
-        columns.line.addresses,
-        Rows(terms.ctypes.data, num, num),
+        Replicas(columns.rows, columns.line.addresses, candidates.places, num, held),
+        terms,
     )
     return terms
 
