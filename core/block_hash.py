@@ -66,8 +66,10 @@ class BlockNames(Sequence[bytes]):
         """How many leading names both have, `other` from `start` on. They are chained: equal at
         one depth means before."""
         ours, theirs, offset = self.packed, other.packed, start * DIGEST_BYTES
+        if theirs.startswith(ours, offset):
+            return len(self)
         least, most = 0, min(len(self), len(other) - start)
-        if theirs.startswith(ours, offset) or ours.startswith(theirs[offset:]):
+        if ours.startswith(theirs[offset:]):
             return most
         while least < most:
             middle = (least + most + 1) // 2

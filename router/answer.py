@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,10 +24,11 @@ MAX_PREFILL_CANDIDATES = 2
 
 MAX_TOLD = 8
 """Candidates that a decision tells of: the cheapest."""
+MANY = 256
+"""Candidates that take longer to sort than to look for the cheapest of."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(NamedTuple):
     """The replicas that one of is chosen from, and what each would cost."""
 
     replicas: PoolView
@@ -43,11 +44,11 @@ class Options:
     def ranked(self, prompt: Prompt, first: int) -> list[int]:
         """The place of the one that was chosen, then the cheapest: as many as are told of."""
         total = self.costs.total
-        if len(total) > MAX_TOLD:
+        if len(total) > MANY:
             least = total.argpartition(MAX_TOLD)[: MAX_TOLD + 1]
             order = least[total.take(least).argsort()]
         else:
-            order = total.argsort()
+            order = total.argsort()[: MAX_TOLD + 1]
         found = total.take(order).tolist()
         if len(set(found)) < len(found):  # of equals, who is drawn
             order = (~(total > found[-1])).nonzero()[0]
@@ -57,8 +58,7 @@ class Options:
         return [first, *others[: MAX_TOLD - 1]]
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(NamedTuple):
     """One request, and what is known when it is placed."""
 
     request: PlacementRequest

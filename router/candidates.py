@@ -163,21 +163,18 @@ class Candidates:
         recent_s, mean_s = self._of(Column.RECENT_S), self.mean_recent_units
         return recent_s / mean_s if mean_s else recent_s
 
-    def mean_recent_s(self, now: float) -> float:
-        """Work that one was sent lately: older one counts less and less."""
-        return self.mean_recent_units * self._columns.left(now)
-
     @property
     def mean_recent_units(self) -> float:
-        """The same, as the columns have it."""
+        """Seconds of work that one was sent lately, as the columns have it."""
         asked, version = self._recent_s, self._columns.books_version
         if asked is None or asked[0] != version:
             asked = self._recent_s = version, mean(self._of(Column.RECENT_S))
         return asked[1]
 
-    def mean_recent(self, now: float) -> float:
-        """Prompts that one was sent lately: older ones count less and less."""
-        return mean(self._of(Column.NUM_RECENT)) * self._columns.left(now)
+    def mean_recent(self, now: float) -> tuple[float, float]:
+        """Seconds of work that one was sent lately, and prompts: older ones count less and less."""
+        left = self._columns.left(now)
+        return self.mean_recent_units * left, mean(self._of(Column.NUM_RECENT)) * left
 
     def prefill_s(self, num_tokens: int, num_cached: Numbers) -> Numbers:
         """Seconds for a prompt of `num_tokens` that each has to itself, by its own step times."""

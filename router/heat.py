@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,8 +34,7 @@ class _Uses:
         return self.count * math.exp2((self.at_s - now) / HALF_LIFE_S)
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
+class Charge(NamedTuple):
     """Tokens of one prompt, each weighed by how much of its computing is charged to the prompt."""
 
     ends: Sequence[int]

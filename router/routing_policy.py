@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,8 +23,7 @@ from baton.router.prompt import Prompt
 from baton.router.turns import Turns
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """What the candidates have of one prompt."""
 
     tokens: Numbers
@@ -36,8 +34,7 @@ class Held:
         return np.maximum(prompt.num_tokens - self.tokens, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
+class Costs(NamedTuple):
     """Of one prompt, by candidate; infinite where it must not go unless it may go nowhere else."""
 
     total: Numbers

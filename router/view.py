@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 
@@ -25,8 +25,7 @@ from baton.router.prompt_names import PromptNames
 from baton.router.pulling import PullRates
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaView:
+class ReplicaView(NamedTuple):
     """What the gateway knows of one replica, for one request."""
 
     replica: KnownReplica

@@ -76,7 +76,7 @@ class Cost:
 
     def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
         in_line = mean(candidates.num_waiting) if candidates.has_lines else 0.0
-        mean_s = candidates.mean_recent_s(now)
+        mean_s, num_recent = candidates.mean_recent(now)
         asked = Asked(
             now=now,
             num_tokens=prompt.num_tokens,
@@ -84,7 +84,7 @@ class Cost:
             latest_s=self._turns.latest_s,
             later_s=later_s(prompt.priority),
             price=BASE_PRICE + self._weights.scarcity * in_line,
-            balance_s=self._balance_unit_s(candidates, now),
+            balance_s=self._balance_unit_s(num_recent),
             evenness=self._evenness(len(candidates), now) if mean_s else 0.0,
             mean_recent_s=candidates.mean_recent_units,
             mean_recent_now_s=mean_s,
@@ -101,9 +101,9 @@ class Cost:
         charge = self._heat.charge(prompt, num_candidates, now)
         return None if charge.is_whole else charge
 
-    def _balance_unit_s(self, candidates: Candidates, now: float) -> float:
-        """What is charged to one that was sent twice the mean."""
-        is_telling = min(max(candidates.mean_recent(now) - FEW, 0.0) / MANY, 1.0)
+    def _balance_unit_s(self, num_recent: float) -> float:
+        """What is charged to one that was sent twice the mean, where one was sent so many."""
+        is_telling = min(max(num_recent - FEW, 0.0) / MANY, 1.0)
         return self._weights.balance * self._turns.typical_s * is_telling
 
     def _evenness(self, num_candidates: int, now: float) -> float:
