@@ -10,6 +10,7 @@ however many prompts begin alike.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -136,16 +137,22 @@ class ExpectedBlocks:
     def depths(self, names: BlockNames) -> Depths:
         """How many leading blocks of a prompt each replica will have by those on their way."""
         found = np.zeros(self._num_numbers + 1, np.uint32)
+        for depth, stretch in self._passed(names):
+            found[stretch.numbers] = depth
+        return Depths(self._numbering, found)
+
+    def _passed(self, names: BlockNames) -> Iterator[tuple[int, _Stretch]]:
+        """Stretches that a prompt goes through, and how deep it is at the end of what it has in
+        common with them."""
         depth, stretches = 0, self._stretches
         num_names = len(names)
         while depth < num_names and (stretch := stretches.get(names[depth])) is not None:
             num_common = stretch.names.num_common(names, depth)
             depth += num_common
-            found[stretch.numbers] = depth
+            yield depth, stretch
             if num_common < stretch.num_names:
-                break
+                return
             stretches = stretch.after
-        return Depths(self._numbering, found)
 
     def _number(self, epoch: Epoch) -> int:
         number = self._number_by_epoch.get(epoch)
