@@ -7,17 +7,13 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 from struct import Struct
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 _ADDRESS, _NUM, _BYTES = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p
 _ASKED = Struct("13d")
 
-
-class Writable(Protocol):
-    """Numbers of 64 bits that lie end to end."""
-
-    def __buffer__(self, flags: int, /) -> memoryview:
-        """Where they lie."""
+Writable: TypeAlias = Any
+"""An array of numbers of 64 bits that lie end to end, whosever it is: nothing here knows numpy."""
 
 
 class Rows(NamedTuple):

@@ -151,6 +151,7 @@ def test_costs_over_columns_are_those_of_the_plain_formula(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cost_terms, "library_without_torch", lambda: None)
             defined = policy.costs(prompt, candidates, Held(np.array(held, float)), NOW)
+        assert found.terms is not None and defined.terms is not None
         assert np.array_equal(found.terms, defined.terms)  # compiled or not: the same bits
         assert np.array_equal(found.total, defined.total)
         plain = plain_costs(prompt, [every[place] for place in some], held)

@@ -76,6 +76,7 @@ def test_the_default_costs_wait_and_work_before_it_has_learnt_anything() -> None
 
     costs = cost.costs(ASKS, replicas().all, HELD, 2.0)
 
+    assert costs.terms is not None
     terms = dict(zip(costs.names, costs.terms, strict=True))
     assert (list(terms["wait_s"]), list(terms["work_s"])) == ([6, 4, 0], [2, 10, 8])
     assert costs.total == pytest.approx(
@@ -95,6 +96,7 @@ def test_a_longer_line_makes_a_cached_prefix_worth_more() -> None:
 
     costs = cost.costs(ASKS, full.all, HELD, 2.0)
 
+    assert costs.terms is not None
     terms = dict(zip(costs.names, costs.terms, strict=True))
 
     assert len(line) == 3
