@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from baton.gateway.chat.tool_definitions import Function, ToolMode, ToolUse
+from baton.gateway.chat.functions import Function
+from baton.gateway.chat.tool_definitions import ToolMode, ToolUse
 from baton.gateway.output.formats import HERMES_BEGIN, HERMES_END
 
 Message = Mapping[str, Any]

@@ -28,11 +28,17 @@ class MessageFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """JSON."""
 
 
+class MessageCustom(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    input: str
+    """The text that the tool was given."""
+
+
 class MessageToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     id: str | None = None
     type: str = "function"
     function: MessageFunction | None = None
-    custom: Any = None
+    custom: MessageCustom | None = None
     index: Any = None
 
 

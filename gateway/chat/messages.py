@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from baton.core.errors import InvalidRequest
+from baton.gateway.chat.functions import TEXT
 from baton.gateway.chat.message_schema import Message, MessageToolCall, TextPart
 from baton.gateway.requests.cache_control import (
     CacheControl,
@@ -127,13 +128,25 @@ def _refuse_foreign(message: Message, role: str, path: str) -> None:
 
 
 def _call(call: MessageToolCall, path: str, has_text_arguments: bool) -> dict[str, Any]:
+    if call.type == "custom" and (custom := call.custom) is not None:
+        return text_call(call.id, custom.name, custom.input, has_text_arguments)
     if call.type != "function" or call.function is None:
-        raise InvalidRequest(f"{path} must be a call of a function", field=path)
+        raise InvalidRequest(f"{path} must be a call of a function or a custom tool", field=path)
     arguments: str | Mapping[str, Any] = call.function.arguments or "{}"
     if not has_text_arguments:
         arguments = call_arguments(call.function.arguments or "{}", f"{path}.function.arguments")
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
+
+
+def text_call(
+    call_id: str | None, name: str, text: str, has_text_arguments: bool
+) -> dict[str, Any]:
+    """A call of a custom tool, as of the function that the model was shown."""
+    arguments: str | dict[str, Any] = {TEXT: text}
+    if has_text_arguments:
+        arguments = msgspec.json.encode(arguments).decode()
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def call_arguments(text: str, path: str) -> dict[str, Any]:

@@ -8,11 +8,11 @@ HTTP chats, gRPC chats and /v1/responses all come here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from baton.core.errors import InvalidRequest
-from baton.core.messages import Grammar
+from baton.core.messages import Grammar, GrammarKind
 from baton.gateway.chat.cache_points import find_cache_points
 from baton.gateway.chat.conversation import (
     Conversation,
@@ -21,6 +21,7 @@ from baton.gateway.chat.conversation import (
     render_chat,
     tool_format,
 )
+from baton.gateway.chat.functions import TextFunction
 from baton.gateway.chat.tool_definitions import ToolMode, ToolUse
 from baton.gateway.chat.tool_detection import (
     GENERIC,
@@ -52,10 +53,19 @@ class ChatPlan:
     reasoning: ReasoningStart
     is_generic: bool
     """Tools are offered in words, for nothing is known of the model's own way to call them."""
+    custom_names: frozenset[str]
+    """Tools that are given a text."""
+    unheld_fields: tuple[str, ...]
+    """Grammars of such texts that the model is trusted with."""
 
     def new_parser(self) -> OutputParser:
         """For one choice."""
-        return OutputParser(self.calls, reasoning=self.reasoning, max_calls=self.max_calls)
+        return OutputParser(
+            self.calls,
+            reasoning=self.reasoning,
+            max_calls=self.max_calls,
+            custom_names=self.custom_names,
+        )
 
 
 async def plan_chat(gateway: Gateway, conversation: Conversation) -> ChatPlan:
@@ -77,19 +87,32 @@ async def plan_chat(gateway: Gateway, conversation: Conversation) -> ChatPlan:
     if not is_plain:
         marks = (*formats.MARKERS, *harmony.MARKERS, THINK_BEGIN, THINK_END)
         special_by_mark = gateway.model.tokenizer.special_tokens(marks)
+    grammar = await _grammar(gateway, parser, conversation, reasoning, special_by_mark)
     return ChatPlan(
         prompt=Prompt(
             tokens=tokens,
             field=conversation.prompt_field,
             cache_points=await find_cache_points(gateway, conversation, text, tokens),
         ),
-        grammar=await _grammar(gateway, parser, conversation, reasoning, special_by_mark),
+        grammar=grammar,
         shown_special=frozenset(special_by_mark.values()),
         calls=calls,
         max_calls=None if tools.is_parallel else 1,
         reasoning=reasoning,
         is_generic=tools.mode is ToolMode.AUTO and parser == GENERIC,
+        custom_names=tools.custom_names,
+        unheld_fields=tuple(_unheld_fields(tools, grammar)),
     )
+
+
+def _unheld_fields(tools: ToolUse, grammar: Grammar | None) -> Iterator[str]:
+    """A pattern is part of the schema of a call, and holds with it; another grammar would have to
+    say how JSON quotes the text."""
+    for function in tools.functions if tools.mode is not ToolMode.NONE else ():
+        if isinstance(function, TextFunction) and (rule := function.rule) is not None:
+            is_held = grammar is not None and rule.grammar.kind is GrammarKind.REGEX
+            if not is_held and function.name != tools.forced_name:
+                yield rule.field
 
 
 async def _grammar(
@@ -145,9 +168,10 @@ def _calls_in_messages(tools: ToolUse) -> CallFormat:
 
 
 def _forced_calls(tools: ToolUse) -> CallFormat:
-    if tools.forced_name is not None:
-        return formats.forced_call(tools.forced_name)
-    return formats.forced_calls
+    if tools.forced_name is None:
+        return formats.forced_calls
+    is_text = tools.text_rule is not None
+    return (formats.forced_text if is_text else formats.forced_call)(tools.forced_name)
 
 
 def _other_calls(

@@ -15,33 +15,18 @@ from typing import Any
 import msgspec
 
 from baton.core.errors import InvalidRequest
+from baton.gateway.chat.functions import NO_PARAMETERS, CustomTool, Function, TextFunction
 from baton.gateway.grammars.structured_output import OutputRule, json_rule
 
 MAX_TOOLS = 128
 NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 ALLOWED = "allowed_tools"
-NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
-
-
-class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    """A JSON schema."""
-    strict: bool | None = None
-    """Holds where a call is forced; elsewhere the model is trusted with the schema."""
-
-    def for_template(self) -> dict[str, Any]:
-        """As chat templates want it."""
-        given = {"name": self.name, "description": self.description, "parameters": self.parameters}
-        function = {name: value for name, value in given.items() if value is not None}
-        return {"type": "function", "function": function}
 
 
 class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: str
     function: Function | None = None
-    custom: Any = None
+    custom: CustomTool | None = None
 
 
 class ToolMode(Enum):
@@ -68,6 +53,8 @@ class ToolUse:
         """What the output must be, if a tool must be called."""
         if self.mode is not ToolMode.REQUIRED:
             return None
+        if self.text_rule is not None:
+            return self.text_rule
         if self.forced_name is not None:
             (index,) = (i for i, f in enumerate(self.functions) if f.name == self.forced_name)
             parameters = self.functions[index].parameters
@@ -78,6 +65,18 @@ class ToolUse:
         if not self.is_parallel:
             calls["maxItems"] = 1
         return json_rule(calls, field=self.field)
+
+    @property
+    def custom_names(self) -> frozenset[str]:
+        return frozenset(f.name for f in self.functions if isinstance(f, TextFunction))
+
+    @property
+    def text_rule(self) -> OutputRule | None:
+        """What the text of the one tool that must be called has to be; it is all of the output."""
+        for function in self.functions:
+            if function.name == self.forced_name and isinstance(function, TextFunction):
+                return function.rule
+        return None
 
     def call_schema(self, arguments_key: str, *, place: str = "#") -> dict[str, Any]:
         """The schema of one call: any tool's name and arguments. `place` is where it will stand.
@@ -123,11 +122,13 @@ def use_of(
     elif choice in ("none", "required"):
         mode = ToolMode(choice)
     else:
-        raise _bad_choice(f"is {choice!r}; known are none, auto, required and a function")
+        raise _bad_choice(f"is {choice!r}; known are none, auto, required and a tool")
     if mode is ToolMode.REQUIRED and not functions:
         raise _bad_choice("asks for a call, but there are no tools")
     if forced_name is not None and all(f.name != forced_name for f in functions):
         raise _bad_choice(f"names {forced_name!r}, which is not one of tools")
+    if mode is ToolMode.REQUIRED and len(functions) == 1 and isinstance(functions[0], TextFunction):
+        forced_name = functions[0].name
     return ToolUse(
         functions=tuple(functions),
         mode=mode,
@@ -138,9 +139,13 @@ def use_of(
 
 
 def _function(tool: Tool, path: str) -> Function:
+    if tool.type == "custom" and tool.custom is not None:
+        return tool.custom.function(f"{path}.custom")
+    if tool.type == "custom":
+        raise InvalidRequest(f"{path}.custom is missing", field=f"{path}.custom")
     if tool.type != "function":
         raise InvalidRequest(
-            f"{path}.type is {tool.type!r}; only functions can be called", field=f"{path}.type"
+            f"{path}.type is {tool.type!r}; known are function and custom", field=f"{path}.type"
         )
     if tool.function is None:
         raise InvalidRequest(f"{path}.function is missing", field=f"{path}.function")
@@ -165,13 +170,14 @@ def _check_names(functions: Sequence[Function]) -> None:
 
 
 def _named(choice: object) -> str:
-    """The name in {"type": "function", "function": {"name": ...}}, or that beside the type."""
-    if isinstance(choice, Mapping) and choice.get("type") == "function":
-        inner = choice.get("function", choice)
+    """The name in {"type": "function", "function": {"name": ...}}, or that beside the type; of a
+    custom tool likewise."""
+    if isinstance(choice, Mapping) and (kind := choice.get("type")) in ("function", "custom"):
+        inner = choice.get(kind, choice)
         name = inner.get("name") if isinstance(inner, Mapping) else None
         if isinstance(name, str):
             return name
-    raise _bad_choice("must be none, auto, required, or an object that names a function")
+    raise _bad_choice("must be none, auto, required, or an object that names a tool")
 
 
 def _allowed(

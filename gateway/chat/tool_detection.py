@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from baton.gateway.chat.tool_definitions import NO_PARAMETERS, ToolUse
+from baton.gateway.chat.functions import NO_PARAMETERS
+from baton.gateway.chat.tool_definitions import ToolUse
 from baton.gateway.grammars.answer_grammar import NO_SPECIAL, json_body, written_mark
 from baton.gateway.output import harmony
 from baton.gateway.output.formats import (

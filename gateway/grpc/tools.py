@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from baton.core.errors import InvalidRequest
-from baton.gateway.chat.tool_definitions import Function, ToolUse, use_of
+from baton.gateway.chat.functions import Function
+from baton.gateway.chat.tool_definitions import ToolUse, use_of
 from baton.proto import inference_pb2 as pb
 
 WORDS = {

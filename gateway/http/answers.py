@@ -84,13 +84,19 @@ class FunctionCall(msgspec.Struct, kw_only=True):
     arguments: str
 
 
+class CustomCall(msgspec.Struct, kw_only=True):
+    name: str | UnsetType = UNSET
+    input: str
+
+
 class ToolCall(msgspec.Struct, kw_only=True):
     """Whole, or what a chunk adds: id, type and name in the first of a call."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
-    function: FunctionCall
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    function: FunctionCall | UnsetType = UNSET
+    custom: CustomCall | UnsetType = UNSET
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):

@@ -46,6 +46,7 @@ class ChatApi:
         public_id = answered_id(body, who)
         order, plan = await chat_order(gateway, body, who)
         request.state.ignored_fields.extend(fields_without_effect(body, gateway.model))
+        request.state.ignored_fields.extend(plan.unheld_fields)
         tell_format(request, plan, gateway.model)
         completion = gateway.complete(order)
         chunks = ChatFormat(

@@ -12,6 +12,7 @@ from baton.gateway.http.answers import (
     ChatAnswer,
     ChatChoice,
     ChatMessage,
+    CustomCall,
     FunctionCall,
     OutputTokens,
     ToolCall,
@@ -21,7 +22,7 @@ from baton.gateway.http.answers import (
 from baton.gateway.http.legacy_functions import with_function_call
 from baton.gateway.http.logprobs import chat_logprobs, prompt_logprobs, token_names
 from baton.gateway.http.schemas import ChatBody
-from baton.gateway.output.pieces import CallStart, Content, Piece, Reasoning
+from baton.gateway.output.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from baton.gateway.output.reasoning import ReasoningStart
 from baton.gateway.requests.choices import ChoiceDelta
 from baton.gateway.requests.completion_stream import Usage
@@ -141,6 +142,26 @@ class ChatFormat:
         return answer
 
 
+def _begun_call(start: CallStart) -> ToolCall:
+    call = ToolCall(
+        index=start.index, id=start.id, type="custom" if start.is_custom else "function"
+    )
+    if start.is_custom:
+        call.custom = CustomCall(name=start.name, input="")
+    else:
+        call.function = FunctionCall(name=start.name, arguments="")
+    return call
+
+
+def _add_arguments(call: ToolCall, piece: CallArguments) -> None:
+    if piece.is_text:
+        call.custom = call.custom or CustomCall(input="")
+        call.custom.input += piece.text
+    else:
+        call.function = call.function or FunctionCall(arguments="")
+        call.function.arguments += piece.text
+
+
 def _message(pieces: Iterable[Piece]) -> ChatMessage:
     message = ChatMessage()
     content = reasoning = ""
@@ -151,15 +172,10 @@ def _message(pieces: Iterable[Piece]) -> ChatMessage:
         elif isinstance(piece, Reasoning):
             reasoning += piece.text
         elif isinstance(piece, CallStart):
-            function = FunctionCall(name=piece.name, arguments="")
-            calls[piece.index] = ToolCall(
-                index=piece.index, id=piece.id, type="function", function=function
-            )
+            calls[piece.index] = _begun_call(piece)
         else:
-            call = calls.setdefault(
-                piece.index, ToolCall(index=piece.index, function=FunctionCall(arguments=""))
-            )
-            call.function.arguments += piece.text
+            call = calls.setdefault(piece.index, ToolCall(index=piece.index))
+            _add_arguments(call, piece)
     if content:
         message.content = content
     if reasoning:

@@ -15,8 +15,9 @@ import msgspec
 from msgspec import Meta
 
 from baton.core.errors import InvalidRequest
+from baton.gateway.chat.functions import Function
 from baton.gateway.chat.message_schema import Message
-from baton.gateway.chat.tool_definitions import Function, Tool
+from baton.gateway.chat.tool_definitions import Tool
 from baton.gateway.grammars.structured_output import (
     OutputRule,
     ResponseFormat,

@@ -157,6 +157,17 @@ def forced_call(name: str) -> CallFormat:
     return parse
 
 
+def forced_text(name: str) -> CallFormat:
+    """All of the output is the text that this custom tool is given."""
+
+    def parse(reader: TextReader, out: PieceWriter) -> Parse[None]:
+        if (yield from reader.peek()):
+            out.start_call(name)
+            yield from reader.copy_until((), out.call_text)
+
+    return parse
+
+
 def _is_call(
     call: Parse[None], reader: TextReader, out: PieceWriter, *, is_sure: bool = True
 ) -> Parse[bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from baton.gateway.output.formats import CallFormat
 from baton.gateway.output.pieces import Piece, PieceWriter, new_call_id
@@ -20,10 +20,11 @@ class OutputParser:
         *,
         reasoning: ReasoningStart = ReasoningStart.NOWHERE,
         max_calls: int | None = None,
+        custom_names: Collection[str] = (),
         call_id: Callable[[], str] = new_call_id,
     ) -> None:
         self._reader = TextReader()
-        self._out = PieceWriter(max_calls=max_calls, call_id=call_id)
+        self._out = PieceWriter(max_calls=max_calls, custom_names=custom_names, call_id=call_id)
         self._parsing = self._parse(calls, reasoning)
         self.reasoning_end: float = math.inf
         """Characters of output up to the end of reasoning; 0 for none, infinite while it lasts."""
@@ -40,7 +41,9 @@ class OutputParser:
     def finish(self, *, is_cut: bool = False) -> list[Piece]:
         """What was held back, but for a call that was begun and cut. Safe to repeat."""
         self._reader.end(is_cut=is_cut)
-        return self.feed("")
+        pieces = self.feed("")
+        self._out.end_call()
+        return pieces + self._out.drain()
 
     def _parse(self, calls: CallFormat, reasoning: ReasoningStart) -> Parse[None]:
         self.reasoning_end = yield from think(self._reader, self._out, reasoning)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+
+from baton.gateway.output.custom_input import CustomInput
 
 CALL_ID_CHARS = string.ascii_letters + string.digits
 
@@ -31,6 +33,8 @@ class CallStart:
     """The call's number within its choice, from 0."""
     id: str
     name: str
+    is_custom: bool = False
+    """It is given a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,8 @@ class CallArguments:
     index: int
     text: str
     """JSON as the model writes it: all pieces of a call together are its arguments."""
+    is_text: bool = False
+    """It is what a custom tool is given, as it stands."""
 
 
 Piece = Content | Reasoning | CallStart | CallArguments
@@ -51,29 +57,56 @@ class PieceWriter:
     """Collects what a parse has understood, until it is fetched."""
 
     def __init__(
-        self, *, max_calls: int | None = None, call_id: Callable[[], str] = new_call_id
+        self,
+        *,
+        max_calls: int | None = None,
+        custom_names: Collection[str] = (),
+        call_id: Callable[[], str] = new_call_id,
     ) -> None:
-        """Calls beyond `max_calls` are left out."""
+        """Calls beyond `max_calls` are left out. `custom_names`: tools that are given a text."""
         self.num_calls = 0
         self._max_calls = max_calls
+        self._custom_names = custom_names
         self._call_id = call_id
+        self._input: CustomInput | None = None
+        """Of a custom call that has begun."""
         self._pieces: list[Piece] = []
 
     def content(self, text: str) -> None:
+        self.end_call()
         self._write(Content(text))
 
     def reasoning(self, text: str) -> None:
+        self.end_call()
         self._write(Reasoning(text))
 
     def start_call(self, name: str) -> None:
+        self.end_call()
         self.num_calls += 1
-        if not self._is_beyond:
-            self._pieces.append(CallStart(self.num_calls - 1, self._call_id(), name))
+        if self._is_beyond:
+            return
+        is_custom = name in self._custom_names
+        self._pieces.append(CallStart(self.num_calls - 1, self._call_id(), name, is_custom))
+        if is_custom:
+            self._input = CustomInput(self.call_text)
 
     def arguments(self, text: str) -> None:
         """Add `text` to the arguments of the call that was started last."""
-        if not self._is_beyond:
+        if self._input is not None:
+            self._input.feed(text)
+        elif not self._is_beyond:
             self._write(CallArguments(self.num_calls - 1, text))
+
+    def call_text(self, text: str) -> None:
+        """Add `text` to what that call, of a custom tool, is given."""
+        if not self._is_beyond:
+            self._write(CallArguments(self.num_calls - 1, text, is_text=True))
+
+    def end_call(self) -> None:
+        """What was held back of its arguments is all there is. Safe to repeat."""
+        if self._input is not None:
+            self._input.end()
+            self._input = None
 
     def drain(self) -> list[Piece]:
         pieces, self._pieces = self._pieces, []

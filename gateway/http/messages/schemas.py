@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from baton.core.errors import InvalidRequest
-from baton.gateway.chat.tool_definitions import Function
+from baton.gateway.chat.functions import Function
 from baton.gateway.requests.cache_control import CacheControl
 from baton.gateway.requests.options import CommonOptions
 from baton.gateway.requests.unsupported import Ignored, Refused

@@ -101,7 +101,7 @@ def begun_answer(
             verbosity=None if body.text is None else body.text.verbosity,
         ),
         tool_choice=body.tool_choice or "auto",
-        tools=[msgspec.to_builtins(tool) for tool in body.tools or ()],
+        tools=[tool.shown() for tool in body.tools or ()],
         top_logprobs=body.top_logprobs or 0,
         top_p=defaults.top_p if body.top_p is None else body.top_p,
         user=body.user,

@@ -53,7 +53,7 @@ class ResponsesApi:
         plan = await plan_chat(gateway, conversation_of(body, gateway.model, earlier))
         tell_format(request, plan, gateway.model)
         _, without_effect = _variables(body, gateway.model.require_chat_template())
-        request.state.ignored_fields.extend(without_effect)
+        request.state.ignored_fields.extend((*without_effect, *plan.unheld_fields))
         order = CompletionOrder(
             request_id=who.request_id,
             prompts=(plan.prompt,),

@@ -3,6 +3,7 @@
 message                 {"role": ..., "content": ...}
 function_call           joins the assistant's message before it, or begins one
 function_call_output    {"role": "tool", ...}
+custom_tool_call        as a function_call of one text, and custom_tool_call_output likewise
 reasoning               is a field of the assistant's message that it is part of; templates leave
                         that of earlier turns out
 """
@@ -19,6 +20,7 @@ from baton.gateway.chat.messages import (
     ROLE_BY_NAME,
     call_arguments,
     reasoning_fields,
+    text_call,
 )
 from baton.gateway.requests.cache_control import MarkedMessage, marked, read_control
 
@@ -56,7 +58,7 @@ def input_messages(
 
 def _marks(item: InputItem, message: int, path: str) -> Iterator[MarkedMessage]:
     """The marks of the item, which was read without complaint: behind its parts, and behind it."""
-    name = "output" if item.get("type") == "function_call_output" else "content"
+    name = "output" if str(item.get("type")).endswith("_output") else "content"
     parts = item.get(name)
     texts: list[str] = []
     for number, part in enumerate(parts if isinstance(parts, list) else ()):
@@ -80,12 +82,13 @@ class _Reading:
         match item.get("type", "message"):
             case "message":
                 self._add_message(_message(item, path))
-            case "function_call":
-                call = _call(item, path, self._has_text_arguments)
+            case "function_call" | "custom_tool_call" as kind:
+                read = _call if kind == "function_call" else _custom_call
+                call = read(item, path, self._has_text_arguments)
                 if not self._goes_on:
                     self._add_message({"role": "assistant", "content": None})
                 self.messages[-1].setdefault("tool_calls", []).append(call)
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output":
                 text = _text(item.get("output"), f"{path}.output")
                 call_id = _string(item, "call_id", path)
                 self._add_message({"role": "tool", "content": text, "tool_call_id": call_id})
@@ -94,7 +97,8 @@ class _Reading:
             case kind:
                 raise InvalidRequest(
                     f"{path}.type is {kind!r}; known are message, function_call, "
-                    "function_call_output, reasoning and item_reference",
+                    "function_call_output, custom_tool_call, custom_tool_call_output, reasoning "
+                    "and item_reference",
                     field=f"{path}.type",
                 )
 
@@ -142,6 +146,11 @@ def _call(item: Mapping[str, Any], path: str, has_text_arguments: bool) -> dict[
         "type": "function",
         "function": {"name": _string(item, "name", path), "arguments": arguments},
     }
+
+
+def _custom_call(item: Mapping[str, Any], path: str, has_text_arguments: bool) -> dict[str, Any]:
+    call_id, name, text = (_string(item, key, path) for key in ("call_id", "name", "input"))
+    return text_call(call_id, name, text, has_text_arguments)
 
 
 def _text(content: object, path: str) -> str:

@@ -2,7 +2,7 @@
 
 reasoning   added, part added, text delta ..., text done, part done, done
 message     added, part added, text delta ..., text done, part done, done
-call        added, arguments delta ..., arguments done, done
+call        added, arguments delta ..., arguments done, done; of a custom tool its input likewise
 """
 
 from __future__ import annotations
@@ -58,7 +58,15 @@ class CallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="function_cal
     status: Status = "in_progress"
 
 
-Item = MessageItem | ReasoningItem | CallItem
+class CustomCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
+    id: str
+    call_id: str
+    name: str
+    input: str = ""
+    status: Status = "in_progress"
+
+
+Item = MessageItem | ReasoningItem | CallItem | CustomCallItem
 
 
 class OutputItems:
@@ -76,9 +84,12 @@ class OutputItems:
                     logprobs = ()
                 case Reasoning(text):
                     yield from self._add_reasoning(text)
+                case CallStart(_, call_id, name, is_custom=True):
+                    item_id = self._new_id("ctc")
+                    yield from self._open(CustomCallItem(id=item_id, call_id=call_id, name=name))
                 case CallStart(_, call_id, name):
-                    item = CallItem(id=self._new_id("fc"), call_id=call_id, name=name)
-                    yield from self._open(item)
+                    item_id = self._new_id("fc")
+                    yield from self._open(CallItem(id=item_id, call_id=call_id, name=name))
                 case CallArguments(_, text):
                     yield from self._add_arguments(text)
 
@@ -114,6 +125,10 @@ class OutputItems:
 
     def _add_arguments(self, text: str) -> Iterator[Event]:
         item = self._last
+        if isinstance(item, CustomCallItem):
+            item.input += text
+            yield self._event("custom_tool_call_input.delta", delta=text)
+            return
         assert isinstance(item, CallItem), "arguments follow the start of their call"
         item.arguments += text
         yield self._event("function_call_arguments.delta", delta=text)
@@ -151,6 +166,8 @@ class OutputItems:
                 yield self._event(
                     "function_call_arguments.done", name=item.name, arguments=item.arguments
                 )
+            case CustomCallItem():
+                yield self._event("custom_tool_call_input.done", input=item.input)
         item.status = status
         index = len(self.items) - 1
         yield {"type": "response.output_item.done", "output_index": index, "item": item}

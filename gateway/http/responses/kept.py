@@ -22,10 +22,16 @@ from baton.gateway.storage.folder import Place
 log = logging.getLogger(__name__)
 
 KIND = "response"
-REFERRED = re.compile(r"(?:msg|rs|fc)_(?P<base>.+)_(?P<index>[0-9]{1,4})")
+REFERRED = re.compile(r"(?:msg|rs|fc|ctc)_(?P<base>.+)_(?P<index>[0-9]{1,4})")
 MAX_REFERRED = 256
 """Responses that one request may refer to, each of which is read."""
-ITEM_PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+ITEM_PREFIXES = {
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
 
 
 class KeptResponse(msgspec.Struct, frozen=True):
@@ -164,4 +170,7 @@ def _is_reference(item: InputItem) -> bool:
 
 
 def _is_cut_call(item: InputItem) -> bool:
-    return item.get("type") == "function_call" and item.get("status") == "incomplete"
+    return (
+        item.get("type") in ("function_call", "custom_tool_call")
+        and item.get("status") == "incomplete"
+    )

@@ -7,9 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from baton.core.errors import InvalidRequest
-from baton.gateway.chat.tool_definitions import Function
+from baton.gateway.chat.functions import CustomTool, Function, InputFormat
 from baton.gateway.http.schemas import StreamOptions
 from baton.gateway.requests.cache_control import CacheControl
 from baton.gateway.requests.options import CommonOptions
@@ -17,21 +18,36 @@ from baton.gateway.requests.unsupported import Ignored, Refused
 
 
 class ResponsesTool(msgspec.Struct, kw_only=True):
-    """A function. Tools of other types have other fields, and are refused by their type."""
+    """A function or a custom tool. Tools of other types have other fields, and are refused by their
+    type."""
 
     type: str
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: InputFormat | UnsetType | None = UNSET
+    """Of a custom tool: what the text must be that it is given. Any text by default."""
+
+    def shown(self) -> dict[str, Any]:
+        """As the answer gives it back."""
+        fields = msgspec.to_builtins(self)
+        if self.type == "custom":
+            return {name: value for name, value in fields.items() if value is not None}
+        return dict(fields)
 
     def function(self, path: str) -> Function:
         """Raises InvalidRequest."""
-        if self.type != "function":
-            message = f"{path}.type is {self.type!r}; only functions can be called"
+        if self.type not in ("function", "custom"):
+            message = f"{path}.type is {self.type!r}; known are function and custom"
             raise InvalidRequest(message, field=f"{path}.type")
         if self.name is None:
             raise InvalidRequest(f"{path}.name is missing", field=f"{path}.name")
+        if self.type == "custom":
+            tool = CustomTool(
+                name=self.name, description=self.description, format=self.format or None
+            )
+            return tool.function(path)
         return Function(
             name=self.name,
             description=self.description,

@@ -23,7 +23,18 @@ from tests.gateway.scripted import (
 NAMED_TWICE = [WEATHER, WEATHER]
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[1]"}}
 WRONG: dict[str, dict[str, Any]] = {
-    "tools[0].type": {"tools": [{"type": "custom", "custom": {"name": "x"}}]},
+    "tools[0].type": {"tools": [{"type": "web_search", "custom": {"name": "x"}}]},
+    "tools[0].custom.format.grammar.syntax": {
+        "tools": [
+            {
+                "type": "custom",
+                "custom": {
+                    "name": "x",
+                    "format": {"type": "grammar", "grammar": {"syntax": "ebnf"}},
+                },
+            }
+        ]
+    },
     "tools[0].function": {"tools": [{"type": "function"}]},
     "tools[1]": {"tools": NAMED_TWICE},
     "tools[0]": {"tools": [{"type": "function", "function": {"name": "a b"}}]},
