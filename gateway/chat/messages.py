@@ -16,7 +16,7 @@ from baton.gateway.requests.cache_control import (
     checked_marks,
     marked,
 )
-from baton.gateway.requests.unsupported import refuse_unsupported
+from baton.gateway.requests.unsupported import refuse_unsupported, unsupported_part
 
 ROLE_BY_NAME = {
     "system": "system",
@@ -167,9 +167,7 @@ def _content(content: str | list[TextPart] | None, path: str) -> str:
 
 def _part(part: TextPart, path: str) -> str:
     if part.type != "text":
-        raise InvalidRequest(
-            f"{path}.type {part.type!r} is not supported yet; send text", field=f"{path}.type"
-        )
+        raise unsupported_part(part.type, path)
     if part.text is None:
         raise InvalidRequest(f"{path}.text is missing", field=f"{path}.text")
     return part.text

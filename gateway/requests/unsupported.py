@@ -31,6 +31,22 @@ REMEDIES = {
 }
 
 
+MEDIA = (
+    *("image", "image_url", "input_image"),
+    *("audio", "audio_url", "input_audio", "video_url"),
+    *("document", "file", "input_file"),
+)
+"""Parts of contents, those of tool results included, as OpenAI, Anthropic and vLLM name them."""
+
+
+def unsupported_part(kind: object, path: str, known: str = "text") -> InvalidRequest:
+    """Of a part that is none of `known`."""
+    remedy = f"send {known}"
+    if kind in MEDIA:
+        remedy = "models here read text; leave it out, or put into words what it shows"
+    return InvalidRequest(f"{path}.type {kind!r} is not supported: {remedy}", field=f"{path}.type")
+
+
 def refuse_unsupported(body: msgspec.Struct, path: str = "") -> None:
     """Raises InvalidRequest for the first field that asks for what Baton cannot do yet."""
     for name in body.__struct_fields__:

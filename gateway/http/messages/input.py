@@ -25,6 +25,7 @@ from baton.gateway.requests.cache_control import (
     checked_marks,
     marked,
 )
+from baton.gateway.requests.unsupported import unsupported_part
 
 Message = dict[str, Any]
 BILLING = "x-anthropic-billing-header:"
@@ -210,10 +211,7 @@ def _result(block: ContentBlock, path: str) -> str:
 def _check_type(block: ContentBlock, role: str, path: str) -> None:
     known = TYPES_BY_ROLE[role]
     if block.type not in known:
-        raise InvalidRequest(
-            f"{path}.type {block.type!r} is not supported here; send {' or '.join(known)}",
-            field=f"{path}.type",
-        )
+        raise unsupported_part(block.type, path, " or ".join(known))
 
 
 def _input(block: ContentBlock, path: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from baton.gateway.chat.messages import (
     text_call,
 )
 from baton.gateway.requests.cache_control import MarkedMessage, marked, read_control
+from baton.gateway.requests.unsupported import unsupported_part
 
 TEXT_TYPES = ("input_text", "output_text", "text")
 InputItem = dict[str, Any]
@@ -164,9 +165,7 @@ def _text(content: object, path: str) -> str:
 def _part(part: object, path: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or kind not in TEXT_TYPES:
-        raise InvalidRequest(
-            f"{path}.type {kind!r} is not supported yet; send text", field=f"{path}.type"
-        )
+        raise unsupported_part(kind, path)
     return _string(part, "text", path)
 
 

@@ -65,6 +65,17 @@ async def test_what_is_wrong_is_named(field: str) -> None:
     assert error_of(response)["param"] == field
 
 
+async def test_a_picture_that_a_tool_returns_is_refused_with_what_to_send_instead() -> None:
+    parts = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    messages = [*USER, {"role": "tool", "tool_call_id": "c", "content": parts}]
+    async with serving(dispatcher=dispatcher(said("x")), model=chat_model()) as gateway:
+        response = await gateway.http.post("/v1/chat/completions", json={"messages": messages})
+
+    error = error_of(response)
+    assert error["param"] == "messages[1].content[1].type"
+    assert "models here read text" in error["message"]
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
 async def test_what_is_not_there_cannot_be_called(choice: Any) -> None:
     async with serving(dispatcher=dispatcher(said("x")), model=chat_model()) as gateway:

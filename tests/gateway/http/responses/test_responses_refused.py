@@ -30,6 +30,15 @@ WRONG: dict[str, dict[str, Any]] = {
     "input[0].content[0].type": {
         "input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]
     },
+    "input[0].output[1].type": {
+        "input": [
+            {
+                "type": "custom_tool_call_output",
+                "call_id": "c",
+                "output": [{"type": "input_text", "text": "x"}, {"type": "input_image"}],
+            }
+        ]
+    },
     "input[0].arguments": {"input": [CALL]},
     "input[0].type": {"input": [{"type": "mcp_call"}]},
     "input[0]": {"input": [{"type": "item_reference", "id": "msg_1"}]},
