@@ -19,6 +19,8 @@ from baton.gateway.http.embeddings import EmbeddingsApi
 from baton.gateway.http.errors import error_body
 from baton.gateway.http.request_body import decode_body
 from baton.gateway.http.responses.api import ResponsesApi
+from baton.gateway.http.scoring.classify import ClassifyApi
+from baton.gateway.http.scoring.scores import ScoresApi
 from baton.gateway.http.translations import translate
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.request_ids import logged_request_id
@@ -26,7 +28,15 @@ from baton.gateway.requests.request_ids import logged_request_id
 UNAVAILABLE_S = 2.0
 """Before a line is tried again that no replica took."""
 
-BATCH_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+BATCH_ENDPOINTS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/rerank",
+    "/v1/score",
+    "/v1/classify",
+)
 
 
 class _Streaming(msgspec.Struct):
@@ -43,6 +53,9 @@ class LineCalls:
             "/v1/completions": CompletionsApi(gateway).create,
             "/v1/embeddings": EmbeddingsApi(gateway).create,
             "/v1/responses": ResponsesApi(gateway).create,
+            "/v1/rerank": ScoresApi(gateway).rerank,
+            "/v1/score": ScoresApi(gateway).score,
+            "/v1/classify": ClassifyApi(gateway).create,
         }
 
     async def __call__(

@@ -14,6 +14,7 @@ import msgspec
 import openai
 import pytest
 from openai.types import Batch
+from tests.gateway.http.test_scores import JUDGE
 from tests.gateway.scripted import MODEL, Script, ScriptedDispatcher, Serving, serving, tokens_of
 
 from baton.core.clock import ManualClock
@@ -57,11 +58,11 @@ def chat_line(name: str, **body: Any) -> dict[str, Any]:
     return {"custom_id": name, "method": "POST", "url": CHAT, "body": body}
 
 
-async def begun(client: openai.AsyncOpenAI, lines: Sequence[Any]) -> Batch:
+async def begun(client: openai.AsyncOpenAI, lines: Sequence[Any], *, endpoint: Any = CHAT) -> Batch:
     data = "\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines)
     file = await client.files.create(file=("in.jsonl", data.encode()), purpose="batch")
     return await client.batches.create(
-        input_file_id=file.id, endpoint=CHAT, completion_window="24h", metadata={"for": "me"}
+        input_file_id=file.id, endpoint=endpoint, completion_window="24h", metadata={"for": "me"}
     )
 
 
@@ -104,6 +105,32 @@ async def test_lines_are_answered_and_bad_ones_are_told_apart(tmp_path: Path) ->
     by_field = {name: line["response"]["body"]["error"]["param"] for name, line in failures.items()}
     assert by_field == {"b": "temperature", "c": "stream"}
     assert listed == [batch.id] and len(files) == 1
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "answered"),
+    [
+        ("/v1/rerank", {"query": "x", "documents": ["a", "b"]}, "results"),
+        ("/v1/score", {"text_1": "x", "text_2": ["a", "b"]}, "data"),
+        ("/v1/classify", {"input": ["a", "b"]}, "data"),
+    ],
+)
+async def test_lines_may_ask_for_scores_and_labels(
+    tmp_path: Path, endpoint: str, body: dict[str, Any], answered: str
+) -> None:
+    line = {"method": "POST", "url": endpoint}
+    lines = [{**line, "custom_id": "a", "body": body}, {**line, "custom_id": "b", "body": {}}]
+    async with keeping(tmp_path, model=JUDGE) as gateway:
+        client = openai_of(gateway)
+        batch = await ended(client, await begun(client, lines, endpoint=endpoint))
+        answers = await lines_of(client, batch.output_file_id)
+        failures = await lines_of(client, batch.error_file_id)
+
+    assert batch.endpoint == endpoint
+    assert len(answers["a"]["response"]["body"][answered]) == 2
+    assert failures["b"]["response"]["status_code"] == 400
+    priorities = {generation.priority for generation in gateway.dispatcher.generations}
+    assert len(priorities) == 1 and priorities.pop() > 0
 
 
 async def test_a_file_that_cannot_be_a_batch_fails_with_its_lines(tmp_path: Path) -> None:
