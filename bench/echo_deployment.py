@@ -28,7 +28,7 @@ from baton.core.messages import ReplicaInfo, Role
 from baton.core.step_times import StepTimes
 from baton.platform.config.deployment import DEMO_MODEL, DeploymentConfig, override
 from baton.platform.machine.interpreter import spare_what_stays
-from baton.router.policies.by_name import DEFAULT
+from baton.router.defaults import DEFAULT_POLICY
 
 HOST = "127.0.0.1"
 VOCAB_SIZE = 4096
@@ -60,7 +60,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
 class Layout:
     num_prefill: int = 1
     num_decode: int = 1
-    policy: str = DEFAULT
+    policy: str = DEFAULT_POLICY
     step_times: StepTimes = field(default_factory=StepTimes)
     """Of each replica's passes, at least."""
 

@@ -32,12 +32,13 @@ from baton.core.kv_layout import KvLayout
 from baton.core.messages import Capacity, ReplicaInfo, Role
 from baton.core.step_times import StepTimes
 from baton.router.candidate import Candidate
+from baton.router.defaults import DEFAULT_POLICY
 from baton.router.expected_blocks import Expected
 from baton.router.kv_index import KvIndex
 from baton.router.matches import Matches
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.placer import LINE_PER_REPLICA, Placer, Routing
-from baton.router.policies.by_name import DEFAULT, policy
+from baton.router.policies.by_name import policy
 from baton.router.pool import KnownReplica, Pool
 from baton.router.prompt import Prompt
 from baton.router.prompt_names import PromptNames
@@ -211,7 +212,7 @@ def median_us(function, times: int = 100) -> float:  # type: ignore[no-untyped-d
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.router_decisions", description=__doc__)
-    parser.add_argument("--policy", default=DEFAULT)
+    parser.add_argument("--policy", default=DEFAULT_POLICY)
     arguments = parser.parse_args()
     print(surroundings(), flush=True)
     print(report(arguments.policy))

@@ -14,28 +14,17 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from baton.core.ids import Epoch
 from baton.router.columns import RECENT_HALF_LIFE_S, Column, Columns, mean
+from baton.router.pace import Pace
 from baton.router.prompt import Prompt, drawn
 
 LATE_S = 0.1
 """A prediction that is off by less says nothing of the replica."""
 
 PACE_TOKENS = 512
-
-
-class Pace(NamedTuple):
-    """A speed in numbers: passes x step + new tokens x token + pairs x pair + new tokens / rate."""
-
-    step_s: float = 0.0
-    """Of each pass of up to `max_chunk` tokens."""
-    token_s: float = 0.0
-    pair_s: float = 0.0
-    """Of a new token and one before it, which it attends to."""
-    max_chunk: float = 1.0
-    tokens_per_s: float = math.inf
 
 
 class Speed(Protocol):

@@ -24,11 +24,11 @@ from baton.router.answer import Answers, Options, Question
 from baton.router.candidate import Candidate
 from baton.router.decisions import Considered
 from baton.router.decode_choice import choose_decode
+from baton.router.defaults import DEFAULT_POLICY, LOCAL_PREFILL_TOKENS
 from baton.router.eligible import in_time, is_late, opened, ready
 from baton.router.line import Line
 from baton.router.local_prefill import why_here, why_sooner_here
 from baton.router.placement import Placement, PlacementRequest
-from baton.router.policies.by_name import DEFAULT
 from baton.router.prompt import Prompt, drawn
 from baton.router.prompt_names import PromptNames
 from baton.router.pulling import PullRates
@@ -39,8 +39,6 @@ from baton.router.view import PoolView, ReplicaView, View
 
 LINE_PER_REPLICA = 4
 """Prompts in line for each prefill replica: enough to choose from; more wait their turn outside."""
-
-LOCAL_PREFILL_TOKENS = 64
 
 NumCached = Callable[[PromptNames, Epoch], int]
 """How many leading tokens of a prompt a replica has."""
@@ -55,7 +53,7 @@ class Routing:
     """A decode replica that lacks no more of a prompt computes it itself."""
     pull_rates: PullRates = field(default_factory=PullRates)
     """What fetching and computing KV cost, until that is measured."""
-    name: str = DEFAULT
+    name: str = DEFAULT_POLICY
     """The policy's."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Of tenants, in what is computed while several wait; 1 where it is not given."""

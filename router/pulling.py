@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from baton.core.ids import Epoch
 from baton.core.kv_layout import KvLayout
 from baton.core.messages import Receipt, ReplicaInfo
-from baton.router.candidate import Pace
 from baton.router.link_times import LinkTime, LinkTimes, Pair
+from baton.router.pace import Pace
 
 CLEARLY = 1.25
 """How many times what fetching takes, computing must take."""

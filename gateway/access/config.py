@@ -11,9 +11,7 @@ from baton.core.config_node import ConfigNode, Count, Fraction, Port, Seconds
 from baton.gateway.access.batch_config import BatchConfig
 from baton.gateway.access.key_entry import NAMED, SCOPES, TENANT_SCOPES, read_entry
 from baton.gateway.storage.config import StorageConfig
-from baton.router.placer import LOCAL_PREFILL_TOKENS
-from baton.router.policies.by_name import DEFAULT as DEFAULT_POLICY
-from baton.router.policies.by_name import POLICIES
+from baton.router.defaults import DEFAULT_POLICY, LOCAL_PREFILL_TOKENS, POLICY_NAMES
 
 MEBIBYTE = 1 << 20
 
@@ -161,8 +159,8 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """Requests in files, answered when nobody else needs the replicas."""
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ValueError(f"policy {self.policy!r}: give one of {', '.join(POLICIES)}")
+        if self.policy not in POLICY_NAMES:
+            raise ValueError(f"policy {self.policy!r}: give one of {', '.join(POLICY_NAMES)}")
         self._check_keys()
         self._check_shares()
         if not self.operator_keys and not is_loopback(self.admin_host):

@@ -19,7 +19,6 @@ from baton.router.policies.sticky_until_saturated import StickyUntilSaturated
 from baton.router.policies.two_choice import TwoChoice
 from baton.router.routing_policy import RoutingPolicy
 
-DEFAULT = "cost"
 POLICIES: dict[str, Callable[[], RoutingPolicy]] = {
     "random": RandomChoice,
     "round-robin": RoundRobin,

@@ -11,6 +11,7 @@ import pytest
 
 from baton.router.candidate import Candidate
 from baton.router.candidates import CandidateTable
+from baton.router.defaults import DEFAULT_POLICY, POLICY_NAMES
 from baton.router.heat import Heat
 from baton.router.line import Line
 from baton.router.policies.by_name import POLICIES, policy
@@ -144,6 +145,10 @@ def test_a_conversation_stays_where_it_was_and_prefixes_have_their_replicas() ->
     assert cheapest(alike, every, hashed.costs(alike, every, HELD, 9.0)) == place
     fewer = table.at(np.array([place, (place + 2) % 3]))  # one of the others is gone
     assert cheapest(ASKS, fewer, hashed.costs(ASKS, fewer, HELD, 2.0)) == 0
+
+
+def test_a_configuration_may_name_every_policy() -> None:
+    assert tuple(POLICIES) == POLICY_NAMES and DEFAULT_POLICY in POLICIES
 
 
 @pytest.mark.parametrize("name", POLICIES)

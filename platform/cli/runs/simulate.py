@@ -21,13 +21,14 @@ from baton.platform.simulator.report import show, tree
 from baton.platform.simulator.setup import Setup
 from baton.platform.traces.reader import read_trace
 from baton.platform.traces.trace import Trace
-from baton.router.policies.by_name import ABLATIONS, DEFAULT, POLICIES
+from baton.router.defaults import DEFAULT_POLICY
+from baton.router.policies.by_name import ABLATIONS, POLICIES
 
 LOADS = (0.7, 1.0, 1.3)
 FILE_WIDTH = 100
 """Of a table that is written elsewhere than to a terminal."""
 C = TypeVar("C")
-GROUPS = {"all": tuple(POLICIES), "ablation": (DEFAULT, *ABLATIONS)}
+GROUPS = {"all": tuple(POLICIES), "ablation": (DEFAULT_POLICY, *ABLATIONS)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

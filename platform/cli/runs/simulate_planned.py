@@ -20,7 +20,7 @@ from baton.platform.planner.plan import Decision
 from baton.platform.simulator.fleet.experiment import at_load
 from baton.platform.simulator.fleet.planned import PlannedFigures, play_planned
 from baton.platform.simulator.fleet.setup import FleetSetup
-from baton.router.policies.by_name import DEFAULT
+from baton.router.defaults import DEFAULT_POLICY
 
 MINUTE_S = 60.0
 HOUR_S = 3600.0
@@ -58,7 +58,7 @@ def _play(options: PlannedOptions, job: Job, console: Console) -> Played:
         cold_start_s=options.rules.cold_start_s,
         flip_s=options.flip_s,
     )
-    policies = policies_of(job.policies) if job.policies != ["all"] else (DEFAULT,)
+    policies = policies_of(job.policies) if job.policies != ["all"] else (DEFAULT_POLICY,)
     rows: list[dict[str, Any]] = []
     for file in job.traces:
         trace = read(file)

@@ -1,0 +1,18 @@
+"""How fast a replica computes, in numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+
+class Pace(NamedTuple):
+    """A speed in numbers: passes x step + new tokens x token + pairs x pair + new tokens / rate."""
+
+    step_s: float = 0.0
+    """Of each pass of up to `max_chunk` tokens."""
+    token_s: float = 0.0
+    pair_s: float = 0.0
+    """Of a new token and one before it, which it attends to."""
+    max_chunk: float = 1.0
+    tokens_per_s: float = math.inf
