@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from baton.core.clock import Clock, monotonic
@@ -20,6 +21,8 @@ from baton.gateway.requests.generation import DecodeRoom
 T = TypeVar("T")
 
 LOOK_S = 0.05
+REST_LOOK_S = 1.0
+"""While there are no lines."""
 PATIENCE_S = 0.25
 BESIDE_S = 2.0
 """For so long after others were seen more are expected."""
@@ -55,6 +58,8 @@ class Pace:
         self._crowded_since: float | None = None
         self._is_alone_from = 0.0
         """When no others are expected any more, as it looks now."""
+        self._is_asked = asyncio.Event()
+        """Since `watch` has last seen that there are no lines."""
 
     async def run(self, line: Callable[[], Awaitable[T]]) -> T:
         """Raises GivenUp, and what `line` raises."""
@@ -76,13 +81,22 @@ class Pace:
     async def watch(self) -> None:
         """For ever."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            if self._running or self._waiting:
+                await asyncio.sleep(LOOK_S)
+            else:
+                self._is_asked.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(REST_LOOK_S):
+                        await self._is_asked.wait()
             self._look()
             self._start()
 
     async def _turn(self) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
+        if not self._is_asked.is_set():
+            self._is_asked.set()
+            self._look()
         self._start()
         try:
             await turn

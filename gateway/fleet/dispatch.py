@@ -420,9 +420,12 @@ class ReplicaDispatcher:
     async def _look_after_line(self) -> None:
         """Place now and then, even if nothing is heard from anybody."""
         while True:
+            await self._seeking.has_line.wait()
             await asyncio.sleep(LOOK_S)
             if len(self._seeking):
                 self._on_fleet_change()
+            else:
+                self._seeking.has_line.clear()
 
 
 def _waits(

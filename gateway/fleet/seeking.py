@@ -60,6 +60,8 @@ class Seeking:
         self._in_line: dict[int, Seeker] = {}
         """By the prompt's number."""
         self._stranded: list[Seeker] = []
+        self.has_line = asyncio.Event()
+        """Set when somebody joins the line. Whoever finds nobody there any more clears it."""
 
     def __len__(self) -> int:
         """Requests that have entered and have no place yet."""
@@ -110,6 +112,7 @@ class Seeking:
             case Prompt():
                 seeker.prompt = found
                 self._in_line[found.number] = seeker
+                self.has_line.set()
         return True
 
     def serve(self) -> None:

@@ -26,8 +26,10 @@ class Lines:
         self.clock = ManualClock(100.0)
         self.room = room_of()
         self.pace = Pace(
-            lambda: self.room, max_running=6, max_beside=2, max_share=0.5, clock=self.clock
+            self._seen_room, max_running=6, max_beside=2, max_share=0.5, clock=self.clock
         )
+        self.num_seen = 0
+        """How often the pace has asked for the room."""
         self.begun: list[int] = []
         self.given_up: list[int] = []
         self.ends = asyncio.Event()
@@ -37,6 +39,10 @@ class Lines:
             await self.pace.run(lambda: self._line(number))
         except GivenUp:
             self.given_up.append(number)
+
+    def _seen_room(self) -> DecodeRoom:
+        self.num_seen += 1
+        return self.room
 
     async def _line(self, number: int) -> None:
         self.begun.append(number)
@@ -83,6 +89,28 @@ async def test_so_many_lines_begin(
         await made.settle()
 
         assert made.begun == list(range(num_begun))
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def test_a_pace_at_rest_sees_who_else_is_there_when_lines_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pace_module, "REST_LOOK_S", 60.0)
+    async with lines(0, monkeypatch) as made:
+        await made.settle()
+        num_seen = made.num_seen
+        await asyncio.sleep(0.02)
+        assert made.num_seen == num_seen  # nobody looks while there are no lines
+        made.room = room_of(others=1)
+        asking = [asyncio.create_task(made.ask(number)) for number in range(9)]
+        await made.settle()
+        assert made.begun == [0, 1]  # max_beside
+        made.room = room_of()
+        made.clock.advance(BESIDE_S)
+        await made.settle()
+        assert made.begun == [0, 1, 2, 3, 4, 5]  # looked at again, though nothing has ended
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
