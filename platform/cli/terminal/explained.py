@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE
@@ -32,7 +32,9 @@ def _show(console: Console, decision: Mapping[str, Any]) -> None:
         f"place, {_ms(decision['in_line_s'])} of them in line"
     )
     console.print(f"because: {escape(decision['reason'])}")
-    console.print(_table(decision["candidates"]))
+    console.print(_predictions(decision["candidates"]))
+    if (terms := _terms(decision["candidates"])) is not None:
+        console.print(terms)
     if (num_more := decision["num_candidates"] - len(decision["candidates"])) > 0:
         console.print(f"and {num_more} more that cost no less")
     console.print(
@@ -41,14 +43,8 @@ def _show(console: Console, decision: Mapping[str, Any]) -> None:
     console.print(_outcome(decision))
 
 
-def _table(candidates: Sequence[Mapping[str, Any]]) -> Table:
-    terms = list(dict.fromkeys(name for one in candidates for name in one["terms"]))
-    terms = [name for name in terms if name not in SHOWN_ANYWAY]
-    table = Table(box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("replica", no_wrap=True)
-    titles = ("first token", "wait", "work", "held", "age", "cost")
-    for title in (*titles, *(name.removesuffix("_s") for name in terms)):
-        table.add_column(title, justify="right", no_wrap=" " not in title)
+def _predictions(candidates: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("replica", "first token", "wait", "work", "held", "age", "cost")
     for one in candidates:
         in_s = bool(one["terms"])  # a cost that is made of seconds is one
         first_s = one["wait_s"] + one["work_s"] + one["latency_s"]
@@ -58,12 +54,35 @@ def _table(candidates: Sequence[Mapping[str, Any]]) -> Table:
             str(one["held_tokens"]),
             _ms(one["age_s"]),
             _ms(cost) if in_s or cost is None else f"{cost:g}",
-            *(_ms(one["terms"].get(name)) for name in terms),
         )
-        mark = CHOSEN if one["is_chosen"] else " "
-        style = "bold green" if one["is_chosen"] else None
-        table.add_row(f"{mark} {escape(one['replica'])}", *cells, style=style)
+        _add(table, one, cells)
     return table
+
+
+def _terms(candidates: Sequence[Mapping[str, Any]]) -> Table | None:
+    """What costs are made of, where the policy says it: beside the rest, 80 columns are too few."""
+    terms = list(dict.fromkeys(name for one in candidates for name in one["terms"]))
+    terms = [name for name in terms if name not in SHOWN_ANYWAY]
+    if not terms:
+        return None
+    table = _table("of the cost", *(name.removesuffix("_s") for name in terms))
+    for one in candidates:
+        _add(table, one, [_ms(one["terms"].get(name)) for name in terms])
+    return table
+
+
+def _table(first: str, *titles: str) -> Table:
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=" " not in title)
+    return table
+
+
+def _add(table: Table, candidate: Mapping[str, Any], cells: Iterable[str]) -> None:
+    mark = CHOSEN if candidate["is_chosen"] else " "
+    style = "bold green" if candidate["is_chosen"] else None
+    table.add_row(f"{mark} {escape(candidate['replica'])}", *cells, style=style)
 
 
 def _outcome(decision: Mapping[str, Any]) -> str:
