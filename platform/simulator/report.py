@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from statistics import fmean
+from textwrap import fill
 from typing import Any
 
 from rich.box import SIMPLE
@@ -50,6 +51,10 @@ def show(console: Console, experiment: Experiment, rows: Sequence[Row]) -> None:
     console.print(f"{BEST} best in its column; {LIMIT}: no wait, one endless cache")
 
 
+POLICY_WIDTH = 13
+"""Longer names go on in a second line, behind a hyphen: all of a table is read on 80 columns."""
+
+
 def show_tables(console: Console, rows: Sequence[Row], columns: Sequence[Column]) -> None:
     for (trace, load), found in groupby(rows, key=lambda row: (row.trace, row.load)):
         group = list(found)
@@ -60,9 +65,10 @@ def show_tables(console: Console, rows: Sequence[Row], columns: Sequence[Column]
 
 
 def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
-    table = Table("policy", box=SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(box=SIMPLE, padding=0, pad_edge=False)
+    table.add_column("policy", no_wrap=True)
     for column in columns:
-        table.add_column(column.title, justify="right")
+        table.add_column(column.title.replace(" ", "\n"), justify="right", no_wrap=True)
     cells_of = {
         policy: _cells(list(found), columns)
         for policy, found in groupby(rows, key=lambda row: row.policy)
@@ -72,7 +78,7 @@ def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
         zip(*cells_of.values(), strict=True), columns, strict=True
     )]  # fmt: skip
     for policy, cells in zip(cells_of, zip(*marked, strict=True), strict=True):
-        table.add_row(policy, *cells)
+        table.add_row(fill(policy, POLICY_WIDTH), *cells)
     if limit is not None:
         table.add_section()
         table.add_row(LIMIT, *(f"{text} " for text in limit), style="dim")

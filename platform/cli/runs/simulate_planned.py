@@ -88,10 +88,10 @@ def changes(decisions: Sequence[Decision]) -> list[Decision]:
 
 
 def _show(console: Console, title: str, found: Sequence[PlannedFigures]) -> None:
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("pools")
-    for column in ("kept", "TTFT", "ITL", "rejected", "prefill", "decode", "replica h", "reversals",
-                   "flips"):  # fmt: skip
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=0, pad_edge=False)
+    table.add_column("pools", no_wrap=True)
+    for column in ("kept", "TTFT", "ITL", "rejected", "prefill", "decode", "replica\nh",
+                   "reversals", "flips"):  # fmt: skip
         table.add_column(column, justify="right", no_wrap=True)
     for one in found:
         table.add_row(
