@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from textwrap import fill
 from typing import Any
 
 import msgspec
@@ -24,6 +25,8 @@ from baton.router.defaults import DEFAULT_POLICY
 
 MINUTE_S = 60.0
 HOUR_S = 3600.0
+NAME_WIDTH = 10
+"""Longer names go on in a second line: all of a table is read on 80 columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +98,7 @@ def _show(console: Console, title: str, found: Sequence[PlannedFigures]) -> None
         table.add_column(column, justify="right", no_wrap=True)
     for one in found:
         table.add_row(
-            one.name,
+            fill(one.name, NAME_WIDTH),
             f"{one.kept:.1%}",
             f"{one.ttft_kept:.1%}",
             f"{one.itl_kept:.1%}",

@@ -27,7 +27,7 @@ FIGURES = {
     "num_requests": 100_000,
 }
 PLANNED = {
-    "name": "one more",
+    "name": "twice the cost",
     "kept": 1.0,
     "ttft_kept": 1.0,
     "itl_kept": 1.0,
@@ -76,4 +76,4 @@ def test_pools_that_are_planned_have_their_names_and_all_columns() -> None:
     simulate_planned._show(console, "a trace", [one])
 
     text = text_of(console)
-    assert "…" not in text and "one more" in text and "123.45" in text and "flips" in text
+    assert "…" not in text and "twice the" in text and "123.45" in text and "flips" in text
