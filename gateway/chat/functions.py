@@ -99,7 +99,7 @@ def _rule(wanted: InputFormat, path: str) -> OutputRule | None:
         raise InvalidRequest(
             f"{path}.type is {wanted.type!r}; known are text and grammar", field=f"{path}.type"
         )
-    grammar = wanted
+    grammar: InputGrammar = wanted
     if wanted.grammar is not None:
         grammar, path = wanted.grammar, f"{path}.grammar"
     kind = KIND_BY_SYNTAX.get(grammar.syntax or "")

@@ -2,7 +2,8 @@
 
     {"input": "a \\"b\\"\\n"}   --as it comes-->   a "b" and a line's end
 
-A model that writes anything else is taken at its word: all of it is the text.
+A model that writes anything else is taken at its word: all of it is the text. Of what was cut
+before the text began nothing is.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ class CustomInput:
         self._reader.feed(text)
         next(self._parsing, None)
 
-    def end(self) -> None:
-        self._reader.end()
+    def end(self, *, is_cut: bool = False) -> None:
+        """`is_cut`: it would have gone on."""
+        self._reader.end(is_cut=is_cut)
         self.feed("")
 
 
@@ -38,6 +40,8 @@ def _read_input(reader: TextReader, write: Callable[[str], None]) -> Parse[None]
         for sign in ("{", KEY, ":", '"'):
             yield from reader.expect(sign)
     except Malformed:
+        if reader.is_cut_short:  # before the text began
+            return
         reader.rewind()
         yield from reader.copy_until((), write)
         return

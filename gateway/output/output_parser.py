@@ -42,7 +42,7 @@ class OutputParser:
         """What was held back, but for a call that was begun and cut. Safe to repeat."""
         self._reader.end(is_cut=is_cut)
         pieces = self.feed("")
-        self._out.end_call()
+        self._out.end_call(is_cut=is_cut)
         return pieces + self._out.drain()
 
     def _parse(self, calls: CallFormat, reasoning: ReasoningStart) -> Parse[None]:

@@ -102,10 +102,10 @@ class PieceWriter:
         if not self._is_beyond:
             self._write(CallArguments(self.num_calls - 1, text, is_text=True))
 
-    def end_call(self) -> None:
+    def end_call(self, *, is_cut: bool = False) -> None:
         """What was held back of its arguments is all there is. Safe to repeat."""
         if self._input is not None:
-            self._input.end()
+            self._input.end(is_cut=is_cut)
             self._input = None
 
     def drain(self) -> list[Piece]:

@@ -215,3 +215,11 @@ def test_the_text_is_what_json_says_it_is(text: str, cuts: list[int], is_ascii: 
 def test_a_model_that_writes_something_else_is_taken_at_its_word(arguments: str, text: str) -> None:
     assert read(arguments, [3]) == text
     assert read(arguments, list(range(len(arguments)))) == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [('{"inp', ""), ('{"input": ', ""), ('{"input": "SEL', "SEL"), ("SEL", "SEL")],
+)
+def test_of_a_call_that_is_cut_the_text_alone_is_given(arguments: str, text: str) -> None:
+    assert read(arguments, [2], is_cut=True) == text
