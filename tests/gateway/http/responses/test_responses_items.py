@@ -5,13 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.gateway.http.responses.items import CallItem, OutputItems
+from baton.gateway.http.responses.items import CallItem, CustomCallItem, Item, OutputItems
 from baton.gateway.output.pieces import CallStart, Content, Piece, Reasoning
 
 pieces = st.one_of(
     st.text("ab", min_size=1, max_size=3).map(Content),
     st.text("ab", min_size=1, max_size=3).map(Reasoning),
     st.just(CallStart(0, "c", "f")),
+    st.just(CallStart(0, "c", "t", is_custom=True)),
 )
 
 
@@ -36,8 +37,11 @@ def test_events_tell_all_of_the_items(updates: list[list[Piece]], is_complete: b
             case "output_item.done":
                 assert open_items.pop() == index
     assert not open_items
-    texts = ["" if isinstance(item, CallItem) else item.content[0].text for item in items.items]
-    assert list(told.values()) == texts
+    assert list(told.values()) == [text_of(item) for item in items.items]
     statuses = [item.status for item in items.items]
     assert statuses[:-1] == ["completed"] * (len(statuses) - 1)
     assert statuses[-1] == ("completed" if is_complete else "incomplete")
+
+
+def text_of(item: Item) -> str:
+    return "" if isinstance(item, CallItem | CustomCallItem) else item.content[0].text
