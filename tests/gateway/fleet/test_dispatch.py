@@ -39,6 +39,7 @@ from baton.core.messages import (
     Role,
     StartingReplica,
 )
+from baton.gateway.fleet import dispatch as dispatch_module
 from baton.gateway.fleet.decision_log import DecisionLog
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.failed_starts import AGAIN_S, MANY
@@ -210,6 +211,40 @@ async def test_who_waits_for_a_prefill_replica_is_told_how_far_it_is_and_what_it
             await second
         assert dispatcher.progress(asked) is None
         await first.stop(0)
+
+
+async def test_a_line_is_looked_after_though_nothing_is_heard_and_only_while_somebody_stands_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch_module, "LOOK_S", 0.005)
+    replica = ScriptedReplica("d", silent, silent)
+    async with dispatching_to(replica) as dispatcher:
+        looks: list[None] = []
+        change = dispatcher._on_fleet_change
+        monkeypatch.setattr(
+            dispatcher, "_on_fleet_change", lambda: (looks.append(None), change())[1]
+        )
+        await dispatcher.fleet.apply(snapshot(replica.info, PREFILL))
+        candidate = dispatcher.fleet.candidate(PREFILL.epoch)
+        assert candidate is not None
+        prompt = tuple(range(100))
+        first = await dispatcher.start(replace(generation("first"), prompt=prompt))
+        room, candidate.credit_tokens = candidate.credit_tokens, 0
+        asked = replace(generation("second", time_left_s=20.0), prompt=prompt)
+        second = asyncio.create_task(dispatcher.start(asked))
+        await until(lambda: len(dispatcher._seeking) == 1)
+        looking = asyncio.create_task(dispatcher._look_after_line())
+        await until(lambda: len(looks) > 1)
+        candidate.credit_tokens = room
+        placed = await second
+
+        await asyncio.sleep(0.05)
+        looks.clear()
+        await asyncio.sleep(0.05)
+        assert not looks
+        looking.cancel()
+        for one in (first, placed):
+            await one.stop(0)
 
 
 async def test_a_request_without_any_replica_is_unavailable_after_the_grace_period() -> None:
