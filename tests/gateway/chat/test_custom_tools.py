@@ -31,7 +31,7 @@ from baton.gateway.storage.config import StorageConfig
 
 QUERY = 'SELECT "a\\b"\nFROM t -- caf\u00e9 \U0001f600'
 LARK = 'start: "SELECT " /[a-z]+/'
-HELD = "x-baton-ignored"
+TRUSTED = "x-baton-ignored"
 
 
 def custom(**wanted: Any) -> dict[str, Any]:
@@ -147,7 +147,7 @@ async def test_the_text_of_a_tool_that_must_be_called_is_a_sentence_of_its_gramm
     (call,) = chat.choices[0].message.tool_calls
     assert call.custom.input == '{"input": "x"}'  # which nobody takes for JSON of ours
     assert response.parse().output[0].input == call.custom.input
-    assert HELD not in response.headers
+    assert TRUSTED not in response.headers
     for generation in scripted.generations:
         assert generation.sampling.grammar == Grammar(GrammarKind(syntax), definition)
 
@@ -159,12 +159,12 @@ async def test_a_pattern_holds_where_a_call_is_free_and_another_grammar_is_told_
         held = await gateway.chat(tools=[regex])
         trusted = await gateway.chat(tools=[custom(syntax="lark", definition=LARK)])
 
-    assert HELD not in held.headers
+    assert TRUSTED not in held.headers
     grammar = scripted.generations[0].sampling.grammar
     assert grammar is not None and takes(grammar, query_call("SELECT a"))
     assert not takes(grammar, query_call("SELECT ab"))
     assert not takes(grammar, query_call("xDROP"))
-    assert trusted.headers[HELD] == "tools[0].custom.format.grammar.definition"
+    assert trusted.headers[TRUSTED] == "tools[0].custom.format.grammar.definition"
     assert json.dumps(LARK)[1:-1] in text_of(scripted.generations[1].prompt)
 
 
@@ -190,7 +190,7 @@ def read(text: str, cuts: list[int], *, is_cut: bool = False) -> str:
 
 @settings(max_examples=60)
 @given(
-    text=st.text(st.characters(exclude_categories=("Cs",))),
+    text=st.text(st.characters(codec="utf-8")),
     cuts=st.lists(st.integers(0, 200), max_size=8),
     is_ascii=st.booleans(),
 )

@@ -221,9 +221,12 @@ async def test_a_line_is_looked_after_though_nothing_is_heard_and_only_while_som
     async with dispatching_to(replica) as dispatcher:
         looks: list[None] = []
         change = dispatcher._on_fleet_change
-        monkeypatch.setattr(
-            dispatcher, "_on_fleet_change", lambda: (looks.append(None), change())[1]
-        )
+
+        def look() -> None:
+            looks.append(None)
+            change()
+
+        monkeypatch.setattr(dispatcher, "_on_fleet_change", look)
         await dispatcher.fleet.apply(snapshot(replica.info, PREFILL))
         candidate = dispatcher.fleet.candidate(PREFILL.epoch)
         assert candidate is not None
