@@ -20,6 +20,7 @@ from baton.engine.layers.linear import Linear
 from baton.engine.layers.mla import LatentHeads
 from baton.engine.layers.moe import DOWN, GATE_UP
 from baton.kernels.cpu import operators
+from baton.kernels.cpu.matrix_tiles import Tiles, tiles_in_use
 from baton.kernels.experts import packed_experts
 from baton.kernels.experts import packed_quantized_experts as packed_quantized_experts
 from baton.kernels.experts import quantized_experts as quantized_experts
@@ -123,6 +124,13 @@ def rounding_of(quantize: str, device: str, dtype: torch.dtype) -> str:
     if kind == "cpu" and not operators.runs(torch.empty(0, dtype=dtype)):
         kind = "torch"
     return f"{quantize} {kind}"
+
+
+def order_of_sums(device: str, dtype: torch.dtype) -> str:
+    """What sets products by the matrix tiles of a CPU apart from those by vectors."""
+    is_compiled = torch.device(device).type == "cpu" and operators.runs(torch.empty(0, dtype=dtype))
+    by_tiles = is_compiled and dtype is torch.bfloat16 and tiles_in_use() is not Tiles.NONE
+    return ", sums of tiles" if by_tiles else ""
 
 
 def _rounded(module: nn.Module, target: str, tensor: Tensor, device: str, quantize: str) -> Weight:

@@ -27,6 +27,7 @@ from baton.engine.checkpoint.install import (
     dtype_of,
     install,
     install_expert,
+    order_of_sums,
     rounding_of,
 )
 from baton.engine.checkpoint.quantized.installer import QuantizedInstaller
@@ -143,6 +144,7 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     rounding = rounding_of(quantize, device, getattr(torch, wanted))
     if _is_anywhere(installer.has_installed, groups):
         rounding = installer.rounding(is_of_experts=groups.mesh.tensor > 1)
+    rounding += order_of_sums(device, getattr(torch, wanted))
     return LoadedModel(
         model=model.to(device).eval(),
         info=_info(config, wanted, quantize, fingerprint(config, entries, wanted, rounding)),

@@ -114,7 +114,9 @@ def check_alike(loaded: LoadedModel) -> None:
     odd = [rank for rank, each in enumerate(found) if each != found[0]]
     if odd:
         raise InvalidConfig(
-            f"ranks {odd} have loaded another model than the lead: is the folder the same there?"
+            f"ranks {odd} have loaded another model than the lead: is the folder the same there? "
+            "And in bfloat16, do all CPUs have matrix tiles (AMX), or none? "
+            "BATON_CPU_KERNELS=vectors does without them"
         )
 
 

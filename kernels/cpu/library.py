@@ -11,7 +11,8 @@ sources it was made from: one of other sources is never used, whoever brings it.
 does not even start, a cache that cannot be read and a library that cannot be loaded are passed over
 like ones that are not there. Without any library, or
 with BATON_CPU_KERNELS=torch, every public kernel computes with torch instead: the same mathematics,
-but slower. `python -m baton.kernels.cpu` builds ahead of time, for this CPU (also where a wheel
+but slower. With BATON_CPU_KERNELS=vectors the matrix tiles of a CPU are not used
+(matrix_tiles.py). `python -m baton.kernels.cpu` builds ahead of time, for this CPU (also where a wheel
 brought some), or for images.
 """
 
@@ -30,6 +31,7 @@ from pathlib import Path
 
 from baton.core.home import home
 from baton.kernels.cpu import build
+from baton.kernels.cpu.matrix_tiles import KERNELS, choose_tiles
 from baton.kernels.cpu.progress import EVERY_S, BuildProgress
 
 PREBUILT = Path(__file__).parent / "prebuilt"
@@ -45,14 +47,17 @@ def library() -> ctypes.CDLL | None:
     """The operators of this machine; None, said once in the log, if there are none."""
     import torch  # noqa: F401  # first: what it links is then found, and not loaded a second time
 
-    if os.environ.get("BATON_CPU_KERNELS") == "torch":
+    if os.environ.get(KERNELS) == "torch":
         logger.info("BATON_CPU_KERNELS=torch: kernels on the CPU are torch's")
         return None
     try:
-        return find_or_build(cache_folder(), find_compiler())
+        found = find_or_build(cache_folder(), find_compiler())
     except (OSError, subprocess.CalledProcessError) as error:
         logger.warning("kernels on the CPU are torch's, and slower: %s", reason(error))
         return None
+    if found is not None:
+        choose_tiles(found)
+    return found
 
 
 def library_without_torch() -> ctypes.CDLL | None:
@@ -65,7 +70,7 @@ def library_without_torch() -> ctypes.CDLL | None:
 
 @cache
 def _found() -> ctypes.CDLL | None:
-    if os.environ.get("BATON_CPU_KERNELS") == "torch":
+    if os.environ.get(KERNELS) == "torch":
         return None
     try:
         folder, supported = cache_folder(), build.supported_targets()

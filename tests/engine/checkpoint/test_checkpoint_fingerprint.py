@@ -13,8 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.tiny_checkpoints import LLAMA3_ROPE, make_llama
 
+from baton.engine.checkpoint import install
 from baton.engine.checkpoint.fingerprint import NUM_SAMPLES, SAMPLE_BYTES, WHOLE_BYTES
 from baton.engine.checkpoint.load import load_model
+from baton.kernels.cpu.library import library
+from baton.kernels.cpu.matrix_tiles import Tiles
 
 
 def fingerprint(folder: Path, **options: Any) -> bytes:
@@ -79,6 +82,20 @@ def test_another_architecture_is_seen(folder: Path, change: dict[str, Any]) -> N
 def test_another_serving_dtype_is_seen(folder: Path) -> None:
     assert len({fingerprint(folder, dtype=dtype) for dtype in ("float32", "bfloat16")}) == 2
     assert fingerprint(folder, dtype="auto") == fingerprint(folder, dtype="float32")
+
+
+@pytest.mark.skipif(library() is None, reason="no compiled operators here")
+@pytest.mark.parametrize(("dtype", "is_seen"), [("bfloat16", True), ("float32", False)])
+def test_sums_of_matrix_tiles_are_seen(
+    dtype: str, is_seen: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have other bits, in bfloat16: KV by tiles and KV by vectors are never mixed."""
+    names = set()
+    for tiles in (Tiles.NONE, Tiles.AMX):
+        monkeypatch.setattr(install, "tiles_in_use", lambda tiles=tiles: tiles)
+        names.add(fingerprint(folder, dtype=dtype))
+
+    assert len(names) == 1 + is_seen
 
 
 def test_large_tensors_are_sampled_from_end_to_end(tmp_path: Path) -> None:

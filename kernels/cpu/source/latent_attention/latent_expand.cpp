@@ -62,12 +62,13 @@ struct Expansion {
 
   // All tokens of a block times `count` rows of a head's matrix.
   void multiply(const T* x, const T* panels, int64_t head, int64_t count, T* out) const {
-    alignas(64) float sums[MAX_TILE_ROWS * PANEL];
+    alignas(64) float sums[MOST_TILE_ROWS * PANEL];
+    const int64_t at_once = tile_rows<T>();
     const int64_t cached = latent + rotated, num_panels = (count + PANEL - 1) / PANEL;
     const T* panel = panels + head * num_panels * latent * PANEL;
     for (int64_t column = 0; column < count; column += PANEL, panel += latent * PANEL) {
-      for (int64_t slot = 0; slot < block_size; slot += MAX_TILE_ROWS) {
-        const int64_t tile = std::min<int64_t>(block_size - slot, MAX_TILE_ROWS);
+      for (int64_t slot = 0; slot < block_size; slot += at_once) {
+        const int64_t tile = std::min(block_size - slot, at_once);
         const Ahead<1> ahead{reinterpret_cast<const char*>(panel), 0};
         multiply_rows(tile, x + slot * cached, cached, panel, latent / Step<T>::DEPTH, ahead, sums);
         for (int64_t i = 0; i < tile; i++) {

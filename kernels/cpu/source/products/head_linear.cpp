@@ -42,11 +42,12 @@ struct Heads {
   int64_t num_panels() const { return (num_rows + PANEL - 1) / PANEL; }
 
   void multiply(Span tokens, int64_t head, int64_t panel) const {
-    alignas(64) float sums[MAX_TILE_ROWS * PANEL];
+    alignas(64) float sums[MOST_TILE_ROWS * PANEL];
+    const int64_t at_once = tile_rows<T>();
     const int64_t column = panel * PANEL, panel_items = num_steps * PANEL * Step<T>::DEPTH;
     const T* weights = panels + (head * num_panels() + panel) * panel_items;
-    for (int64_t token = tokens.begin; token < tokens.end; token += MAX_TILE_ROWS) {
-      const int64_t count = std::min<int64_t>(tokens.end - token, MAX_TILE_ROWS);
+    for (int64_t token = tokens.begin; token < tokens.end; token += at_once) {
+      const int64_t count = std::min(tokens.end - token, at_once);
       const Ahead<1> ahead{reinterpret_cast<const char*>(weights + panel_items), STEP_BYTES};
       multiply_rows(count, x + token * token_stride + head * head_stride, token_stride, weights,
                     num_steps, ahead, sums);
@@ -67,7 +68,7 @@ void run(const HeadLinearArgs<T>& args, const Pass& pass, Work& work) {
   const Heads<T> heads(args);
   const int64_t rows = row_count(args, pass), num_panels = heads.num_panels();
   const int64_t row_bytes = heads.num_steps * Step<T>::DEPTH * int64_t(sizeof(T));
-  const int64_t block = std::max<int64_t>(X_BYTES / row_bytes, MAX_TILE_ROWS);
+  const int64_t block = std::max(X_BYTES / row_bytes, tile_rows<T>());
   const int64_t num_blocks = (rows + block - 1) / block;
   const int64_t in_block = heads.num_heads * num_panels, total = num_blocks * in_block;
   Span items;

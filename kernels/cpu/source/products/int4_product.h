@@ -7,6 +7,8 @@
 // exact; groups are added up in float.
 struct Int4Product {
   static constexpr int MAX_ROWS = LANES == 16 ? 6 : 1, LINES = INT4_GROUP_BYTES / 64;
+  static constexpr int64_t MOST_ROWS = MAX_ROWS;
+  static constexpr int64_t tile_rows() { return MAX_ROWS; }
   Int8Rows rows;
   const uint8_t* weights;
   int64_t panel_bytes;

@@ -1,6 +1,13 @@
 // Tiles of products with int8 weights, for each number of rows that one can have.
 #include "int8_product.h"
 
+inline void Int8Product::store_scaled(Ints sums, int64_t row, int64_t column, float* y) const {
+  Lanes scale;
+  memcpy(&scale, scales + column, sizeof scale);
+  const Lanes value = to_floats(sums) * scale * rows.scale(row);
+  memcpy(y, &value, sizeof value);
+}
+
 template <int ROWS, Asking ASKING>
 void Int8Product::multiply_tile(int64_t row, int64_t panel, const uint8_t* next, float* y) const {
   const uint8_t* u = weights + panel * panel_bytes;
@@ -20,15 +27,30 @@ void Int8Product::multiply_tile(int64_t row, int64_t panel, const uint8_t* next,
   }
   for (int r = 0; r < ROWS; r++) {
 #pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; v++) {
-      Lanes scale;
-      memcpy(&scale, scales + panel * PANEL + v * LANES, sizeof scale);
-      const Lanes value = to_floats(sums[r][v]) * scale * rows.scale(row + r);
-      memcpy(y + r * PANEL + v * LANES, &value, sizeof value);
-    }
+    for (int v = 0; v < VECTORS; v++)
+      store_scaled(sums[r][v], row + r, panel * PANEL + v * LANES, y + r * PANEL + v * LANES);
   }
 }
 
+void Int8Product::multiply_by_tiles(Asking asking, Span of, int64_t panel, const uint8_t* next,
+                                    float* y) const {
+  constexpr int64_t LINE = 64;
+  alignas(64) int32_t sums[AMX_ROWS * PANEL];
+  const int64_t count = of.end - of.begin;
+  const TileFactors factors{rows.values(of.begin), rows.stride, weights + panel * panel_bytes, rows.width / 4};
+  const TilesAhead ahead{reinterpret_cast<const char*>(next), asking == Asking::NONE ? 0 : LINES * LINE,
+                         asking == Asking::HALF ? LINES * LINE : LINE};
+  multiply_int8_by_tiles(count, factors, ahead, sums);
+  for (int64_t r = 0; r < count; r++)
+    for (int64_t column = 0; column < PANEL; column += LANES) {
+      Ints of_columns;
+      memcpy(&of_columns, sums + r * PANEL + column, sizeof of_columns);
+      store_scaled(of_columns + rows.offset(of.begin + r), of.begin + r, panel * PANEL + column,
+                   y + r * PANEL + column);
+    }
+}
+
 void Int8Product::multiply(Asking asking, Span rows, int64_t panel, const uint8_t* next, float* sums) const {
+  if (uses_tiles()) return multiply_by_tiles(asking, rows, panel, next, sums);
   run_tile_of(*this, asking, rows, panel, next, sums);
 }

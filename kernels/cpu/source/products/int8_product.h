@@ -3,9 +3,11 @@
 
 #include "quantized_linear.h"
 
-// panels [K / 4][32][4] of u = w + 128, scales [panels][32]
+// panels [K / 4][32][4] of u = w + 128, scales [panels][32]; by matrix tiles where the process uses them
 struct Int8Product {
   static constexpr int MAX_ROWS = MAX_TILE_ROWS, LINES = 2;
+  static constexpr int64_t MOST_ROWS = MOST_TILE_ROWS;
+  static int64_t tile_rows() { return uses_tiles() ? AMX_ROWS : MAX_ROWS; }
   Int8Rows rows;
   const uint8_t* weights;
   const float* scales;
@@ -23,4 +25,10 @@ struct Int8Product {
 
   template <int ROWS, Asking ASKING>
   void multiply_tile(int64_t row, int64_t panel, const uint8_t* next, float* y) const;
+
+ private:
+  void multiply_by_tiles(Asking asking, Span rows, int64_t panel, const uint8_t* next, float* y) const;
+
+  // Of the sum for some columns to what it stands for.
+  void store_scaled(Ints sums, int64_t row, int64_t column, float* y) const;
 };

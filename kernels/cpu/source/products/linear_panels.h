@@ -26,16 +26,18 @@ static inline int64_t rows_of_block(int64_t num_rows, int64_t row_bytes) {
   const int64_t most = std::max<int64_t>(X_BYTES / row_bytes, 32);
   const int64_t num_blocks = (num_rows + most - 1) / most;
   const int64_t rows = (num_rows + num_blocks - 1) / num_blocks;
-  return (rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS * MAX_TILE_ROWS;
+  const int64_t of_tile = std::max(tile_rows<bf16>(), tile_rows<float>());
+  return (rows + of_tile - 1) / of_tile * of_tile;
 }
 
 // One panel of some rows, tile by tile.
 template <typename T, int LEVEL, typename Finish>
 __attribute__((noinline)) void multiply_panel(const Factors<T>& factors, Span rows, int64_t panel,
                                               Ahead<LEVEL> ahead, const Finish& finish) {
-  alignas(64) float sums[MAX_TILE_ROWS * PANEL];
-  for (int64_t row = rows.begin; row < rows.end; row += MAX_TILE_ROWS) {
-    const int64_t count = std::min<int64_t>(rows.end - row, MAX_TILE_ROWS);
+  alignas(64) float sums[MOST_TILE_ROWS * PANEL];
+  const int64_t at_once = tile_rows<T>();
+  for (int64_t row = rows.begin; row < rows.end; row += at_once) {
+    const int64_t count = std::min(rows.end - row, at_once);
     multiply_rows(count, factors.x + row * factors.x_stride, factors.x_stride,
                   factors.panel(panel), factors.num_steps, ahead, sums);
     ahead.next += ahead.advance * factors.num_steps;
@@ -47,7 +49,7 @@ __attribute__((noinline)) void multiply_panel(const Factors<T>& factors, Span ro
 // part of the next panel. What is behind the last panel is never asked for: it is another thread's.
 template <typename T, typename Finish>
 void multiply_panels(const Factors<T>& factors, Span rows, Span panels, const Finish& finish) {
-  const int64_t num_tiles = (rows.end - rows.begin + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
+  const int64_t num_tiles = (rows.end - rows.begin + tile_rows<T>() - 1) / tile_rows<T>();
   for (int64_t panel = panels.begin; panel < panels.end; panel++) {
     const char* weights = reinterpret_cast<const char*>(factors.panel(panel));
     const bool is_last = panel + 1 == panels.end;

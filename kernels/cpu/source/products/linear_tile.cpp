@@ -41,6 +41,12 @@ void multiply_some(int64_t rows, const T* x, int64_t x_stride, const T* panel, i
 template <typename T, int LEVEL>
 void multiply_rows(int64_t rows, const T* x, int64_t x_stride, const T* panel, int64_t num_steps,
                    Ahead<LEVEL> ahead, float* sums) {
+  if constexpr (sizeof(T) == 2) {
+    if (uses_tiles()) {
+      const TileFactors factors{x, x_stride * int64_t(sizeof(T)), panel, num_steps};
+      return multiply_bf16_by_tiles(rows, factors, {ahead.next, ahead.advance}, sums);
+    }
+  }
   multiply_some<MAX_TILE_ROWS>(rows, x, x_stride, panel, num_steps, ahead, sums);
 }
 

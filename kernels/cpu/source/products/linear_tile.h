@@ -5,9 +5,13 @@
 //   sums    float [rows][32]
 //
 // A step is four bytes of a row of x and 128 of the panel. Every sum is made in the order of the steps and
-// of nothing else, so it has the same bits whatever rows are computed beside it.
+// of nothing else, so it has the same bits whatever rows are computed beside it. Where the process uses the
+// matrix tiles of the CPU, bfloat16 goes through those (amx_product.h), with sums in their order.
 #pragma once
 
+#include <algorithm>
+
+#include "amx_product.h"
 #include "lanes.h"
 #include "operator.h"
 #include "simd.h"
@@ -23,6 +27,7 @@ constexpr int MAX_TILE_ROWS = 2;
 constexpr int MAX_TILE_ROWS = 1;
 #endif
 constexpr int VECTORS = PANEL / LANES;  // of a panel's columns
+constexpr int64_t MOST_TILE_ROWS = std::max<int64_t>(MAX_TILE_ROWS, HAS_AMX ? AMX_ROWS : 0);
 
 // a * b + c, rounded once where the CPU can: the same for all sums of a machine.
 static inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
@@ -75,7 +80,13 @@ struct Ahead {
   }
 };
 
-// The sums of 1 to MAX_TILE_ROWS rows. Compiled once, in linear_tile.cpp, for all that multiply.
+// As many rows as are best multiplied at once: at most MOST_TILE_ROWS.
+template <typename T>
+static inline int64_t tile_rows() {
+  return sizeof(T) == 2 && uses_tiles() ? AMX_ROWS : MAX_TILE_ROWS;
+}
+
+// The sums of 1 to `tile_rows` rows. Compiled once, in linear_tile.cpp, for all that multiply.
 template <typename T, int LEVEL>
 void multiply_rows(int64_t rows, const T* x, int64_t x_stride, const T* panel, int64_t num_steps,
                    Ahead<LEVEL> ahead, float* sums);

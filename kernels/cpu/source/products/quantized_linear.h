@@ -1,7 +1,7 @@
 // What products with int8 and int4 weights have in common: who computes what, in which pieces.
 //
 //   work      items of one panel of weights (32 outputs) and up to 256 rows
-//   item      tiles of up to MAX_ROWS rows, whose sums stay in registers
+//   item      tiles of as many rows as have their sums in registers
 //
 // The weights of a panel come from memory for its first tile and from the cache for the others; the
 // first two tiles ask for the next panel meanwhile.
@@ -87,9 +87,9 @@ static inline void run_tile_of(const Product& product, Asking asking, Span rows,
   run_tile_of<Asking::NONE, MOST>(product, rows, panel, next, sums);
 }
 
-// `Product` has weights, panel_bytes, MAX_ROWS, LINES (of a step) and
+// `Product` has weights, panel_bytes, tile_rows() of at most MOST_ROWS, LINES (of a step) and
 //     multiply(asking, rows, panel, next, sums [rows][32])
-// for up to MAX_ROWS rows, which asks for what is at `next` as it reads the panel, step by step.
+// for up to `tile_rows` rows, which asks for what is at `next` as it reads the panel, step by step.
 template <typename Product, typename Finish>
 class Multiplication {
  public:
@@ -115,15 +115,14 @@ class Multiplication {
   }
 
  private:
-  static constexpr int MAX_ROWS = Product::MAX_ROWS;
-
   void run_item(Span rows, int64_t panel, bool is_last) const {
     const uint8_t* weights = product_.weights + panel * product_.panel_bytes;
     const uint8_t* next = weights + product_.panel_bytes;
-    if (rows.end - rows.begin <= MAX_ROWS)
+    const int64_t at_once = Product::tile_rows();
+    if (rows.end - rows.begin <= at_once)
       return run_tile(Asking::ALL, rows, panel, weights + STREAM_AHEAD_BYTES);
-    for (int64_t row = rows.begin, tile = 0; row < rows.end; row += MAX_ROWS, tile++) {
-      const Span of_tile{row, std::min(row + MAX_ROWS, rows.end)};
+    for (int64_t row = rows.begin, tile = 0; row < rows.end; row += at_once, tile++) {
+      const Span of_tile{row, std::min(row + at_once, rows.end)};
       if (is_last || tile >= 2)
         run_tile(Asking::NONE, of_tile, panel, next);
       else
@@ -133,7 +132,7 @@ class Multiplication {
 
   // Called from several places, and compiled once.
   __attribute__((noinline)) void run_tile(Asking asking, Span rows, int64_t panel, const uint8_t* next) const {
-    alignas(64) float sums[MAX_ROWS * PANEL];
+    alignas(64) float sums[Product::MOST_ROWS * PANEL];
     product_.multiply(asking, rows, panel, next, sums);
     for (int64_t row = rows.begin; row < rows.end; row++)
       finish_(row, panel, sums + (row - rows.begin) * PANEL);

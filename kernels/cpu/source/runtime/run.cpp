@@ -10,6 +10,7 @@
 #include <atomic>
 #include <thread>
 
+#include "amx_product.h"
 #include "team.h"
 
 struct Entry {
@@ -36,7 +37,10 @@ struct Tape {
     return i;
   }
 
-  void run(int64_t i, Work& work) const { entries[i].run(*entries[i].args, *pass, work); }
+  void run(int64_t i, Work& work) const {
+    entries[i].run(*entries[i].args, *pass, work);
+    release_tiles();
+  }
 
   void run_alone(int64_t first, int64_t end) const {
     Team nobody_else;

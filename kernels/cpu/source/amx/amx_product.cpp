@@ -1,0 +1,147 @@
+// Products by matrix tiles: all eight of a thread.
+//
+//   sums    rows [0, 16)  x columns [0, 16) [16, 32)   tiles 0 1
+//                [16, 32)                                    2 3
+//   x       rows [0, 16) [16, 32)                            4 5    16 steps: 64 bytes of a row
+//   panel   columns [0, 16) [16, 32)                         6 7    16 steps of 128 bytes
+#include "amx_product.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "amx_emulated.h"
+#include "amx_tiles.h"
+
+#if HAS_AMX
+std::atomic<Tiles> tiles_in_use{Tiles::NONE};
+
+namespace {
+
+constexpr int64_t STEPS = 16;  // of a tile
+constexpr int64_t PANEL_STEP_BYTES = 2 * TILE_ROW_BYTES;
+
+thread_local int64_t configured_rows = 0;  // 0 where tiles are released
+
+template <typename T>
+void configure(int64_t rows) {
+  if (rows == configured_rows) return;
+  const int64_t upper = std::min(rows, TILE_ROWS_MOST), lower = rows - upper;
+  TileShapes shapes;
+  for (int tile : {0, 1, 4}) shapes.set(tile, upper);
+  for (int tile : {2, 3, 5}) shapes.set(tile, lower);
+  for (int tile : {6, 7}) shapes.set(tile, STEPS);
+  T::configure(shapes);
+  configured_rows = rows;
+}
+
+struct Bf16 {
+  template <typename T, int SUMS, int A, int B>
+  static void dot() {
+    T::template dot_bf16<SUMS, A, B>();
+  }
+};
+
+struct Int8 {
+  template <typename T, int SUMS, int A, int B>
+  static void dot() {
+    T::template dot_int8<SUMS, A, B>();
+  }
+};
+
+// 16 steps more.
+template <typename T, typename Items, bool IS_LOWER>
+inline void add_steps(const char* x, int64_t stride, const char* panel) {
+  T::template load<6>(panel, PANEL_STEP_BYTES);
+  T::template load<4>(x, stride);
+  Items::template dot<T, 0, 4, 6>();
+  T::template load<7>(panel + TILE_ROW_BYTES, PANEL_STEP_BYTES);
+  Items::template dot<T, 1, 4, 7>();
+  if constexpr (IS_LOWER) {
+    T::template load<5>(x + TILE_ROWS_MOST * stride, stride);
+    Items::template dot<T, 2, 5, 6>();
+    Items::template dot<T, 3, 5, 7>();
+  }
+}
+
+void fetch_lines(TilesAhead& ahead) {
+  const char* end = ahead.next + STEPS * ahead.advance;
+  for (const char* line = ahead.next; line < end; line += ahead.apart) __builtin_prefetch(line, 0, 2);
+  ahead.next = end;
+}
+
+template <typename T, typename Items, bool IS_LOWER>
+void multiply_rows(int64_t rows, const TileFactors& factors, TilesAhead ahead, void* sums) {
+  const char* x = static_cast<const char*>(factors.x);
+  const char* panel = static_cast<const char*>(factors.panel);
+  T::template zero<0>();
+  T::template zero<1>();
+  if constexpr (IS_LOWER) {
+    T::template zero<2>();
+    T::template zero<3>();
+  }
+  int64_t left = factors.num_steps;
+  for (; left >= STEPS; left -= STEPS) {
+    add_steps<T, Items, IS_LOWER>(x, factors.stride, panel);
+    fetch_lines(ahead);
+    x += TILE_ROW_BYTES;
+    panel += STEPS * PANEL_STEP_BYTES;
+  }
+  if (left > 0) {
+    alignas(64) char last_x[AMX_ROWS][TILE_ROW_BYTES] = {}, last[STEPS * PANEL_STEP_BYTES] = {};
+    for (int64_t row = 0; row < rows; row++) memcpy(last_x[row], x + row * factors.stride, size_t(left) * 4);
+    memcpy(last, panel, size_t(left * PANEL_STEP_BYTES));
+    add_steps<T, Items, IS_LOWER>(last_x[0], TILE_ROW_BYTES, last);
+  }
+  char* out = static_cast<char*>(sums);
+  T::template store<0>(out, PANEL_STEP_BYTES);
+  T::template store<1>(out + TILE_ROW_BYTES, PANEL_STEP_BYTES);
+  if constexpr (IS_LOWER) {
+    out += TILE_ROWS_MOST * PANEL_STEP_BYTES;
+    T::template store<2>(out, PANEL_STEP_BYTES);
+    T::template store<3>(out + TILE_ROW_BYTES, PANEL_STEP_BYTES);
+  }
+}
+
+template <typename T, typename Items>
+void multiply(int64_t rows, const TileFactors& factors, TilesAhead ahead, void* sums) {
+  configure<T>(rows);
+  if (rows > TILE_ROWS_MOST)
+    multiply_rows<T, Items, true>(rows, factors, ahead, sums);
+  else
+    multiply_rows<T, Items, false>(rows, factors, ahead, sums);
+}
+
+template <typename Items>
+void multiply_by_tiles(int64_t rows, const TileFactors& factors, TilesAhead ahead, void* sums) {
+  if (tiles_in_use.load(std::memory_order_relaxed) == Tiles::AMX)
+    multiply<AmxTiles, Items>(rows, factors, ahead, sums);
+  else
+    multiply<EmulatedTiles, Items>(rows, factors, ahead, sums);
+}
+
+}  // namespace
+
+void multiply_bf16_by_tiles(int64_t rows, const TileFactors& factors, TilesAhead ahead, float* sums) {
+  multiply_by_tiles<Bf16>(rows, factors, ahead, sums);
+}
+
+void multiply_int8_by_tiles(int64_t rows, const TileFactors& factors, TilesAhead ahead, int32_t* sums) {
+  multiply_by_tiles<Int8>(rows, factors, ahead, sums);
+}
+
+void release_tiles() {
+  if (configured_rows == 0) return;
+  configured_rows = 0;
+  if (tiles_in_use.load(std::memory_order_relaxed) == Tiles::AMX)
+    AmxTiles::release();
+  else
+    EmulatedTiles::release();
+}
+
+#else
+
+void multiply_bf16_by_tiles(int64_t, const TileFactors&, TilesAhead, float*) {}
+void multiply_int8_by_tiles(int64_t, const TileFactors&, TilesAhead, int32_t*) {}
+void release_tiles() {}
+
+#endif

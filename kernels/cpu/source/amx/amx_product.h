@@ -1,0 +1,49 @@
+// Rows of x times 32 columns of W^T by matrix tiles, up to 32 rows at once, of bfloat16 or of bytes.
+//
+// Steps are those of linear_tile.h, four bytes of a row: two bfloat16 or four bytes. What is behind the last
+// step counts as zeros, to a multiple of 16. A sum is added to 16 steps at a time, in their order, whatever
+// the number of rows, so it has the same bits for any. Vectors add bfloat16 in another order: a process
+// multiplies them by tiles always or never.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "amx_tiles.h"
+
+constexpr int64_t AMX_ROWS = 2 * TILE_ROWS_MOST;
+
+enum class Tiles : int { NONE, AMX, EMULATED };
+
+#if HAS_AMX
+extern std::atomic<Tiles> tiles_in_use;  // of this process; changed when nothing is multiplied
+
+static inline bool uses_tiles() { return tiles_in_use.load(std::memory_order_relaxed) != Tiles::NONE; }
+#else
+static constexpr bool uses_tiles() { return false; }
+#endif
+
+// Rows, `stride` bytes apart, times a panel of so many steps.
+struct TileFactors {
+  const void* x;
+  int64_t stride;
+  const void* panel;
+  int64_t num_steps;
+};
+
+// What will be read soon: asked for meanwhile, `advance` bytes a step, of which the lines that begin every
+// `apart` bytes.
+struct TilesAhead {
+  const char* next;
+  int64_t advance;
+  int64_t apart = 64;
+};
+
+// sums [rows][32] of 1 to AMX_ROWS rows, by the tiles that are in use.
+void multiply_bf16_by_tiles(int64_t rows, const TileFactors& factors, TilesAhead ahead, float* sums);
+
+// Of signed bytes of x and unsigned ones of the panel: exact.
+void multiply_int8_by_tiles(int64_t rows, const TileFactors& factors, TilesAhead ahead, int32_t* sums);
+
+// Called behind every operator: whoever else runs on a thread finds its tiles as if never used.
+void release_tiles();
