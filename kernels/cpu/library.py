@@ -11,9 +11,9 @@ sources it was made from: one of other sources is never used, whoever brings it.
 does not even start, a cache that cannot be read and a library that cannot be loaded are passed over
 like ones that are not there. Without any library, or
 with BATON_CPU_KERNELS=torch, every public kernel computes with torch instead: the same mathematics,
-but slower. With BATON_CPU_KERNELS=vectors the matrix tiles of a CPU are not used
-(matrix_tiles.py). `python -m baton.kernels.cpu` builds ahead of time, for this CPU (also where a wheel
-brought some), or for images.
+but slower. With BATON_CPU_KERNELS=vectors the matrix tiles of a CPU are not used (matrix_tiles.py).
+`python -m baton.kernels.cpu` builds ahead of time, for this CPU (also where a wheel brought some),
+or for images.
 """
 
 from __future__ import annotations

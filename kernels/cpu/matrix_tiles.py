@@ -1,8 +1,8 @@
 """Whether products use the matrix tiles of the CPU (AMX), and the word for what they round by them.
 
 Decided when the library is loaded, for the whole process: where the CPU has tiles, the system lets
-the process have them and a self-check finds that they compute what they are defined to (kernels/
-cpu/source/amx/). bfloat16 has other bits by tiles than by vectors; whole numbers are exact by both.
+the process have them and a self-check finds that they compute what they are defined to
+(source/amx/). bfloat16 has other bits by tiles than by vectors; whole numbers are exact by both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Products by the matrix tiles of a CPU (AMX): by their emulation, and by themselves where there are any."""
+"""Products by the matrix tiles of a CPU (AMX): emulated ones, and real ones where there are any."""
 
 from __future__ import annotations
 
