@@ -8,6 +8,7 @@ from baton.engine.engine import Engine
 from baton.engine.passes.runner import ModelRunner, Runner
 from baton.engine.ranks.lead import LeadRunner
 from baton.engine.ranks.lockstep import LockstepRunner
+from baton.kernels.cpu.matrix_tiles import Tiles, tiles_in_use
 from baton.platform.machine.core_share import is_compiled
 from baton.proto import replica_pb2 as pb
 
@@ -33,7 +34,9 @@ def engine_facts(model_name: str, engine: Engine) -> pb.EngineFacts:
 def _kernels(device: str, dtype: str) -> str:
     if device == "cuda":
         return "triton"
-    return "compiled" if is_compiled(dtype) else "torch"
+    if not is_compiled(dtype):
+        return "torch"
+    return "compiled" if tiles_in_use() is Tiles.NONE else "compiled, tiles"
 
 
 def _passes(runner: Runner) -> str:
