@@ -17,7 +17,7 @@ FLAGS = ("-O2", "-std=c++20", "-ffp-contract=off", "-Wno-psabi", "-static", "-Wl
 FOR_TILES = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
 SOURCES = ("amx_product.cpp", "amx_choice.cpp", "linear_tile.cpp")
 CHECKSUM = "checksum ba63551616436239"
-"""Of the emulation on an Intel Xeon and of the instructions in Bochs 3.0."""
+"""Of the emulation; the instructions must have the same."""
 
 
 def answer_of(tiles: Tiles) -> Answer | None:
