@@ -43,8 +43,7 @@ from baton.gateway.fleet import dispatch as dispatch_module
 from baton.gateway.fleet.decision_log import DecisionLog
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.failed_starts import AGAIN_S, MANY
-from baton.gateway.fleet.running_request import RunningRequest
-from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.generation import Generation, RunningGeneration
 from baton.router.kv_index import KvIndex
 from baton.router.numbering import Depths
 from baton.router.placer import LINE_PER_REPLICA, Routing
@@ -294,7 +293,7 @@ async def test_who_waits_for_replicas_that_fail_again_and_again_is_told_why() ->
         routing = Routing(Cost(), local_prefill_tokens=0)
         dispatcher.reconfigure(routing, max_waiting=9, no_replica_grace_s=60, cold_start_s=20)
 
-        async def waiting_one() -> asyncio.Task[RunningRequest]:
+        async def waiting_one() -> asyncio.Task[RunningGeneration]:
             waiting = asyncio.create_task(dispatcher.start(generation()))
             await until(lambda: dispatcher.num_waiting == 1)
             return waiting

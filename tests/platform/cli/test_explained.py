@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from baton.platform.cli.terminal.explained import show
-from baton.router.policies.cost import Terms
+from baton.router.policies.cost_terms import TERMS
 
 
 def candidate(name: str, *, terms: dict[str, float], is_chosen: bool = False) -> dict[str, Any]:
@@ -42,14 +42,14 @@ def shown(terms: dict[str, float]) -> list[str]:
 
 
 def test_all_that_a_candidate_costs_is_read_on_80_columns() -> None:
-    terms = dict.fromkeys(Terms._fields, 54.321)
+    terms = dict.fromkeys(TERMS, 54.321)
 
     lines = shown(terms)
     predicted, of_cost = (line.split() for line in lines if "* prefill-b6x7lxkx" in line)
 
     assert not any("…" in line for line in lines)
     assert predicted[2:] == ["111120", "12345", "98765", "131072", "1500", "123400"]
-    assert of_cost[2:] == ["54321"] * (len(Terms._fields) - 2)
+    assert of_cost[2:] == ["54321"] * (len(TERMS) - 2)
 
 
 def test_a_cost_without_terms_has_no_table_of_them() -> None:
