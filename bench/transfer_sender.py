@@ -71,7 +71,7 @@ class BenchSender:
             "Offer": grpc.unary_unary_rpc_method_handler(self._offer),
             "Stream": grpc.unary_stream_rpc_method_handler(_stream),
         }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench", handlers),))
+        server.add_registered_method_handlers("bench", handlers)
         port = listen(server, f"{LOOPBACK}:0")
         await server.start()
         return f"{LOOPBACK}:{port}"
