@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 
+import numpy as np
 import pytest
 import torch
 import xxhash
@@ -49,6 +52,53 @@ def test_units_of_several_parts_are_copied_and_summed_up(unit_bytes: int, num_un
     assert found == [each for part in parts for each in digests(part, unit_bytes)]
     assert found == checksums(targets, unit_bytes)
     assert targets == parts
+
+
+def memory_from(offset: int, num_bytes: int) -> np.ndarray:
+    """Zeros that begin so many bytes behind a line of the cache."""
+    memory = np.zeros(num_bytes + 128, np.uint8)
+    start = -memory.ctypes.data % 64 + offset
+    return memory[start : start + num_bytes]
+
+
+@compiled
+@pytest.mark.parametrize("offset", [0, 8, 63])
+def test_copies_are_whole_wherever_in_a_line_of_the_cache_they_begin(offset: int) -> None:
+    for unit_bytes in (64, 192, 240, *range(256, 2304, 64), 2300, 8192):
+        source = os.urandom(3 * unit_bytes)
+        around = memory_from(offset, 5 * unit_bytes)
+        target = around[unit_bytes : 4 * unit_bytes]
+
+        found = copy_checksums([source], [target.data], unit_bytes)
+
+        assert found == digests(source, unit_bytes), unit_bytes
+        assert bytes(target) == source, unit_bytes
+        assert not around[:unit_bytes].any(), unit_bytes
+        assert not around[4 * unit_bytes :].any(), unit_bytes
+
+
+@compiled
+@pytest.mark.parametrize("offset", [0, 8])
+def test_a_copy_has_its_own_checksum_though_its_source_changes_meanwhile(offset: int) -> None:
+    unit_bytes, is_over = 1 << 20, threading.Event()
+    source, num_torn = np.zeros(unit_bytes, np.uint8), 0
+
+    def change() -> None:
+        while not is_over.is_set():
+            source[:] += 1
+
+    changing, deadline = threading.Thread(target=change), time.monotonic() + 20
+    changing.start()
+    try:
+        while num_torn < 5:
+            assert time.monotonic() < deadline, "the source never changed while it was copied"
+            target = memory_from(offset, unit_bytes)
+            found = copy_checksums([source.data], [target.data], unit_bytes)
+            assert found == digests(bytes(target), unit_bytes)
+            num_torn += bool((target != target[0]).any())
+    finally:
+        is_over.set()
+        changing.join()
 
 
 @given(st.integers(MIN_LONG_BYTES, 5000))

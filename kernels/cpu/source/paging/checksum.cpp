@@ -8,8 +8,6 @@
 
 namespace {
 
-typedef uint64_t u64x8 __attribute__((vector_size(64)));
-
 constexpr uint8_t SECRET[192] = {
     0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c,
     0xde, 0xd4, 0x6d, 0xe9, 0x83, 0x90, 0x97, 0xdb, 0x72, 0x40, 0xa4, 0xa4, 0xb7, 0xb3, 0x67, 0x1f,
@@ -99,35 +97,70 @@ uint64_t up_to_240(const uint8_t* p, int64_t length) {
   return avalanche(h + mix(p + length - 16, SECRET + 136 - 17));
 }
 
-// The lower half of each lane by its upper one.
-u64x8 product_of_halves(u64x8 v) {
-#if defined(__AVX512F__)
-  return (u64x8)_mm512_maskz_mul_epu32(0xFF, (__m512i)v, (__m512i)(v >> 32));
+// The eight lanes of a stripe, in registers of the CPU. One of AVX-512 is slower than two of AVX2.
+#if defined(__AVX2__)
+typedef uint64_t Lanes __attribute__((vector_size(32)));
+constexpr Lanes NEIGHBOURS = {1, 0, 3, 2};
+Lanes product_of_halves(Lanes v) { return (Lanes)_mm256_mul_epu32((__m256i)v, (__m256i)(v >> 32)); }
+void stream(uint8_t* p, Lanes v) { _mm256_stream_si256((__m256i*)p, (__m256i)v); }
 #else
-  return (v & 0xFFFFFFFF) * (v >> 32);
+typedef uint64_t Lanes __attribute__((vector_size(16)));
+constexpr Lanes NEIGHBOURS = {1, 0};
+#if defined(__x86_64__)
+Lanes product_of_halves(Lanes v) { return (Lanes)_mm_mul_epu32((__m128i)v, (__m128i)(v >> 32)); }
+void stream(uint8_t* p, Lanes v) { _mm_stream_si128((__m128i*)p, (__m128i)v); }
+#else
+Lanes product_of_halves(Lanes v) { return (v & 0xFFFFFFFF) * (v >> 32); }
+void stream(uint8_t* p, Lanes v) { memcpy(p, &v, sizeof v); }
 #endif
-}
+#endif
+constexpr int NUM_REGISTERS = STRIPE / sizeof(Lanes);
 
-void add_stripe(u64x8& sums, const uint8_t* p, const uint8_t* secret) {
-  const u64x8 data = read<u64x8>(p);
-  sums += __builtin_shuffle(data, u64x8{1, 0, 3, 2, 5, 4, 7, 6});
-  sums += product_of_halves(data ^ read<u64x8>(secret));
-}
+struct Stripe {
+  Lanes lanes[NUM_REGISTERS];
 
-uint64_t merged(u64x8 sums, int64_t length) {
-  uint64_t h = uint64_t(length) * P64_1;
-  for (int i = 0; i < 8; i += 2) {
-    const uint8_t* secret = SECRET + 11 + 8 * i;
-    h += fold(sums[i] ^ read64(secret), sums[i + 1] ^ read64(secret + 8));
+  Stripe() = default;
+  // One by one: GCC would copy the whole by way of the stack.
+  explicit Stripe(const uint8_t* p) {
+    for (int i = 0; i < NUM_REGISTERS; i++) lanes[i] = read<Lanes>(p + i * sizeof(Lanes));
   }
-  return avalanche(h);
-}
+};
+
+struct Sums : Stripe {
+  Sums() {
+    constexpr uint64_t first[8] = {P32_3, P64_1, P64_2, P64_3, P64_4, P32_2, P64_5, P32_1};
+    memcpy(lanes, first, sizeof lanes);
+  }
+
+  void add(const Stripe& data, const uint8_t* secret) {
+    const Stripe key(secret);
+    for (int i = 0; i < NUM_REGISTERS; i++) {
+      lanes[i] += __builtin_shuffle(data.lanes[i], NEIGHBOURS);
+      lanes[i] += product_of_halves(data.lanes[i] ^ key.lanes[i]);
+    }
+  }
+
+  void scramble() {
+    const Stripe key(SECRET + LAST_SECRET);
+    for (int i = 0; i < NUM_REGISTERS; i++)
+      lanes[i] = (lanes[i] ^ (lanes[i] >> 47) ^ key.lanes[i]) * P32_1;
+  }
+
+  uint64_t merged(int64_t length) const {
+    uint64_t sums[8], h = uint64_t(length) * P64_1;
+    memcpy(sums, lanes, sizeof sums);
+    for (int i = 0; i < 8; i += 2) {
+      const uint8_t* secret = SECRET + 11 + 8 * i;
+      h += fold(sums[i] ^ read64(secret), sums[i + 1] ^ read64(secret + 8));
+    }
+    return avalanche(h);
+  }
+};
 
 // Of `length` bytes of `p`, which are copied there from `source` first, unless it is null. What is
 // summed up is always `p`: the source may be memory that another process changes meanwhile.
 uint64_t over_240(uint8_t* p, const uint8_t* source, int64_t length) {
-  u64x8 sums = {P32_3, P64_1, P64_2, P64_3, P64_4, P32_2, P64_5, P32_1};
-  const uint8_t* last = p + length - STRIPE;
+  Sums sums;
   for (int64_t start = 0; start < length; start += BLOCK) {
     const int64_t left = length - start, size = left < BLOCK ? left : BLOCK;
     if (source) {
@@ -137,15 +170,43 @@ uint64_t over_240(uint8_t* p, const uint8_t* source, int64_t length) {
     // The stripe that ends the unit is no part of its block, but comes last of all.
     const int64_t num_stripes = left > BLOCK ? BLOCK / STRIPE : (left - 1) / STRIPE;
     for (int64_t i = 0; i < num_stripes; i++)
-      add_stripe(sums, p + start + i * STRIPE, SECRET + i * SECRET_STEP);
-    if (left > BLOCK)
-      sums = (sums ^ (sums >> 47) ^ read<u64x8>(SECRET + LAST_SECRET)) * P32_1;
+      sums.add(Stripe(p + start + i * STRIPE), SECRET + i * SECRET_STEP);
+    if (left > BLOCK) sums.scramble();
   }
-  add_stripe(sums, last, SECRET + LAST_SECRET - 7);
-  return merged(sums, length);
+  sums.add(Stripe(p + length - STRIPE), SECRET + LAST_SECRET - 7);
+  return sums.merged(length);
+}
+
+// A stripe is read once, and what was read is both stored and returned, whatever is there by then.
+// It is stored past the caches: what arrives is read later, and by others.
+Stripe moved(uint8_t* p, const uint8_t* source) {
+  const Stripe data(source);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  for (int i = 0; i < NUM_REGISTERS; i++) stream(p + i * sizeof(Lanes), data.lanes[i]);
+  return data;
+}
+
+// As `over_240` of whole stripes, in one pass. `p` lies as `stream` wants it.
+uint64_t streamed(uint8_t* p, const uint8_t* source, int64_t length) {
+  Sums sums;
+  const int64_t last = length - STRIPE;
+  for (int64_t start = 0; start < last; start += BLOCK) {
+    const int64_t stop = start + BLOCK < last ? start + BLOCK : last;
+    const uint8_t* secret = SECRET;
+    for (int64_t at = start; at < stop; at += STRIPE, secret += SECRET_STEP)
+      sums.add(moved(p + at, source + at), secret);
+    if (length - start > BLOCK) sums.scramble();
+  }
+  sums.add(moved(p + last, source + last), SECRET + LAST_SECRET - 7);
+  return sums.merged(length);
+}
+
+bool can_stream(const uint8_t* p, int64_t length) {
+  return length > 240 && length % STRIPE == 0 && uintptr_t(p) % STRIPE == 0;
 }
 
 uint64_t checksum(uint8_t* p, const uint8_t* source, int64_t length) {
+  if (source && can_stream(p, length)) return streamed(p, source, length);
   if (length > 240) return over_240(p, source, length);
   if (source) {
     memcpy(p, source, size_t(length));
@@ -172,4 +233,7 @@ extern "C" void baton_checksums(const Part* parts, int64_t num_parts, int64_t un
       const uint8_t* source = part->source ? part->source + start : nullptr;
       *checksums++ = checksum(part->memory + start, source, unit_bytes);
     }
+#if defined(__x86_64__)
+  _mm_sfence();  // whoever is told of the copies finds them
+#endif
 }
