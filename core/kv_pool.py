@@ -50,7 +50,7 @@ class Census:
 class BlockSource(Protocol):
     """Some blocks of one holder in one plane, to be read on any thread while it keeps them."""
 
-    def views(self, start: int, stop: int) -> tuple[memoryview, ...]:
+    def views(self, start: int, stop: int) -> Sequence[memoryview]:
         """The `start`-th of them and so on, as from `KvPool.view`. May wait for a device."""
 
 
@@ -63,6 +63,9 @@ class BlockTargets(Protocol):
 
     def view(self, index: int, plane: int) -> memoryview:
         """The memory of the holder's `index`-th block in `plane`."""
+
+    def views(self, indices: Sequence[int], plane: int) -> Sequence[memoryview]:
+        """As `view`, of several blocks."""
 
     def write(self, index: int, plane: int, offset: int, data: memoryview) -> None:
         """Put `data` at byte `offset` of that block and plane."""

@@ -23,7 +23,7 @@ class BlockBytes(Protocol):
 
     def view(self, block: int, plane: int) -> memoryview: ...
 
-    def views(self, blocks: Sequence[int], plane: int) -> tuple[memoryview, ...]: ...
+    def views(self, blocks: Sequence[int], plane: int) -> Sequence[memoryview]: ...
 
     def write(self, block: int, plane: int, data: memoryview) -> None: ...
 
@@ -33,6 +33,8 @@ class BlockBytes(Protocol):
     def is_in_memory(self) -> bool: ...
 
     def writable(self, block: int, plane: int) -> memoryview: ...
+
+    def writables(self, blocks: Sequence[int], plane: int) -> Sequence[memoryview]: ...
 
     def write_part(self, block: int, plane: int, offset: int, data: memoryview) -> None: ...
 
@@ -55,7 +57,7 @@ class Source:
     blocks: tuple[int, ...]
     plane: int
 
-    def views(self, start: int, stop: int) -> tuple[memoryview, ...]:
+    def views(self, start: int, stop: int) -> Sequence[memoryview]:
         return self.memory.views(self.blocks[start:stop], self.plane)
 
 
@@ -73,6 +75,9 @@ class Targets:
 
     def view(self, index: int, plane: int) -> memoryview:
         return self.memory.writable(self._block(index), plane)
+
+    def views(self, indices: Sequence[int], plane: int) -> Sequence[memoryview]:
+        return self.memory.writables([self._block(index) for index in indices], plane)
 
     def write(self, index: int, plane: int, offset: int, data: memoryview) -> None:
         self.memory.write_part(self._block(index), plane, offset, data)

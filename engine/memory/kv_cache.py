@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from baton.core.block_views import BlockViews
 from baton.core.kv_arena import KvArena
 from baton.core.kv_layout import WIDE, KvLayout
 from baton.engine.batch.static_batch import DEFAULT_LIMITS, PassLimits
@@ -117,13 +118,15 @@ class KvCache:
         target.copy_(self.planes[plane][block].view(torch.uint8).flatten())
         return memoryview(data).toreadonly()
 
-    def views(self, blocks: Sequence[int], plane: int) -> tuple[memoryview, ...]:
+    def views(self, blocks: Sequence[int], plane: int) -> Sequence[memoryview]:
         """As `view`, of several blocks; for any thread. From a GPU, waits for what computes them.
 
         Nothing may write to the blocks in this plane meanwhile.
         """
         if self.staging is not None:
             return self.staging.views(blocks, plane)
+        if self._memory:
+            return self._of(self._memory[plane].toreadonly(), blocks, plane)
         return tuple([self.view(block, plane) for block in blocks])
 
     def clear_tail(self, block: int, plane: int, num_used: int) -> None:
@@ -146,6 +149,10 @@ class KvCache:
     def writable(self, block: int, plane: int) -> memoryview:
         """The bytes of one block in one plane, to be written; only where `is_in_memory`."""
         return self._memory[plane][self._span(block, plane)]
+
+    def writables(self, blocks: Sequence[int], plane: int) -> BlockViews:
+        """As `writable`, of several blocks."""
+        return self._of(self._memory[plane], blocks, plane)
 
     def write_part(self, block: int, plane: int, offset: int, data: memoryview) -> None:
         """Replace some bytes of one block in one plane. Raises ValueError beyond its end."""
@@ -212,6 +219,10 @@ class KvCache:
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals)
         return memory
+
+    def _of(self, memory: memoryview, blocks: Sequence[int], plane: int) -> BlockViews:
+        size = self._block_bytes(plane)
+        return BlockViews(memory, [block * size for block in blocks], size)
 
     def _span(self, block: int, plane: int) -> slice:
         if not 0 <= block < self.num_blocks:

@@ -136,7 +136,7 @@ class ShardedCache:
             data[whole] = share.blocks[block, part].cpu()
         return bytes_of(data)
 
-    def views(self, blocks: Sequence[int], plane: int) -> tuple[memoryview, ...]:
+    def views(self, blocks: Sequence[int], plane: int) -> Sequence[memoryview]:
         if self._is_replicated:
             return self.own.views(blocks, plane)
         return tuple([self.view(block, plane) for block in blocks])
@@ -166,6 +166,9 @@ class ShardedCache:
 
     def writable(self, block: int, plane: int) -> memoryview:
         raise ValueError("blocks on several ranks are in pieces; they are written to")
+
+    def writables(self, blocks: Sequence[int], plane: int) -> Sequence[memoryview]:
+        return [self.writable(block, plane) for block in blocks]
 
     def clear_tail(self, block: int, plane: int, num_used: int) -> None:
         """Zero the slots of one block in one plane behind its first `num_used` tokens."""

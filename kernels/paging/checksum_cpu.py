@@ -10,11 +10,15 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
+from baton.core.block_views import BlockViews
 from baton.kernels.cpu.library import library
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+Numbers: TypeAlias = NDArray[np.int64]
 
 
 class _View(ctypes.Structure):
@@ -46,8 +50,8 @@ _release.restype = None
 def checksums(parts: Sequence[Buffer], unit_bytes: int) -> list[int]:
     """Raises BufferError for a part that is not contiguous."""
     with _Looks() as looks:
-        found = [looks.at(part, _CONTIGUOUS) for part in parts]
-        return _run([(address, None, size) for address, size in found], unit_bytes)
+        addresses, sizes = looks.at(parts, _CONTIGUOUS)
+        return _run(addresses, 0, sizes, unit_bytes)
 
 
 def copy_checksums(
@@ -55,19 +59,19 @@ def copy_checksums(
 ) -> list[int]:
     """Raises BufferError for a target that cannot be written."""
     with _Looks() as looks:
-        found = []
-        for source, target in zip(sources, targets, strict=True):
-            address, size = looks.at(target, _WRITABLE)
-            source_address, source_size = looks.at(source, _CONTIGUOUS)
-            if source_size != size:
-                raise ValueError(f"{source_size} bytes to be copied to {size}")
-            found.append((address, source_address, size))
-        return _run(found, unit_bytes)
+        addresses, sizes = looks.at(targets, _WRITABLE)
+        source_addresses, source_sizes = looks.at(sources, _CONTIGUOUS)
+        if len(sizes) != len(source_sizes):
+            raise ValueError(f"{len(source_sizes)} parts to be copied to {len(sizes)}")
+        if (unequal := sizes != source_sizes).any():
+            first = unequal.argmax()
+            raise ValueError(f"{source_sizes[first]} bytes to be copied to {sizes[first]}")
+        return _run(addresses, source_addresses, sizes, unit_bytes)
 
 
 def tensor_checksums(units: Tensor) -> list[int]:
     """The checksums of units, uint8 [U, unit bytes], contiguous."""
-    return _run([(units.data_ptr(), None, units.nbytes)], units.shape[1])
+    return _run(np.array([units.data_ptr()]), 0, np.array([units.nbytes]), units.shape[1])
 
 
 class _Looks:
@@ -83,27 +87,34 @@ class _Looks:
         for view in self._views:
             _release(ctypes.addressof(view))
 
-    def at(self, part: Buffer, flags: int) -> tuple[int | None, int]:
-        """Its address and length."""
+    def at(self, parts: Sequence[Buffer], flags: int) -> tuple[Numbers, Numbers]:
+        """The address and length of each part."""
+        if isinstance(parts, BlockViews):
+            start, _ = self._at(parts.memory, flags)
+            starts = np.array(parts.starts, np.int64)
+            return start + starts, np.full(len(parts), parts.size, np.int64)
+        found = np.array([self._at(part, flags) for part in parts], np.int64).reshape(-1, 2)
+        return found[:, 0], found[:, 1]
+
+    def _at(self, part: Buffer, flags: int) -> tuple[int, int]:
         view = _View()
         _acquire(part, ctypes.addressof(view), flags)
         self._views.append(view)
-        return view.address, view.num_bytes
+        return view.address or 0, view.num_bytes
 
 
-def _run(found: Sequence[tuple[int | None, int | None, int]], unit_bytes: int) -> list[int]:
-    if any(size % unit_bytes for _, _, size in found):
+def _run(
+    addresses: Numbers, source_addresses: Numbers | int, sizes: Numbers, unit_bytes: int
+) -> list[int]:
+    """Of what is at the addresses, once it is copied there unless the sources' are 0."""
+    if (sizes % unit_bytes).any():
         raise ValueError(f"memory to be cut into units of {unit_bytes} bytes is no multiple")
-    # As `Part` of source/checksum.cpp: where it is, what to copy there or 0, how many units.
-    flat = [
-        number
-        for address, source, size in found
-        for number in (address or 0, source or 0, size // unit_bytes)
-    ]
-    parts = (ctypes.c_int64 * len(flat))(*flat)
-    sums = (ctypes.c_uint64 * sum(flat[2::3]))()
-    _function()(parts, len(found), unit_bytes, sums)
-    return list(sums)
+    parts = np.empty((len(sizes), 3), np.int64)  # as `Part` of source/paging/checksum.cpp
+    parts[:, 0], parts[:, 1], parts[:, 2] = addresses, source_addresses, sizes // unit_bytes
+    sums = np.empty(parts[:, 2].sum(), np.uint64)
+    _function()(parts.ctypes.data, len(parts), unit_bytes, sums.ctypes.data)
+    found: list[int] = sums.tolist()
+    return found
 
 
 @cache

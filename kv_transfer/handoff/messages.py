@@ -13,11 +13,12 @@ Block indices count within the prompt, never within a pool.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from baton.core.block_views import num_bytes_of
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
 
@@ -71,7 +72,7 @@ class KvPiece:
     receiver_epoch: Epoch
     plane: int
     first_block: int
-    views: tuple[memoryview, ...]
+    views: Sequence[memoryview]
     """By block: [KV heads][2][block size][head dim] as bytes."""
     checksums: tuple[int, ...]
     """XXH3-64 of each (block, head), in the order of the views."""
@@ -85,7 +86,7 @@ class KvPiece:
 
     @property
     def num_bytes(self) -> int:
-        return sum(view.nbytes for view in self.views)
+        return num_bytes_of(self.views)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

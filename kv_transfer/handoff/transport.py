@@ -11,10 +11,11 @@ may. Nothing else is raised, but for cancellation.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from baton.core.block_views import num_bytes_of
 from baton.core.ids import Epoch, TransferId
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 
@@ -28,7 +29,7 @@ class LentPiece:
     receiver_epoch: Epoch
     plane: int
     first_block: int
-    views: tuple[memoryview, ...]
+    views: Sequence[memoryview]
     """By block: [KV heads][2][block size][head dim] as bytes."""
     blocks: tuple[int, ...]
     """Their numbers in P's pool, for a D that reads P's memory by itself."""
@@ -41,7 +42,7 @@ class LentPiece:
 
     @property
     def num_bytes(self) -> int:
-        return sum(view.nbytes for view in self.views)
+        return num_bytes_of(self.views)
 
 
 class SendingSide(Protocol):
@@ -61,7 +62,7 @@ class SendingSide(Protocol):
 class Parcel:
     """A lent piece as it goes out: its bytes, or a ticket that says how to get them."""
 
-    data: tuple[bytes | memoryview, ...] = ()
+    data: Sequence[bytes | memoryview] = ()
     """End to end. They may look into the lent blocks: nobody else reads them before they left."""
     ticket: bytes = b""
 

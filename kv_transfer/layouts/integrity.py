@@ -7,6 +7,7 @@ and software, not against an attacker.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 
 import xxhash
@@ -45,6 +46,14 @@ def copied_checksums(
 def _digests(view: memoryview, unit_bytes: int) -> list[int]:
     starts, digest = range(0, len(view), unit_bytes), xxhash.xxh3_64_intdigest
     return [digest(view[start : start + unit_bytes]) for start in starts]
+
+
+def combined_checksums(checksums: tuple[int, ...], num_each: int) -> tuple[int, ...]:
+    """The combined checksum of each so many, one after the other."""
+    if num_each == 1:
+        return checksums
+    packed = struct.pack(f"<{len(checksums)}Q", *checksums)
+    return unit_checksums(packed, 8 * num_each)
 
 
 def combined_checksum(checksums: tuple[int, ...]) -> int:

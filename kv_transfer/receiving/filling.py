@@ -14,8 +14,10 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NoReturn
 
+from baton.core.block_views import chosen, sizes_of
 from baton.core.errors import CorruptPiece, StaleEpoch, TransferAborted, UnknownTransfer
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_pool import BlockTargets
@@ -28,7 +30,7 @@ from baton.kv_transfer.handoff.lease import (
 from baton.kv_transfer.handoff.messages import KvPiece
 from baton.kv_transfer.handoff.reservation import Reservation, ReservedStream
 from baton.kv_transfer.handoff.slots import Slots
-from baton.kv_transfer.layouts.integrity import combined_checksum
+from baton.kv_transfer.layouts.integrity import combined_checksums
 from baton.kv_transfer.layouts.plan import BlockPlacement
 
 
@@ -75,15 +77,20 @@ class Fill:
         """The placement of the plane that the piece is of."""
         return self.stream.placement.planes[self.piece.plane]
 
-    def view(self, block: int) -> memoryview:
-        """The bytes of one block of the piece."""
-        return self.piece.views[block - self.piece.first_block]
+    def views(self, blocks: Sequence[int]) -> Sequence[memoryview]:
+        """The bytes of these blocks of the piece."""
+        if len(blocks) == self.piece.num_blocks:
+            return self.piece.views
+        return chosen(self.piece.views, [block - self.piece.first_block for block in blocks])
 
-    def checksums(self, block: int) -> tuple[int, ...]:
-        """By head, as the sender computed them."""
-        num_heads = self.placement.arriving.num_kv_heads
-        start = (block - self.piece.first_block) * num_heads
-        return self.piece.checksums[start : start + num_heads]
+    def checksums(self, blocks: Sequence[int]) -> tuple[int, ...]:
+        """By block and head, as the sender computed them."""
+        if len(blocks) == self.piece.num_blocks:
+            return self.piece.checksums
+        num_heads, first = self.placement.arriving.num_kv_heads, self.piece.first_block
+        starts = [(block - first) * num_heads for block in blocks]
+        of_blocks = [self.piece.checksums[start : start + num_heads] for start in starts]
+        return tuple(chain.from_iterable(of_blocks))
 
     @property
     def num_duplicates(self) -> int:
@@ -215,7 +222,7 @@ class Filling:
         if not 0 <= piece.plane < len(planes):
             self._refuse(piece, f"there are {len(planes)} planes")
         layout = planes[piece.plane].arriving
-        has_other_size = any(view.nbytes != layout.layer_block_bytes for view in piece.views)
+        has_other_size = sizes_of(piece.views) != {layout.layer_block_bytes}
         num_checksums = num_blocks * layout.num_kv_heads
         if not 0 <= piece.first_block <= stop <= stream.blocks.stop:
             self._refuse(piece, f"{num_blocks} blocks from {piece.first_block} are out of range")
@@ -232,11 +239,5 @@ class Filling:
         )
 
 
-def _by_block(piece: KvPiece) -> list[int]:
-    heads = len(piece.checksums) // piece.num_blocks
-    if heads == 1:
-        return list(piece.checksums)
-    return [
-        combined_checksum(piece.checksums[start : start + heads])
-        for start in range(0, len(piece.checksums), heads)
-    ]
+def _by_block(piece: KvPiece) -> tuple[int, ...]:
+    return combined_checksums(piece.checksums, len(piece.checksums) // piece.num_blocks)

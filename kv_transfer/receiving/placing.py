@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from baton.core.block_views import part_of
 from baton.kv_transfer.layouts.convert import converted
 from baton.kv_transfer.layouts.integrity import copied_checksums
 from baton.kv_transfer.receiving.filling import Fill
@@ -34,12 +35,13 @@ def place(fill: Fill) -> list[Unit]:
 
 def _place_directly(fill: Fill) -> list[Unit]:
     placement, plane = fill.placement, fill.piece.plane
-    start, stop = placement.offset, placement.offset + placement.arriving.layer_block_bytes
-    targets = [fill.targets.view(block, plane)[start:stop] for block in fill.blocks]
+    whole = fill.targets.views(fill.blocks, plane)
+    targets = part_of(whole, placement.offset, placement.arriving.layer_block_bytes)
     bad_by_block = _copy(fill, fill.blocks, targets)
-    for block, target in zip(fill.blocks, targets, strict=True):
+    for index, block in enumerate(fill.blocks) if bad_by_block else ():
         if block in bad_by_block:
-            target[:] = bytes(len(target))  # attention reads unused slots: they must be finite
+            # Attention reads unused slots: they must be finite.
+            targets[index][:] = bytes(placement.arriving.layer_block_bytes)
     return [unit for units in bad_by_block.values() for unit in units]
 
 
@@ -68,9 +70,10 @@ def _copy(
     fill: Fill, blocks: Sequence[int], targets: Sequence[memoryview]
 ) -> dict[int, list[Unit]]:
     """Write the blocks to the targets; return the units that came out wrong, by block."""
-    sources = [fill.view(block) for block in blocks]
-    actual = copied_checksums(sources, targets, fill.placement.arriving.unit_bytes)
-    expected = [checksum for block in blocks for checksum in fill.checksums(block)]
+    unit_bytes, expected = fill.placement.arriving.unit_bytes, fill.checksums(blocks)
+    actual = copied_checksums(fill.views(blocks), targets, unit_bytes)
+    if actual == expected:
+        return {}
     bad_by_block: dict[int, list[Unit]] = {}
     for index, (got, wanted) in enumerate(zip(actual, expected, strict=True)):
         if got != wanted:

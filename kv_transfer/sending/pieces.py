@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from baton.core.block_views import part_of
 from baton.core.errors import TransferError
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
@@ -49,8 +50,9 @@ class Progress:
     def advance(self, published: Sequence[int], max_blocks: int) -> list[BlockRange]:
         """Pass what may be read now; `published` is by plane. At most `max_blocks` in all."""
         spans: list[BlockRange] = []
-        while max_blocks and (behind := self._behind(published)):
-            start, plane = min(behind)
+        for start, plane in sorted(self._behind(published)):
+            if not max_blocks:
+                break
             stop = min(published[plane], start + max_blocks)
             self._cursors[plane] = stop
             max_blocks -= stop - start
@@ -122,8 +124,8 @@ class HeadRange:
         layout = replace(sender, first_kv_head=first, num_kv_heads=num_heads)
         return cls(layout, (first - sender.first_kv_head) * sender.unit_bytes)
 
-    def of(self, block: memoryview) -> memoryview:
-        return block[self.block_offset : self.block_offset + self.layout.layer_block_bytes]
+    def of(self, blocks: Sequence[memoryview]) -> Sequence[memoryview]:
+        return part_of(blocks, self.block_offset, self.layout.layer_block_bytes)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -171,7 +173,7 @@ class Cut:
 class Contents:
     """The bytes of a cut, and their checksums."""
 
-    views: tuple[memoryview, ...]
+    views: Sequence[memoryview]
     """By block: the heads that travel, [heads] units as bytes."""
     checksums: tuple[int, ...]
     """The checksum of each (block, head), in the order of the views."""
@@ -187,7 +189,7 @@ def cuts(reading: BlockRead, max_piece_bytes: int) -> Iterator[Cut]:
 def read(cut: Cut) -> Contents:
     """Look at a cut's bytes and sum them up. May run on any thread while the reading lasts."""
     reading, unit_bytes = cut.reading, cut.reading.heads.layout.unit_bytes
-    views = tuple(map(reading.heads.of, reading.source.views(cut.start, cut.stop)))
+    views = reading.heads.of(reading.source.views(cut.start, cut.stop))
     return Contents(views, checksums_of(views, unit_bytes))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from baton.core.block_views import BlockViews
 from baton.core.errors import TransferCut, TransportFailed
 from baton.core.ids import Epoch
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
@@ -40,11 +41,11 @@ class GrpcTransport:
         """Its connections are the control client's."""
 
 
-def _by_block(data: memoryview, num_blocks: int) -> tuple[memoryview, ...]:
+def _by_block(data: memoryview, num_blocks: int) -> BlockViews:
     size, rest = divmod(len(data), max(1, num_blocks))
     if rest or not size:
         raise TransferCut(f"a piece of {len(data)} bytes for {num_blocks} blocks")
-    return tuple(data[start : start + size] for start in range(0, len(data), size))
+    return BlockViews(data, range(0, len(data), size), size)
 
 
 class GrpcSending:

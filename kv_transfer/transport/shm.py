@@ -30,6 +30,7 @@ from pathlib import Path
 
 import msgspec
 
+from baton.core.block_views import BlockViews
 from baton.core.errors import TransferCut, TransportFailed
 from baton.core.ids import Epoch
 from baton.core.kv_arena import KvArena
@@ -90,7 +91,7 @@ class _Map:
             asyncio.get_running_loop().remove_reader(self.connection)
             self.connection.close()
 
-    def views(self, announced: Announced) -> tuple[memoryview, ...]:
+    def views(self, announced: Announced) -> BlockViews:
         """Where the blocks of a piece lie. Raises TransferCut for what is not in the arena."""
         shape, message = self.shape, announced.message
         try:
@@ -109,8 +110,7 @@ class _Map:
             raise TransferCut("a ticket for what is not in the sender's memory")
         block_bytes = shape.block_bytes[message.plane]
         first = shape.num_blocks * sum(shape.block_bytes[: message.plane]) + offset
-        starts = (first + block * block_bytes for block in blocks)
-        return tuple(self.memory[start : start + size] for start in starts)
+        return BlockViews(self.memory, [first + block * block_bytes for block in blocks], size)
 
 
 class ShmTransport:

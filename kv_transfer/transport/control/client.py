@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +59,7 @@ class Announced:
     take: Callable[[], None]
     """Once, or more often; from any thread. Pieces may be taken in any order."""
 
-    def piece(self, views: tuple[memoryview, ...]) -> KvPiece:
+    def piece(self, views: Sequence[memoryview]) -> KvPiece:
         message = self.message
         return KvPiece(
             transfer_id=TransferId(message.transfer_id),
