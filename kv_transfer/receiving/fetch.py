@@ -54,8 +54,10 @@ SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchConfig:
-    max_unwritten: int = 8
+    max_unwritten: int = 32
     """Pieces of one stream that have come but are not written."""
+    max_unwritten_bytes: int = 16 << 20
+    """Bytes of these; of one alone there may be more."""
     num_threads: int = 2
     """Threads that write pieces and verify them."""
     max_reopened: int = 3
@@ -163,6 +165,7 @@ class Fetcher:
             executor=ThreadPoolExecutor(self._config.num_threads, "baton-fill"),
             clock=clock,
             max_unwritten=self._config.max_unwritten,
+            max_unwritten_bytes=self._config.max_unwritten_bytes,
             max_asked_again=self._config.max_asked_again,
             on_released=partial(owner.post, receiver.end_quarantine),
         )

@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
 from baton.core.clock import Clock
 from baton.core.errors import CorruptPiece
@@ -33,6 +34,8 @@ class WriterParts:
     clock: Clock
     max_unwritten: int
     """Pieces of one stream that have come but are not written."""
+    max_unwritten_bytes: int
+    """Bytes of these; of one alone there may be more."""
     max_asked_again: int
     """Pieces of one stream that may come with wrong bytes."""
     on_released: Callable[[], None]
@@ -53,7 +56,9 @@ class Writer:
         self._parts = parts
         self._waiting: list[KvPiece] = []
         self._batch: asyncio.Future[None] | None = None
-        self._num_in_batch = 0
+        self._num_unwritten = self._num_unwritten_bytes = 0
+        """Waiting, or in the batch."""
+        self._beginning: asyncio.Handle | None = None
         self._failure: BaseException | None = None
         self._is_closed = False
         self._changed = asyncio.Event()
@@ -64,12 +69,16 @@ class Writer:
             piece.release()
             raise self._failure
         self._waiting.append(piece)
-        self._begin_batch()
-        await self._until(self._parts.max_unwritten - 1)
+        self._num_unwritten += 1
+        self._num_unwritten_bytes += piece.num_bytes
+        if self._batch is None and self._beginning is None:
+            # Soon: what came together with it is put before.
+            self._beginning = asyncio.get_running_loop().call_soon(self._begin_batch)
+        await self._until(self._has_room)
 
     async def flush(self) -> None:
         """Return when everything is written. Raises what a piece raised."""
-        await self._until(0)
+        await self._until(lambda: not self._num_unwritten)
 
     def take_corrupt(self) -> list[CorruptPiece]:
         """What came with wrong bytes since this was asked last. After `flush`."""
@@ -83,30 +92,41 @@ class Writer:
             piece.release()
         self._waiting.clear()
 
-    async def _until(self, max_unwritten: int) -> None:
-        while self._failure is None and len(self._waiting) + self._num_in_batch > max_unwritten:
+    def _has_room(self) -> bool:
+        return (
+            self._num_unwritten < self._parts.max_unwritten
+            and self._num_unwritten_bytes < self._parts.max_unwritten_bytes
+        )
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        while self._failure is None and not is_so():
             self._changed.clear()
             await self._changed.wait()
         if self._failure is not None:
             raise self._failure
 
     def _begin_batch(self) -> None:
+        self._beginning = None
         if self._batch is not None or not self._waiting:
             return
         pieces, self._waiting = self._waiting, []
-        self._num_in_batch = len(pieces)
+        num_bytes = sum(piece.num_bytes for piece in pieces)
         loop = asyncio.get_running_loop()
         try:
             self._batch = loop.run_in_executor(self._parts.executor, self._write, pieces)
-        except RuntimeError:  # the fetcher was closed
+        except RuntimeError as error:  # the fetcher was closed
             for piece in pieces:
                 piece.release()
-            raise
-        self._batch.add_done_callback(self._end_batch)
+            self._failure = error
+            self._changed.set()
+            return
+        self._batch.add_done_callback(partial(self._end_batch, len(pieces), num_bytes))
 
-    def _end_batch(self, batch: asyncio.Future[None]) -> None:
+    def _end_batch(self, num_pieces: int, num_bytes: int, batch: asyncio.Future[None]) -> None:
         error = batch.exception()  # asked for in any case, or asyncio complains
-        self._batch, self._num_in_batch = None, 0
+        self._batch = None
+        self._num_unwritten -= num_pieces
+        self._num_unwritten_bytes -= num_bytes
         self._failure = self._failure or error
         self._changed.set()
         if self._failure is not None:
