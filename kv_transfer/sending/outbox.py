@@ -17,13 +17,14 @@ receiver: a slow one holds up nobody but itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
 from baton.core.errors import TransferError
+from baton.core.gathering import Gathering
 from baton.core.owner_thread import OwnerThread
 from baton.kv_transfer.handoff.messages import OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import LentPiece
@@ -77,6 +78,8 @@ class _Opening:
         self._request = request
         self._desk = desk
         self._stream: SendingStream | None = None
+        # Not interjected: what it frees is of use only to the next step.
+        self._ended = Gathering[BlockRead](desk.owner.post, desk.end_all)
 
     @property
     def is_done(self) -> bool:
@@ -95,8 +98,7 @@ class _Opening:
             raise
 
     def end(self, reading: BlockRead) -> None:
-        """Not interjected: what it frees is of use only to the next step."""
-        self._desk.owner.post(partial(self._desk.sender.end_read, reading))
+        self._ended.add(reading)
 
     def _end_unseen(self, answered: asyncio.Future[list[BlockRead]]) -> None:
         if not answered.exception():
@@ -129,6 +131,10 @@ class _Desk:
             question.stream = self.sender.open(question.request)
         if not self._answer(question, question.stream):
             self.sender.when_changed(question.stream.transfer_id, partial(self.ask, question))
+
+    def end_all(self, readings: Sequence[BlockRead]) -> None:
+        for reading in readings:
+            self.sender.end_read(reading)
 
     def _answer(self, question: _Question, stream: SendingStream) -> bool:
         """Whether it need not be asked again."""

@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 
 from baton.core.errors import TransferCut, TransferError
+from baton.core.gathering import Gathering
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
@@ -154,7 +155,7 @@ class _Taking:
     """Tells P how many pieces with a ticket, counted from the first, it may take back."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self._newly_taken = Gathering[int](loop.call_soon_threadsafe, self._take_all)
         self._is_taken: deque[bool] = deque()
         self._num_before = 0
         """Pieces, from the first on, that are taken."""
@@ -168,9 +169,13 @@ class _Taking:
 
         def take() -> None:
             with suppress(RuntimeError):  # the loop has ended, and the stream with it
-                self._loop.call_soon_threadsafe(self._take, number)
+                self._newly_taken.add(number)
 
         return take
+
+    def _take_all(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._take(number)
 
     def _take(self, number: int) -> None:
         if number < self._num_before:

@@ -30,12 +30,10 @@ MAX_UNTAKEN_S = 30.0
 PATIENCE_S = 30.0
 MIN_BYTES_PER_S = 4 << 20
 """For a whole stream P waits so long for D as its bytes take at this rate, and `PATIENCE_S`."""
-MAX_READY = 16
-"""Pieces waiting to be announced."""
+MAX_READY = 32
+"""Pieces waiting to be announced, and announced together."""
 MAX_BATCH_BYTES = 1 << 20
 """Bytes of pieces that are announced together; one alone may be larger."""
-MAX_TOGETHER = 8
-"""Pieces."""
 
 
 class StreamWindow:
@@ -85,7 +83,7 @@ class StreamWindow:
             parts.append(message)
             num_bytes += len(message)
             # Of a stream all pieces but the last ones are about equally long.
-            is_full = num_bytes + len(message) > MAX_BATCH_BYTES or len(parts) == MAX_TOGETHER
+            is_full = num_bytes + len(message) > MAX_BATCH_BYTES or len(parts) == MAX_READY
             if is_full or len(self._lent) == MAX_UNTAKEN or (next_ := self._next_ready()) is None:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
             piece = next_
