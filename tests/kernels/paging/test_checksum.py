@@ -13,6 +13,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.core.block_views import BlockViews
 from baton.kernels.paging.checksum import (
     MIN_LONG_BYTES,
     checksums,
@@ -52,6 +53,21 @@ def test_units_of_several_parts_are_copied_and_summed_up(unit_bytes: int, num_un
     assert found == [each for part in parts for each in digests(part, unit_bytes)]
     assert found == checksums(targets, unit_bytes)
     assert targets == parts
+
+
+@compiled
+def test_blocks_of_one_memory_are_summed_up_and_copied_where_they_begin() -> None:
+    memory, own = os.urandom(10_000), bytearray(10_000)
+    sources = BlockViews(memoryview(memory), [4096, 0, 8192], 1024)
+    targets = BlockViews(memoryview(own), [0, 2048, 5000], 1024)
+
+    found = copy_checksums(sources, targets, 256)
+
+    assert found == checksums(sources, 256) == digests(b"".join(sources), 256)
+    assert list(targets) == list(sources)
+    assert own.count(0) > 10_000 - 3 * 1024 - 100, "nothing is written beside them"
+    with pytest.raises(ValueError, match="3 parts to be copied to 2"):
+        copy_checksums(sources, targets[:2], 256)
 
 
 def memory_from(offset: int, num_bytes: int) -> np.ndarray:

@@ -148,10 +148,14 @@ async def test_a_writer_that_fails_aborts_the_transfer_and_releases_what_it_was_
 
 
 @pytest.mark.parametrize("max_unwritten", [1, 3])
+@pytest.mark.parametrize("by_bytes", [False, True])
 async def test_no_more_pieces_are_held_than_may_be_unwritten(
-    max_unwritten: int, monkeypatch: pytest.MonkeyPatch
+    max_unwritten: int, by_bytes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    it, held = joined(replace(QUICK, max_unwritten=max_unwritten)), list[int]()
+    limits = replace(QUICK, max_unwritten=max_unwritten)
+    if by_bytes:
+        limits = replace(QUICK, max_unwritten_bytes=max_unwritten * LAYOUT.layer_block_bytes)
+    it, held = joined(limits), list[int]()
 
     def counting_place(fill: Fill) -> list[Unit]:
         held.append(it.transport.releases.count(0))
