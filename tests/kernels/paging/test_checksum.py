@@ -12,6 +12,7 @@ import torch
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.lib.stride_tricks import as_strided
 
 from baton.core.block_views import BlockViews
 from baton.kernels.paging.checksum import (
@@ -96,22 +97,27 @@ def test_copies_are_whole_wherever_in_a_line_of_the_cache_they_begin(offset: int
 @compiled
 @pytest.mark.parametrize("offset", [0, 8])
 def test_a_copy_has_its_own_checksum_though_its_source_changes_meanwhile(offset: int) -> None:
-    unit_bytes, is_over = 1 << 20, threading.Event()
-    source, num_torn = np.zeros(unit_bytes, np.uint8), 0
+    num_copies, unit_bytes, is_over, num_torn = 2000, 512, threading.Event(), 0
+    contents = np.random.default_rng(0).integers(0, 256, (4000, unit_bytes), np.uint8)
+    whole, source = set(map(bytes, contents)), contents[0].copy()
+    # All of them in one place, one after the other, without a word of Python between two.
+    changing_source = as_strided(source, contents.shape, (0, 1))
 
     def change() -> None:
         while not is_over.is_set():
-            source[:] += 1
+            np.copyto(changing_source, contents)
 
-    changing, deadline = threading.Thread(target=change), time.monotonic() + 20
+    changing, deadline = threading.Thread(target=change), time.monotonic() + 30
     changing.start()
     try:
-        while num_torn < 5:
+        while num_torn < 50:
             assert time.monotonic() < deadline, "the source never changed while it was copied"
-            target = memory_from(offset, unit_bytes)
-            found = copy_checksums([source.data], [target.data], unit_bytes)
-            assert found == digests(bytes(target), unit_bytes)
-            num_torn += bool((target != target[0]).any())
+            memory = memory_from(offset, num_copies * unit_bytes)
+            targets = BlockViews(memory.data, range(0, memory.nbytes, unit_bytes), unit_bytes)
+            sources = BlockViews(source.data, [0] * num_copies, unit_bytes)
+            found = copy_checksums(sources, targets, unit_bytes)
+            assert found == digests(bytes(memory), unit_bytes)
+            num_torn += sum(bytes(target) not in whole for target in targets)
     finally:
         is_over.set()
         changing.join()

@@ -13,6 +13,7 @@ from tests.kv_transfer.replicas import (
     kv_of,
 )
 
+from baton.core.block_views import BlockViews
 from baton.core.errors import (
     CorruptPiece,
     StaleEpoch,
@@ -91,6 +92,25 @@ def test_pieces_may_come_in_any_order_and_overlap() -> None:
     decode.adopt()
     assert decode.holds_kv()
     assert decode.receiver.counters.num_bytes == NUM_BLOCKS * LAYOUT.block_bytes
+
+
+@pytest.mark.parametrize("is_one_memory", [False, True])
+def test_of_a_piece_that_has_come_in_part_only_the_rest_is_written(is_one_memory: bool) -> None:
+    decode = reserved()
+    decode.accept(piece_of(decode, 1, 0, 2))
+    decode.accept(piece_of(decode, 1, 3, 4))
+    piece, size = piece_of(decode, 1), LAYOUT.layer_block_bytes
+    if is_one_memory:
+        data = memoryview(b"".join(piece.views))
+        piece = replace(piece, views=BlockViews(data, range(0, data.nbytes, size), size))
+
+    assert decode.accept(piece).blocks == (2, 4, 5)
+
+    for plane in {*range(LAYOUT.num_layers)} - {1}:
+        decode.accept(piece_of(decode, plane))
+    decode.receiver.seal(TRANSFER)
+    decode.adopt()
+    assert decode.holds_kv()
 
 
 def test_a_block_is_missing_until_its_right_bytes_are_written() -> None:
