@@ -6,19 +6,17 @@ The interpreter goes on meanwhile: other Python threads run.
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from functools import cache
 from typing import TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.core.block_views import BlockViews
 from baton.kernels.cpu.library import library
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-Numbers: TypeAlias = NDArray[np.int64]
 
 
 class _View(ctypes.Structure):
@@ -40,6 +38,7 @@ class _View(ctypes.Structure):
 
 
 _CONTIGUOUS, _WRITABLE = 0, 1
+_WORD_BYTES = 8
 _acquire = ctypes.pythonapi.PyObject_GetBuffer
 _acquire.argtypes = (ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
 _release = ctypes.pythonapi.PyBuffer_Release
@@ -51,7 +50,7 @@ def checksums(parts: Sequence[Buffer], unit_bytes: int) -> list[int]:
     """Raises BufferError for a part that is not contiguous."""
     with _Looks() as looks:
         addresses, sizes = looks.at(parts, _CONTIGUOUS)
-        return _run(addresses, 0, sizes, unit_bytes)
+        return _run(addresses, [0] * len(sizes), sizes, unit_bytes)
 
 
 def copy_checksums(
@@ -63,15 +62,15 @@ def copy_checksums(
         source_addresses, source_sizes = looks.at(sources, _CONTIGUOUS)
         if len(sizes) != len(source_sizes):
             raise ValueError(f"{len(source_sizes)} parts to be copied to {len(sizes)}")
-        if (unequal := sizes != source_sizes).any():
-            first = unequal.argmax()
-            raise ValueError(f"{source_sizes[first]} bytes to be copied to {sizes[first]}")
+        if sizes != source_sizes:
+            unequal = [each for each in zip(source_sizes, sizes, strict=True) if each[0] != each[1]]
+            raise ValueError("{} bytes to be copied to {}".format(*unequal[0]))
         return _run(addresses, source_addresses, sizes, unit_bytes)
 
 
 def tensor_checksums(units: Tensor) -> list[int]:
     """The checksums of units, uint8 [U, unit bytes], contiguous."""
-    return _run(np.array([units.data_ptr()]), 0, np.array([units.nbytes]), units.shape[1])
+    return _run([units.data_ptr()], [0], [units.nbytes], units.shape[1])
 
 
 class _Looks:
@@ -87,14 +86,13 @@ class _Looks:
         for view in self._views:
             _release(ctypes.addressof(view))
 
-    def at(self, parts: Sequence[Buffer], flags: int) -> tuple[Numbers, Numbers]:
+    def at(self, parts: Sequence[Buffer], flags: int) -> tuple[list[int], list[int]]:
         """The address and length of each part."""
         if isinstance(parts, BlockViews):
             start, _ = self._at(parts.memory, flags)
-            starts = np.array(parts.starts, np.int64)
-            return start + starts, np.full(len(parts), parts.size, np.int64)
-        found = np.array([self._at(part, flags) for part in parts], np.int64).reshape(-1, 2)
-        return found[:, 0], found[:, 1]
+            return [start + each for each in parts.starts], [parts.size] * len(parts)
+        found = [self._at(part, flags) for part in parts]
+        return [address for address, _ in found], [size for _, size in found]
 
     def _at(self, part: Buffer, flags: int) -> tuple[int, int]:
         view = _View()
@@ -104,17 +102,17 @@ class _Looks:
 
 
 def _run(
-    addresses: Numbers, source_addresses: Numbers | int, sizes: Numbers, unit_bytes: int
+    addresses: Sequence[int], sources: Sequence[int], sizes: Sequence[int], unit_bytes: int
 ) -> list[int]:
-    """Of what is at the addresses, once it is copied there unless the sources' are 0."""
-    if (sizes % unit_bytes).any():
+    """Of what is at the addresses, once it is copied there, unless its source is 0."""
+    if any(size % unit_bytes for size in set(sizes)):
         raise ValueError(f"memory to be cut into units of {unit_bytes} bytes is no multiple")
-    parts = np.empty((len(sizes), 3), np.int64)  # as `Part` of source/paging/checksum.cpp
-    parts[:, 0], parts[:, 1], parts[:, 2] = addresses, source_addresses, sizes // unit_bytes
-    sums = np.empty(parts[:, 2].sum(), np.uint64)
-    _function()(parts.ctypes.data, len(parts), unit_bytes, sums.ctypes.data)
-    found: list[int] = sums.tolist()
-    return found
+    parts = array("q", bytes(3 * _WORD_BYTES * len(sizes)))  # `Part` of source/paging/checksum.cpp
+    parts[0::3], parts[1::3] = array("q", addresses), array("q", sources)
+    parts[2::3] = array("q", [size // unit_bytes for size in sizes])
+    sums = array("Q", bytes(_WORD_BYTES * sum(parts[2::3])))
+    _function()(parts.buffer_info()[0], len(sizes), unit_bytes, sums.buffer_info()[0])
+    return sums.tolist()
 
 
 @cache
