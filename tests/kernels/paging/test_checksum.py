@@ -97,8 +97,8 @@ def test_copies_are_whole_wherever_in_a_line_of_the_cache_they_begin(offset: int
 @compiled
 @pytest.mark.parametrize("offset", [0, 8])
 def test_a_copy_has_its_own_checksum_though_its_source_changes_meanwhile(offset: int) -> None:
-    num_copies, unit_bytes, is_over, num_torn = 2000, 512, threading.Event(), 0
-    contents = np.random.default_rng(0).integers(0, 256, (500, unit_bytes), np.uint8)
+    num_copies, unit_bytes, is_over, num_torn = 30, 65_536, threading.Event(), 0
+    contents = np.random.default_rng(0).integers(0, 256, (40, unit_bytes), np.uint8)
     whole, source = set(map(bytes, contents)), contents[0].copy()
     # All of them in one place, one after the other, without a word of Python between two.
     changing_source = as_strided(source, contents.shape, (0, 1))
