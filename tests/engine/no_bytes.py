@@ -36,5 +36,8 @@ class NoBytes:
     def writable(self, block: int, plane: int) -> memoryview:
         raise AssertionError("no KV is written here")
 
+    def writables(self, blocks: Sequence[int], plane: int) -> list[memoryview]:
+        return [self.writable(block, plane) for block in blocks]
+
     def write_part(self, block: int, plane: int, offset: int, data: memoryview) -> None:
         raise AssertionError("no KV is written here")

@@ -32,8 +32,9 @@ MIN_BYTES_PER_S = 4 << 20
 """For a whole stream P waits so long for D as its bytes take at this rate, and `PATIENCE_S`."""
 MAX_READY = 32
 """Pieces waiting to be announced, and announced together."""
-MAX_BATCH_BYTES = 1 << 20
-"""Bytes of pieces that are announced together; one alone may be larger."""
+MAX_BATCH_BYTES = 1 << 19
+"""Bytes of pieces that are announced together; one alone may be larger. So the first of a short
+prompt are written while the others are on their way."""
 
 
 class StreamWindow:

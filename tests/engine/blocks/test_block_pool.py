@@ -49,6 +49,9 @@ class FakeBytes:
     def writable(self, block: int, layer: int) -> memoryview:
         return memoryview(self._layers[layer][block])
 
+    def writables(self, blocks: Sequence[int], layer: int) -> list[memoryview]:
+        return [self.writable(block, layer) for block in blocks]
+
     def write_part(self, block: int, layer: int, offset: int, data: memoryview) -> None:
         self._layers[layer][block][offset : offset + len(data)] = data
 

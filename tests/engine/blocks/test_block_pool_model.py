@@ -70,6 +70,9 @@ class FakeBytes:
     def writable(self, block: int, layer: int) -> memoryview:
         raise AssertionError("whole blocks are written here")
 
+    def writables(self, blocks: Sequence[int], layer: int) -> list[memoryview]:
+        return [self.writable(block, layer) for block in blocks]
+
     def write_part(self, block: int, layer: int, offset: int, data: memoryview) -> None:
         raise AssertionError("whole blocks are written here")
 
