@@ -22,7 +22,7 @@ FOLDERS_BY_AREA = {
     "models": ("engine", "kernels", "services"),
     "cpu_kernels": ("kernels", "engine", "kv_transfer"),
     "gpu_kernels": ("kernels", "engine/models"),
-    "transfer": ("kv_transfer", "services", "platform", "proto"),
+    "transfer": ("kv_transfer", "services", "platform", "proto", "core"),
     "services": ("services", "platform", "gateway"),
     "gateway": ("gateway", "platform", "client", "services"),
     "router": ("router", "gateway", "services", "platform"),
