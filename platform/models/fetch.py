@@ -16,7 +16,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock
@@ -40,8 +40,6 @@ log = logging.getLogger(__name__)
 
 NUM_AT_ONCE = 4
 """Files."""
-ASKED_AGAIN_S = 5.0
-"""Other nodes, for what they have by then; and again after twice as long."""
 SPARE_BYTES = 1 << 28
 """Of the disk, which are left to others."""
 
@@ -92,10 +90,7 @@ def fetch(source: Source, report: DownloadReport, peers: Peers, *, wants_weights
             return folder  # another process was faster
         version = "" if listing is None else listing.version
         asked = peers if wants_weights or listing is None else NoPeers()
-        with ExitStack() as lending:
-            answers = lending.enter_context(
-                asked.having(source.model, version, is_lent=source.is_lent)
-            )
+        with asked.having(source.model, version, is_lent=source.is_lent) as answers:
             having = answers.having
             if listing is not None:
                 found = listing
@@ -111,8 +106,7 @@ def fetch(source: Source, report: DownloadReport, peers: Peers, *, wants_weights
                 raise refusal
             _check_weights(source.model, found, wants_weights)
             own = None if listing is None else source.origin
-            lenders = _Lenders(source, found.version, asked, lending, having)
-            fetching = _Fetching(shelf, found, lenders, own, report)
+            fetching = _Fetching(shelf, found, tuple(having), own, report)
             folder = fetching.run(found.chosen(wants_weights=wants_weights))
             shelf.point(source.revision, found)
             return folder
@@ -182,58 +176,6 @@ def _check_weights(model: str, listing: Listing, wants_weights: bool) -> None:
         raise CheckpointError(f"{model} holds neither {' nor '.join(WEIGHTS)}, in one file or cut")
 
 
-class _Lenders:
-    """Nodes that have something of one version. Of nodes that start together none has anything when
-    the others ask: so they are asked again and again, more and more seldom."""
-
-    def __init__(
-        self,
-        source: Source,
-        version: str,
-        peers: Peers,
-        lending: ExitStack,
-        having: Sequence[Peer],
-    ) -> None:
-        """`having`: as `peers` said first. They lend until `lending` is closed."""
-        self._source = source
-        self._version = version
-        self._all = peers
-        self._lending = lending
-        self._peers = self._of_version(having)
-        self._asking = Lock()
-        self._pause_s = ASKED_AGAIN_S
-        self._next_s = time.monotonic() + self._pause_s
-
-    @property
-    def names(self) -> list[str]:
-        return [peer.name for peer in self._peers]
-
-    @property
-    def may_come(self) -> bool:
-        """Of a lent folder all that there are were told."""
-        return not (isinstance(self._all, NoPeers) or self._source.is_lent)
-
-    def now(self) -> list[Peer]:
-        """One thread asks; the others go on with those that are known."""
-        if self.may_come and self._asking.acquire(blocking=False):
-            try:
-                if time.monotonic() >= self._next_s:
-                    self._ask()
-                    self._pause_s *= 2
-                    self._next_s = time.monotonic() + self._pause_s
-            finally:
-                self._asking.release()
-        return self._peers
-
-    def _ask(self) -> None:
-        again = self._all.having(self._source.model, self._version, is_lent=False)
-        having = self._lending.enter_context(again).having
-        self._peers = self._of_version(having) or self._peers
-
-    def _of_version(self, having: Sequence[Peer]) -> list[Peer]:
-        return [peer for peer in having if peer.listing.version == self._version]
-
-
 class _Fetching:
     """One version, while this process holds the lock of its shelf."""
 
@@ -241,13 +183,13 @@ class _Fetching:
         self,
         shelf: Shelf,
         listing: Listing,
-        lenders: _Lenders,
+        peers: Sequence[Peer],
         origin: Origin | None,
         report: DownloadReport,
     ) -> None:
         self._shelf = shelf
         self._listing = _with_digests(listing, shelf.known(listing.version))
-        self._lenders = lenders
+        self._peers = [peer for peer in peers if peer.listing.version == listing.version]
         self._origin = origin
         self._report = report
         self._stop = Event()
@@ -262,11 +204,9 @@ class _Fetching:
             self._check_room(missing)
         except OSError as error:
             raise no_place(folder, error) from error
-        if self._lenders.names or self._lenders.may_come:
-            # nodes that begin together begin with unlike files, and lend them
+        if self._peers:  # nodes that begin together begin with unlike files, and lend them
             missing = random.sample(missing, len(missing))
-        own = [] if self._origin is None else [self._origin.name]
-        names = ", ".join((*self._lenders.names, *own))
+        names = ", ".join(one.name for one in (*self._peers, self._origin) if one is not None)
         log.info(
             "fetching %s of %s into %s from %s",
             _counted(missing),
@@ -289,7 +229,7 @@ class _Fetching:
     def _fetch(self, file: RemoteFile) -> None:
         known = next(one for one in self._listing.files if one.name == file.name)
         origins: list[Origin] = []
-        for peer in self._lenders.now():
+        for peer in self._peers:
             try:
                 if peer.has(known):
                     known = known if known.digest else peer.described(known)

@@ -18,7 +18,7 @@ from tests.file_server import FileServer, file_server
 
 from baton.core.errors import CheckpointError, InvalidConfig, ModelUnreachable
 from baton.platform.config.deployment import parse_config
-from baton.platform.models import download, fetch
+from baton.platform.models import download
 from baton.platform.models.lending import Lender, Lent
 from baton.platform.models.listing import Listing, RemoteFile
 from baton.platform.models.model_folder import find_model
@@ -316,32 +316,6 @@ def test_a_node_that_has_it_is_asked_before_the_source(
 
     assert web.fetched() == []
     assert other.num_lent == len(FILES)
-
-
-class StartsTogether(OtherNode):
-    """It has nothing yet when it is asked first."""
-
-    num_asked = 0
-
-    def having(
-        self, model: str, version: str, *, is_lent: bool = False
-    ) -> AbstractContextManager[Answers]:
-        self.num_asked += 1
-        return nullcontext(Answers()) if self.num_asked == 1 else super().having(model, version)
-
-
-def test_nodes_that_start_together_are_asked_again_for_what_they_have_by_then(
-    web: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = StartsTogether(tmp_path / "other")
-    fetched_by_another(web, tmp_path / "other", monkeypatch)
-    monkeypatch.setattr(fetch, "NUM_AT_ONCE", 1)
-    monkeypatch.setattr(fetch, "ASKED_AGAIN_S", 0.0)
-
-    assert contents(find_model(f"{web.url}/m", peers=other)) == FILES
-
-    assert web.fetched() == []
-    assert other.num_lent == len(FILES) and other.num_asked == 1 + len(FILES)
 
 
 @pytest.mark.parametrize("trouble", ["lies", "is_lost"])
