@@ -21,7 +21,6 @@ from baton.core.ids import Epoch
 from baton.platform.chaos.load import Tokens
 from baton.platform.chaos.scenario import Load
 from baton.platform.observe.gateway_pages import GatewayPages
-from baton.platform.security.knocking import knock
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.chaos_wire import chaos_to_proto
@@ -89,9 +88,8 @@ class LiveDeployment:
         request = chaos_to_proto(
             rules, epoch=target.epoch, seed=seed, is_killed=is_killed, stopped_s=stopped_s
         )
+        stub = ReplicaStub(self.channels.to(target.address))
         try:
-            await knock(self.channels, target.address, CALL_TIMEOUT_S)
-            stub = ReplicaStub(self.channels.to(target.address))
             reply: pb.ChaosReply = await stub.Unsettle(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise Unavailable(f"{target.replica_id}: {error.details()}") from error

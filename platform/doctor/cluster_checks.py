@@ -61,12 +61,12 @@ def check_security(
 ) -> Finding:
     """`is_derived`: the token is made of Ray's own."""
     name = "security"
-    if NO_TOKEN in security.tokens and not is_derived:
+    if NO_TOKEN in security.tokens:
         remedy = "once all replicas have it, set security.default_token to auto"
         return warn(name, "a cluster token is accepted, and not asked for", remedy)
     if expires_at is None:
         if is_derived:
-            return ok(name, "a token made of Ray's own, where asked for; plain text, as Ray's own")
+            return ok(name, "a token made of Ray's own; plain text, as Ray's own calls")
         if security.tokens:
             remedy = "set security.tls_cert_file as well, unless the network is your own"
             return warn(name, "a cluster token, readable on the wire: no TLS", remedy)

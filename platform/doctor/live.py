@@ -23,7 +23,6 @@ from baton.platform.doctor.finding import Finding, fail
 from baton.platform.doctor.matrix import LiveReplica, Pair, Size, Way
 from baton.platform.doctor.node_checks import unexamined
 from baton.platform.machine.node import NodeFacts
-from baton.platform.security.knocking import knock
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels, explain
 from baton.proto.kv_wire import layout_from_proto
@@ -122,7 +121,8 @@ class LiveSystem:
     async def _examine(self, replica: LiveReplica, folders: Sequence[str]) -> Examined | Finding:
         request = pb.ExamineRequest(folders=folders)
         try:
-            await knock(self._channels, replica.address, EXAMINE_TIMEOUT_S)
+            connecting = ReplicaStub(self._channels.to(replica.address))
+            await connecting.Inspect(pb.InspectRequest(), timeout=EXAMINE_TIMEOUT_S)
             stub = ReplicaStub(self._channels.to(replica.address))
             asked_unix_s = time.time()
             reply = await stub.Examine(request, timeout=EXAMINE_TIMEOUT_S)

@@ -83,8 +83,7 @@ def examine_security(config: DeploymentConfig) -> tuple[WireSecurity | None, Fin
         from baton.platform.security.certificates import expires_at as read_expiry
 
         expires_at = read_expiry(security.certificate_pem)
-    is_found = config.security.default_token == "auto" and found.default_token == "permissive"
-    is_derived = (is_found or found.default_token == "ray") and not is_token_given(found)
+    is_derived = found.default_token == "ray" and not is_token_given(found)
     return security, check_security(security, expires_at, datetime.now(UTC), is_derived=is_derived)
 
 

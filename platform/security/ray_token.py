@@ -11,7 +11,6 @@ import hmac
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -27,16 +26,12 @@ def settled(
 ) -> SecurityConfig:
     """`auto` as what it means where this is asked. Who starts an application asks for all of its
     processes: Ray tells them that it asks for its token (RAY_AUTH_MODE), and a file that another
-    cluster left behind says nothing. An operator's tool was told nothing, and has that file alone:
-    it shows the token to who refuses it without.
+    cluster left behind says nothing. An operator's tool was told nothing, and has that file alone.
     """
     if config.default_token != "auto":
         return config
-    found: Literal["ray", "permissive", "none"] = "none"
-    if is_tool and ray_token(environment):
-        found = "permissive"
-    elif environment.get("RAY_AUTH_MODE", "").lower() == "token" and ray_token(environment):
-        found = "ray"
+    is_asked = is_tool or environment.get("RAY_AUTH_MODE", "").lower() == "token"
+    found = "ray" if is_asked and ray_token(environment) else "none"
     return msgspec.structs.replace(config, default_token=found)
 
 

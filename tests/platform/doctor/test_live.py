@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from tests.in_process_fleet import Fleet, running_fleet
 from tests.platform.nodes import NODE
@@ -17,7 +16,6 @@ from baton.platform.doctor.finding import Finding, Status, is_healthy
 from baton.platform.doctor.live import clock_skew
 from baton.platform.doctor.run import Diagnosis, examine_live, examine_security, why_chosen
 from baton.platform.machine.node import read_node
-from baton.proto import cluster_token
 from baton.proto import replica_pb2 as pb
 
 PROMPT = tuple(range(40))
@@ -102,33 +100,6 @@ async def test_replicas_that_refuse_our_token_fail(tmp_path: Path) -> None:
 
     assert {finding.status for finding in of("node", found)} == {Status.FAIL}
     assert all("cluster token" in finding.seen for finding in of("node", found))
-
-
-@pytest.mark.parametrize("is_asked", [False, True])
-async def test_a_found_token_is_shown_to_replicas_that_ask_for_one_alone(
-    is_asked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "the-token-of-a-ray-cluster")
-    shown: list[bytes] = []
-    given = cluster_token._given
-
-    def note(call: grpc.HandlerCallDetails) -> bytes:
-        shown.append(given(call))
-        return shown[-1]
-
-    monkeypatch.setattr(cluster_token, "_given", note)
-    changes = {"security.default_token": "ray" if is_asked else "none"}
-    async with running_fleet(changes=changes) as fleet:
-        security, finding = examine_security(
-            override(fleet.config, {"security.default_token": "auto"})
-        )
-        assert security is not None
-        shown.clear()
-        found = await diagnose(fleet, security)
-
-    assert finding.status is Status.OK
-    assert is_healthy(found.findings), found.findings
-    assert any(shown) is is_asked
 
 
 async def test_a_replica_that_the_gateway_does_not_reach_fails() -> None:

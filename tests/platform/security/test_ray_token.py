@@ -56,9 +56,8 @@ def test_replicas_ask_for_it_where_ray_asks_for_its_own(
     assert settled(SecurityConfig(default_token="none"), environment).default_token == "none"
 
 
-def test_a_tool_shows_what_it_finds_to_who_asks_as_ray_tells_it_nothing() -> None:
-    found = settled(SecurityConfig(), {"RAY_AUTH_TOKEN": RAYS}, is_tool=True)
-    assert found.default_token == "permissive"
+def test_a_tool_shows_what_it_finds_as_ray_tells_it_nothing() -> None:
+    assert settled(SecurityConfig(), {"RAY_AUTH_TOKEN": RAYS}, is_tool=True).default_token == "ray"
     assert settled(SecurityConfig(), {"HOME": "/nowhere"}, is_tool=True).default_token == "none"
 
 
