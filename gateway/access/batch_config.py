@@ -13,8 +13,7 @@ class BatchConfig(ConfigNode, frozen=True, kw_only=True):
     max_file_bytes: Count = 200 << 20
     """Of an uploaded file; a larger one is refused (413)."""
     max_kept_bytes: Count = 1 << 30
-    """Of all files of one tenant, or of one key of `gateway.api_keys`, with its uploads under way
-    and unfinished batches; more are refused (429). And of its unfinished batches alone."""
+    """Of all files of one tenant, or of one key of `gateway.api_keys`; more are refused (429)."""
     max_lines: Count = 50_000
     """Of one batch; one with more fails."""
     max_running: Count = 32

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from baton.core.errors import InvalidRequest, NotKept, Overloaded, StorageFull, StorageUnavailable
+from baton.core.errors import InvalidRequest, NotKept, Overloaded, StorageUnavailable
 from baton.gateway.access.batch_config import BatchConfig
 from baton.gateway.batches.disk import Disk
 from baton.gateway.batches.records import OVER, Batch, BatchOrder, new_id
@@ -34,7 +34,6 @@ class NewBatch(msgspec.Struct, frozen=True, kw_only=True):
     input_file_id: str
     metadata: dict[str, str] | None
     output_ttl_s: float
-    input_bytes: int
 
 
 class Batches:
@@ -54,27 +53,18 @@ class Batches:
         self._model = model
         self._keep_s = config.keep_s
         self._max_unfinished = config.max_unfinished
-        self._max_bytes = config.max_kept_bytes
         self._now = unix_time
         self.is_new = asyncio.Event()
         """Set when there is one more, or one is to end."""
 
     async def create(self, new: NewBatch, owner: str) -> Batch:
-        """Raises Overloaded, StorageFull, StorageUnavailable."""
+        """Raises Overloaded, StorageUnavailable."""
         if len(await self._unfinished(owner)) >= self._max_unfinished:
             raise Overloaded(
                 f"{self._max_unfinished} of your batches wait or run already, which is "
                 "gateway.batches.max_unfinished; wait for one, or cancel one",
                 retry_after_s=60.0,
             )
-        num_bytes = await self.work_bytes(owner) + new.input_bytes
-        if num_bytes > self._max_bytes:
-            raise StorageFull(
-                f"your unfinished batches and this one take {num_bytes} bytes, and "
-                f"gateway.batches.max_kept_bytes is {self._max_bytes}; wait for one, or cancel one",
-                retry_after_s=60.0,
-            )
-        await self._storage.check_share(new.input_bytes)
         now = self._now()
         batch = Batch(
             id=new_id("batch_", now),
@@ -85,12 +75,7 @@ class Batches:
             expires_at=int(now) + WINDOW_S,
             metadata=new.metadata,
         )
-        order = BatchOrder(
-            owner=owner,
-            batch=batch,
-            output_ttl_s=new.output_ttl_s,
-            input_bytes=new.input_bytes,
-        )
+        order = BatchOrder(owner=owner, batch=batch, output_ttl_s=new.output_ttl_s)
         await self._call(self._folder.create, order)
         self.is_new.set()
         return batch
@@ -123,24 +108,12 @@ class Batches:
         over = await self._storage.entries(KIND, owner)
         return sorted({*unfinished, *(facts.id for facts in over)})
 
-    async def work_bytes(self, owner: str) -> int:
-        """Of the owner's batches that are not over. Raises StorageUnavailable."""
-
-        def add_up() -> int:
-            return sum(
-                max(order.input_bytes, self._folder.num_bytes(order.batch.id))
-                for order in self._orders(owner)
-            )
-
-        return await self._call(add_up)
-
     async def _unfinished(self, owner: str) -> list[str]:
-        return await self._call(lambda: [order.batch.id for order in self._orders(owner)])
+        def find() -> list[str]:
+            orders = [self._folder.order(batch_id) for batch_id in self._folder.ids()]
+            return [order.batch.id for order in orders if order and order.owner == owner]
 
-    def _orders(self, owner: str) -> list[BatchOrder]:
-        """That are not over. Blocks. Raises OSError."""
-        orders = [self._folder.order(batch_id) for batch_id in self._folder.ids()]
-        return [order for order in orders if order and order.owner == owner]
+        return await self._call(find)
 
     async def kept(self, batch_id: str, owner: str) -> Batch | None:
         """If it is over. Raises StorageUnavailable."""
@@ -150,7 +123,7 @@ class Batches:
     async def keep(self, batch: Batch, owner: str) -> None:
         """What it came to. Raises StorageFull, StorageUnavailable."""
         place, encoded = Place(KIND, owner, batch.id), msgspec.json.encode(batch)
-        await self._storage.put(place, encoded, ttl_s=self._keep_s, evicts=True, fsync=True)
+        await self._storage.put(place, encoded, ttl_s=self._keep_s, fsync=True)
 
     async def _call(self, work: Callable[..., R], *args: object) -> R:
         """Raises StorageUnavailable."""

@@ -7,15 +7,14 @@ file_info/ID    FileObject, kept last: until then there is no such file
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
-from baton.core.errors import NotKept, StorageUnavailable
+from baton.core.errors import NotKept, StorageFull, StorageUnavailable
 from baton.gateway.batches.records import new_id
 from baton.gateway.storage.folder import Place
 from baton.gateway.storage.storage import Reading, Storage, Writing
@@ -67,24 +66,17 @@ class Files:
     def __init__(self, storage: Storage, unix_time: Callable[[], float] = time.time) -> None:
         self._storage = storage
         self._now = unix_time
-        self._uploading = Counter[str]()
-        """Bytes, by owner."""
 
-    async def kept_bytes(self, owner: str) -> int:
-        """Of `owner`, with what uploads to this gateway may come to. Raises StorageUnavailable."""
+    async def check_room(self, owner: str, max_bytes: int) -> None:
+        """Raises StorageFull if what is kept of one owner is as much; StorageUnavailable."""
         kept = await self._storage.entries(CONTENT, owner)
-        return sum(facts.num_bytes for facts in kept) + self._uploading[owner]
-
-    @contextmanager
-    def uploading(self, owner: str, num_bytes: int) -> Iterator[None]:
-        """An upload of at most `num_bytes`."""
-        self._uploading[owner] += num_bytes
-        try:
-            yield
-        finally:
-            self._uploading[owner] -= num_bytes
-            if not self._uploading[owner]:
-                del self._uploading[owner]
+        num_bytes = sum(facts.num_bytes for facts in kept)
+        if num_bytes >= max_bytes:
+            raise StorageFull(
+                f"your files take {num_bytes} bytes, and gateway.batches.max_kept_bytes is "
+                f"{max_bytes}; delete what is not needed any more",
+                retry_after_s=60.0,
+            )
 
     @asynccontextmanager
     async def writing(self, new: NewFile) -> AsyncIterator[FileWriting]:
@@ -93,10 +85,7 @@ class Files:
         now = self._now()
         file_id = new.id or new_id("file-", now)
         content = Place(CONTENT, new.owner, file_id)
-        is_upload = new.purpose == "batch"
-        async with self._storage.writing(
-            content, ttl_s=new.ttl_s, is_within_share=is_upload
-        ) as writing:
+        async with self._storage.writing(content, ttl_s=new.ttl_s) as writing:
             file = FileWriting(file_id, new, writing)
             yield file
             writing.keep_for(file.ttl_s)
@@ -111,11 +100,7 @@ class Files:
         encoded = msgspec.json.encode(file.info)
         try:
             await self._storage.put(
-                Place(INFO, new.owner, file_id),
-                encoded,
-                ttl_s=file.ttl_s,
-                evicts=True,
-                fsync=True,
+                Place(INFO, new.owner, file_id), encoded, ttl_s=file.ttl_s, fsync=True
             )
         except BaseException:  # nobody was told of it
             with suppress(StorageUnavailable):

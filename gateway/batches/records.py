@@ -103,5 +103,3 @@ class BatchOrder(msgspec.Struct, frozen=True, kw_only=True):
     """As it was when it was made."""
     output_ttl_s: float
     """How long its output is kept."""
-    input_bytes: int = 0
-    """Of its input, which is copied."""

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from baton.core.errors import StorageFull
 from baton.gateway.access.api_keys import Caller
 from baton.gateway.batches.batches import Batches
 from baton.gateway.batches.disk import Disk
@@ -24,16 +23,6 @@ class BatchService:
     batches: Batches
     runner: BatchRunner
     disk: Disk
-
-    async def check_room(self, owner: str, max_bytes: int) -> None:
-        """Raises StorageFull if what is kept of one owner is as much; StorageUnavailable."""
-        num_bytes = await self.files.kept_bytes(owner) + await self.batches.work_bytes(owner)
-        if num_bytes >= max_bytes:
-            raise StorageFull(
-                f"your files, uploads and unfinished batches take {num_bytes} bytes, and "
-                f"gateway.batches.max_kept_bytes is {max_bytes}; delete what is not needed",
-                retry_after_s=60.0,
-            )
 
     def close(self) -> None:
         """Once nobody asks for batches any more, and the runner has stopped."""

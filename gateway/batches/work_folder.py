@@ -72,12 +72,6 @@ class WorkFolder:
     def write_state(self, batch: Batch, epoch: int) -> None:
         _write(self.of(batch.id) / f"{STATE}{epoch}", batch)
 
-    def num_bytes(self, batch_id: str) -> int:
-        """Of all its files."""
-        with suppress(FileNotFoundError):
-            return sum(one.stat().st_size for one in os.scandir(self.of(batch_id)))
-        return 0
-
     def cancel(self, batch_id: str) -> None:
         """Safe to repeat. Nothing happens if it is over."""
         with suppress(FileNotFoundError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.core.config_node import ConfigNode, Fraction, NonNegative, Seconds
+from baton.core.config_node import ConfigNode, NonNegative, Seconds
 
 DAY_S = 86_400.0
 GIBIBYTE = 1 << 30
@@ -16,11 +16,7 @@ class StorageConfig(ConfigNode, frozen=True, kw_only=True):
     each finds what gateways of its own node kept. Empty: a folder of the node, of this model's
     name, below the user's cache."""
     max_bytes: NonNegative = 4 * GIBIBYTE
-    """Of all of it together, or less where the disk has less. The oldest responses make room, first
-    those of who has most; nothing else does. 0: nothing is kept."""
-    files_share: Fraction = 0.5
-    """Of `max_bytes`, what files, uploads under way and unfinished batches may take together before
-    more are refused (429): the rest stays responses'. One owner's may take
-    `gateway.batches.max_kept_bytes`; responses are not shared out, as who has most gives way."""
+    """Of all of it together. The oldest responses make room for new ones, first those of who has
+    most; nothing else does. 0: nothing is kept."""
     response_ttl_s: Seconds = 30 * DAY_S
     """How long a response is kept."""

@@ -17,7 +17,7 @@ CHUNK_BYTES = 1 << 18
 
 
 class Budget(Protocol):
-    def check_room(self, num_bytes: int) -> None:
+    def make_room(self, num_bytes: int, *, evicted_kind: str | None = None) -> None:
         """For `num_bytes` more. Raises StorageFull, OSError."""
 
     def count(self, num_bytes: int) -> None:
@@ -51,9 +51,9 @@ class FileWriter:
         self._checksum = 0
         self.num_bytes = 0
 
-    def write(self, data: bytes | memoryview) -> None:
-        """Raises StorageFull, before anything of it is written; OSError, then `abort`."""
-        self._budget.check_room(len(data))
+    def write(self, data: bytes | memoryview, *, evicted_kind: str | None = None) -> None:
+        """Raises StorageFull, OSError; then `abort`."""
+        self._budget.make_room(len(data), evicted_kind=evicted_kind)
         self._file.write(data)
         self._budget.count(len(data))
         self._checksum = checksum(data, self._checksum)

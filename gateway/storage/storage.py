@@ -16,13 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from baton.core.errors import StorageFull, StorageUnavailable
+from baton.core.errors import StorageUnavailable
 from baton.core.metrics import Counter, Family, gauge
 from baton.gateway.storage.config import StorageConfig
 from baton.gateway.storage.files import FileReader, FileWriter
 from baton.gateway.storage.folder import Place, StorageFolder
 from baton.gateway.storage.record import Facts, Garbled
-from baton.gateway.storage.sweeper import Sweeper
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +30,15 @@ R = TypeVar("R")
 NUM_THREADS = 4
 PATIENCE_S = 10.0
 LOOK_PATIENCE_S = 300.0
-"""For what looks at all that one owner has."""
+"""For what looks through the folder."""
+SWEEP_S = 600.0
 
 
 def storage_of(config: StorageConfig) -> Storage | None:
     """None where nothing is to be kept."""
     if not (config.folder and config.max_bytes):
         return None
-    folder = Path(config.folder).expanduser()
-    return Storage(StorageFolder(folder, config.max_bytes, files_share=config.files_share))
+    return Storage(StorageFolder(Path(config.folder).expanduser(), config.max_bytes))
 
 
 class Storage:
@@ -48,7 +47,7 @@ class Storage:
     def __init__(self, folder: StorageFolder) -> None:
         self._folder = folder
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="storage")
-        self._sweeper = Sweeper(self._look)
+        self._sweeping: asyncio.Task[None] | None = None
         self._is_away = False
         self._failures = Counter(
             "baton_gateway_storage_failures_total",
@@ -60,11 +59,13 @@ class Storage:
     async def start(self) -> None:
         """Make the folder, and sweep it from now on; nobody waits for that. While it fails, so does
         what else is asked for, and the log says why."""
-        self._sweeper.start()
+        self._sweeping = asyncio.create_task(self._sweep_on(), name="sweeps the storage")
 
     async def close(self) -> None:
         """Safe to repeat. What is being written is given up."""
-        await self._sweeper.stop()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def families(self) -> Iterator[Family]:
@@ -76,7 +77,7 @@ class Storage:
         yield self._failures.family()
 
     def aside(self, name: str) -> Path:
-        """A folder of the same gateways for what is no value: counted with files, never swept."""
+        """A folder of the same gateways for what is no value: nothing in it is counted or swept."""
         return self._folder.aside(name)
 
     async def put(
@@ -89,9 +90,8 @@ class Storage:
         fsync: bool = False,
     ) -> Facts:
         """Keep it, in place of what is there. `ttl_s` None: until it is deleted. `evicts`: the
-        oldest responses make room. Raises StorageFull, StorageUnavailable."""
-        work = partial(self._put, place, value, ttl_s, fsync)
-        return await self._write(len(value), work, evicts=evicts)
+        oldest of its kind make room. Raises StorageFull, StorageUnavailable."""
+        return await self._call(self._put, place, value, ttl_s, evicts, fsync)
 
     async def get(self, place: Place) -> bytes | None:
         """None if it is not there any more. Raises StorageUnavailable."""
@@ -105,27 +105,15 @@ class Storage:
         """Of `owner`, or of everybody; the oldest first. Raises StorageUnavailable."""
         return await self._call(self._folder.entries, kind, owner, patience_s=LOOK_PATIENCE_S)
 
-    async def check_share(self, num_bytes: int) -> None:
-        """Of files, for `num_bytes` more. Raises StorageFull, StorageUnavailable."""
-        work = partial(self._folder.check_room, num_bytes, is_within_share=True)
-        await self._write(num_bytes, work, evicts=True, is_within_share=True)
-
     @asynccontextmanager
     async def writing(
-        self,
-        place: Place,
-        *,
-        ttl_s: float | None,
-        is_within_share: bool = False,
-        fsync: bool = True,
+        self, place: Place, *, ttl_s: float | None, fsync: bool = True
     ) -> AsyncIterator[Writing]:
         """For what is too large to be held: it is there once the block has ended without an error.
-        The oldest responses make room; `is_within_share`: as far as files may take it, and beyond
-        it is refused. Raises StorageFull, StorageUnavailable."""
-        begin = partial(self._folder.begin, place, ttl_s, is_within_share=is_within_share)
-        writer = await self._call(begin)
+        Raises StorageFull, StorageUnavailable."""
+        writer = await self._call(self._folder.begin, place, ttl_s)
         try:
-            yield Writing(self, writer, is_within_share=is_within_share)
+            yield Writing(self, writer)
             await self._call(lambda: writer.commit(fsync=fsync))
         except BaseException:
             with suppress(RuntimeError):  # after `close`, nobody is left to do it: a sweep will
@@ -145,10 +133,12 @@ class Storage:
             with suppress(RuntimeError):
                 self._threads.submit(reader.close)
 
-    def _put(self, place: Place, value: bytes, ttl_s: float | None, fsync: bool) -> Facts:
+    def _put(
+        self, place: Place, value: bytes, ttl_s: float | None, evicts: bool, fsync: bool
+    ) -> Facts:
         writer = self._folder.begin(place, ttl_s)
         try:
-            writer.write(value)
+            writer.write(value, evicted_kind=place.kind if evicts else None)
             return writer.commit(fsync=fsync)
         except BaseException:
             writer.abort()
@@ -165,32 +155,15 @@ class Storage:
         finally:
             reader.close()
 
-    async def _look(self, wanted: int) -> None:
-        """Of the sweeper; however long it takes. Raises StorageUnavailable."""
-        await self._call(self._folder.look, wanted, patience_s=None)
-
-    async def _write(
-        self,
-        num_bytes: int,
-        work: Callable[[], R],
-        *,
-        evicts: bool,
-        is_within_share: bool = False,
-    ) -> R:
-        """What needs room, which may have to be made. Raises StorageFull, StorageUnavailable."""
-        folder = self._folder
-        try:
-            result = await self._call(work)
-        except StorageFull:
-            may_evict = evicts and folder.can_hold(num_bytes, is_within_share=is_within_share)
-            await self._sweeper.make_room(num_bytes if may_evict else 0)
-            return await self._call(work)
-        if folder.needs_look:
-            self._sweeper.ask()
-        return result
+    async def _sweep_on(self) -> None:
+        """For ever."""
+        while True:
+            with suppress(StorageUnavailable):
+                await self._call(self._folder.open, patience_s=LOOK_PATIENCE_S)
+            await asyncio.sleep(SWEEP_S)
 
     async def _call(
-        self, work: Callable[..., R], *args: object, patience_s: float | None = PATIENCE_S
+        self, work: Callable[..., R], *args: object, patience_s: float = PATIENCE_S
     ) -> R:
         """Raises StorageUnavailable."""
         try:
@@ -212,7 +185,7 @@ class Storage:
         self._is_away = False
         return result
 
-    async def _run(self, work: Callable[[], R], patience_s: float | None) -> R:
+    async def _run(self, work: Callable[[], R], patience_s: float) -> R:
         """Raises what `work` raises, and TimeoutError: it goes on then."""
         loop = asyncio.get_running_loop()
         running = self._threads.submit(work)
@@ -230,10 +203,9 @@ class Storage:
 
 
 class Writing:
-    def __init__(self, storage: Storage, writer: FileWriter, *, is_within_share: bool) -> None:
+    def __init__(self, storage: Storage, writer: FileWriter) -> None:
         self._storage = storage
         self._writer = writer
-        self._is_within_share = is_within_share
 
     @property
     def num_bytes(self) -> int:
@@ -246,8 +218,7 @@ class Writing:
 
     async def write(self, data: bytes) -> None:
         """Raises StorageFull, StorageUnavailable; out of the block with it."""
-        work, share = partial(self._writer.write, data), self._is_within_share
-        await self._storage._write(len(data), work, evicts=True, is_within_share=share)
+        await self._storage._call(self._writer.write, data)
 
 
 class Reading:

@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from baton.core.errors import InvalidRequest, NotKept
 from baton.gateway.batches.batches import Batches, NewBatch
-from baton.gateway.batches.files import FileObject
 from baton.gateway.batches.records import Batch
 from baton.gateway.batches.service import BatchService
 from baton.gateway.http.batching.files import BATCH, checked_ttl_s, kept_service
@@ -66,13 +65,12 @@ class BatchesApi:
         ttl_s = keep_s
         if expiry is not None:
             ttl_s = checked_ttl_s(expiry.seconds, keep_s, "output_expires_after.seconds")
-        given = await _input(service, body.input_file_id, owner)
+        await _check_input(service, body.input_file_id, owner)
         new = NewBatch(
             endpoint=body.endpoint,
             input_file_id=body.input_file_id,
             metadata=body.metadata,
             output_ttl_s=ttl_s,
-            input_bytes=given.bytes,
         )
         return json_response(await service.batches.create(new, owner))
 
@@ -120,7 +118,7 @@ def _check(body: BatchBody) -> None:
         )
 
 
-async def _input(service: BatchService, file_id: str, owner: str) -> FileObject:
+async def _check_input(service: BatchService, file_id: str, owner: str) -> None:
     """Raises InvalidRequest."""
     try:
         info = await service.files.info(file_id, owner)
@@ -131,4 +129,3 @@ async def _input(service: BatchService, file_id: str, owner: str) -> FileObject:
             f"{file_id} is of purpose {info.purpose!r}; upload one of purpose {BATCH!r}",
             field="input_file_id",
         )
-    return info

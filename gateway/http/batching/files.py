@@ -62,17 +62,13 @@ class FilesApi:
         self._service = service
 
     async def create(self, request: Request) -> Response:
-        service, config = kept_service(self._service), self._gateway.config
-        files, owner = service.files, request.state.caller.owner
+        files, config = self._files, self._gateway.config
         max_bytes = config.batches.max_file_bytes
-        await service.check_room(owner, config.batches.max_kept_bytes)
+        await files.check_room(request.state.caller.owner, config.batches.max_kept_bytes)
         chunks = body_chunks(request, config, max_bytes + MAX_OTHER_BYTES)
         upload = _Upload(files, request.state.caller, max_bytes, config.batches.keep_s)
         parts = form_parts(request.headers.get("content-type", ""), chunks)
-        length = request.headers.get("content-length", "")
-        at_most = min(int(length), max_bytes) if length.isdigit() else max_bytes
-        with files.uploading(owner, at_most):
-            return json_response(await upload.read(parts))
+        return json_response(await upload.read(parts))
 
     async def list_all(self, request: Request) -> Response:
         files, owner = self._files, request.state.caller.owner

@@ -25,7 +25,7 @@ from baton.gateway.batches import batches as batches_module
 from baton.gateway.batches import runner as runner_module
 from baton.gateway.batches import work as work_module
 from baton.gateway.batches.files import Files, NewFile
-from baton.gateway.requests.generation import DecodeRoom, Generation
+from baton.gateway.requests.generation import Generation
 from baton.gateway.requests.readiness import NOBODY
 from baton.gateway.storage.config import StorageConfig
 from baton.gateway.storage.folder import StorageFolder
@@ -351,40 +351,6 @@ async def test_uploads_are_bounded_and_whole(tmp_path: Path) -> None:
     assert purpose.value.param == "purpose"
     assert (half.status_code, "cut" in half.text) == (400, True)
     assert content.content == bytes(100_000)
-
-
-async def test_an_owner_has_no_more_with_uploads_and_batches_under_way(tmp_path: Path) -> None:
-    settings = {"batches": BatchConfig(max_file_bytes=100_000, max_kept_bytes=150_000)}
-    head = b'--x\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
-    headers = {"content-type": "multipart/form-data; boundary=x"}
-    is_over = asyncio.Event()
-
-    async def slow() -> AsyncIterator[bytes]:
-        yield head
-        await is_over.wait()
-
-    no_room = DecodeRoom(num_places=0, num_taken=0, num_awaited=0, num_waiting=0)
-    dispatcher = ScriptedDispatcher(decode_room=no_room)
-    async with keeping(tmp_path, dispatcher=dispatcher, **settings) as gateway:
-        client = openai_of(gateway)
-        uploads = [
-            asyncio.create_task(gateway.http.post("/v1/files", content=slow(), headers=headers))
-            for _ in range(2)
-        ]
-        with pytest.raises(openai.RateLimitError, match="max_kept_bytes"):
-            while not all(upload.done() for upload in uploads):
-                await client.files.create(file=("in.jsonl", b"{}"), purpose="batch")
-        is_over.set()
-        assert [(await upload).status_code for upload in uploads] == [400, 400]
-        messages = [{"role": "user", "content": "x" * 30_000}]
-        for _ in range(2):
-            await begun(client, [chat_line(one, messages=messages) for one in "ab"])
-        given = [one async for one in client.files.list()]
-        await client.files.delete(given[0].id)
-        with pytest.raises(openai.RateLimitError, match="unfinished batches"):
-            await client.batches.create(
-                input_file_id=given[1].id, endpoint=CHAT, completion_window="24h"
-            )
 
 
 async def test_without_a_folder_it_is_said_what_is_missing() -> None:

@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -128,73 +127,6 @@ async def test_the_oldest_of_who_has_most_make_room_and_files_do_not(
     with pytest.raises(StorageFull):
         await storage.put(place("large", 99), b"l" * 4001, ttl_s=60, evicts=True)
     assert await storage.get(place("small", 0)) == b"s" * 300
-
-
-async def test_files_within_their_share_push_out_responses_above_theirs(
-    storage: Storage, clock: ManualClock
-) -> None:
-    for number in range(11):
-        place = Place("response", "a", f"resp_{number}")
-        await storage.put(place, b"r" * 200, ttl_s=60, evicts=True)
-        clock.advance(1)
-    for number in (1, 2):  # two uploads, and work aside
-        async with storage.writing(
-            Place("file", "", f"file-{number}"), ttl_s=None, is_within_share=True
-        ) as file:
-            await file.write(b"f" * 600)
-    work = storage.aside("batches") / "batch_1"
-    work.mkdir(parents=True)
-    (work / "input").write_bytes(b"i" * 600)
-    await storage._sweeper.make_room(0)
-    assert await storage.get(Place("response", "a", "resp_0")) is None
-    num_kept = len(await storage.entries("response"))
-    with pytest.raises(StorageFull, match="files_share"):
-        async with storage.writing(
-            Place("file", "", "file-3"), ttl_s=None, is_within_share=True
-        ) as file:
-            await file.write(b"f" * 600)
-    assert len(await storage.entries("response")) == num_kept > 3
-
-
-async def test_a_disk_that_fills_up_is_not_filled_further(
-    clock: ManualClock, tmp_path: Path
-) -> None:
-    free, folder = 1000, tmp_path / "kept"
-
-    def disk_of(path: Path) -> SimpleNamespace:
-        used = sum(one.stat().st_size for one in files_in(tmp_path))
-        return SimpleNamespace(f_frsize=1, f_blocks=5000, f_bavail=free - used)
-
-    storage = Storage(StorageFolder(folder, 1 << 20, unix_time=clock, disk_of=disk_of))
-    await storage.start()
-    with pytest.raises(StorageFull, match=r"the disk of .* lacks"):
-        await storage.put(Place("file", "", "file-1"), b"f" * 950, ttl_s=None)
-    await storage.put(Place("file", "", "file-1"), b"f" * 700, ttl_s=None)
-    assert disk_of(folder).f_bavail >= 100
-    await storage.close()
-
-
-async def test_a_look_that_takes_long_is_no_disk_that_hangs(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of millions of files, say."""
-    is_looked_through, look = threading.Event(), StorageFolder.look
-
-    def long_look(folder: StorageFolder, wanted: int) -> None:
-        is_looked_through.wait(20)
-        look(folder, wanted)
-
-    for number in range(10):
-        place = Place("response", "a", f"resp_{number}")
-        await storage.put(place, b"r" * 150, ttl_s=60, evicts=True)
-    monkeypatch.setattr("baton.gateway.storage.sweeper.ROOM_S", 0.01)
-    monkeypatch.setattr(StorageFolder, "look", long_look)
-    with pytest.raises(StorageFull):
-        await storage.put(MINE, b"r" * 2000, ttl_s=60, evicts=True)
-    assert await storage.get(place) == b"r" * 150
-    is_looked_through.set()
-    monkeypatch.setattr("baton.gateway.storage.sweeper.ROOM_S", 20)
-    await storage.put(MINE, b"r" * 2000, ttl_s=60, evicts=True)
 
 
 async def test_what_others_have_in_the_folder_is_left_alone(
