@@ -263,8 +263,7 @@ class ReplicaDispatcher:
         )
 
     def is_ready(self) -> bool:
-        is_started = self._cold_start_s is not None and not self.fleet.failed_starts.why_refused
-        return is_started or self._can_decode()
+        return self._can_decode() or (self._cold_start_s is not None and not self._why_refused())
 
     def trouble(self) -> str:
         return self._why_refused() or "no decode replica takes requests"
@@ -372,7 +371,7 @@ class ReplicaDispatcher:
     def _why_refused(self) -> str:
         """Empty while it makes sense to wait for a replica to be started."""
         is_refused = self._cold_start_s is not None and not self._can_decode()
-        return self.fleet.failed_starts.why_refused if is_refused else ""
+        return self.fleet.failed_starts.why_refused(self.fleet.starting) if is_refused else ""
 
     def _is_awaited(self) -> bool:
         """Whether it is only a matter of time until requests are taken."""

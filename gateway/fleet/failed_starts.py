@@ -2,6 +2,7 @@
 
 Where replicas start for who waits, each failure is followed by another start. After a few it is
 told instead of waited for; after a while requests may wait again, and one more failure is enough.
+Those that were already under way beside the last failure are waited for.
 
     0 --fails--> 1 --> 2 --> MANY: refused --AGAIN_S--> waits again --fails--> refused ...
     any --a decode replica takes requests--> 0
@@ -9,9 +10,10 @@ told instead of waited for; after a while requests may wait again, and one more 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from baton.core.clock import Clock
+from baton.core.ids import ReplicaId
 from baton.core.messages import Role, StartingReplica
 
 MANY = 3
@@ -24,24 +26,28 @@ class FailedStarts:
         self._clock = clock
         self._last: StartingReplica | None = None
         self._last_at_s = 0.0
+        self._beside: frozenset[ReplicaId] = frozenset()
+        """Who was starting when the last one failed."""
         self.num = 0
 
-    def hear(self, failed: Sequence[StartingReplica]) -> None:
-        """Of those that are news."""
+    def hear(self, failed: Sequence[StartingReplica], before: Sequence[StartingReplica]) -> None:
+        """Of those that are news; `before`: all that were starting until then."""
         for one in failed:
             if one.role is Role.DECODE:
                 self.num += 1
                 self._last, self._last_at_s = one, self._clock()
+                self._beside = frozenset(_alive(before)) - {one.replica_id}
 
     def clear(self) -> None:
         """A decode replica takes requests."""
         self.num, self._last = 0, None
 
-    @property
-    def why_refused(self) -> str:
+    def why_refused(self, starting: Sequence[StartingReplica]) -> str:
         """For everybody: without the error itself, which may name files. Empty while nothing speaks
         against waiting."""
         last = self._last
+        if not self._beside.isdisjoint(_alive(starting)):
+            return ""
         if last is None or not (last.is_final or self.num >= MANY):
             return ""
         if self._clock() - self._last_at_s >= AGAIN_S:
@@ -51,3 +57,8 @@ class FailedStarts:
             f"no decode replica can be started: {last.replica_id} failed while "
             f"{last.stage}{times}; the log says why"
         )
+
+
+def _alive(starting: Sequence[StartingReplica]) -> Iterator[ReplicaId]:
+    """Decode replicas that are on their way."""
+    return (one.replica_id for one in starting if one.role is Role.DECODE and not one.failure)

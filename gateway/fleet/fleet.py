@@ -399,10 +399,10 @@ class Fleet:
                 yield epoch
 
     def _hear_of_starts(self, starting: tuple[StartingReplica, ...]) -> None:
-        before = {one.replica_id for one in self.starting if one.failure}
+        known = {one.replica_id for one in self.starting if one.failure}
+        failed = [one for one in starting if one.failure and one.replica_id not in known]
+        self.failed_starts.hear(failed, self.starting or starting)
         self.starting = starting
-        failed = [one for one in starting if one.failure and one.replica_id not in before]
-        self.failed_starts.hear(failed)
         if self.links.has_met_decode:  # before, `baton serve` itself says so
             for one in failed:
                 log.error("%s failed while %s: %s", one.replica_id, one.stage, one.failure)

@@ -52,12 +52,15 @@ class Health(HealthServicer):  # type: ignore[misc]  # without types
         service = (await request.read_of_anybody()).service
         told = None
         while True:
-            changed = self._changed
+            changed, is_last = (
+                self._changed,
+                self._is_closed,
+            )  # before the write, which takes a while
             response = self._response(service)
             if response != told:
                 await self._patience.write(context, response)
                 told = response
-            if self._is_closed:
+            if is_last:
                 return
             await changed.wait()
 

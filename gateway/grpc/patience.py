@@ -28,6 +28,11 @@ from baton.gateway.requests.gateway import Gateway
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+WINDOW_BYTES = 65_536
+"""HTTP/2's usual window: clients say that they have read in parts of it, not message by message, so
+that a small one may have to wait until so much was read."""
+
+
 class Unread(Cancelled):
     """The client takes no answer."""
 
@@ -82,13 +87,14 @@ class Patience:
     async def write(self, context: Context, response: Message) -> None:
         """A large one has longer. Raises Unread if it is not taken."""
         config = self.gateway.config
-        limit_s = config.unread_timeout_s + response.ByteSize() / config.min_body_bytes_per_s
+        num_bytes = max(response.ByteSize(), WINDOW_BYTES)
+        limit_s = config.unread_timeout_s + num_bytes / config.min_body_bytes_per_s
         try:
             async with asyncio.timeout(limit_s):
                 await context.write(response)
         except TimeoutError as error:
             self.connections.refuse(Refusal.UNREAD, address_of(context))
-            raise Unread(f"the client has read nothing for {limit_s:.1f} s") from error
+            raise Unread(f"the client has read too little for {limit_s:.1f} s") from error
 
     async def abort(self, context: Context, error: Exception) -> None:
         """End the call with `error`. Raises grpc.aio.AbortError, but for a status that is not taken

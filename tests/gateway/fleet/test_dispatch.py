@@ -326,6 +326,35 @@ async def test_who_waits_for_replicas_that_fail_again_and_again_is_told_why() ->
     await replica.stop()
 
 
+async def test_a_start_that_is_under_way_is_waited_for_though_another_failed() -> None:
+    clock = ManualClock()
+
+    def starting(failure: str = "") -> Membership:
+        ones = (
+            StartingReplica(
+                replica_id=ReplicaId(name),
+                role=Role.DECODE,
+                stage="loading weights",
+                failure=failure if name == "d1" else "",
+                is_final=bool(failure) and name == "d1",
+            )
+            for name in ("d1", "d2")
+        )
+        return replace(snapshot(), starting=tuple(ones))
+
+    async with dispatching_to(no_replica_grace_s=60, clock=clock) as dispatcher:
+        routing = Routing(Cost(), local_prefill_tokens=0)
+        dispatcher.reconfigure(routing, max_waiting=9, no_replica_grace_s=60, cold_start_s=20)
+        await dispatcher.fleet.apply(starting())
+
+        await dispatcher.fleet.apply(starting("this node's disk is full"))
+        is_ready = dispatcher.is_ready()
+        await dispatcher.fleet.apply(snapshot())
+
+        assert is_ready
+        assert not dispatcher.is_ready()
+
+
 async def test_a_requests_own_time_limit_counts_even_without_any_replica() -> None:
     async with dispatching_to(no_replica_grace_s=60) as dispatcher:
         with pytest.raises(DeadlineExceeded):

@@ -133,7 +133,7 @@ async def test_who_reads_nothing_keeps_nobody_from_draining(
 ) -> None:
     monkeypatch.setattr(server, "SETTLING_S", 0.05)
     async with (
-        serving(unread_timeout_s=0.2) as gateway,
+        serving(unread_timeout_s=0.2, min_body_bytes_per_s=1e9) as gateway,
         unreading(gateway, method, request_),
         asyncio.timeout(10),
     ):
@@ -144,7 +144,7 @@ async def test_a_call_that_is_read_has_all_of_the_grace(monkeypatch: pytest.Monk
     monkeypatch.setattr(server, "SETTLING_S", 0.05)
     script = Script(tokens=tokens_of("the quick brown"), stalls_after=1)
     async with (
-        serving(script, unread_timeout_s=0.1) as gateway,
+        serving(script, unread_timeout_s=0.1, min_body_bytes_per_s=1e9) as gateway,
         grpc.aio.insecure_channel(gateway.grpc_target) as channel,
         asyncio.timeout(20),
     ):
@@ -199,7 +199,7 @@ async def relay(target: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
 async def test_the_request_of_a_client_that_is_gone_without_a_word_is_ended() -> None:
     script = Script(stalls_after=0)
     async with (
-        serving(script, keep_alive_s=1, unread_timeout_s=0.5) as gateway,
+        serving(script, keep_alive_s=1, unread_timeout_s=0.5, min_body_bytes_per_s=1e9) as gateway,
         relay(gateway.grpc_target) as (target, cut),
         grpc.aio.insecure_channel(target) as channel,
     ):
