@@ -1,7 +1,9 @@
 """What drafting wins and loses: the same requests with each method and without, turn by turn.
 
-    rounds   plain, suffix, ngram, ...     new prompts in each; the first does not count
-    ratio    tokens a second of a method against plain decoding in the same round, median of rounds
+    rounds   plain, again, suffix, ...     new prompts in each; the first does not count
+    turns    a few steps of each, in any order, as long as all of its requests run
+    ratio    tokens a second of a method against plain decoding in the same round, median of rounds;
+             that of `plain again` is what the machine does to all of them
 
     code         the demo model and its draft, on source of the Python standard library
     again        the same, each round with the prompts of the first
@@ -22,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -33,19 +35,23 @@ from bench.small_llama import model_folder
 from tokenizers import Tokenizer
 
 from baton.core.messages import SamplingParams
-from baton.engine.assemble import engine_around
+from baton.engine.assemble import engine_around, load_draft
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 from baton.engine.engine import Engine
 from baton.engine.request.request import Request
-from baton.engine.speculation.assemble import speculation_of
+from baton.engine.speculation.assemble import Drafting, speculation_of
 from baton.engine.speculation.draft_budget import PayingBudget
 from baton.engine.speculation.drafter import Draft
 from baton.engine.speculation.speculation import Speculation
-from baton.platform.models.model_folder import find_model
+from baton.platform.models.model_folder import built_in_folder, find_model
 
 MAX_TOKENS = 8
-PROMPT_LEN, NUM_NEW = 128, 96
+HEADS = ("eagle", "medusa")
+PROMPT_LEN, NUM_NEW = 128, 128
+PLAIN, AGAIN = "plain", "plain again"
+STRETCH = 4
+"""Steps of an engine before it is another's turn."""
 Prompts = Callable[[Random, int], list[list[int]]]
 """So many prompts."""
 
@@ -87,61 +93,99 @@ class KnowingDrafter:
 
 
 @dataclass(slots=True)
-class Outcome:
-    outputs: Mapping[str, Sequence[int]]
-    tokens_per_s: float
-    tokens_per_step: float
-    """Of a request."""
+class Run:
+    """Requests that one engine has, all at once, and what it took while all of them ran."""
 
+    engine: Engine
+    requests: Sequence[Request]
+    seconds: float = field(default=0.0, init=False)
+    num_steps: int = field(default=0, init=False)
+    _num_before: int = field(init=False)
+    _num_now: int = field(init=False)
 
-def run(engine: Engine, requests: Sequence[Request]) -> Outcome:
-    """All at once; prompts are not counted."""
-    for request in requests:
-        engine.add(request)
-    engine.step()
-    before, started = engine.stats.num_steps, engine.clock()
-    while engine.has_work:
-        engine.step()
-    seconds = engine.clock() - started
-    num_steps = engine.stats.num_steps - before
-    num_tokens = sum(len(request.output) - 1 for request in requests)
-    return Outcome(
-        outputs={request.request_id: request.output for request in requests},
-        tokens_per_s=num_tokens / seconds,
-        tokens_per_step=num_tokens / len(requests) / num_steps,
-    )
+    def __post_init__(self) -> None:
+        """Prompts are not counted."""
+        for request in self.requests:
+            self.engine.add(request)
+        self.engine.step()
+        self._num_before = self._num_now = self._count()
+
+    @property
+    def is_full(self) -> bool:
+        return self.engine.num_running == len(self.requests)
+
+    @property
+    def num_tokens(self) -> int:
+        return self._num_now - self._num_before
+
+    def go_on(self) -> None:
+        """A stretch of steps."""
+        started = self.engine.clock()
+        for _ in range(STRETCH):
+            if not self.is_full:
+                break
+            self.engine.step()
+            self.num_steps += 1
+        self.seconds += self.engine.clock() - started
+        self._num_now = self._count()
+
+    def finish(self) -> Mapping[str, Sequence[int]]:
+        """What came of each request."""
+        while self.engine.has_work:
+            self.engine.step()
+        return {request.request_id: request.output for request in self.requests}
+
+    def _count(self) -> int:
+        return sum(len(request.output) for request in self.requests)
 
 
 def measure(load: Load, batch: int, num_rounds: int) -> Iterator[list[str | float]]:
-    """A row a method."""
+    """A row a method, and one that says how far two that do the same are apart."""
     plain = _engine(load.model)
-    engines = {name: _engine(load.model) for name in load.methods}
-    for name, engine in engines.items():
-        load.methods[name](engine)
+    engines = {PLAIN: plain, AGAIN: _engine(load.model)}
+    engines |= {name: _engine(load.model) for name in load.methods}
+    for name, set_up in load.methods.items():
+        set_up(engines[name])
     ratios: dict[str, list[float]] = {name: [] for name in engines}
     lengths: dict[str, list[float]] = {name: [] for name in engines}
     rates: list[float] = []
     random = Random(batch)
     for number in range(num_rounds + 1):
         prompts = load.prompts(random, batch)
-        expected = run(plain, _requests(load, number, prompts))
-        for name, engine in engines.items():
+        expected = Run(plain, _requests(load, number, prompts)).finish()
+        for engine in engines.values():
             drafter = engine.speculation.drafter if engine.speculation else None
             if isinstance(drafter, KnowingDrafter):
-                drafter.answers = expected.outputs
-            found = run(engine, _requests(load, number, prompts))
-            if found.outputs != expected.outputs:
+                drafter.answers = expected
+        runs = {
+            name: Run(engine, _requests(load, number, prompts)) for name, engine in engines.items()
+        }
+        _take_turns(list(runs.values()), random)
+        for name, each in runs.items():
+            if each.finish() != expected:
                 sys.exit(f"{load.name}, {name}, batch {batch}: other tokens than without drafts")
             if number:
-                ratios[name].append(found.tokens_per_s / expected.tokens_per_s)
-                lengths[name].append(found.tokens_per_step)
+                rate = each.num_tokens / each.seconds
+                plain_rate = runs[PLAIN].num_tokens / runs[PLAIN].seconds
+                ratios[name].append(rate / plain_rate)
+                lengths[name].append(each.num_tokens / batch / each.num_steps)
         if number:
-            rates.append(expected.tokens_per_s)
-    for name in engines:
+            rates.append(runs[PLAIN].num_tokens / runs[PLAIN].seconds)
+    for name in (AGAIN, *load.methods):
         yield [
             f"{load.name}, {name}", str(batch), median(rates), median(ratios[name]),
             min(ratios[name]), median(lengths[name]),
         ]  # fmt: skip
+
+
+def _take_turns(runs: Sequence[Run], random: Random) -> None:
+    """A machine that others use is slow for seconds: each has its part of them."""
+    going = list(runs)
+    while going:
+        random.shuffle(going)
+        for each in going:
+            each.go_on()
+        going = [each for each in going if each.is_full]
 
 
 def _requests(load: Load, number: int, prompts: Sequence[Sequence[int]]) -> list[Request]:
@@ -174,7 +218,7 @@ def _engine(model: LoadedModel) -> Engine:
     return engine
 
 
-def _by_config(method: str, draft: LoadedModel | None = None) -> Callable[[Engine], None]:
+def _by_config(method: str, draft: Drafting | None = None) -> Callable[[Engine], None]:
     def set_up(engine: Engine) -> None:
         speculation = SpeculationConfig(method=method, max_tokens=MAX_TOKENS)  # type: ignore[arg-type]
         config = EngineConfig(speculation=speculation)
@@ -231,13 +275,17 @@ def loads(dummy_folder: Path) -> Iterator[Load]:
     demo, draft = (load_model(find_model(name)) for name in ("demo", "draft"))
     tokenizer = Tokenizer.from_file(str(find_model("demo") / "tokenizer.json"))
     looked_up = {name: _by_config(name) for name in ("suffix", "ngram")}
+    heads = {}
+    for name in HEADS:
+        config = SpeculationConfig(method=name, model=str(built_in_folder(name)))  # type: ignore[arg-type]
+        heads[name] = _by_config(name, load_draft(config, find_model("demo"), demo, "cpu"))
     for temperature in (0.0, 0.7):
         yield Load(
             name=f"code, temperature {temperature:g}",
             model=demo,
             prompts=_code(tokenizer),
             temperature=temperature,
-            methods={**looked_up, "draft": _by_config("draft", draft)},
+            methods={**looked_up, "draft": _by_config("draft", draft), **heads},
         )
     yield Load(
         name="again",
