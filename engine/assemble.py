@@ -101,7 +101,7 @@ def load_draft(
 
     Raises CheckpointError, and InvalidConfig if ranks share the model and heads are asked for.
     """
-    if config.method in ("mtp", "eagle", "medusa") and loaded.groups.mesh.size > 1:
+    if config.method in ("mtp", "eagle", "p-eagle", "medusa") and loaded.groups.mesh.size > 1:
         raise InvalidConfig(
             f"speculation.method {config.method}: its head reads hidden states on one device, and "
             f"this model is on {loaded.groups.mesh.size} ranks; take suffix, ngram or draft"
@@ -111,6 +111,8 @@ def load_draft(
             return load_mtp_head(folder, loaded, device=device)
         case "eagle":
             return load_eagle_head(Path(config.model), loaded, device=device)
+        case "p-eagle":
+            return load_eagle_head(Path(config.model), loaded, device=device, is_parallel=True)
         case "medusa":
             return load_medusa_heads(Path(config.model), loaded, device=device)
         case "draft":

@@ -86,14 +86,14 @@ class SchedulerConfig:
 class SpeculationConfig:
     """Guessing tokens ahead, and verifying many in one pass. Changes no token and no logprob."""
 
-    method: Literal["off", "suffix", "ngram", "draft", "mtp", "eagle", "medusa"] = "off"
+    method: Literal["off", "suffix", "ngram", "draft", "mtp", "eagle", "p-eagle", "medusa"] = "off"
     """Who guesses. `suffix`: what stood behind the same tokens in the request, and in outputs that
     ended lately (of the same tenant and salt). `ngram`: in the request alone. `draft`: a smaller
     model of the same tokenizer. `mtp`: the head behind the last layer of the model itself. `eagle`,
-    `medusa`: heads that were trained for it."""
+    `p-eagle`, which guesses all of them in one pass, `medusa`: heads that were trained for it."""
     model: str = ""
-    """The smaller model of the method `draft`, or the heads of `eagle` or `medusa`, named as models
-    are. Empty for the demo: what comes with it."""
+    """The smaller model of the method `draft`, or the heads of the others, named as models are.
+    Empty for the demo: what comes with it."""
     memory_gib: float | None = None
     """Memory of the KV of who drafts by a model or a head. None: room for 2,048 tokens of each
     request that may run, but 0.5 GiB at most. Who has no room there is not drafted for."""

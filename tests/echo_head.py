@@ -9,6 +9,8 @@ Digests are int64; as features they are float32 [2] of the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -43,8 +45,13 @@ class EchoHead:
         return features.clone().view(torch.float32)
 
     def __call__(
-        self, hidden: Tensor, next_tokens: Tensor, sequences: Sequences, cache: LayerCache
+        self,
+        hidden: Tensor,
+        next_tokens: Tensor,
+        sequences: Sequences,
+        caches: Sequence[LayerCache],
     ) -> Tensor:
+        [cache, *_] = caches
         assert isinstance(cache, LayerKv) and isinstance(cache.arena, Tensor)
         cells = cache.arena.view(torch.int64)[:, 0, 0, :, 0]  # [blocks, S]
         hidden = hidden.view(torch.int64)
@@ -65,3 +72,6 @@ class EchoHead:
 
     def logits(self, out: Tensor) -> Tensor:
         return self._runner.logits(out.view(torch.int64))
+
+    def mask(self) -> None:
+        """It guesses token by token."""

@@ -3,6 +3,7 @@
 MTP       the layer behind the last of the model's own folder
 EAGLE     a folder of its own: fc, layers.0           embedding and head are the model's
 EAGLE-3   the same: fc, midlayer, norm, lm_head, d2t  only the embedding is
+P-EAGLE   the same, with mask_hidden                  the token of masks is in config.json
 Medusa    a folder of its own: medusa_lm_head.pt      heads of their own, or the model's
 """
 
@@ -63,8 +64,11 @@ def load_mtp_head(folder: Path, loaded: LoadedModel, *, device: str) -> MtpHead:
     return head.to(device).eval()
 
 
-def load_eagle_head(folder: Path, loaded: LoadedModel, *, device: str) -> EagleHead | Eagle3Head:
+def load_eagle_head(
+    folder: Path, loaded: LoadedModel, *, device: str, is_parallel: bool = False
+) -> EagleHead | Eagle3Head:
     """Load a head trained for a model, of the first EAGLE or the third, whichever lies there.
+    `is_parallel`: of the third, one that guesses several tokens at once (P-EAGLE).
 
     Raises CheckpointError if it is of another model, or not whole, and InvalidConfig for a model
     of another kind than it can read.
@@ -75,6 +79,7 @@ def load_eagle_head(folder: Path, loaded: LoadedModel, *, device: str) -> EagleH
     config = replace(config, max_model_len=loaded.info.max_model_len)
     _check_model(folder, config, loaded)
     head: EagleHead | Eagle3Head
+    mask_token = _mask_token(folder, raw, stored, config.vocab_size) if is_parallel else None
     if "norm.weight" in stored:
         if isinstance(loaded.model, StreamDecoder):
             raise InvalidConfig(
@@ -82,8 +87,9 @@ def load_eagle_head(folder: Path, loaded: LoadedModel, *, device: str) -> EagleH
                 f"{loaded.info.architecture} has several; take suffix or ngram"
             )
         taps = _taps(raw, loaded)
-        head = Eagle3Head(config, taps, _target_ids(stored), _joined_kind(config, taps, stored))
-        names, arrangements = eagle3.CHECKPOINT, eagle3.ARRANGEMENTS
+        kind = _joined_kind(config, taps, stored)
+        head = Eagle3Head(config, taps, _target_ids(stored), features=kind, mask_token=mask_token)
+        names, arrangements = eagle3.checkpoint(config.num_layers), eagle3.ARRANGEMENTS
     else:
         head = EagleHead(config, has_bias="fc.bias" in stored)
         names, arrangements = eagle.CHECKPOINT, eagle.ARRANGEMENTS
@@ -186,6 +192,24 @@ def _taps(raw: Mapping[str, object], loaded: LoadedModel) -> tuple[int, ...]:
             f"there are {num_layers}, not {taps!r}"
         )
     return tuple(taps)
+
+
+def _mask_token(
+    folder: Path, raw: Mapping[str, object], stored: Mapping[str, StoredEntry], vocab_size: int
+) -> int:
+    """The token that masks are. Raises CheckpointError if the head knows no masks."""
+    token = raw.get("ptd_token_id", raw.get("pard_token"))
+    if "mask_hidden" not in stored or "norm.weight" not in stored:
+        raise CheckpointError(
+            f"{folder}: a head that was not trained to guess several tokens at once: it has no "
+            "`mask_hidden`; set speculation.method to eagle"
+        )
+    if not isinstance(token, int) or not 0 <= token < vocab_size:
+        raise CheckpointError(
+            f"config.json: `ptd_token_id`, the token of masks, must be one of {vocab_size}, "
+            f"not {token!r}"
+        )
+    return token
 
 
 def _target_ids(stored: Mapping[str, StoredEntry]) -> Tensor | None:

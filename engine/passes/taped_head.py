@@ -52,7 +52,7 @@ class TapedHead:
 def run_head(head: DraftHead, cache: KvCache, chunks: Sequence[Chunk], hidden: Tensor) -> Tensor:
     """The same of any chunks, operator by operator."""
     batch = make_batch(chunks, cache.layout.block_size, cache.device)
-    return wanted_rows(head(hidden, batch.tokens, batch.sequences, cache.layers[0]), batch)
+    return wanted_rows(head(hidden, batch.tokens, batch.sequences, cache.layers), batch)
 
 
 def wanted_rows(out: Tensor, batch: Batch) -> Tensor:
@@ -89,7 +89,7 @@ def _record(head: DraftHead, cache: KvCache, hidden: Tensor, blocks: Sequence[in
     static = StaticBatch(cache.limits, cache.layout.block_size)
     batch = static.fill([Chunk(range(NUM_TOKENS), 0, blocks, num_outputs=0)])
     with Recorder() as recorder:
-        out = head(hidden[:NUM_TOKENS], batch.tokens, batch.sequences, cache.layers[0])
+        out = head(hidden[:NUM_TOKENS], batch.tokens, batch.sequences, cache.layers)
     tape = recorder.tape(out, max_tokens=cache.limits.max_tokens, max_outputs=0)
     return TapedHead(static, hidden, tape)
 

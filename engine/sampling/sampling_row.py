@@ -61,6 +61,11 @@ class SamplingRow:
             or len(self.output) < params.min_tokens
         )
 
+    @property
+    def depends_on_output(self) -> bool:
+        """Whether what may be drawn depends on which tokens stand before it, but for the logits."""
+        return self.has_penalties or self.has_rules
+
     def behind(self, drafted: Sequence[int]) -> list[SamplingRow]:
         """This row, and those of the tokens behind the first of `drafted`, the first two and so on,
         as far as its grammar allows them. The row itself stays as it is."""

@@ -44,7 +44,7 @@ def speculation_of(
         return None
     budget = PayingBudget if speculation.adaptive else FixedBudget
     decided = budget(speculation.max_tokens)
-    if speculation.method in ("mtp", "eagle", "medusa"):
+    if speculation.method in ("mtp", "eagle", "p-eagle", "medusa"):
         reader = _reader(config, info, device, draft)
         return Speculation(reader, decided, reader=reader)
     return Speculation(_drafter(config, info, device, draft), decided)
@@ -81,7 +81,7 @@ def _reader(
     longest = min(info.max_model_len, scheduler.max_model_len or info.max_model_len)
     num_blocks = num_draft_blocks(config, layout, longest)
     limits = PassLimits(
-        max_tokens=max(MIN_TAPED, scheduler.max_running * (1 + config.speculation.max_tokens)),
+        max_tokens=max(MIN_TAPED, scheduler.max_running * 2 * config.speculation.max_tokens),
         max_requests=max(scheduler.max_running, 8),
         max_blocks=layout.num_blocks_for(longest),
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 from baton.engine.request.request import Request
 from baton.engine.sampling.sampler import draw
 from baton.engine.sampling.sampling_plan import SamplingPlan
+from baton.engine.sampling.sampling_row import SamplingRow
 from baton.engine.speculation.drafter import Draft
 
 LEAST_HOPE = 0.1
@@ -25,6 +26,16 @@ class GrowingDraft:
     confidences: list[float] = field(default_factory=list)
     hope: float = 1.0
     """That all of it is right. Where noise has its say, too, nobody can tell."""
+
+    def add(self, token: int, confidence: float, is_finite: bool) -> bool:
+        """Whether it goes on with this token."""
+        if not self.request.sampling.temperature:
+            self.hope *= confidence
+        if not is_finite or self.hope < LEAST_HOPE or token in self.request.ending.tokens:
+            return False
+        self.tokens.append(token)
+        self.confidences.append(confidence)
+        return True
 
     def done(self) -> Draft:
         return Draft(self.tokens, self.confidences)
@@ -48,19 +59,47 @@ def grow(
         return []
     if len(kept) < len(rows):
         logits = logits[kept]
-    drawn = [row for row in rows if row is not None]
-    plan = SamplingPlan(drawn, logits.device, has_own_noise=has_own_noise)
+    drawn = _draw(logits, [row for row in rows if row is not None], eos_token_ids, has_own_noise)
+    return [number for number, each in zip(kept, drawn, strict=True) if drafts[number].add(*each)]
+
+
+@torch.inference_mode()
+def grow_at_once(
+    drafts: Sequence[GrowingDraft],
+    logits: Tensor,
+    eos_token_ids: Collection[int],
+    *,
+    has_own_noise: bool,
+) -> None:
+    """Draw all tokens of each from its rows of `logits` [S, k, V], which depend on no token that is
+    drawn."""
+    if any(draft.request.row.depends_on_output for draft in drafts):
+        for depth in range(logits.shape[1]):
+            going = grow(drafts, logits[:, depth], eos_token_ids, has_own_noise=has_own_noise)
+            if not going:
+                return
+            if len(going) < len(drafts):
+                drafts, logits = [drafts[number] for number in going], logits[going]
+        return
+    depths = logits.shape[1]
+    anything = [0] * (depths - 1)  # only how many there are is asked
+    rows = [row for draft in drafts for row in draft.request.row.behind(anything)]
+    drawn = _draw(logits.flatten(0, 1), rows, eos_token_ids, has_own_noise)
+    for first, draft in enumerate(drafts):
+        for each in drawn[first * depths : (first + 1) * depths]:
+            if not draft.add(*each):
+                break
+
+
+def _draw(
+    logits: Tensor,
+    rows: Sequence[SamplingRow],
+    eos_token_ids: Collection[int],
+    has_own_noise: bool,
+) -> list[tuple[int, float, bool]]:
+    """Of each row of `logits` [S, V]: a token, its share before noise and rules, and whether all
+    logits are finite."""
+    plan = SamplingPlan(rows, logits.device, has_own_noise=has_own_noise)
     tokens, are_finite = draw(logits, plan, eos_token_ids)
     said = logits.softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    found = zip(kept, tokens.tolist(), said.tolist(), are_finite.tolist(), strict=True)
-    going: list[int] = []
-    for number, token, confidence, is_finite in found:
-        draft = drafts[number]
-        if not draft.request.sampling.temperature:
-            draft.hope *= confidence
-        if not is_finite or draft.hope < LEAST_HOPE or token in draft.request.ending.tokens:
-            continue
-        draft.tokens.append(token)
-        draft.confidences.append(confidence)
-        going.append(number)
-    return going
+    return list(zip(tokens.tolist(), said.tolist(), are_finite.tolist(), strict=True))

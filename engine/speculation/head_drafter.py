@@ -1,10 +1,12 @@
-"""A head continues what the model computed, token by token, and says what comes (MTP, EAGLE).
+"""A head continues what the model computed, and says what comes: token by token (MTP, EAGLE), or
+all at once (P-EAGLE).
 
     known tokens     a b c d                 the model has computed a b c; d was drawn
     features         A B C                   what it computed of them
     pairs            (A b) (B c) (C d)       the head's, with a place in its KV each
     draft            x  from (C d), y from (C' x), z from (C'' y)     primes: what the head gave
     next, x right    (D x) is computed over (C' x), and so on
+    at once          x from (C d), y from a mask behind it, z from another
 
 Pairs of verified tokens stay in the head's KV, in blocks of its own; those of drafts are written
 over. Where features are kept with the KV (`FeaturePlane`) those of a request are read when it is
@@ -26,13 +28,13 @@ from torch import Tensor
 from baton.engine.batch.batch import Chunk
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.memory.kv_cache import KvCache
-from baton.engine.models.heads.draft_head import DraftHead
+from baton.engine.models.heads.draft_head import DraftHead, Mask
 from baton.engine.models.skeleton.taps import Taps
 from baton.engine.passes.taped_head import TapedHead, run_head
 from baton.engine.request.request import Phase, Request
 from baton.engine.speculation.drafter import Draft
 from baton.engine.speculation.feature_plane import FeaturePlane
-from baton.engine.speculation.growing_draft import GrowingDraft, grow
+from baton.engine.speculation.growing_draft import GrowingDraft, grow, grow_at_once
 from baton.engine.speculation.hidden_reader import Shown
 
 MIN_READ = 64
@@ -90,10 +92,13 @@ class _Reading:
         """Rows of known tokens with a known one behind them."""
         return min(len(self.rows), len(self.request.tokens) - 1 - self.position)
 
-    def chunk(self, num_rows: int, blocks: Sequence[int], num_outputs: int) -> Chunk:
+    def chunk(
+        self, num_rows: int, masks: Sequence[Mask], blocks: Sequence[int], num_outputs: int
+    ) -> Chunk:
         start = self.position + 1
+        known = self.request.tokens[start : start + num_rows]
         return Chunk(
-            tokens=self.request.tokens[start : start + num_rows],
+            tokens=[*known, *[mask.token for mask in masks]],
             start=self.num_pairs,
             blocks=blocks,
             num_outputs=num_outputs,
@@ -121,6 +126,7 @@ class HeadDrafter:
         self.num_recalled = 0
         self.taps = Taps(head.taps) if head.taps else None
         self._head = head
+        self._mask = head.mask()
         self._cache = cache
         self._taped = taped
         self._eos_token_ids = eos_token_ids
@@ -265,7 +271,13 @@ class HeadDrafter:
     ) -> None:
         if sum(reading.num_ready() for reading in readings) > MAX_READ:
             self._catch_up(readings)
-        hidden = self._pass(readings, [reading.num_ready() for reading in readings], num_outputs=1)
+        counts = [reading.num_ready() for reading in readings]
+        if self._mask is not None:
+            hidden = self._pass(readings, counts, num_outputs=max_tokens)
+            logits = self._head.logits(hidden).unflatten(0, (len(readings), max_tokens))
+            grow_at_once(drafts, logits, self._eos_token_ids, has_own_noise=self._has_own_noise)
+            return
+        hidden = self._pass(readings, counts, num_outputs=1)
         for depth in range(max_tokens):
             going = grow(
                 drafts,
@@ -293,12 +305,14 @@ class HeadDrafter:
     def _pass(
         self, readings: Sequence[_Reading], counts: Sequence[int], *, num_outputs: int
     ) -> Tensor:
-        """Let the head read the first rows of each; what it gave of the last of them, if wanted."""
-        chunks = [
-            reading.chunk(count, self._pool.table(reading.request.holder), num_outputs)
-            for reading, count in zip(readings, counts, strict=True)
-        ]
-        rows = [r.rows[:count] for r, count in zip(readings, counts, strict=True)]
+        """Let the head read the first rows of each; what it gave of the last of them, if wanted,
+        and of as many masks behind it as there are further outputs."""
+        masks = [] if self._mask is None else [self._mask] * (num_outputs - 1)
+        chunks, rows = [], []
+        for reading, count in zip(readings, counts, strict=True):
+            blocks = self._pool.table(reading.request.holder)
+            chunks.append(reading.chunk(count, masks, blocks, num_outputs))
+            rows += [reading.rows[:count], *[mask.row for mask in masks]]
         hidden = self._run(chunks, rows[0] if len(rows) == 1 else torch.cat(rows))
         for reading, count in zip(readings, counts, strict=True):
             reading.rows = reading.rows[count:]

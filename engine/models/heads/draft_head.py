@@ -4,20 +4,30 @@
                                             |
                                             +->  stands for the features of token t + 1, and so on
 
-It has KV of its own, a place for each such pair.
+It has KV of its own, a place for each such pair. One with a mask can guess several at once:
+
+    pair of token t, mask, mask   ->  logits of tokens t + 2, t + 3, t + 4
 
 T tokens, S rows whose logits are wanted, F width of features, D of the model, V vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from baton.core.kv_layout import KvLayout
 from baton.kernels.attention.layer_kv import LayerCache
 from baton.kernels.paging.sequences import Sequences
+
+
+class Mask(NamedTuple):
+    """What stands for a pair that is not known yet."""
+
+    token: int
+    row: Tensor  # [1, D] joined features
 
 
 class DraftHead(Protocol):
@@ -37,9 +47,16 @@ class DraftHead(Protocol):
         """[T, F] -> [T, D], in memory of its own."""
 
     def __call__(
-        self, hidden: Tensor, next_tokens: Tensor, sequences: Sequences, cache: LayerCache
+        self,
+        hidden: Tensor,
+        next_tokens: Tensor,
+        sequences: Sequences,
+        caches: Sequence[LayerCache],
     ) -> Tensor:
         """Joined features, or what stands for them [T, D], and the tokens behind [T] -> [T, D]"""
 
     def logits(self, out: Tensor) -> Tensor:
         """[S, D] -> float32 [S, V]"""
+
+    def mask(self) -> Mask | None:
+        """None if it guesses token by token."""

@@ -9,7 +9,7 @@ Embedding and head are the model's. T tokens, D model width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor, nn
@@ -69,23 +69,21 @@ class EagleHead(nn.Module):
     features = OUTPUTS
 
     def __init__(self, config: ModelConfig, *, has_bias: bool) -> None:
-        """Without weights. `has_bias`: of what joins a token and a hidden state."""
+        """Without weights. `has_bias`: of what joins a token and a hidden state.
+
+        Raises CheckpointError if it has several layers.
+        """
         super().__init__()
-        width, layer = config.hidden_size, only_layer(config)
+        if config.num_layers != 1:
+            raise CheckpointError(
+                f"config.json: `num_hidden_layers` of an EAGLE head is {config.num_layers}; "
+                "supported is 1"
+            )
+        width, layer = config.hidden_size, config.layers[0]
         self.config = config
         self.width = width
         self.join = Join(width, width, has_bias=has_bias)
-        self.block = Block(
-            attn_norm=_Unnormed(),
-            attn=Attention(
-                width,
-                config.heads,
-                layer.attention,
-                biases=(config.has_qkv_bias, config.has_out_bias),
-            ),
-            ffn_norm=AddRmsNorm(width, config.norm_eps),
-            ffn=feed_forward_of(config, layer),
-        )
+        self.block = block_of(config, layer, attn_norm=_Unnormed())
         assert layer.rope is not None
         self.angles = RotaryAngles(layer.rope, config.max_model_len)
 
@@ -100,32 +98,44 @@ class EagleHead(nn.Module):
         return features.clone()
 
     def forward(
-        self, hidden: Tensor, next_tokens: Tensor, sequences: Sequences, cache: LayerCache
+        self,
+        hidden: Tensor,
+        next_tokens: Tensor,
+        sequences: Sequences,
+        caches: Sequence[LayerCache],
     ) -> Tensor:
         x = self.join((self.model.embed(next_tokens), hidden))
         rotation = self.angles(sequences.positions)
-        x, residual = self.block(x, None, rotation, cache, sequences)
+        x, residual = self.block(x, None, rotation, caches[0], sequences)
         return add(x, residual)
 
     def logits(self, out: Tensor) -> Tensor:
         return self.model.logits(out)
 
+    def mask(self) -> None:
+        """It guesses token by token."""
 
-def only_layer(config: ModelConfig) -> LayerConfig:
-    """Raises CheckpointError if there are several."""
-    if config.num_layers != 1:
-        raise CheckpointError(
-            f"config.json: `num_hidden_layers` of an EAGLE head is {config.num_layers}; "
-            "supported is 1"
-        )
-    return config.layers[0]
+
+def block_of(config: ModelConfig, layer: LayerConfig, *, attn_norm: nn.Module) -> Block:
+    """A Llama layer."""
+    return Block(
+        attn_norm=attn_norm,
+        attn=Attention(
+            config.hidden_size,
+            config.heads,
+            layer.attention,
+            biases=(config.has_qkv_bias, config.has_out_bias),
+        ),
+        ffn_norm=AddRmsNorm(config.hidden_size, config.norm_eps),
+        ffn=feed_forward_of(config, layer),
+    )
 
 
 def layout_of(config: ModelConfig, of_model: KvLayout) -> KvLayout:
-    """KV of one Llama layer, in the blocks and the dtype of a model's."""
+    """KV of Llama layers, in the blocks and the dtype of a model's."""
     return replace(
         of_model,
-        num_layers=1,
+        num_layers=config.num_layers,
         num_kv_heads=config.heads.num_kv_heads,
         head_dim=config.heads.head_dim,
         num_vectors=2,

@@ -1,9 +1,12 @@
-"""EAGLE-3 (Li et al. 2025): one layer over features of three layers of a model.
+"""EAGLE-3 (Li et al. 2025): a layer over features of three layers of a model.
 
     h[t]  = W (inputs of three layers at token t)        or out[t - 1], where these are not known
     pair  = (norm(embedding of token t + 1), norm(h[t]))
-    out   = the layer: attention reads pair, and is added to h
+    out   = the layer: attention reads pair, and is added to h; then Llama layers, if it has more
     logits of token t + 2 = head(norm(out[t]))           of the tokens that are drafted at all
+
+P-EAGLE (2026) drafts k tokens in one pass: behind the last pair stand k - 1 masks, each a token of
+its own and features that were learnt.
 
 The embedding is the model's, the head its own. T tokens, D model width, F width of three features,
 V vocabulary, of which V' tokens are drafted.
@@ -11,8 +14,9 @@ V vocabulary, of which V' tokens are drafted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from baton.core.kv_layout import KvLayout
@@ -23,7 +27,8 @@ from baton.engine.layers.rope import RotaryAngles
 from baton.engine.mesh.split import Split
 from baton.engine.models.config.arrangement import FIRST_HALF, SECOND_HALF, Arrangement
 from baton.engine.models.config.model_config import ModelConfig
-from baton.engine.models.heads.eagle import LAYER, layout_of, only_layer
+from baton.engine.models.heads.draft_head import Mask
+from baton.engine.models.heads.eagle import LAYER, block_of, layout_of
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.models.skeleton.feed_forwards import feed_forward_of
 from baton.kernels.attention.layer_kv import LayerCache
@@ -32,7 +37,7 @@ from baton.kernels.paging.sequences import Sequences
 from baton.kernels.products.linear import logits
 
 _QKV = "attn.qkv."
-_LAYER = {
+_FIRST = {
     **{name: theirs for name, theirs in LAYER.items() if not name.startswith(_QKV)},
     "attn.qkv.first.weight": LAYER["attn.qkv.weight"],
     "attn.qkv.second.weight": LAYER["attn.qkv.weight"],
@@ -42,18 +47,31 @@ _LAYER = {
 }
 
 
-def _named(prefix: str) -> dict[str, tuple[str, ...]]:
-    return {ours: tuple(prefix + name for name in theirs) for ours, theirs in _LAYER.items()}
+_FURTHER = {**LAYER, "attn_norm.weight": ("input_layernorm.weight",)}
 
 
-CHECKPOINT = {
-    "fuse.weight": ("fc.weight",),
-    **_named("midlayer."),
-    "norm.weight": ("norm.weight",),
-    "head.weight": ("lm_head.weight",),
-}
-OTHER_NAMES = _named("layers.0.")
-"""As vLLM's tools call the same layer."""
+def _named(
+    layer: Mapping[str, tuple[str, ...]], ours: str, theirs: str
+) -> dict[str, tuple[str, ...]]:
+    return {ours + name: tuple(theirs + part for part in parts) for name, parts in layer.items()}
+
+
+def checkpoint(num_layers: int) -> dict[str, tuple[str, ...]]:
+    """Ours <- theirs."""
+    names = {
+        "fuse.weight": ("fc.weight",),
+        **_named(_FIRST, "", "midlayer."),
+        "norm.weight": ("norm.weight",),
+        "head.weight": ("lm_head.weight",),
+        "masked": ("mask_hidden",),
+    }
+    for layer in range(1, num_layers):
+        names |= _named(_FURTHER, f"further.{layer - 1}.", f"layers.{layer}.")
+    return names
+
+
+OTHER_NAMES = _named(_FIRST, "", "layers.0.")
+"""As vLLM's tools call the first layer."""
 ARRANGEMENTS: Mapping[str, Arrangement] = {
     "attn.qkv.first.weight": FIRST_HALF,
     "attn.qkv.second.weight": SECOND_HALF,
@@ -68,12 +86,14 @@ class Eagle3Head(nn.Module):
         config: ModelConfig,
         taps: tuple[int, ...],
         target_ids: Tensor | None,
+        *,
         features: str = "",
+        mask_token: int | None = None,
     ) -> None:
         """Without weights. `target_ids` [V']: the tokens that are drafted; None for all.
-        `features`: see `DraftHead`."""
+        `features`: see `DraftHead`. `mask_token`: that of a head that drafts several at once."""
         super().__init__()
-        width, eps, layer = config.hidden_size, config.norm_eps, only_layer(config)
+        width, eps, layer = config.hidden_size, config.norm_eps, config.layers[0]
         self.config = config
         self.width = width
         self.taps = taps
@@ -91,6 +111,14 @@ class Eagle3Head(nn.Module):
         )
         self.ffn_norm = AddRmsNorm(width, eps)
         self.ffn = feed_forward_of(config, layer)
+        self.further = nn.ModuleList(
+            block_of(config, each, attn_norm=AddRmsNorm(width, eps)) for each in config.layers[1:]
+        )
+        self.mask_token = mask_token
+        self.masked: nn.Parameter | None = None
+        if mask_token is not None:
+            masked = torch.empty(1, len(taps) * width, device="meta")
+            self.masked = nn.Parameter(masked, False)
         self.norm = RmsNorm(width, eps)
         num_drafted = config.vocab_size if target_ids is None else len(target_ids)
         self.head = Linear(width, num_drafted)
@@ -109,13 +137,26 @@ class Eagle3Head(nn.Module):
         return joined
 
     def forward(
-        self, hidden: Tensor, next_tokens: Tensor, sequences: Sequences, cache: LayerCache
+        self,
+        hidden: Tensor,
+        next_tokens: Tensor,
+        sequences: Sequences,
+        caches: Sequence[LayerCache],
     ) -> Tensor:
         embedded = self.embed_norm(self.embed(next_tokens))
         pair = embedded, self.hidden_norm(hidden)
-        x = self.attn(pair, self.angles(sequences.positions), cache, sequences)
+        rotation = self.angles(sequences.positions)
+        x = self.attn(pair, rotation, caches[0], sequences)
         x, residual = self.ffn_norm(x, hidden)
-        return add(self.ffn(x), residual)
+        x = self.ffn(x)
+        for block, cache in zip(self.further, caches[1:], strict=True):
+            x, residual = block(x, residual, rotation, cache, sequences)
+        return add(x, residual)
+
+    def mask(self) -> Mask | None:
+        if self.mask_token is None:
+            return None
+        return Mask(self.mask_token, self.joined(self.masked))
 
     def logits(self, out: Tensor) -> Tensor:
         found = logits(self.norm(out), self.head.weight)

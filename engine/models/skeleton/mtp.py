@@ -12,7 +12,7 @@ T tokens, D model width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor, nn
@@ -68,12 +68,16 @@ class MtpHead(nn.Module):
         self.layer.embed, self.layer.head = model.embed, model.head
 
     def forward(
-        self, hidden: Tensor, next_tokens: Tensor, sequences: Sequences, cache: LayerCache
+        self,
+        hidden: Tensor,
+        next_tokens: Tensor,
+        sequences: Sequences,
+        caches: Sequence[LayerCache],
     ) -> Tensor:
         """What the model gave [T, D], and the tokens behind [T] -> [T, D]"""
         embedded = self.embed_norm(self.layer.embed(next_tokens))
         x = self.join((embedded, self.hidden_norm(hidden)))
-        x, residual = self.layer.through(x, None, sequences, (cache,), ignore_layer)
+        x, residual = self.layer.through(x, None, sequences, caches, ignore_layer)
         out: Tensor = self.layer.norm(x, residual)[0]
         return out
 
@@ -83,6 +87,9 @@ class MtpHead(nn.Module):
     def logits(self, out: Tensor) -> Tensor:
         """[S, D] -> float32 [S, V]"""
         return self.layer.logits(out)
+
+    def mask(self) -> None:
+        """It guesses token by token."""
 
 
 def names_of(family: Family, layer: int) -> Family:

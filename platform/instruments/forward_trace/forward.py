@@ -103,7 +103,7 @@ def _logits_after(
     hidden = loaded.model(batch, cache.layers, ignore_layer)
     own = KvCache(mtp.layout(layout), cache.num_blocks, cache.device)
     next_tokens = torch.cat((batch.tokens[1:], logits.argmax(dim=-1)))
-    found: Tensor = mtp(hidden, next_tokens, batch.sequences, own.layers[0])
+    found: Tensor = mtp(hidden, next_tokens, batch.sequences, own.layers)
     return mtp.logits(found[-1:])[0]
 
 

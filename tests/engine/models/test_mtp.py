@@ -111,7 +111,7 @@ def test_it_gives_the_logits_of_one_token_further(
     batch = make_batch([Chunk(tokens[:-1], 0, range(8), 30)], BLOCK_SIZE, "cpu")
     with torch.inference_mode():
         hidden = loaded.model(batch, cache.layers, lambda layer: None)
-        out = head(hidden, torch.tensor(tokens[1:]), batch.sequences, own.layers[0])
+        out = head(hidden, torch.tensor(tokens[1:]), batch.sequences, own.layers)
         found = head.logits(out)
     expected = reference(whole, load_file(folder / "model.safetensors"), tokens)
     assert_near(found, expected)

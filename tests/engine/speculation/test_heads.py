@@ -119,12 +119,16 @@ def test_mtp_drafts_what_its_formulas_say(make: Callable[..., Path], tmp_path: P
 
 
 NUM_IDS = 40
+MASK_TOKEN = 9
 
 
 class EagleReference:
     """A head of either kind of random weights, out of the parts that transformers has."""
 
-    def __init__(self, kind: Literal[1, 3], target: Path, folder: Path) -> None:
+    def __init__(
+        self, kind: Literal[1, 3], target: Path, folder: Path, *, is_parallel: bool = False
+    ) -> None:
+        """`is_parallel`: with a second layer and with what masks are, as P-EAGLE has them."""
         torch.manual_seed(5)
         self.kind = kind
         self.model = AutoModelForCausalLM.from_pretrained(target)
@@ -156,9 +160,17 @@ class EagleReference:
             self.ids = torch.randperm(VOCAB_SIZE)[:NUM_IDS].sort().values
             self.tensors["d2t"] = self.ids - torch.arange(NUM_IDS)
             self.tensors["t2d"] = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
+        self.second: LlamaDecoderLayer | None = None
+        raw = {**config.to_dict(), "architectures": ["LlamaForCausalLM"]}
+        if is_parallel:
+            self.second = LlamaDecoderLayer(config, 0)
+            for name, weight in self.second.named_parameters():
+                weight.data = torch.rand(len(weight)) + 0.5 if weight.dim() == 1 else weight.data
+                self.tensors[f"layers.1.{name}"] = weight.data
+            self.tensors["mask_hidden"] = torch.randn(1, 3 * width)
+            raw |= {"num_hidden_layers": 2, "ptd_token_id": MASK_TOKEN}
         folder.mkdir()
         save_file(self.tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        raw = {**config.to_dict(), "architectures": ["LlamaForCausalLM"]}
         raw["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [0, 1, 1]}
         (folder / "config.json").write_text(json.dumps(raw))
 
@@ -184,7 +196,11 @@ class EagleReference:
         both = torch.cat((self.layer.input_layernorm(embedded), normed), dim=-1)
         x = hidden + self.layer.self_attn(hidden_states=both, **inputs)[0]
         mixed: Tensor = x + self.layer.mlp(self.layer.post_attention_layernorm(x))
-        return mixed
+        if self.second is None:
+            return mixed
+        found = self.second(mixed, **inputs)
+        last: Tensor = found[0] if isinstance(found, tuple) else found
+        return last
 
     def best(self, out: Tensor) -> int:
         if self.kind == 1:
@@ -257,6 +273,33 @@ def test_a_replica_that_drafts_nothing_keeps_what_the_head_of_another_reads(
     assert handed.num_draft_missing == keeper.stats.num_drafted == 0
 
 
+@torch.inference_mode()
+def test_p_eagle_drafts_in_one_pass_what_its_formulas_say(tmp_path: Path) -> None:
+    target = make_qwen3(tmp_path / "target")
+    made = EagleReference(3, target, tmp_path / "head", is_parallel=True)
+    engine = make_engine(target, "p-eagle", tmp_path / "head")
+    assert is_taped(engine) or library() is None
+
+    tokens, drafted = first_draft(engine)
+
+    masked = made.tensors["mask_hidden"] @ made.tensors["fc.weight"].T
+    hidden = torch.cat((made.features(tokens[:-1]), *[masked[None]] * (NUM_DRAFTED - 1)), dim=1)
+    out = made.step(tokens[1:] + [MASK_TOKEN] * (NUM_DRAFTED - 1), hidden)
+    assert drafted == [made.best(out[:, at]) for at in range(-NUM_DRAFTED, 0)]
+    changes_no_token(make_engine(target, "off"), engine)
+
+
+@torch.inference_mode()
+def test_a_head_of_p_eagle_also_drafts_token_by_token(tmp_path: Path) -> None:
+    target = make_qwen3(tmp_path / "target")
+    made = EagleReference(3, target, tmp_path / "head", is_parallel=True)
+    engine = make_engine(target, "eagle", tmp_path / "head")
+
+    tokens, drafted = first_draft(engine)
+
+    assert drafted == chained(tokens, made.features(tokens[:-1]), made.step, made.best)
+
+
 @pytest.mark.parametrize("has_own_heads", [True, False])
 @torch.inference_mode()
 def test_medusa_drafts_what_its_formulas_say(has_own_heads: bool, tmp_path: Path) -> None:
@@ -299,3 +342,5 @@ def test_a_head_of_another_model_is_refused(tmp_path: Path) -> None:
         make_engine(other, "eagle", tmp_path / "head")
     with pytest.raises(BatonError, match="no head that predicts"):
         make_engine(other, "mtp")
+    with pytest.raises(CheckpointError, match="mask_hidden.*method to eagle"):
+        make_engine(target, "p-eagle", tmp_path / "head")
