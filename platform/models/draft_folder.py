@@ -18,6 +18,7 @@ from baton.platform.models.peers import Peers
 DRAFTS = {
     "draft": "a smaller model of the same tokenizer",
     "eagle": "a head of EAGLE or EAGLE-3 that was trained for the model",
+    "p-eagle": "a head of P-EAGLE, with `mask_hidden`, that was trained for the model",
     "medusa": "Medusa heads that were trained for the model",
 }
 """What a method of speculation must be told of."""

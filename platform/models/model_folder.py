@@ -24,6 +24,7 @@ BUILT_IN = {
 """Models that come with Baton: where they are in a wheel, and in a checkout."""
 HEADS_OF_DEMO = {
     "eagle": (_PACKAGE / "eagle_head", _CHECKOUT / "eagle"),
+    "p-eagle": (_PACKAGE / "p_eagle_head", _CHECKOUT / "p_eagle"),
     "medusa": (_PACKAGE / "medusa_heads", _CHECKOUT / "medusa"),
 }
 """The same of heads, which are no models, by method of speculation."""
