@@ -138,7 +138,7 @@ class Generating:
         if num_missing := self.request.num_draft_missing:
             yield (
                 f"drafted without {num_missing} tokens, of which the head was shown nothing: "
-                "computed by another replica, or found in the cache"
+                "computed by another replica, found in the cache, or while drafting rested"
             )
 
     def receipt(self, replica_id: str) -> Receipt:

@@ -37,7 +37,7 @@ from baton.engine.schedule.step_ahead import StepAhead, goes_ahead
 from baton.engine.schedule.step_fit import work_of
 from baton.engine.schedule.verification import Run, runs_of, verified
 from baton.engine.speculation.feature_plane import FeaturePlane
-from baton.engine.speculation.hidden_reader import HiddenReader, Shown
+from baton.engine.speculation.hidden_reader import Shown
 from baton.engine.speculation.speculation import Speculation
 from baton.engine.step_hooks import ALONE, StepHooks
 
@@ -110,6 +110,8 @@ class Engine:
             discard=self._discard,
         )
         self._request_by_id: dict[str, Request] = {}
+        self._read_s = 0.0
+        """Of this step: until who drafts had read what the pass gave."""
 
     @property
     def has_work(self) -> bool:
@@ -185,6 +187,7 @@ class Engine:
     def step(self, hooks: StepHooks = ALONE) -> StepReport:
         """Run one forward pass over what the scheduler picks; nothing runs if it picks nothing."""
         started_at, num_preempted = self.clock(), self._scheduler.num_preempted
+        self._read_s = 0.0
         drafts = self._draft()
         drafted_at = self.clock()
         chunks, first_scheduled = self._schedule(drafted_at, drafts, hooks)
@@ -213,9 +216,9 @@ class Engine:
             num_running=self.num_running,
             num_waiting=self.num_waiting,
             num_blocks_in_use=self.pool.num_in_use,
-            draft_ms=(drafted_at - started_at) * 1e3,
+            draft_ms=(drafted_at - started_at + self._read_s) * 1e3,
             schedule_ms=(scheduled_at - drafted_at) * 1e3,
-            forward_ms=(forwarded_at - scheduled_at) * 1e3,
+            forward_ms=(forwarded_at - scheduled_at - self._read_s) * 1e3,
             sample_ms=(self.clock() - forwarded_at) * 1e3,
         )
         self.stats.add(report)
@@ -229,9 +232,14 @@ class Engine:
             return NO_DRAFTS
         return self.speculation.draft(self._scheduler.running)
 
+    @property
+    def _is_read(self) -> bool:
+        """Whether hidden states of this step are shown to who drafts by them."""
+        return self.speculation is not None and self.speculation.reader is not None
+
     def _may_go_ahead(self, lineup: Lineup) -> bool:
         """What is launched ahead is shown to nobody."""
-        return self._reader is None and self._ahead.takes(lineup, self.runner)
+        return not self._is_read and self._ahead.takes(lineup, self.runner)
 
     @property
     def _goes_on(self) -> bool:
@@ -310,8 +318,10 @@ class Engine:
 
     def _show(self, shown: Sequence[Shown], hidden: Tensor) -> None:
         """Let whoever drafts by it see what the pass gave."""
-        if self._reader is not None:
-            self._reader.read(shown, hidden, self.features)
+        if self.speculation is not None and self.speculation.reader is not None:
+            started_at = self.clock()
+            self.speculation.read(shown, hidden, self.features)
+            self._read_s = self.clock() - started_at
 
     def _keep_features(
         self, chunks: Sequence[ScheduledChunk], on_layer: Callable[[int], None]
@@ -323,10 +333,6 @@ class Engine:
             if chunk.request.embedding is not None:  # nobody was shown its rows
                 self.features.clear(chunk.request, chunk.request.num_computed, chunk.num_tokens)
         on_layer(self.info.num_layers)
-
-    @property
-    def _reader(self) -> HiddenReader | None:
-        return None if self.speculation is None else self.speculation.reader
 
     def _count_computed(self, request: Request, num_tokens: int) -> None:
         """So many more of its known tokens are in the cache: whoever asks may have them."""
@@ -352,7 +358,7 @@ class Engine:
         """Whether all rows of its chunks are read, and not only those that are sampled from."""
         if request.needs_every_token:
             return True
-        return self._reader is not None and request.embedding is None
+        return self._is_read and request.embedding is None
 
     def _embed(self, chunks: Sequence[ScheduledChunk]) -> tuple[RequestOutput, ...]:
         """Finish the requests that only wanted an embedding and have it now."""

@@ -60,7 +60,12 @@ class FeatureKeeper:
 
     @torch.inference_mode()
     def read(
-        self, shown: Sequence[Shown], hidden: Tensor, features: FeaturePlane | None = None
+        self,
+        shown: Sequence[Shown],
+        hidden: Tensor,
+        features: FeaturePlane | None = None,
+        *,
+        is_resting: bool,
     ) -> None:
         """See `HiddenReader`."""
         if features is not None:

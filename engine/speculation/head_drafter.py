@@ -15,10 +15,14 @@ drafted for the first time, whoever computed them. What it finds nowhere it neve
 first there is. A prompt that begins as another did that was read whole finds the pairs of it, named
 by the tokens. Features that find no block wait until they are `MIN_READ`, then they are dropped as
 if they had not been shown.
+
+While drafting rests nothing is read. Features that are kept are read when their request is drafted
+for again; where none are, what the last `MIN_READ` passes gave waits.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -35,7 +39,7 @@ from baton.engine.request.request import Phase, Request
 from baton.engine.speculation.drafter import Draft
 from baton.engine.speculation.feature_plane import FeaturePlane
 from baton.engine.speculation.growing_draft import GrowingDraft, grow, grow_at_once
-from baton.engine.speculation.hidden_reader import Shown
+from baton.engine.speculation.hidden_reader import Shown, tails
 
 MIN_READ = 64
 """Features that are read as soon as they are shown; fewer wait for the next draft."""
@@ -49,14 +53,30 @@ class _Reading:
     """What the head has of one request."""
 
     request: Request
-    rows: Tensor  # [n, D] joined features that have no pair in its KV yet
     num_pairs: int
     """Of verified tokens, in its KV."""
     num_named: int
     skipped: int = 0
     """The position of a token less the place of its pair: so many tokens are missing."""
+    num_rows: int = 0
+    """Joined features that have no pair in its KV yet."""
+    _pieces: list[Tensor] = field(init=False, default_factory=list)
+    """They, end to end: to put them together in each step would take longer than to draft."""
+    num_told: int = 0
+    """Of the missing tokens: the others have not been counted yet."""
     is_nameable: bool = field(init=False, default=True)
     """No token was skipped: its KV is what the tokens say."""
+
+    @property
+    def rows(self) -> Tensor:
+        """[n, D]"""
+        if len(self._pieces) != 1:
+            self._pieces = [torch.cat(self._pieces)]
+        return self._pieces[0]
+
+    @rows.setter
+    def rows(self, rows: Tensor) -> None:
+        self._pieces, self.num_rows = [rows], len(rows)
 
     @property
     def position(self) -> int:
@@ -66,18 +86,25 @@ class _Reading:
     @property
     def end(self) -> int:
         """The position behind the last of `rows`."""
-        return self.position + len(self.rows)
+        return self.position + self.num_rows
 
     def add(self, start: int, rows: Tensor) -> None:
         """Of the tokens from `start` on; those that were there before were of drafts."""
         first = self.position
-        if start > first + len(self.rows):
+        if start == self.end:
+            self._pieces.append(rows)
+            self.num_rows += len(rows)
+        elif start > self.end:
             self._skip(start - first)
             self.rows = rows
         elif start >= first:
             self.rows = torch.cat((self.rows[: start - first], rows))
         elif start + len(rows) > first:
             self.rows = rows[first - start :]
+
+    def cut(self, end: int) -> None:
+        """What it has from position `end` on is of drafts."""
+        self.rows = self.rows[: max(0, end - self.position)]
 
     def drop(self, num_rows: int) -> None:
         """The first of them, for good."""
@@ -90,7 +117,7 @@ class _Reading:
 
     def num_ready(self) -> int:
         """Rows of known tokens with a known one behind them."""
-        return min(len(self.rows), len(self.request.tokens) - 1 - self.position)
+        return min(self.num_rows, len(self.request.tokens) - 1 - self.position)
 
     def chunk(
         self, num_rows: int, masks: Sequence[Mask], blocks: Sequence[int], num_outputs: int
@@ -132,6 +159,8 @@ class HeadDrafter:
         self._eos_token_ids = eos_token_ids
         self._pool = BlockPool(cache)
         self._readings: dict[Request, _Reading] = {}
+        self._unread: deque[tuple[Sequence[Shown], Tensor]] = deque(maxlen=MIN_READ)
+        """What the last passes gave while drafting rested."""
         self._is_short = False
         """Somebody found no block since the last pass of the model."""
         self._features: FeaturePlane | None = None
@@ -144,29 +173,58 @@ class HeadDrafter:
 
     @torch.inference_mode()
     def read(
-        self, shown: Sequence[Shown], hidden: Tensor, features: FeaturePlane | None = None
+        self,
+        shown: Sequence[Shown],
+        hidden: Tensor,
+        features: FeaturePlane | None = None,
+        *,
+        is_resting: bool,
     ) -> None:
-        joined, stop = self._head.joined(hidden if self.taps is None else self.taps.features), 0
-        self._features = features
+        given = hidden if self.taps is None else self.taps.features
+        if features is None and is_resting:
+            self._unread.append(tails(shown, given, MIN_READ))
+            return
+        self._features, joined = features, self._head.joined(given)
         if features is not None:
             features.keep(shown, joined)
-        many: list[_Reading] = []
+        if is_resting:
+            self._fall_behind(shown)
+            return
         if self._is_short:
             self._forget_who_was_preempted()
-        for request, start, num_rows in shown:
-            first, stop = stop, stop + num_rows
-            if request.embedding is not None or not num_rows:
+        while self._unread:
+            of_before, rows = self._unread.popleft()
+            its_joined = _split(of_before, self._head.joined(rows))
+            for each, its_rows in zip(of_before, its_joined, strict=True):
+                if each.request.phase is Phase.RUNNING:  # who was preempted is shown all again
+                    self._add(each, its_rows)
+        many: list[_Reading] = []
+        for each, rows in zip(shown, _split(shown, joined), strict=True):
+            reading = self._add(each, rows)
+            if reading is None:
                 continue
-            reading = self._readings.get(request)
-            if features is not None and (reading is None or reading.end < start):
-                continue  # it is read when it is drafted for
-            reading = reading or self._begin(request, joined[:0])
-            num_skipped = reading.skipped
-            reading.add(start, joined[first:stop])
             if self._may_read(reading):
                 many.append(reading)
-            self._tell_missing(reading, num_skipped)
+            self._tell_missing(reading)
         self._catch_up(many)
+
+    def _fall_behind(self, shown: Sequence[Shown]) -> None:
+        """What was kept of these is read when they are drafted for."""
+        for request, start, _ in shown:
+            reading = self._readings.get(request)
+            if reading is not None and start < reading.end:
+                reading.cut(start)
+
+    def _add(self, shown: Shown, rows: Tensor) -> _Reading | None:
+        """None if it is drafted for never, nothing was shown, or it is read when drafted for."""
+        if shown.request.embedding is not None or not shown.num_rows:
+            return None
+        reading = self._readings.get(shown.request)
+        if self._features is not None and (reading is None or reading.end < shown.start):
+            return None
+        reading = reading or self._begin(shown.request)
+        reading.add(shown.start, rows)
+        return reading
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
@@ -198,10 +256,10 @@ class HeadDrafter:
             self.forget(request)
         self._is_short = False
 
-    def _begin(self, request: Request, no_rows: Tensor) -> _Reading:
+    def _begin(self, request: Request) -> _Reading:
         """With the pairs that are there; blocks for others are taken when there are features."""
         num_cached = self._pool.hold_cached(request.holder, request.tokens[1:], _salt(request))
-        reading = _Reading(request, no_rows, num_cached, num_cached)
+        reading = _Reading(request, num_cached, num_cached)
         self._readings[request] = reading
         return reading
 
@@ -214,8 +272,8 @@ class HeadDrafter:
         for request in requests:
             reading = self._readings.get(request)
             if reading is None:
-                reading = self._begin(request, features.recall(request, 0, 0))
-            start, num_skipped = reading.end, reading.skipped
+                reading = self._begin(request)
+            start = reading.end
             stop = min(request.num_computed, start + num_left)
             if stop <= start:
                 continue
@@ -225,7 +283,7 @@ class HeadDrafter:
             self.num_recalled += len(rows)
             if self._may_read(reading):
                 self._catch_up([reading])
-            self._tell_missing(reading, num_skipped)
+            self._tell_missing(reading)
 
     def _may_read(self, reading: _Reading) -> bool:
         """There is much to be read, and room for it; without room it is dropped."""
@@ -237,9 +295,9 @@ class HeadDrafter:
             reading.drop(num_ready - 1)
         return has_room
 
-    def _tell_missing(self, reading: _Reading, num_before: int) -> None:
-        self.num_missing += reading.skipped - num_before
-        reading.request.num_draft_missing = reading.skipped
+    def _tell_missing(self, reading: _Reading) -> None:
+        self.num_missing += reading.skipped - reading.num_told
+        reading.request.num_draft_missing = reading.num_told = reading.skipped
 
     def _may_draft(self, reading: _Reading, max_tokens: int) -> bool:
         """It has been shown all that is known, and there is room for what is drafted."""
@@ -339,3 +397,8 @@ class HeadDrafter:
 def _salt(request: Request) -> bytes:
     """Names of pairs are of the tokens from the second on: the first is told here."""
     return request.salt + request.tokens[0].to_bytes(8, "little")
+
+
+def _split(shown: Sequence[Shown], rows: Tensor) -> Sequence[Tensor]:
+    """Those of each."""
+    return torch.split(rows, [each.num_rows for each in shown])

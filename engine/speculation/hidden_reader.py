@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from baton.engine.models.skeleton.taps import Taps
@@ -42,10 +43,29 @@ class HiddenReader(Protocol):
     """Tokens so far whose features it read where they are kept, whoever computed them."""
 
     def read(
-        self, shown: Sequence[Shown], hidden: Tensor, features: FeaturePlane | None = None
+        self,
+        shown: Sequence[Shown],
+        hidden: Tensor,
+        features: FeaturePlane | None = None,
+        *,
+        is_resting: bool,
     ) -> None:
         """A pass is computed; `hidden` [S, D] stays until the next. Who only wants an embedding
-        is drafted for never."""
+        is drafted for never. `is_resting`: nothing will be drafted for many steps, and to read must
+        take next to no time."""
 
     def discard(self, request: Request) -> None:
         """Forget it: what it was shown is wrong, and nobody may come upon what was made of it."""
+
+
+def tails(shown: Sequence[Shown], rows: Tensor, most: int) -> tuple[Sequence[Shown], Tensor]:
+    """At most so many rows of each, the last ones, in memory of their own: prompts have many."""
+    if all([each.num_rows <= most for each in shown]):
+        return shown, rows.clone()
+    kept, pieces, stop = [], [], 0
+    for request, start, num_rows in shown:
+        stop += num_rows
+        num_kept = min(num_rows, most)
+        kept.append(Shown(request, start + num_rows - num_kept, num_kept))
+        pieces.append(rows[stop - num_kept : stop])
+    return kept, torch.cat(pieces)

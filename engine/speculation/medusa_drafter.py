@@ -8,7 +8,6 @@ They keep nothing of a request but the rows of its last pass, and need nothing o
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,14 +18,10 @@ from baton.engine.request.request import Request
 from baton.engine.speculation.drafter import Draft
 from baton.engine.speculation.feature_plane import FeaturePlane
 from baton.engine.speculation.growing_draft import GrowingDraft, grow
-from baton.engine.speculation.hidden_reader import Shown
+from baton.engine.speculation.hidden_reader import Shown, tails
 
-
-class _Last(NamedTuple):
-    """What the last pass gave of a request's last tokens."""
-
-    start: int
-    rows: Tensor  # [n, D]
+MOST_SHOWN = 64
+"""Rows of a request that may be of what it knows when it is drafted for: the last, and drafts."""
 
 
 class MedusaDrafter:
@@ -44,44 +39,46 @@ class MedusaDrafter:
         self._has_own_noise = has_own_noise
         self._heads = heads
         self._eos_token_ids = eos_token_ids
-        self._last: dict[Request, _Last] = {}
+        self._shown: Sequence[Shown] = ()
+        self._rows: Tensor | None = None  # [S, D]
+        """What the last pass gave."""
 
     def read(
-        self, shown: Sequence[Shown], hidden: Tensor, features: FeaturePlane | None = None
+        self,
+        shown: Sequence[Shown],
+        hidden: Tensor,
+        features: FeaturePlane | None = None,
+        *,
+        is_resting: bool,
     ) -> None:
-        stop = 0
-        for request, start, num_rows in shown:
-            stop += num_rows
-            if request.embedding is not None:
-                continue
-            num_kept = start + num_rows - (len(request.tokens) - 1)
-            if num_kept > 0:  # the last known token, and drafts behind it
-                rows = hidden[stop - num_kept : stop].clone()
-                self._last[request] = _Last(len(request.tokens) - 1, rows)
+        self._shown, self._rows = tails(shown, hidden, MOST_SHOWN)
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
         drafts = [GrowingDraft(request) for request in requests]
-        found = [self._row(request) for request in requests]
-        growing = [draft for draft, row in zip(drafts, found, strict=True) if row is not None]
-        rows = [row for row in found if row is not None]
-        if rows:
-            self._grow(growing, torch.stack(rows), max_tokens)
+        places = self._places()
+        found = [places.get(request) for request in requests]
+        growing = [draft for draft, place in zip(drafts, found, strict=True) if place is not None]
+        rows = [place for place in found if place is not None]
+        if self._rows is not None and rows:
+            self._grow(growing, self._rows[rows], max_tokens)
         return [draft.done() for draft in drafts]
 
     def forget(self, request: Request) -> None:
-        self._last.pop(request, None)
+        """The next pass takes the place of all that is kept."""
 
     def discard(self, request: Request) -> None:
         self.forget(request)
 
-    def _row(self, request: Request) -> Tensor | None:
-        """[D] What the model gave of the token before the last."""
-        last = self._last.get(request)
-        if last is None:
-            return None
-        place = len(request.tokens) - 2 - last.start
-        return last.rows[place] if 0 <= place < len(last.rows) else None
+    def _places(self) -> dict[Request, int]:
+        """The row of the token before the last, of those who have one."""
+        places, stop = {}, 0
+        for request, start, num_rows in self._shown:
+            first, stop = stop, stop + num_rows
+            place = len(request.tokens) - 2 - start
+            if request.embedding is None and 0 <= place < num_rows:
+                places[request] = first + place
+        return places
 
     def _grow(self, drafts: Sequence[GrowingDraft], hidden: Tensor, max_tokens: int) -> None:
         for number in range(min(max_tokens, self._heads.num_heads)):

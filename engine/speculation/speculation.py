@@ -13,13 +13,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from torch import Tensor
+
 from baton.engine.request.request import Request
 from baton.engine.request.step_report import StepReport
 from baton.engine.schedule.lineup import Lineup
 from baton.engine.schedule.scheduler import NO_DRAFTS, Drafts
 from baton.engine.speculation.draft_budget import DraftBudget
 from baton.engine.speculation.drafter import Draft, Drafter
-from baton.engine.speculation.hidden_reader import HiddenReader
+from baton.engine.speculation.feature_plane import FeaturePlane
+from baton.engine.speculation.hidden_reader import HiddenReader, Shown
 from baton.engine.speculation.survival import Survival
 
 COLLAPSED = 0.2
@@ -88,6 +91,13 @@ class Speculation:
             return NO_DRAFTS
         drafts = zip(asking, self.drafter.propose(asking, depth), strict=True)
         return self._chosen(len(running), {request: _cut(request, d) for request, d in drafts})
+
+    def read(
+        self, shown: Sequence[Shown], hidden: Tensor, features: FeaturePlane | None = None
+    ) -> None:
+        """A pass is computed; there is a `reader`."""
+        assert self.reader is not None
+        self.reader.read(shown, hidden, features, is_resting=self.is_paused)
 
     def verified(self, request: Request, num_drafted: int, num_accepted: int) -> None:
         """Of the first `num_drafted` tokens that were drafted for it so many were right."""

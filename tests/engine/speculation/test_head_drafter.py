@@ -226,6 +226,60 @@ def test_while_nothing_is_drafted_the_head_keeps_up() -> None:
     assert engine.stats.num_accepted == engine.stats.num_drafted > 30
 
 
+def test_while_drafting_rests_nothing_is_read_and_then_what_the_last_passes_gave() -> None:
+    budget = Never(3)
+    budget.is_paused = True
+    engine = make_engine()
+    head = with_head(engine, budget=budget)
+    request, gone = make_request("r", range(90), max_tokens=260), make_request("gone", range(9))
+    for each in (request, gone):
+        engine.add(each)
+    for _ in range(200):
+        engine.step()
+    num_read = head.num_pairs
+    budget.is_on, budget.is_paused = True, False
+
+    run(engine)
+
+    assert num_read == 0
+    assert request.output == echo_output(range(90), 260, VOCAB)
+    assert engine.stats.num_accepted == engine.stats.num_drafted > 30
+    assert request.num_draft_missing == 90 + 200 - 1 - MIN_READ
+    assert gone.num_draft_missing == 0
+    assert head.num_first == 1
+
+
+def test_after_a_rest_what_the_head_was_not_read_is_found_where_features_are_kept() -> None:
+    budget = Never(3)
+    budget.is_on = True
+    engine = make_engine(features=FEATURES)
+    head = with_head(engine, errs_every=2, budget=budget)
+    before, late = make_request("r", range(90), max_tokens=300), make_request("l", range(100, 130))
+    late.sampling = SamplingParams(temperature=0.0, max_tokens=200)
+    engine.add(before)
+    for _ in range(6):  # drafts that were wrong are in what it was shown last
+        engine.step()
+    budget.is_on, budget.is_paused = False, True
+    engine.add(late)
+    num_read = head.num_pairs
+    for _ in range(100):
+        engine.step()
+    num_read_at_rest = head.num_pairs - num_read
+    budget.is_on, budget.is_paused = True, False
+
+    run(engine)
+
+    assert num_read_at_rest == 0
+    assert before.output == echo_output(range(90), 300, VOCAB)
+    assert late.output == echo_output(range(100, 130), 200, VOCAB)
+    assert (before.num_draft_missing, late.num_draft_missing, head.num_first) == (0, 0, 2)
+    assert engine.stats.num_accepted > 60
+    assert engine.speculation is not None
+    metrics = engine.speculation.metrics()
+    assert metrics["draft_missing_tokens_total"] == 0
+    assert metrics["draft_recalled_tokens_total"] == 90 + 100 + 30 + 99  # and no token twice
+
+
 def test_without_blocks_of_its_own_the_head_says_nothing() -> None:
     engine = make_engine()
     with_head(engine, num_blocks=4)
@@ -251,7 +305,8 @@ def running(name: str, num_tokens: int, first: int = 0) -> Request:
 
 
 def show(drafter: HiddenReader, request: Request, start: int, num_rows: int) -> None:
-    drafter.read([Shown(request, start, num_rows)], torch.arange(num_rows).unsqueeze(1))
+    hidden = torch.arange(num_rows).unsqueeze(1)
+    drafter.read([Shown(request, start, num_rows)], hidden, is_resting=False)
 
 
 def test_features_that_find_no_block_are_dropped_and_named_for_nobody() -> None:
@@ -339,7 +394,7 @@ def test_who_only_wants_an_embedding_is_not_read_by_heads() -> None:
 
     assert not head._readings
     assert not head._pool.num_in_use
-    assert not medusa._last
+    assert not medusa.propose([request], 1)[0].tokens
 
 
 def test_what_a_head_read_of_outputs_that_are_not_finite_is_left_to_nobody(

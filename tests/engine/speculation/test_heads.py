@@ -342,5 +342,5 @@ def test_a_head_of_another_model_is_refused(tmp_path: Path) -> None:
         make_engine(other, "eagle", tmp_path / "head")
     with pytest.raises(BatonError, match="no head that predicts"):
         make_engine(other, "mtp")
-    with pytest.raises(CheckpointError, match="mask_hidden.*method to eagle"):
+    with pytest.raises(CheckpointError, match=r"mask_hidden.*method to eagle"):
         make_engine(target, "p-eagle", tmp_path / "head")
