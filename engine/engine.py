@@ -235,7 +235,9 @@ class Engine:
     @property
     def _is_read(self) -> bool:
         """Whether hidden states of this step are shown to who drafts by them."""
-        return self.speculation is not None and self.speculation.reader is not None
+        if self.speculation is None or self.speculation.reader is None:
+            return False
+        return self.features is not None or self.speculation.is_reading  # all features are kept
 
     def _may_go_ahead(self, lineup: Lineup) -> bool:
         """What is launched ahead is shown to nobody."""
@@ -299,7 +301,8 @@ class Engine:
 
         if lineup is not None:
             hidden = self.runner.forward(lineup.decoding, on_layer)
-            self._show([Shown(r, r.num_computed, 1) for r in lineup.requests], hidden)
+            if self._is_read:
+                self._show([Shown(r, r.num_computed, 1) for r in lineup.requests], hidden)
             self._keep_features((), on_layer)
             lineup.computed()
             return self.runner.logits(hidden)
@@ -318,7 +321,7 @@ class Engine:
 
     def _show(self, shown: Sequence[Shown], hidden: Tensor) -> None:
         """Let whoever drafts by it see what the pass gave."""
-        if self.speculation is not None and self.speculation.reader is not None:
+        if self.speculation is not None and self._is_read:
             started_at = self.clock()
             self.speculation.read(shown, hidden, self.features)
             self._read_s = self.clock() - started_at

@@ -38,6 +38,10 @@ class DraftBudget(Protocol):
         """Nothing is drafted for many steps."""
 
     @property
+    def is_pause_deep(self) -> bool:
+        """It will not end soon."""
+
+    @property
     def num_pauses(self) -> int:
         """The pauses so far that began because drafts lost time."""
 
@@ -71,7 +75,7 @@ class DraftBudget(Protocol):
 class FixedBudget:
     """Always all: for tests, and to see what a method does."""
 
-    is_paused = has_lost = False
+    is_paused = is_pause_deep = has_lost = False
     num_pauses = 0
 
     def __init__(self, max_tokens: int) -> None:
@@ -118,6 +122,10 @@ class PayingBudget:
     @property
     def is_paused(self) -> bool:
         return self._pause.is_on
+
+    @property
+    def is_pause_deep(self) -> bool:
+        return self._pause.is_deep
 
     @property
     def num_pauses(self) -> int:

@@ -33,6 +33,8 @@ MIN_REST = 32.0
 MAX_GROWTH = 4.0
 """Times that a rest becomes as long, at most, because those before came to nothing."""
 LEAST_STAKE = 0.1
+STEPS_BEFORE = 64
+"""The last steps of a rest, in which who reads hidden states gets ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,8 @@ class Pause:
         """Drafts lost time, or were not worth a row, and have won none since."""
         self._rest_s = 0.0
         """Of the rest that is left."""
+        self._was_far = False
+        """From its end, at its last step."""
         self._grown_s = 0.0
         """Of this, what it is longer because others came to nothing."""
         self._growth = 1.0
@@ -80,6 +84,11 @@ class Pause:
         return self._rest_s > 0
 
     @property
+    def is_deep(self) -> bool:
+        """It will last for many more steps."""
+        return self.is_on and self._was_far
+
+    @property
     def is_trial(self) -> bool:
         return self._num_trial_tokens > 0
 
@@ -93,6 +102,7 @@ class Pause:
     def rest(self, seconds: float) -> None:
         """A step of a rest is over."""
         self._rest_s -= seconds
+        self._was_far = self._rest_s > STEPS_BEFORE * seconds
 
     def left(self) -> None:
         """A request has left."""
@@ -132,6 +142,7 @@ class Pause:
         self._rest_s = base_s * self._growth
         self._grown_s = self._rest_s - base_s
         self._growth = min(2 * self._growth, MAX_GROWTH)
+        self._was_far = False
         self._num_who_rest, self._num_left = balance.num_running, 0
         self.has_lost |= is_loss
         self.num_pauses += is_loss

@@ -67,6 +67,11 @@ class Speculation:
         return self._budget.is_paused
 
     @property
+    def is_reading(self) -> bool:
+        """It is to be shown the hidden states of all tokens that the next pass computes."""
+        return self.reader is not None and not self._budget.is_pause_deep
+
+    @property
     def is_collapsed(self) -> bool:
         """Drafts have lost time because few of them are right, and have won none since."""
         return (
@@ -95,7 +100,7 @@ class Speculation:
     def read(
         self, shown: Sequence[Shown], hidden: Tensor, features: FeaturePlane | None = None
     ) -> None:
-        """A pass is computed; there is a `reader`."""
+        """A pass is computed, and `is_reading`, or its features are kept."""
         assert self.reader is not None
         self.reader.read(shown, hidden, features, is_resting=self.is_paused)
 
