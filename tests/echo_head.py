@@ -15,12 +15,15 @@ import torch
 from torch import Tensor
 
 from baton.core.kv_layout import OUTPUTS, DraftFeatures, KvLayout
+from baton.engine.models.heads.draft_head import Mask
 from baton.engine.passes.echo import MULTIPLIER, EchoRunner
 from baton.kernels.attention.layer_kv import LayerCache, LayerKv
 from baton.kernels.paging.sequences import Sequences
 
-_MULTIPLIER = MULTIPLIER - 2**64 if MULTIPLIER >= 2**63 else MULTIPLIER
+MULTIPLIER_OF_INT64 = MULTIPLIER - 2**64 if MULTIPLIER >= 2**63 else MULTIPLIER
 """As int64 has it."""
+MASKED = -(2**63)
+"""Stands where a mask has a hidden state: no digest is that, but once in 2^64."""
 
 
 FEATURES = DraftFeatures(kind=OUTPUTS, width=2, dtype="float32")
@@ -31,8 +34,10 @@ class EchoHead:
     taps: tuple[int, ...] = ()
     features = OUTPUTS
 
-    def __init__(self, runner: EchoRunner) -> None:
+    def __init__(self, runner: EchoRunner, *, is_parallel: bool = False) -> None:
+        """`is_parallel`: masks go on from what is before them in its KV."""
         self._runner = runner
+        self._is_parallel = is_parallel
         self.num_pairs = 0
         """Computed so far."""
         self.num_first = 0
@@ -55,7 +60,7 @@ class EchoHead:
         assert isinstance(cache, LayerKv) and isinstance(cache.arena, Tensor)
         cells = cache.arena.view(torch.int64)[:, 0, 0, :, 0]  # [blocks, S]
         hidden = hidden.view(torch.int64)
-        out = hidden[:, 0] * _MULTIPLIER + next_tokens + 1  # as the runner's, mod 2^64
+        out = hidden[:, 0] * MULTIPLIER_OF_INT64 + next_tokens + 1  # as the runner's, mod 2^64
         starts, size = sequences.query_starts.tolist(), sequences.block_size
         for request, table in enumerate(sequences.block_tables.tolist()):
             rows = range(starts[request], starts[request + 1])
@@ -63,7 +68,10 @@ class EchoHead:
                 place = int(sequences.positions[row])
                 if place:
                     before = cells[table[(place - 1) // size], (place - 1) % size]
-                    self.num_first += int(before != hidden[row, 0])
+                    if self._is_parallel and int(hidden[row]) == MASKED:
+                        out[row] = behind(self._runner, before.view(1, 1)).squeeze()
+                    else:
+                        self.num_first += int(before != hidden[row, 0])
                 else:
                     self.num_first += 1
                 cells[table[place // size], place % size] = out[row]
@@ -73,5 +81,12 @@ class EchoHead:
     def logits(self, out: Tensor) -> Tensor:
         return self._runner.logits(out.view(torch.int64))
 
-    def mask(self) -> None:
-        """It guesses token by token."""
+    def mask(self) -> Mask | None:
+        if not self._is_parallel:
+            return None
+        return Mask(0, torch.tensor([[MASKED]]).view(torch.float32))
+
+
+def behind(runner: EchoRunner, digests: Tensor) -> Tensor:
+    """[S, 1] The digests behind the tokens that come."""
+    return digests * MULTIPLIER_OF_INT64 + runner.logits(digests).argmax(-1, keepdim=True) + 1

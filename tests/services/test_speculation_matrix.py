@@ -1,0 +1,198 @@
+"""Speculation is exact in every combination: each method, in both kinds of fleets, whatever is
+asked and whatever happens meanwhile, comes to the tokens and logprobs of plain decoding. In each,
+prompts begin alike, and some are asked again, so that they are found in the prefix cache."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import pytest
+from tests import tiny_tokenizers
+from tests.echo_head import EchoHead
+from tests.echo_medusa import EchoMedusa
+from tests.guessing_drafter import ErringDrafter
+from tests.in_process_fleet import Answer, Fleet, running_fleet
+from tests.services.migrating import busy, slow_down
+
+from baton.core.ids import ReplicaId
+from baton.core.messages import Grammar, GrammarKind, Role, SamplingParams, TokenLogprob
+from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from baton.engine.engine import Engine
+from baton.engine.grammar.grammar_check import GrammarChecker
+from baton.engine.grammar.structured_output import LlGuidanceCompiler
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.passes.echo import EchoRunner, echo_info
+from baton.engine.request.request import Request
+from baton.engine.speculation.draft_budget import FixedBudget
+from baton.engine.speculation.draft_model import ModelDrafter
+from baton.engine.speculation.drafter import Drafter
+from baton.engine.speculation.head_drafter import HeadDrafter
+from baton.engine.speculation.hidden_reader import HiddenReader
+from baton.engine.speculation.medusa_drafter import MedusaDrafter
+from baton.engine.speculation.ngram import NgramDrafter
+from baton.engine.speculation.speculation import Speculation
+from baton.engine.speculation.suffix import SuffixDrafter
+
+VOCAB, BLOCK_SIZE, NUM_BLOCKS, TIGHT = 512, 4, 1024, 32
+MAX_DRAFTED, NUM_TOKENS = 4, 28
+WORDS = {"type": "array", "items": {"enum": ["fox", "dog", "bird"]}, "minItems": 4, "maxItems": 6}
+SCHEMA = {"type": "object", "properties": {"all": WORDS}, "required": ["all"]}
+GRAMMAR = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({**SCHEMA, "additionalProperties": False}))
+PLAIN = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
+SEEDED = replace(PLAIN, temperature=40.0, top_p=0.95, repetition_penalty=2.0, seed=5)
+ASKED = {
+    "plain": {"ignore_eos": True},
+    "json": {"grammar": GRAMMAR},
+    "logprobs": {"ignore_eos": True, "num_logprobs": 2},
+}
+METHODS = ("suffix", "ngram", "draft", "mtp", "p-eagle", "medusa")
+STRIKES = ("drain", "kill")
+FEW = ("suffix", "draft", "p-eagle")
+"""What they draft by differs most. `eagle` is drafted with as `mtp` is."""
+
+
+@cache
+def compiler() -> LlGuidanceCompiler:
+    tokenizer = tiny_tokenizers.byte_level()
+    return LlGuidanceCompiler(
+        GrammarChecker(lambda: tokenizer, [0]), vocab_size=VOCAB, eos_token_ids=[0]
+    )
+
+
+def echo_runner(num_blocks: int) -> EchoRunner:
+    info = echo_info(vocab_size=VOCAB, max_model_len=2048, eos_token_ids=(0,))
+    return EchoRunner(info, num_blocks=num_blocks, block_size=BLOCK_SIZE)
+
+
+def plain_engine(num_blocks: int = NUM_BLOCKS) -> Engine:
+    config = EngineConfig(
+        cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks),
+        scheduler=SchedulerConfig(max_running=64),
+    )
+    return Engine(echo_runner(num_blocks), config, grammars=compiler())
+
+
+def drafting(method: str, runner: EchoRunner) -> Speculation:
+    """By the method itself, whose guesses are good where it is asked for an echo, and err else."""
+    eos = (0,)
+    drafter: Drafter
+    reader: HiddenReader | None = None
+    match method:
+        case "suffix":
+            drafter = SuffixDrafter()
+        case "ngram":
+            drafter = NgramDrafter()
+        case "draft":
+            small = echo_runner(NUM_BLOCKS)
+            drafter = ModelDrafter(small, max_batch_tokens=64, eos_token_ids=eos)
+        case "medusa":
+            drafter = reader = MedusaDrafter(EchoMedusa(runner, MAX_DRAFTED), eos_token_ids=eos)
+        case _:
+            head = EchoHead(runner, is_parallel=method == "p-eagle")
+            own = KvCache(runner.cache.layout, NUM_BLOCKS)
+            drafter = reader = HeadDrafter(method, head, own, eos_token_ids=eos)
+    return Speculation(ErringDrafter(drafter, 7), FixedBudget(MAX_DRAFTED), reader=reader)
+
+
+Said = tuple[list[int], list[TokenLogprob]]
+
+
+@cache
+def plainly_answered(prompt: tuple[int, ...], sampling: SamplingParams) -> Said:
+    """One request alone on an engine that drafts nothing."""
+    matcher = None if sampling.grammar is None else compiler().compile(sampling.grammar)
+    engine = plain_engine()
+    request = Request("r", prompt, sampling=sampling, matcher=matcher)
+    engine.add(request)
+    logprobs: list[TokenLogprob] = []
+    while engine.has_work:
+        for output in engine.step().outputs:
+            logprobs += output.logprobs
+    return request.output, logprobs
+
+
+@dataclass
+class Trouble:
+    """What befalls the first decode replica that is busy, when a request has some tokens."""
+
+    name: str
+    struck: list[ReplicaId] = field(default_factory=list)
+
+    async def strike(self, fleet: Fleet, num_tokens: int) -> None:
+        if num_tokens < 5 or self.struck or self.name not in STRIKES:
+            return
+        self.struck.append(busy(fleet)[0])
+        if self.name == "kill":
+            await fleet.crash(self.struck[0])
+        else:
+            await fleet.dispatcher.drain(self.struck[0], is_forced=False)
+
+
+async def ask_all(
+    fleet: Fleet, prompts: Sequence[tuple[int, ...]], sampling: SamplingParams, trouble: Trouble
+) -> list[Answer]:
+    async def ask(index: int) -> Answer:
+        return await fleet.ask(
+            prompts[index],
+            replace(sampling, seed=index),
+            on_token=lambda num_tokens: trouble.strike(fleet, num_tokens),
+        )
+
+    return await asyncio.gather(*[ask(index) for index in range(len(prompts))])
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(m, marks=[] if m in FEW else [pytest.mark.wide], id=m) for m in METHODS],
+)
+@pytest.mark.parametrize("prefill", [1, 0], ids=["1P+1D", "aggregated"])
+@pytest.mark.parametrize("drawn", ["greedy", "seeded"])
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("batch", [1, 8, pytest.param(32, marks=pytest.mark.wide)])
+@pytest.mark.parametrize(
+    "trouble", [pytest.param("none", marks=pytest.mark.wide), "preemption", "drain", "kill"]
+)
+async def test_every_method_comes_to_what_plain_decoding_does(  # the axes
+    method: str, prefill: int, drawn: str, asked: str, batch: int, trouble: str
+) -> None:
+    engines: list[Engine] = []
+
+    def make_engine(role: Role) -> Engine:
+        is_tight = trouble == "preemption" and role is Role.DECODE
+        engine = plain_engine(TIGHT if is_tight else NUM_BLOCKS)
+        if role is Role.DECODE:
+            assert isinstance(engine.runner, EchoRunner)
+            engine.speculation = drafting(method, engine.runner)
+            engines.append(engine)
+            if trouble in STRIKES:
+                slow_down(engine)
+        return engine
+
+    sampling = replace(PLAIN if drawn == "greedy" else SEEDED, **ASKED[asked])  # type: ignore[arg-type]
+    num = max(batch, 4) if trouble == "preemption" else batch
+    shared = tuple(range(1, 18))
+    prompts = [shared + tuple((31 * i + 7 * j) % 250 + 1 for i in range(9)) for j in range(num)]
+    happening = Trouble(trouble)
+    num_decode = 2 if trouble in STRIKES else 1
+    async with running_fleet(prefill=prefill, decode=num_decode, make_engine=make_engine) as fleet:
+        answers = await ask_all(fleet, prompts, sampling, happening)
+        again = await ask_all(fleet, prompts[:4], sampling, Trouble("none"))
+
+        expected = [
+            plainly_answered(prompt, replace(sampling, seed=index))
+            for index, prompt in enumerate(prompts)
+        ]
+        assert [(each.tokens, each.logprobs) for each in answers] == expected
+        assert [(each.tokens, each.logprobs) for each in again] == expected[:4]
+        assert all(each.receipt.cached_tokens >= len(shared) - BLOCK_SIZE for each in again)
+        if (drawn, asked) != ("greedy", "json"):  # an echo is hardly ever JSON, and they know it
+            assert sum(engine.stats.num_drafted for engine in engines) > 0
+        if happening.struck:
+            assert max(each.receipt.attempts for each in answers) > 1
+        if trouble == "preemption":
+            assert engines[0].stats.num_preempted > 0
+        await fleet.assert_nothing_is_held()
