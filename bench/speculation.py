@@ -47,7 +47,7 @@ from baton.engine.speculation.speculation import Speculation
 from baton.platform.models.model_folder import built_in_folder, find_model
 
 MAX_TOKENS = 8
-HEADS = ("eagle", "medusa")
+HEADS = ("eagle", "p-eagle", "medusa")
 PROMPT_LEN, NUM_NEW = 128, 128
 PLAIN, AGAIN = "plain", "plain again"
 STRETCH = 4

@@ -123,7 +123,9 @@ def test_features_that_would_make_blocks_much_larger_are_kept_only_where_they_ar
     assert "not kept; set speculation.features to on" in caplog.text
 
 
-@pytest.mark.parametrize(("method", "least"), [("eagle", 0.25), ("medusa", 0.08)])
+@pytest.mark.parametrize(
+    ("method", "least"), [("eagle", 0.25), ("p-eagle", 0.15), ("medusa", 0.08)]
+)
 def test_the_heads_of_the_demo_guess_many_tokens_and_change_none(method: str, least: float) -> None:
     cache = CacheConfig(num_blocks=64)
     speculation = SpeculationConfig(
