@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -40,7 +41,7 @@ from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 from baton.engine.engine import Engine
 from baton.engine.request.request import Request
-from baton.engine.speculation.assemble import Drafting, speculation_of
+from baton.engine.speculation.assemble import Drafting
 from baton.engine.speculation.draft_budget import PayingBudget
 from baton.engine.speculation.drafter import Draft
 from baton.engine.speculation.speculation import Speculation
@@ -64,8 +65,8 @@ class Load:
     model: LoadedModel
     prompts: Prompts
     temperature: float
-    methods: Mapping[str, Callable[[Engine], None]]
-    """By name: what makes a plain engine draft."""
+    methods: Mapping[str, Callable[[], Engine]]
+    """By name: how an engine is made that drafts so."""
 
 
 class KnowingDrafter:
@@ -143,9 +144,7 @@ def measure(load: Load, batch: int, num_rounds: int) -> Iterator[list[str | floa
     """A row a method, and one that says how far two that do the same are apart."""
     plain = _engine(load.model)
     engines = {PLAIN: plain, AGAIN: _engine(load.model)}
-    engines |= {name: _engine(load.model) for name in load.methods}
-    for name, set_up in load.methods.items():
-        set_up(engines[name])
+    engines |= {name: make() for name, make in load.methods.items()}
     ratios: dict[str, list[float]] = {name: [] for name in engines}
     lengths: dict[str, list[float]] = {name: [] for name in engines}
     rates: list[float] = []
@@ -205,33 +204,22 @@ def _requests(load: Load, number: int, prompts: Sequence[Sequence[int]]) -> list
     ]
 
 
-def _engine(model: LoadedModel) -> Engine:
+def _engine(model: LoadedModel, method: str = "off", draft: Drafting | None = None) -> Engine:
     config = EngineConfig(
         cache=CacheConfig(prefix_caching=False),
         scheduler=SchedulerConfig(max_batch_tokens=8192),
-        speculation=SpeculationConfig(method="suffix", max_tokens=MAX_TOKENS),
+        speculation=SpeculationConfig(method=method, max_tokens=MAX_TOKENS),  # type: ignore[arg-type]
     )
-    engine = engine_around(model, config, "cpu")
-    engine.speculation = None
+    engine = engine_around(model, config, "cpu", draft=draft)
     if torch.get_num_threads() == 1:
         engine.clock = time.process_time
     return engine
 
 
-def _by_config(method: str, draft: Drafting | None = None) -> Callable[[Engine], None]:
-    def set_up(engine: Engine) -> None:
-        speculation = SpeculationConfig(method=method, max_tokens=MAX_TOKENS)  # type: ignore[arg-type]
-        config = EngineConfig(speculation=speculation)
-        engine.speculation = speculation_of(config, engine.info, "cpu", draft)
-
-    return set_up
-
-
-def _knowing(share: float) -> Callable[[Engine], None]:
-    def set_up(engine: Engine) -> None:
-        engine.speculation = Speculation(KnowingDrafter(share), PayingBudget(MAX_TOKENS))
-
-    return set_up
+def _knowing(model: LoadedModel, share: float) -> Engine:
+    engine = _engine(model)
+    engine.speculation = Speculation(KnowingDrafter(share), PayingBudget(MAX_TOKENS))
+    return engine
 
 
 def _code(tokenizer: Tokenizer) -> Prompts:
@@ -274,18 +262,20 @@ def _any_tokens(vocab_size: int) -> Prompts:
 def loads(dummy_folder: Path) -> Iterator[Load]:
     demo, draft = (load_model(find_model(name)) for name in ("demo", "draft"))
     tokenizer = Tokenizer.from_file(str(find_model("demo") / "tokenizer.json"))
-    looked_up = {name: _by_config(name) for name in ("suffix", "ngram")}
+    looked_up = {name: partial(_engine, demo, name) for name in ("suffix", "ngram")}
     heads = {}
     for name in HEADS:
         config = SpeculationConfig(method=name, model=str(built_in_folder(name)))  # type: ignore[arg-type]
-        heads[name] = _by_config(name, load_draft(config, find_model("demo"), demo, "cpu"))
+        heads[name] = partial(
+            _engine, demo, name, load_draft(config, find_model("demo"), demo, "cpu")
+        )
     for temperature in (0.0, 0.7):
         yield Load(
             name=f"code, temperature {temperature:g}",
             model=demo,
             prompts=_code(tokenizer),
             temperature=temperature,
-            methods={**looked_up, "draft": _by_config("draft", draft), **heads},
+            methods={**looked_up, "draft": partial(_engine, demo, "draft", draft), **heads},
         )
     yield Load(
         name="again",
@@ -300,7 +290,9 @@ def loads(dummy_folder: Path) -> Iterator[Load]:
         model=dummy,
         prompts=_any_tokens(dummy.info.vocab_size),
         temperature=0.0,
-        methods={f"{share:.0%} right": _knowing(share) for share in (0.8, 0.5, 0.0)},
+        methods={
+            f"{share:.0%} right": partial(_knowing, dummy, share) for share in (0.8, 0.5, 0.0)
+        },
     )
 
 
