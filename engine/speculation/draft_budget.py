@@ -183,6 +183,9 @@ class PayingBudget:
             return
         if self._pause.is_on:
             self._pause.rest(seconds)
+        if self._pause.is_deep:  # what steps take will be measured when it matters again
+            self._was_plain = False
+            return
         draft_s = report.draft_ms / 1e3
         if self._depth and was_asked:
             self._token_times.append(draft_s / self._depth)

@@ -82,7 +82,8 @@ class Speculation:
 
     def draft(self, running: Sequence[Request]) -> Drafts:
         """What to verify in the next pass."""
-        self._confidences = {}
+        if self._confidences:
+            self._confidences = {}
         if not self._budget.begins(len(running)):
             return NO_DRAFTS
         if self._budget.begins_trial():
