@@ -38,10 +38,15 @@ class Never(FixedBudget):
 
 
 def with_head(
-    engine: Engine, *, num_blocks: int = 256, errs_every: int = 0, budget: FixedBudget | None = None
+    engine: Engine,
+    *,
+    num_blocks: int = 256,
+    errs_every: int = 0,
+    budget: FixedBudget | None = None,
+    is_parallel: bool = False,
 ) -> EchoHead:
     assert isinstance(engine.runner, EchoRunner)
-    head = EchoHead(engine.runner)
+    head = EchoHead(engine.runner, is_parallel=is_parallel)
     cache = KvCache(engine.info.layout(BLOCK_SIZE), num_blocks)
     drafter = HeadDrafter("mtp", head, cache, eos_token_ids=())
     drafting = ErringDrafter(drafter, errs_every) if errs_every else drafter
@@ -68,10 +73,11 @@ def test_a_head_reads_each_token_once_where_all_it_says_is_right() -> None:
     assert head.num_pairs - engine.stats.num_drafted <= len(request.tokens)
 
 
+@pytest.mark.parametrize("is_parallel", [False, True])
 @pytest.mark.parametrize("errs_every", [1, 3])
-def test_what_was_drafted_wrong_leaves_nothing_behind(errs_every: int) -> None:
+def test_what_was_drafted_wrong_leaves_nothing_behind(errs_every: int, is_parallel: bool) -> None:
     engine = make_engine()
-    head = with_head(engine, errs_every=errs_every)
+    head = with_head(engine, errs_every=errs_every, is_parallel=is_parallel)
 
     ask(engine, range(11))
 
@@ -93,6 +99,27 @@ def test_prompts_in_chunks_and_preempted_requests_are_read_without_a_gap() -> No
     assert engine.stats.num_preempted > 0
     assert head.num_first == 3
     assert [r.num_draft_missing for r in requests] == [0, 0, 0]
+
+
+def test_masks_stand_for_pairs_in_one_pass_and_leave_none_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine()
+    head = with_head(engine, is_parallel=True)
+    passes: list[int] = []
+    compute = EchoHead.__call__
+
+    def counted(head: EchoHead, hidden: Tensor, *others: object) -> Tensor:
+        passes.append(len(hidden))
+        return compute(head, hidden, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(EchoHead, "__call__", counted)
+
+    ask(engine, range(11))
+
+    assert engine.stats.num_accepted == engine.stats.num_drafted > 28
+    assert len(passes) < engine.stats.num_steps
+    assert head.num_first == 1
 
 
 def test_a_prompt_that_was_read_before_is_not_read_again() -> None:
