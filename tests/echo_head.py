@@ -35,7 +35,7 @@ class EchoHead:
     features = OUTPUTS
 
     def __init__(self, runner: EchoRunner, *, is_parallel: bool = False) -> None:
-        """`is_parallel`: masks go on from what is before them in its KV."""
+        """`is_parallel`: masks go on from the row before them, and are no digest in its KV."""
         self._runner = runner
         self._is_parallel = is_parallel
         self.num_pairs = 0
@@ -66,15 +66,15 @@ class EchoHead:
             rows = range(starts[request], starts[request + 1])
             for row in rows:
                 place = int(sequences.positions[row])
-                if place:
+                is_mask = self._is_parallel and int(hidden[row]) == MASKED
+                if is_mask:
+                    out[row] = behind(self._runner, out[row - 1].view(1, 1)).squeeze()
+                elif place:
                     before = cells[table[(place - 1) // size], (place - 1) % size]
-                    if self._is_parallel and int(hidden[row]) == MASKED:
-                        out[row] = behind(self._runner, before.view(1, 1)).squeeze()
-                    else:
-                        self.num_first += int(before != hidden[row, 0])
+                    self.num_first += int(before != hidden[row, 0])
                 else:
                     self.num_first += 1
-                cells[table[place // size], place % size] = out[row]
+                cells[table[place // size], place % size] = MASKED if is_mask else out[row]
                 self.num_pairs += 1
         return out.unsqueeze(1).view(torch.float32)
 
