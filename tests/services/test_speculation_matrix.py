@@ -145,6 +145,13 @@ async def ask_all(
     return await asyncio.gather(*[ask(index) for index in range(len(prompts))])
 
 
+def finds_something(method: str, drawn: str, asked: str) -> bool:
+    """An echo hardly ever says a token again, and is hardly ever JSON, which models know."""
+    if method == "ngram":
+        return asked == "json"
+    return (drawn, asked) != ("greedy", "json")
+
+
 @pytest.mark.parametrize(
     "method",
     [pytest.param(m, marks=[] if m in FEW else [pytest.mark.wide], id=m) for m in METHODS],
@@ -189,7 +196,7 @@ async def test_every_method_comes_to_what_plain_decoding_does(  # the axes
         assert [(each.tokens, each.logprobs) for each in answers] == expected
         assert [(each.tokens, each.logprobs) for each in again] == expected[:4]
         assert all(each.receipt.cached_tokens >= len(shared) - BLOCK_SIZE for each in again)
-        if (drawn, asked) != ("greedy", "json"):  # an echo is hardly ever JSON, and they know it
+        if finds_something(method, drawn, asked):
             assert sum(engine.stats.num_drafted for engine in engines) > 0
         if happening.struck:
             assert max(each.receipt.attempts for each in answers) > 1
