@@ -240,7 +240,9 @@ class Engine:
         return self.features is not None or self.speculation.is_reading  # all features are kept
 
     def _may_go_ahead(self, lineup: Lineup) -> bool:
-        """What is launched ahead is shown to nobody."""
+        """What is launched ahead is shown to nobody; what is in flight already was."""
+        if self._ahead.lineup is not None:
+            return True
         return not self._is_read and self._ahead.takes(lineup, self.runner)
 
     @property
@@ -248,7 +250,7 @@ class Engine:
         """Drafts are of tokens that the host knows. Where none were found a pass is launched ahead
         of them, and then they are waited for: every second pass at least may be drafted for."""
         is_drafting = self.speculation is not None and not self.speculation.is_paused
-        return not is_drafting or self._ahead.lineup is None
+        return not self._is_read and (not is_drafting or self._ahead.lineup is None)
 
     def _schedule(
         self, now: float, drafts: Drafts, hooks: StepHooks

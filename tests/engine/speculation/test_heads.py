@@ -24,11 +24,14 @@ from baton.core.errors import BatonError, CheckpointError
 from baton.core.messages import SamplingParams
 from baton.engine.assemble import assemble_engine, engine_around, load_draft
 from baton.engine.checkpoint.load import load_model
-from baton.engine.config import CacheConfig, EngineConfig, SpeculationConfig
+from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 from baton.engine.engine import Engine
 from baton.engine.passes.runner import ModelRunner
 from baton.engine.request.request import Request
+from baton.engine.request.step_report import StepReport
+from baton.engine.speculation.draft_budget import FixedBudget
 from baton.engine.speculation.head_drafter import HeadDrafter
+from baton.engine.speculation.speculation import Speculation
 from baton.kernels.cpu.library import library
 
 PROMPT = make_prompt(23)
@@ -40,9 +43,12 @@ WARM = SamplingParams(
 NUM_DRAFTED = 3
 
 
-def make_engine(folder: Path, method: Any, heads: Path | None = None) -> Engine:
+def make_engine(
+    folder: Path, method: Any, heads: Path | None = None, *, step_ahead: Any = "auto"
+) -> Engine:
     loaded = load_model(folder)
     config = EngineConfig(
+        scheduler=SchedulerConfig(step_ahead=step_ahead),
         cache=CacheConfig(block_size=4, num_blocks=64),
         speculation=SpeculationConfig(
             method=method, model=str(heads or ""), max_tokens=NUM_DRAFTED, adaptive=False
@@ -331,6 +337,38 @@ def test_medusa_drafts_what_its_formulas_say(has_own_heads: bool, tmp_path: Path
         expected.append(int((head @ x).argmax()))
     assert drafted == expected
     changes_no_token(make_engine(target, "off"), engine)
+
+
+class Waking(FixedBudget):
+    """Drafts in every third six steps, and rests deeply in the others."""
+
+    num_steps = 0
+
+    @property
+    def is_paused(self) -> bool:  # type: ignore[override]
+        return self.num_steps % 18 < 12
+
+    is_pause_deep = is_paused  # type: ignore[assignment]
+
+    def begins(self, num_running: int) -> bool:
+        return not self.is_paused
+
+    def learn(self, report: StepReport, seconds: float) -> None:
+        self.num_steps += 1
+
+
+def test_a_pass_in_flight_when_a_rest_ends_is_read_first(tmp_path: Path) -> None:
+    target = make_llama(tmp_path / "target")
+    EagleReference(1, target, tmp_path / "head")
+    engine = make_engine(target, "eagle", tmp_path / "head", step_ahead="on")
+    assert engine.speculation is not None
+    engine.speculation = Speculation(
+        engine.speculation.drafter, Waking(NUM_DRAFTED), reader=engine.speculation.reader
+    )
+    sampling = replace(ALMOST_GREEDY, max_tokens=60)
+
+    assert answer(engine, sampling) == answer(make_engine(target, "off"), sampling)
+    assert engine.stats.num_drafted > 10
 
 
 def test_a_head_of_another_model_is_refused(tmp_path: Path) -> None:
