@@ -332,7 +332,8 @@ class HeadDrafter:
         counts = [reading.num_ready() for reading in readings]
         if self._mask is not None:
             hidden = self._pass(readings, counts, num_outputs=max_tokens)
-            logits = self._head.logits(hidden).unflatten(0, (len(readings), max_tokens))
+            logits = self._head.logits(hidden)
+            logits = logits.view(len(readings), max_tokens, logits.shape[-1])
             grow_at_once(drafts, logits, self._eos_token_ids, has_own_noise=self._has_own_noise)
             return
         hidden = self._pass(readings, counts, num_outputs=1)

@@ -154,7 +154,7 @@ class Eagle3Head(nn.Module):
         return add(x, residual)
 
     def mask(self) -> Mask | None:
-        if self.mask_token is None:
+        if self.mask_token is None or self.masked is None:
             return None
         return Mask(self.mask_token, self.joined(self.masked))
 

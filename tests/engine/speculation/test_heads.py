@@ -348,7 +348,7 @@ class Waking(FixedBudget):
     def is_paused(self) -> bool:  # type: ignore[override]
         return self.num_steps % 18 < 12
 
-    is_pause_deep = is_paused  # type: ignore[assignment]
+    is_pause_deep = is_paused
 
     def begins(self, num_running: int) -> bool:
         return not self.is_paused
