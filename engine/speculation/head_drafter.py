@@ -192,12 +192,7 @@ class HeadDrafter:
             return
         if self._is_short:
             self._forget_who_was_preempted()
-        while self._unread:
-            of_before, rows = self._unread.popleft()
-            its_joined = _split(of_before, self._head.joined(rows))
-            for each, its_rows in zip(of_before, its_joined, strict=True):
-                if each.request.phase is Phase.RUNNING:  # who was preempted is shown all again
-                    self._add(each, its_rows)
+        self._add_unread()
         many: list[_Reading] = []
         for each, rows in zip(shown, _split(shown, joined), strict=True):
             reading = self._add(each, rows)
@@ -207,6 +202,13 @@ class HeadDrafter:
                 many.append(reading)
             self._tell_missing(reading)
         self._catch_up(many)
+
+    def _add_unread(self) -> None:
+        while self._unread:
+            shown, rows = self._unread.popleft()
+            for each, joined in zip(shown, _split(shown, self._head.joined(rows)), strict=True):
+                if each.request.phase is Phase.RUNNING:  # who was preempted is shown all again
+                    self._add(each, joined)
 
     def _fall_behind(self, shown: Sequence[Shown]) -> None:
         """What was kept of these is read when they are drafted for."""

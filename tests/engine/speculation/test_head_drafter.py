@@ -286,13 +286,13 @@ def test_after_a_rest_what_the_head_was_not_read_is_found_where_features_are_kep
     engine.add(before)
     for _ in range(6):  # drafts that were wrong are in what it was shown last
         engine.step()
-    budget.is_on, budget.is_paused = False, True
+    budget.is_on, budget.is_paused, budget.is_pause_deep = False, True, True
     engine.add(late)
     num_read = head.num_pairs
     for _ in range(100):
         engine.step()
     num_read_at_rest = head.num_pairs - num_read
-    budget.is_on, budget.is_paused = True, False
+    budget.is_on, budget.is_paused, budget.is_pause_deep = True, False, False
 
     run(engine)
 
