@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.engine.speculation.handing_over import handed_over
@@ -66,12 +67,19 @@ class Watched:
         return drafts
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", pytest.param("int4", marks=pytest.mark.wide)])
+@pytest.mark.parametrize(
+    ("method", "kv_dtype"),
+    [
+        ("eagle", "auto"),
+        pytest.param("eagle", "int4", marks=pytest.mark.wide),
+        pytest.param("p-eagle", "auto", marks=pytest.mark.wide),
+    ],
+)
 def test_a_prompt_that_was_handed_over_is_drafted_for_as_one_that_was_computed_here(
-    kv_dtype: str,
+    method: Any, kv_dtype: str
 ) -> None:
     speculation = SpeculationConfig(
-        method="eagle", model=str(built_in_folder("eagle")), max_tokens=1, adaptive=False
+        method=method, model=str(built_in_folder(method)), max_tokens=1, adaptive=False
     )
     here = EngineConfig(
         cache=CacheConfig(num_blocks=64, kv_dtype=kv_dtype),  # type: ignore[arg-type]
