@@ -181,6 +181,8 @@ class HeadDrafter:
         is_resting: bool,
     ) -> None:
         given = hidden if self.taps is None else self.taps.features
+        if is_resting:
+            self._cut_drafts(shown)
         if features is None and is_resting:
             self._unread.append(tails(shown, given, MIN_READ))
             return
@@ -188,7 +190,6 @@ class HeadDrafter:
         if features is not None:
             features.keep(shown, joined)
         if is_resting:
-            self._fall_behind(shown)
             return
         if self._is_short:
             self._forget_who_was_preempted()
@@ -210,8 +211,8 @@ class HeadDrafter:
                 if each.request.phase is Phase.RUNNING:  # who was preempted is shown all again
                     self._add(each, joined)
 
-    def _fall_behind(self, shown: Sequence[Shown]) -> None:
-        """What was kept of these is read when they are drafted for."""
+    def _cut_drafts(self, shown: Sequence[Shown]) -> None:
+        """Those of the last pass before a rest: what comes after may be shown with a gap."""
         for request, start, _ in shown:
             reading = self._readings.get(request)
             if reading is not None and start < reading.end:

@@ -276,6 +276,28 @@ def test_while_drafting_rests_nothing_is_read_and_then_what_the_last_passes_gave
     assert head.num_first == 1
 
 
+@pytest.mark.parametrize("num_unseen", [1, 2, 3])
+def test_drafts_from_before_a_rest_do_not_fill_the_gap_behind_it(num_unseen: int) -> None:
+    budget = Never(3)
+    budget.is_on = True
+    engine = make_engine()
+    head = with_head(engine, errs_every=2, budget=budget)
+    request = make_request("r", range(11), max_tokens=150)
+    engine.add(request)
+    while engine.stats.num_accepted == engine.stats.num_drafted:
+        engine.step()
+    budget.is_on, budget.is_paused = False, True
+    for _ in range(MIN_READ + num_unseen):
+        engine.step()
+    budget.is_on, budget.is_paused = True, False
+
+    run(engine)
+
+    assert num_unseen <= request.num_draft_missing <= num_unseen + 4
+    assert head.num_first == 2
+    assert engine.stats.num_accepted > 20
+
+
 def test_after_a_rest_what_the_head_was_not_read_is_found_where_features_are_kept() -> None:
     budget = Never(3)
     budget.is_on = True
