@@ -103,9 +103,9 @@ class SpeculationConfig:
     """Guess as much as pays, by what steps take and by what comes of guesses, and not at all for a
     while where it does not. Off: always `max_tokens`."""
     features: Literal["auto", "on", "off"] = "auto"
-    """What heads (`mtp`, `eagle`, `p-eagle`) read of each token, kept in the blocks of KV and
-    handed over with it: a decode replica then drafts with prompts that a prefill replica computed.
-    `auto`: where replicas hand over KV, and blocks grow by a quarter at most."""
+    """What heads (`mtp`, `eagle`) read of each token, kept in the blocks of KV and handed over with
+    it: a decode replica then drafts with prompts that a prefill replica computed. `auto`: where
+    there are prefill replicas, and blocks grow by a quarter at most."""
     acceptance: Literal["draws", "published"] = "draws"
     """Which drafts are kept. `draws`: those that the model draws itself, so that no token is other
     than without drafts. `published`: the rule min(1, p/q) with residual; tokens are distributed as

@@ -243,7 +243,7 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
     def engine(self, role: Role) -> EngineConfig:
         """That of its pool, with what depends on the others."""
         speculation = self.decode.speculation
-        hands_over = self.prefill.replicas > 0 or self.decode.replicas > 1
+        hands_over = self.prefill.replicas > 0  # other numbers of replicas are live; layouts stay
         is_kept = speculation.wants_features and (hands_over or speculation.features == "on")
         return replace(
             self.pool(role).engine,

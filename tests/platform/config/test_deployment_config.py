@@ -322,10 +322,12 @@ def test_who_hands_over_kv_keeps_what_heads_draft_by() -> None:
         found = [config.engine(role).keeps_features_for for role in (Role.PREFILL, Role.DECODE)]
         return [None if each is None else each.method for each in found]
 
-    mtp = {"method": "mtp"}
+    mtp = {"method": "mtp", "features": "auto"}
     assert kept(**{"decode.speculation": mtp}) == ["mtp", "mtp"]
     assert kept(**{"decode.speculation": {**mtp, "features": "off"}}) == [None, None]
     assert kept(**{"decode.speculation": {"method": "medusa", "model": "m"}}) == [None, None]
-    alone = {"prefill.replicas": 0, "decode.replicas": 1}
-    assert kept(**{"decode.speculation": mtp, **alone}) == [None, None]
+    alone = {"prefill.replicas": 0}
+    for number in (1, 4):  # it is live: what replicas keep must not follow it
+        numbers = {**alone, "decode.replicas": number}
+        assert kept(**{"decode.speculation": mtp, **numbers}) == [None, None]
     assert kept(**{"decode.speculation": {**mtp, "features": "on"}, **alone}) == ["mtp", "mtp"]
