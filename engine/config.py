@@ -105,7 +105,8 @@ class SpeculationConfig:
     features: Literal["auto", "on", "off"] = "auto"
     """What heads (`mtp`, `eagle`) read of each token, kept in the blocks of KV and handed over with
     it: a decode replica then drafts with prompts that a prefill replica computed. `auto`: where
-    there are prefill replicas, and blocks grow by a quarter at most."""
+    there are prefill replicas, and blocks grow by a quarter at most. Nowhere, if replicas of either
+    pool are on several ranks."""
     acceptance: Literal["draws", "published"] = "draws"
     """Which drafts are kept. `draws`: those that the model draws itself, so that no token is other
     than without drafts. `published`: the rule min(1, p/q) with residual; tokens are distributed as

@@ -245,6 +245,8 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
         speculation = self.decode.speculation
         hands_over = self.prefill.replicas > 0  # other numbers of replicas are live; layouts stay
         is_kept = speculation.wants_features and (hands_over or speculation.features == "on")
+        if any(pool.parallel.mesh.size > 1 for pool in (self.prefill, self.decode)):
+            is_kept = False  # they are those of a model on one device
         return replace(
             self.pool(role).engine,
             kv_shares=self.gateway.kv_shares,

@@ -331,3 +331,6 @@ def test_who_hands_over_kv_keeps_what_heads_draft_by() -> None:
         numbers = {**alone, "decode.replicas": number}
         assert kept(**{"decode.speculation": mtp, **numbers}) == [None, None]
     assert kept(**{"decode.speculation": {**mtp, "features": "on"}, **alone}) == ["mtp", "mtp"]
+    for pool in ("prefill", "decode"):  # a head is on one device, and neither side keeps for none
+        ranks = {f"{pool}.parallel": {"tensor": 2}}
+        assert kept(**{"decode.speculation": {**mtp, "features": "on"}, **ranks}) == [None, None]
