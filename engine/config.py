@@ -102,9 +102,10 @@ class SpeculationConfig:
     adaptive: bool = True
     """Guess as much as pays, by what steps take and by what comes of guesses, and not at all for a
     while where it does not. Off: always `max_tokens`."""
-    features: Literal["auto", "on", "off"] = "auto"
+    features: Literal["auto", "on", "off"] = "off"
     """What heads (`mtp`, `eagle`) read of each token, kept in the blocks of KV and handed over with
-    it: a decode replica then drafts with prompts that a prefill replica computed. `auto`: where
+    it: a decode replica then drafts with prompts that a prefill replica computed. To read them counts
+    as drafting, which may make `adaptive` drafting rest: measure before turning it on. `auto`: where
     there are prefill replicas, and blocks grow by a quarter at most. Nowhere, if replicas of either
     pool are on several ranks."""
     acceptance: Literal["draws", "published"] = "draws"
