@@ -82,9 +82,15 @@ class FeatureKeeper:
         """Its blocks are wiped with all that they hold."""
 
 
+class Keeping(Speculation):
+    def metrics(self) -> dict[str, float]:
+        """None: rates of what is never drafted would read as drafts that are all wrong."""
+        return {}
+
+
 def keeping(keeper: FeatureKeeper) -> Speculation:
     """That of an engine that keeps features and nothing else."""
-    return Speculation(keeper, FixedBudget(0), reader=keeper)
+    return Keeping(keeper, FixedBudget(0), reader=keeper)
 
 
 def features_of(

@@ -124,8 +124,11 @@ async def test_a_head_reads_whole_prompts_where_their_features_are_handed_over()
         for each in (answer, again):
             assert each.receipt.prefill_replica
             assert not [note for note in each.receipt.notes if note.startswith("drafted without")]
+        [prefill] = [e for name, e in fleet.engines.items() if name.startswith("prefill")]
         assert decode.speculation is not None
+        assert prefill.speculation is not None
         found = decode.speculation.metrics()
+        assert prefill.speculation.metrics() == {}
         assert found["draft_missing_tokens_total"] == 0
         assert found["draft_recalled_tokens_total"] >= len(PROMPT)
         assert head_of(decode).num_first == 1  # pairs of the prefix that both have are found
