@@ -103,12 +103,12 @@ class SpeculationConfig:
     """Guess as much as pays, by what steps take and by what comes of guesses, and not at all for a
     while where it does not. Off: always `max_tokens`."""
     features: Literal["auto", "on", "off"] = "off"
-    """What heads (`mtp`, `eagle`) read of each token, kept in the blocks of KV and handed over with
-    it: a decode replica then drafts with prompts that a prefill replica computed. To read them counts
-    as drafting, which may make `adaptive` drafting rest: measure before turning it on. `auto`: where
-    there are prefill replicas, and blocks grow by a quarter at most. Nowhere, if replicas of either
-    pool are on several ranks. Tiers that were written with them are not found without, nor the
-    other way round."""
+    """What heads (`mtp`, `eagle`, `p-eagle`) read of each token, kept in the blocks of KV and
+    handed over with it: a decode replica then drafts with prompts that a prefill replica computed.
+    To read them counts as drafting, which may make `adaptive` drafting rest: measure before turning
+    it on. `auto`: where there are prefill replicas, and blocks grow by a quarter at most. Nowhere,
+    if replicas of either pool are on several ranks. Tiers that were written with them are not found
+    without, nor the other way round."""
     acceptance: Literal["draws", "published"] = "draws"
     """Which drafts are kept. `draws`: those that the model draws itself, so that no token is other
     than without drafts. `published`: the rule min(1, p/q) with residual; tokens are distributed as
