@@ -57,6 +57,7 @@ class RecordFormat:
         self.layout = layout
         self.num_checksums = sum(plane.num_kv_heads for plane in layout.planes)
         self.digest = layout_digest(layout)
+        self._is_even = len({plane.unit_bytes for plane in layout.planes}) == 1
         self._header_bytes = _FIXED.size + _CHECKSUM.size * (self.num_checksums + 1)
 
     @property
@@ -120,7 +121,7 @@ class RecordFormat:
             first += plane.num_kv_heads
 
     def _checksums(self, payload: memoryview) -> tuple[int, ...]:
-        if len({plane.unit_bytes for plane in self.layout.planes}) == 1:
+        if self._is_even:
             return unit_checksums(payload, self.layout.unit_bytes)
         parts = zip(self._split(payload), self.layout.planes, strict=True)
         return tuple(
