@@ -334,9 +334,10 @@ class BlockPool:
 
     def clear(self, holder: Holder, start: int, plane: int) -> None:
         """See `KvPool.clear`. Raises ValueError if one of them has a name or another holder."""
-        for index, block in enumerate(self.table(holder)[start:], start):
+        blocks = self.table(holder)[start:]
+        for index, block in enumerate(blocks, start):
             self._check_alone(holder, index, block)
-            self._bytes.clear_tail(block, plane, 0)
+        self._bytes.clear(blocks, plane)
 
     def targets(self, holder: Holder, start: int) -> Targets:
         """See `KvPool.targets`. Raises ValueError if one of them has a name or another holder."""

@@ -129,6 +129,12 @@ class KvCache:
             return self._of(self._memory[plane].toreadonly(), blocks, plane)
         return tuple([self.view(block, plane) for block in blocks])
 
+    def clear(self, blocks: Sequence[int], plane: int) -> None:
+        """Zero these blocks in one plane, at once."""
+        self.planes[plane][list(blocks)] = 0
+        if self.staging is not None:
+            self.staging.mark(plane)
+
     def clear_tail(self, block: int, plane: int, num_used: int) -> None:
         """Zero the slots of one block in one plane behind its first `num_used` tokens."""
         arena = self._by_plane[plane]

@@ -170,6 +170,11 @@ class ShardedCache:
     def writables(self, blocks: Sequence[int], plane: int) -> Sequence[memoryview]:
         return [self.writable(block, plane) for block in blocks]
 
+    def clear(self, blocks: Sequence[int], plane: int) -> None:
+        """Zero these blocks in one plane, at once."""
+        for share in self._shares[plane]:
+            share.blocks[list(blocks)] = 0
+
     def clear_tail(self, block: int, plane: int, num_used: int) -> None:
         """Zero the slots of one block in one plane behind its first `num_used` tokens."""
         for share in self._shares[plane]:

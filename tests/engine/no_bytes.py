@@ -28,6 +28,9 @@ class NoBytes:
     def write(self, block: int, plane: int, data: memoryview) -> None:
         raise AssertionError("no KV is written here")
 
+    def clear(self, blocks: Sequence[int], plane: int) -> None:
+        raise AssertionError("no KV is written here")
+
     def clear_tail(self, block: int, plane: int, num_used: int) -> None:
         raise AssertionError("no KV is written here")
 

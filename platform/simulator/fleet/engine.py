@@ -171,4 +171,4 @@ class _NoBytes:
     def _none(self, *_: object) -> NoReturn:
         raise AssertionError("simulated blocks have no bytes")
 
-    view = views = write = clear_tail = writable = writables = write_part = _none
+    view = views = write = clear = clear_tail = writable = writables = write_part = _none

@@ -62,6 +62,9 @@ class FakeBytes:
     def write(self, block: int, layer: int, data: memoryview) -> None:
         self._blocks[block] = bytes(data)
 
+    def clear(self, blocks: Sequence[int], layer: int) -> None:
+        raise AssertionError("whole blocks are written here")
+
     def clear_tail(self, block: int, layer: int, num_used: int) -> None:
         raise AssertionError("whole blocks are written here")
 

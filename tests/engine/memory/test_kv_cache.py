@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -45,6 +46,18 @@ def test_latents_are_one_vector_a_token() -> None:
 
     assert cache.planes[0].shape == (3, 1, 4, 8)
     assert bytes(cache.view(1, 0)) == b"\x11" * (3 * 8 * 4) + bytes(8 * 4)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_several_blocks_are_zeroed_in_one_plane_at_once(dtype: str) -> None:
+    cache = make_cache(dtype=dtype)
+    for block, plane in product(range(3), range(2)):
+        cache.write(block, plane, pattern(cache, 0x11))
+
+    cache.clear([0, 2], 1)
+
+    found = {(b, p): any(cache.view(b, p)) for b, p in product(range(3), range(2))}
+    assert [where for where, is_set in found.items() if not is_set] == [(0, 1), (2, 1)]
 
 
 def test_a_view_is_the_bytes_of_one_block_in_one_layer() -> None:

@@ -75,6 +75,9 @@ def test_what_is_written_is_read_and_lies_with_its_ranks(
         each.write(block, 1, fill)
         each.write_part(block, 1, first, memoryview(b"\x5a" * (last - first)))
         each.clear_tail(block, 1, num_used)
+        each.write(0, 0, fill)
+        each.write(NUM_BLOCKS - 1, 0, fill)
+        each.clear([0, NUM_BLOCKS - 1], 0)
 
     for layer in range(2):
         for number in range(NUM_BLOCKS):
