@@ -115,13 +115,13 @@ class RemotePrefill:
                     generating.prefilled_by = peer
                     granted = await self._next(events, PrefillGranted, peer, watch)
                     _check_granted(granted, request, peer)
-                    watch.granted(granted.num_tokens - granted.num_cached)
+                    watch.hear()
                     generating.num_cached_by_sender = granted.num_cached
                     generating.is_arriving = True
                     fetching = await self._start_fetch(generating, peer, granted, watch)
                     done = await self._next(events, PrefillDone, peer, watch)
                     self._check_done(done, request, peer)
-                    watch.computed(done.num_computed, done.prefill_ms / 1e3)
+                    watch.progressed()
                     on_first_token(generating, done)
                     if generating.is_over:
                         return

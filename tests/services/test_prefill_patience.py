@@ -5,11 +5,11 @@ from __future__ import annotations
 from baton.core.ids import Epoch
 from baton.decode_service.prefill_patience import (
     AVOIDED_S,
+    HALF_LIFE_S,
     LEAST_S,
     MARGIN,
     MAX_AVOIDED_S,
     MOST_S,
-    SLOW,
     PrefillPatience,
 )
 
@@ -20,44 +20,49 @@ def test_silence_is_learnt_within_bounds_and_forgotten() -> None:
     patience = PrefillPatience()
     assert patience.silence_s(P, 0.0) == MOST_S  # of which nothing is known
 
-    patience.succeeded(P, 0.01, 0.0)
-    assert patience.silence_s(P, 0.0) == LEAST_S
-    patience.succeeded(P, 1.5, 10.0)
-    assert patience.silence_s(P, 10.0) == MARGIN * 1.5
-    patience.succeeded(P, 0.01, 11.0)  # one quick handoff says little
-    assert patience.silence_s(P, 11.0) > 0.9 * MARGIN * 1.5
+    for _ in range(9):  # quick handoffs, one after the other: its next graph may be compiled yet
+        patience.succeeded(P, 0.01, 0.0)
+    assert patience.silence_s(P, 0.0) == MOST_S
+    assert patience.silence_s(P, HALF_LIFE_S) == LEAST_S + (MOST_S - LEAST_S) / 2
     assert LEAST_S < patience.silence_s(P, 1000.0) < 1.01 * LEAST_S
-    patience.succeeded(P, 100.0, 1000.0)
-    assert patience.silence_s(P, 1000.0) == MOST_S
+    patience.succeeded(P, 2.5, 1000.0)
+    patience.succeeded(P, 0.01, 1001.0)
+    assert 0.9 * MARGIN * 2.5 < patience.silence_s(P, 1001.0) < MARGIN * 2.5
+    patience.succeeded(P, 100.0, 1002.0)
+    assert patience.silence_s(P, 1002.0) == MOST_S
 
 
-def test_who_gets_nowhere_again_and_again_is_left_alone_for_longer_and_given_more_time() -> None:
+def test_who_gets_nowhere_again_and_again_is_asked_by_one_prompt_at_a_time() -> None:
     patience = PrefillPatience()
     patience.succeeded(P, 0.01, 0.0)
-    rests = []
-    now = 0.0
-    for _ in range(6):
-        patience.missed(P, "got nowhere", now)
-        step = now
-        while patience.why_avoided(P, step):
-            step += 0.5
-        rests.append(step - now)
-        now = step
-
-    assert rests == [AVOIDED_S, 10.0, 20.0, 40.0, MAX_AVOIDED_S, MAX_AVOIDED_S]
-    assert LEAST_S < patience.silence_s(P, now) <= MOST_S
-    patience.succeeded(P, 0.01, now)
-    patience.missed(P, "got nowhere", now)
-    assert not patience.why_avoided(P, now + AVOIDED_S)
-    assert not patience.why_avoided(Epoch("another"), now)
-
-
-def test_a_prompt_may_take_a_multiple_of_what_prompts_take_of_late() -> None:
-    patience = PrefillPatience()
+    now, rests = 1000.0, []
     for _ in range(4):
-        patience.computed(100, 1.0)
-    assert patience.compute_s(1000) is None
+        began_at = now
+        patience.asked(P, began_at)
+        now += patience.silence_s(P, now)
+        patience.missed(P, "got nowhere", began_at, now)
+        rest = next(s for s in range(100) if not patience.why_avoided(P, now + s))
+        rests.append(rest)
+        now += rest
 
-    patience.computed(100, 50.0)  # one that was held up moves no median
-    patience.computed(0, 5.0)  # found in the cache: says nothing
-    assert patience.compute_s(1000) == LEAST_S + SLOW * 10.0
+    assert rests == [AVOIDED_S, 2 * AVOIDED_S, MAX_AVOIDED_S, MAX_AVOIDED_S]
+    assert patience.silence_s(P, now - MAX_AVOIDED_S) == MOST_S
+    patience.asked(P, now)
+    assert patience.why_avoided(P, now) == "got nowhere"  # by the others
+    assert not patience.why_avoided(Epoch("another"), now)
+    assert not patience.why_avoided(P, now + MOST_S)  # the one was cancelled, say
+    patience.succeeded(P, 0.01, now + 1)
+    patience.asked(P, now + 1)
+    assert not patience.why_avoided(P, now + 1)
+
+
+def test_a_stall_counts_once_however_many_handoffs_it_ends() -> None:
+    patience = PrefillPatience()
+    patience.succeeded(P, 0.01, 0.0)
+    now = 10 * HALF_LIFE_S
+    for num in range(20):
+        patience.missed(P, "got nowhere", now - 5.0 + 0.1 * num, now + 0.1 * num)
+
+    assert patience.silence_s(P, now + 2.0) <= 2.01 * LEAST_S
+    assert patience.why_avoided(P, now + AVOIDED_S - 0.1)
+    assert not patience.why_avoided(P, now + AVOIDED_S)

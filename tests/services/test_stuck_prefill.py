@@ -60,6 +60,32 @@ async def test_what_a_stuck_prefill_replica_was_to_compute_is_computed_by_anothe
         await fleet.assert_nothing_is_held()
 
 
+async def test_one_prompt_asks_a_replica_again_and_once_it_is_answered_all_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefill_patience, "AVOIDED_S", 0.1)
+    async with running_fleet() as fleet:
+        with stuck_in_a_pass(fleet, "prefill-1"):
+            await fleet.ask(PROMPT)
+        monkeypatch.setattr(prefill_patience, "LEAST_S", 5.0)
+        await asyncio.sleep(0.1)
+
+        engine = fleet.engines[ReplicaId("prefill-1")]
+        with stuck_in_a_pass(fleet, "prefill-1"):
+            asking = asyncio.create_task(fleet.ask([3, *PROMPT]))
+            async with asyncio.timeout(10):
+                while not engine.request_ids:
+                    await asyncio.sleep(0.002)
+            meanwhile = await fleet.ask([4, *PROMPT])
+        asked = await asking
+        after = await asyncio.gather(*(fleet.ask([token, *PROMPT]) for token in range(5, 8)))
+
+        assert not meanwhile.receipt.prefill_replica
+        assert any("was not asked: got nowhere" in note for note in meanwhile.receipt.notes)
+        assert {answer.receipt.prefill_replica for answer in (asked, *after)} == {"prefill-1"}
+        await fleet.assert_nothing_is_held()
+
+
 async def test_kv_that_stops_to_come_costs_the_silence_and_no_second_first_token() -> None:
     async with running_fleet(changes={"chaos": {"enabled": True}}) as fleet:
         chaos = fleet.replicas[ReplicaId("decode-2")].chaos
