@@ -32,7 +32,7 @@ MAX_REMEMBERED = 256
 @dataclass(slots=True)
 class _Record:
     learnt_at: float
-    added_s: float = MOST_S - LEAST_S
+    added_s: float
     """By how much its silence was above the least when it was learnt."""
     missed_at: float = float("-inf")
     avoided_s: float = 0.0
@@ -79,7 +79,7 @@ class PrefillPatience:
         record.missed_at, record.avoided_until, record.why = now, now + record.avoided_s, why
 
     def _record(self, epoch: Epoch, now: float) -> _Record:
-        record = self._records.setdefault(epoch, _Record(now))
+        record = self._records.setdefault(epoch, _Record(now, MOST_S - LEAST_S))
         self._records.move_to_end(epoch)
         if len(self._records) > MAX_REMEMBERED:
             self._records.popitem(last=False)
