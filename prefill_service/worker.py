@@ -9,6 +9,7 @@ build one.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from baton.core.errors import EngineFailed, Overloaded, Unavailable
@@ -72,18 +73,9 @@ class PrefillWorker:
         self._sender.held.check(1)  # the block of the last token is never shared
         prompt = self.prompts.admit(message)
         span = self.core.tracer.start("prefill", message.traceparent, "server")
+        entering = asyncio.create_task(self._enter(prompt))
         try:
             self._publish_capacity()
-            grammar = message.sampling.grammar
-            if grammar is not None:
-                prompt.request.matcher = await self.core.matchers.begin(grammar).behind(
-                    message.output
-                )
-            known = (*message.prompt, *message.output)
-            async with self.core.kv.prefix_of(
-                known, message.salt, message.source, tenant=message.tenant
-            ):
-                await self._thread.call(lambda: self._begin(prompt))
             while (event := await prompt.events.get()) is not None:
                 if isinstance(event, Exception):
                     raise event
@@ -94,8 +86,10 @@ class PrefillWorker:
             span.end(str(error))
             raise
         finally:
+            entering.cancel()
             span.end()
             self._leave(prompt)
+            await asyncio.gather(entering, return_exceptions=True)
 
     def open_session(self, gateway_epoch: Epoch) -> PrefillSession:
         """Raises Unavailable once the engine died or was stopped: all that came could only fail."""
@@ -169,6 +163,23 @@ class PrefillWorker:
         return self.core.metrics()
 
     # On the event loop.
+
+    async def _enter(self, prompt: OpenPrompt) -> None:
+        """Into the engine. Its events are told meanwhile: one that hangs never takes it in."""
+        message = prompt.message
+        try:
+            grammar = message.sampling.grammar
+            if grammar is not None:
+                prompt.request.matcher = await self.core.matchers.begin(grammar).behind(
+                    message.output
+                )
+            known = (*message.prompt, *message.output)
+            async with self.core.kv.prefix_of(
+                known, message.salt, message.source, tenant=message.tenant
+            ):
+                await self._thread.call(lambda: self._begin(prompt))
+        except Exception as error:
+            prompt.events.put_nowait(error)
 
     def _leave(self, prompt: OpenPrompt) -> None:
         """Whatever is left of it ends; nothing happens to what is over already."""

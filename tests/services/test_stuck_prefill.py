@@ -66,7 +66,7 @@ async def test_one_prompt_asks_a_replica_again_and_once_it_is_answered_all_do(
     monkeypatch.setattr(prefill_patience, "AVOIDED_S", 0.1)
     async with running_fleet() as fleet:
         with stuck_in_a_pass(fleet, "prefill-1"):
-            await fleet.ask(PROMPT)
+            await asyncio.gather(*(fleet.ask([token, *PROMPT]) for token in range(3)))
         monkeypatch.setattr(prefill_patience, "LEAST_S", 5.0)
         await asyncio.sleep(0.1)
 
