@@ -126,6 +126,7 @@ class Lifecycle:
     def _deliver(self, generating: Generating, update: TokenUpdate) -> None:
         generating.session.put(generating.give_out(update, self._clock(), self._replica_id))
         if update.is_last:
+            self._park(generating)
             self.end(generating, num_delivered=len(generating.output))
 
     def fail(self, generating: Generating, error: BatonError) -> None:
@@ -142,16 +143,30 @@ class Lifecycle:
             if is_of(generating.message, stream_id, owner):
                 moved = InvalidRequest("the stream goes on at another gateway, which was asked")
                 generating.session.put(failed(generating.message, moved))
+                self._park(generating)
                 self.end(generating, num_delivered=len(generating.output))
                 break
         return self.parked.get(stream_id, owner, self._clock())
 
+    def lose(self, generating: Generating) -> None:
+        """Its gateway is gone: another one may ask for it."""
+        self._park(generating)
+        self.end(generating, num_delivered=0)
+
+    def cancel(self, generating: Generating, num_delivered: int) -> None:
+        """Nobody wants more of it, here or at another gateway."""
+        if generating.message.parking is not None:
+            self.parked.forget(generating.message.parking)
+        self.end(generating, num_delivered)
+
+    def _park(self, generating: Generating) -> None:
+        self.parked.park(generating, self._replica_id, self._clock())
+
     def end(self, generating: Generating, num_delivered: int) -> None:
-        """Forget the request and free what it holds, wherever it is."""
+        """Free what the request holds, wherever it is."""
         if generating.is_over:
             return
         generating.is_over = True
-        self.parked.park(generating, self._replica_id, self._clock())
         generating.end_span(self._clock(), self._replica_id)
         self.open.remove(generating)
         generating.session.num_open -= 1

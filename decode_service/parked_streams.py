@@ -1,9 +1,9 @@
 """Streams whose gateway may be gone: what became of them, kept for a moment.
 
     open here -----------> taken: it ends here, and goes on at the gateway that asked
-    its gateway is lost,
-    or took it back  ----> parked: nothing runs, its blocks are cached ones --> taken
+    its gateway is lost -> parked: nothing runs, its blocks are cached ones --> taken
     it has finished  -----'                                                '--> forgotten
+    its gateway took it back: nobody wants it, so it is forgotten at once
 
 Bounded in time, number and tokens: the oldest are forgotten first. A stream that is taken stays, so
 that it can be asked for twice. Belongs to the event loop.
@@ -16,7 +16,7 @@ from collections import OrderedDict
 from dataclasses import replace
 
 from baton.core.ids import ReplicaId
-from baton.core.messages import GenerateRequest, ParkedStream
+from baton.core.messages import GenerateRequest, ParkedStream, Parking
 from baton.decode_service.generating import Generating
 
 PARKED_S = 15.0
@@ -49,6 +49,12 @@ class ParkedStreams:
         self.forget_old(now)
         _, found = self._parked.get(stream_id, (now, None))
         return found if found is not None and is_of(found.request, stream_id, owner) else None
+
+    def forget(self, parking: Parking) -> None:
+        """Also what an earlier attempt at the stream has left."""
+        _, found = self._parked.get(parking.stream_id, (0.0, None))
+        if found is not None and is_of(found.request, parking.stream_id, parking.owner):
+            self._forget(parking.stream_id)
 
     def forget_old(self, now: float) -> None:
         """Also called now and then: what nobody asks for must go as well."""

@@ -138,7 +138,7 @@ class DecodeWorker:
         self._sessions.remove(session)
         self._places.leave(session)
         for generating in self.requests.open.of_session(session):
-            self.requests.end(generating, num_delivered=0)
+            self.requests.lose(generating)
         self._publish_capacity()
 
     def hear(self, session: GatewaySession, demand: Demand) -> None:
@@ -169,7 +169,7 @@ class DecodeWorker:
         """Free everything of the request at once. Safe to repeat; unknown requests are ignored."""
         generating = self.requests.open.get(request_id)
         if generating is not None and generating.message.attempt == attempt:
-            self.requests.end(generating, num_delivered)
+            self.requests.cancel(generating, num_delivered)
 
     def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
         """See `Lifecycle.take_stream`."""

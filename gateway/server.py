@@ -117,6 +117,7 @@ class GatewayServer:
             await self._batches.runner.stop()
         await asyncio.gather(self._http.stop(grace_s), self._grpc.stop(grace_s))
         await self._admin.stop(0)  # until then it tells what has yet to end
+        self._gateway.dispatcher.leave()
         await self._gateway.keeper.close()
         if self._batches is not None:
             self._batches.close()

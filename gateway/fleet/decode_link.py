@@ -114,6 +114,8 @@ class DecodeLink(ReplicaLink[pb.DecodeFrame]):
     ) -> None:
         super().__init__(info, gateway_epoch, on_change, channels, clock)
         self._attempts: dict[tuple[RequestId, int], Attempt] = {}
+        self.is_leaving = False
+        """The stream is about to break: then what is to be found again is parked."""
 
     @property
     def num_open(self) -> int:
@@ -145,7 +147,8 @@ class DecodeLink(ReplicaLink[pb.DecodeFrame]):
     def close_attempt(self, attempt: Attempt, num_delivered: int) -> None:
         if self._attempts.pop(attempt.key, None) is None:
             return
-        if not attempt.is_over and self.is_connected:
+        is_left = self.is_leaving and attempt.request.parking is not None
+        if not (attempt.is_over or is_left) and self.is_connected:
             request_id, number = attempt.key
             cancel = pb.Cancel(request_id=request_id, attempt=number, num_delivered=num_delivered)
             self._outgoing.put_nowait(pb.GatewayFrame(cancel=cancel))

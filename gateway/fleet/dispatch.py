@@ -135,6 +135,9 @@ class ReplicaDispatcher:
     async def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
         return await self.fleet.links.take_stream(stream_id, owner)
 
+    def leave(self) -> None:
+        self.fleet.links.leave()
+
     async def _start(self, generation: Generation) -> RunningRequest:
         prompt = PromptNames(generation.prompt, generation.salt)
         first_token = FirstToken(self._log.ttft_errors, self._clock)

@@ -112,6 +112,10 @@ class Links:
         known = [parked for parked in answers if parked is not None]
         return max(known, key=lambda parked: len(parked.request.output), default=None)
 
+    def leave(self) -> None:
+        for link in self.decode.values():
+            link.is_leaving = True
+
     async def inspect(self, timeout_s: float = 2.0) -> dict[Epoch, pb.InspectReply | Exception]:
         """Ask every replica for its books, all at once."""
         watches = dict(self.watches)

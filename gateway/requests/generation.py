@@ -149,6 +149,9 @@ class Dispatcher(Protocol):
     async def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
         """What replicas know of a stream of another gateway; it ends where it runs."""
 
+    def leave(self) -> None:
+        """This gateway stops: streams that others can go on with are not taken back from now on."""
+
     @property
     def max_model_len(self) -> int:
         """Tokens of prompt and output together on the replicas known now; 0 while there is none."""

@@ -124,6 +124,9 @@ class LocalDispatcher:
     async def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
         return None
 
+    def leave(self) -> None:
+        pass
+
     def is_ready(self) -> bool:
         return not self._delivering.done()
 

@@ -185,6 +185,9 @@ class ScriptedDispatcher:
     async def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
         return None
 
+    def leave(self) -> None:
+        pass
+
     def is_ready(self) -> bool:
         return self.ready
 

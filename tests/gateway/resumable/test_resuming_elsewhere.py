@@ -164,6 +164,24 @@ async def test_only_the_same_key_on_the_same_path_finds_a_stream_elsewhere() -> 
         assert len(first) + len(events_in(own.text)) == NUM_TOKENS + 1
 
 
+async def test_a_stream_that_its_client_ended_is_found_nowhere() -> None:
+    async with (
+        running_fleet(make_engine=slow_engine_for_text) as fleet,
+        second_gateway(fleet) as other,
+        at(other) as elsewhere,
+        gateway_over(fleet) as server,
+        at(server) as client,
+    ):
+        first = await first_events(client, COMPLETIONS, 3)
+        ended = await client.delete(f"/v1/streams/{last_id(first).partition(':')[0]}")
+        await fleet.assert_nothing_is_held()
+        back = {"last-event-id": last_id(first)}
+        found = [await one.get("/v1/streams", headers=back) for one in (client, elsewhere)]
+
+        assert (ended.status_code, *(answer.status_code for answer in found)) == (204, 404, 404)
+        assert num_sampled(fleet) < NUM_TOKENS
+
+
 @pytest.mark.parametrize("kind", [pytest.param("sync", marks=pytest.mark.wide), "async"])
 async def test_the_sdk_goes_on_at_whatever_gateway_answers(kind: str) -> None:
     options: dict[str, Any] = {"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
