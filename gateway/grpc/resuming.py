@@ -18,7 +18,7 @@ from baton.gateway.access.api_keys import Caller
 from baton.gateway.grpc.patience import Context, Patience
 from baton.gateway.resumable.keeper import StreamKeeper, StreamReading
 from baton.gateway.resumable.parked_order import ParkedOrder, order_of
-from baton.gateway.resumable.streams import new_stream_id, owner_of
+from baton.gateway.resumable.streams import new_stream_id, owner_of, unknown_stream
 from baton.proto import inference_pb2 as pb
 
 KINDS = (pb.GenerateResponse.__name__, pb.ChatResponse.__name__)
@@ -56,7 +56,7 @@ class StreamWriter(Generic[R]):
             body=request.SerializeToString(),
         )
         caller = replace(caller, parking=order.parking(stream_id, owner))
-        await self._write_from(0, stream_id, respond(request, caller))
+        await self._write_reading(self._begin(0, stream_id, respond(request, caller)))
 
     async def write_rest(
         self,
@@ -68,32 +68,31 @@ class StreamWriter(Generic[R]):
         """Raises StreamNotFound, InvalidRequest, or what the stream failed with."""
         owner, kinds = _owner(self._context), (self._kind.__name__,)
         stream_id, last_sequence = request.stream_id, request.last_sequence
-        try:
-            reading = self._keeper.resume(
-                stream_id, owner=owner, kinds=kinds, last_sequence=last_sequence
-            )
-        except StreamNotFound:
-            parked = await self._patience.gateway.dispatcher.take_stream(stream_id, owner)
-            order = order_of(parked, kinds=kinds)
-            if order is None or parked is None:
-                raise
-            caller = replace(caller, parking=parked.request.parking, parked=parked)
-            begun_again = respond(kind.FromString(order.body), caller)
-            await self._write_from(last_sequence, stream_id, begun_again)
-        else:
-            await self._write_reading(reading)
+        reading = await self._keeper.find(
+            stream_id, owner=owner, kinds=kinds, last_sequence=last_sequence
+        )
+        if reading is None:
+            with self._keeper.takes.begin(stream_id, owner) as held:
+                parked = await self._patience.gateway.dispatcher.take_stream(stream_id, owner)
+                order = order_of(parked, kinds=kinds)
+                if order is None or parked is None:
+                    raise unknown_stream()
+                caller = replace(caller, parking=parked.request.parking, parked=parked)
+                begun_again = respond(kind.FromString(order.body), caller)
+                reading = self._begin(last_sequence, stream_id, begun_again)
+                held()
+        await self._write_reading(reading)
 
-    async def _write_from(
+    def _begin(
         self, last_sequence: int, stream_id: str, responses: AsyncGenerator[R]
-    ) -> None:
-        reading = self._keeper.start(
+    ) -> StreamReading:
+        return self._keeper.start(
             _encoded(responses),
             owner=_owner(self._context),
             kind=self._kind.__name__,
             stream_id=stream_id,
             last_sequence=last_sequence,
         )
-        await self._write_reading(reading)
 
     async def _write_reading(self, reading: StreamReading) -> None:
         with reading:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 
 from starlette.datastructures import Headers
@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from baton.core.errors import BatonError, Cancelled, InvalidRequest, StreamNotFound
+from baton.core.errors import BatonError, Cancelled, InvalidRequest
 from baton.core.messages import ParkedStream
 from baton.gateway.access.api_keys import Caller, shown_key
 from baton.gateway.http import sse
@@ -43,6 +43,7 @@ from baton.gateway.resumable.streams import (
     new_stream_id,
     owner_of,
     parse_event_id,
+    unknown_stream,
 )
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
@@ -71,6 +72,8 @@ class Resumption:
     parked: ParkedStream | None = None
     """Set: the stream began at another gateway."""
     last_sequence: int = 0
+    on_held: Callable[[], None] = lambda: None
+    """Called once its keeper has it."""
 
     def caller(self, caller: Caller, request_id: str) -> Caller:
         """With what it takes to find the stream again."""
@@ -87,7 +90,7 @@ class Resumption:
 
     def begin(self, events: AsyncGenerator[bytes], error_events: ErrorEvents) -> StreamReading:
         """Raises Overloaded."""
-        return self.keeper.start(
+        reading = self.keeper.start(
             events,
             owner=self.owner,
             kind=self.path,
@@ -95,6 +98,8 @@ class Resumption:
             stream_id=self.stream_id,
             last_sequence=self.last_sequence,
         )
+        self.on_held()
+        return reading
 
     def noting_body(self, receive: Receive) -> Receive:
         async def noted() -> Message:
@@ -161,17 +166,28 @@ class ResumableRequests:
     ) -> None:
         """Raises StreamNotFound or InvalidRequest."""
         headers = Headers(scope=scope)
+        keeper, owner = self._gateway.keeper, owner_of(shown_key(headers))
+        stream_id, last_sequence = parse_event_id(last_event_id)
         try:
-            response = _rest(self._gateway, headers, last_event_id, paths=paths)
-        except StreamNotFound:
-            stream_id, last_sequence = parse_event_id(last_event_id)
-            owner = owner_of(shown_key(headers))
+            reading = await keeper.find(
+                stream_id, owner=owner, kinds=paths, last_sequence=last_sequence
+            )
+        except InvalidRequest as error:
+            error.field = LAST_EVENT_ID  # where the stream's id and the sequence stand here
+            raise
+        if reading is not None:
+            limit_s = self._gateway.config.request_timeout_s
+            await ResumedResponse(reading, limit_s)(scope, receive, send)
+            return
+        with keeper.takes.begin(stream_id, owner) as held:
             parked = await self._gateway.dispatcher.take_stream(stream_id, owner)
             order = order_of(parked, kinds=paths)
             if order is None:
-                raise
+                unknown = unknown_stream()
+                unknown.field = LAST_EVENT_ID
+                raise unknown
             resumption = Resumption(
-                keeper=self._gateway.keeper,
+                keeper=keeper,
                 owner=owner,
                 path=order.kind,
                 is_wanted=True,
@@ -179,11 +195,10 @@ class ResumableRequests:
                 created=order.created,
                 parked=parked,
                 last_sequence=last_sequence,
+                on_held=held,
             )
             begun_again = _scope_of(scope, order, resumption)
             await self._app(begun_again, _receive_of(order, receive), send)
-        else:
-            await response(scope, receive, send)
 
 
 def _scope_of(scope: Scope, order: ParkedOrder, resumption: Resumption) -> Scope:
@@ -269,20 +284,3 @@ async def send_reading(reading: StreamReading, send: Send) -> None:
             body = f"id: {event_id(reading.stream.id, sequence)}\n".encode() + event
             await send({"type": "http.response.body", "body": body, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
-
-
-def _rest(
-    gateway: Gateway, headers: Headers, last_event_id: str, *, paths: tuple[str, ...]
-) -> ResumedResponse:
-    stream_id, last_sequence = parse_event_id(last_event_id)
-    try:
-        reading = gateway.keeper.resume(
-            stream_id,
-            owner=owner_of(shown_key(headers)),
-            kinds=paths,
-            last_sequence=last_sequence,
-        )
-    except InvalidRequest as error:
-        error.field = LAST_EVENT_ID  # where the stream's id and the sequence stand here
-        raise
-    return ResumedResponse(reading, gateway.config.request_timeout_s)

@@ -16,6 +16,7 @@ from types import TracebackType
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import Cancelled, Unavailable
 from baton.gateway.resumable.streams import HeldStream, ResumableStreams, StreamReader
+from baton.gateway.resumable.takes import Takes
 
 ErrorEvents = Callable[[Exception], Iterable[bytes]]
 """How a stream that has begun says that it broke."""
@@ -26,6 +27,7 @@ class StreamKeeper:
 
     def __init__(self, *, max_bytes: int, window_s: float, clock: Clock = monotonic) -> None:
         self.streams = ResumableStreams(max_bytes=max_bytes, window_s=window_s)
+        self.takes = Takes()
         self._clock = clock
         self._task_by_stream: dict[HeldStream, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -56,6 +58,16 @@ class StreamKeeper:
         task.add_done_callback(partial(self._on_end, stream))
         self._arm()
         return StreamReading(self, stream, last_sequence)
+
+    async def find(
+        self, stream_id: str, *, owner: bytes, kinds: Container[str], last_sequence: int
+    ) -> StreamReading | None:
+        """As `resume`; None if the stream is neither here nor on its way here. To take it then,
+        begin at once."""
+        while not self.streams.holds(stream_id):
+            if not await self.takes.other(stream_id, owner):
+                return None
+        return self.resume(stream_id, owner=owner, kinds=kinds, last_sequence=last_sequence)
 
     def resume(
         self, stream_id: str, *, owner: bytes, kinds: Container[str], last_sequence: int

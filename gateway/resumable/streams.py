@@ -89,6 +89,7 @@ class ResumableStreams:
                 "ask again later, or for a stream that is not resumable",
                 retry_after_s=1.0 if expiry is None else max(1.0, expiry - now),
             )
+        assert stream_id not in self._stream_by_id, "a stream is begun here once"
         stream = HeldStream(id=stream_id or new_stream_id(), owner=owner, kind=kind)
         stream.expires_at = now + self.window_s  # somebody reads it in a moment
         self._stream_by_id[stream.id] = stream
@@ -103,11 +104,12 @@ class ResumableStreams:
             or not hmac.compare_digest(stream.owner, owner)
             or stream.kind not in kinds
         ):
-            raise StreamNotFound(
-                "this gateway does not hold that stream: it has expired, or another gateway has it",
-                field="stream_id",
-            )
+            raise unknown_stream()
         return stream
+
+    def holds(self, stream_id: str) -> bool:
+        """Whoever's it is."""
+        return stream_id in self._stream_by_id
 
     def check_holds_after(self, stream: HeldStream, last_sequence: int) -> None:
         """Raises InvalidRequest for an event not said yet, StreamNotFound for what is forgotten."""
@@ -135,7 +137,7 @@ class ResumableStreams:
     def append_last(self, stream: HeldStream, event: bytes) -> None:
         """For what says how the stream ends: there is always room for that."""
         stream.log.append(event)
-        if stream.id in self._stream_by_id:  # not taken off while its generation was being ended
+        if self._has(stream):  # not taken off while its generation was being ended
             self.num_bytes += cost_of(event)
 
     def attach(self, stream: HeldStream, reader: StreamReader) -> None:
@@ -154,7 +156,7 @@ class ResumableStreams:
 
     def mark_delivered(self, stream: HeldStream) -> None:
         """A reader has been sent all of it."""
-        if stream.id in self._stream_by_id:
+        if self._has(stream):
             self._delivered[stream] = None
 
     def end(self, stream: HeldStream, now: float) -> None:
@@ -163,7 +165,8 @@ class ResumableStreams:
             stream.expires_at = now + self.window_s
 
     def remove(self, stream: HeldStream) -> None:
-        if self._stream_by_id.pop(stream.id, None) is not None:
+        if self._has(stream):
+            del self._stream_by_id[stream.id]
             self.num_bytes -= stream.num_bytes
             self._delivered.pop(stream, None)
 
@@ -176,6 +179,10 @@ class ResumableStreams:
 
     def next_expiry(self) -> float | None:
         return min((s.expires_at for s in self if s.expires_at is not None), default=None)
+
+    def _has(self, stream: HeldStream) -> bool:
+        """Not another one of the same id, which may have come back since."""
+        return self._stream_by_id.get(stream.id) is stream
 
     def _has_room_for(self, num_bytes: int) -> bool:
         """Makes it, as far as that costs nobody anything."""
@@ -193,6 +200,13 @@ class ResumableStreams:
         before = stream.num_bytes
         stream.log.forget_through(min(reader.last_sequence for reader in stream.readers))
         self.num_bytes -= before - stream.num_bytes
+
+
+def unknown_stream() -> StreamNotFound:
+    return StreamNotFound(
+        "this gateway does not hold that stream: it has expired, or another gateway has it",
+        field="stream_id",
+    )
 
 
 def new_stream_id() -> str:

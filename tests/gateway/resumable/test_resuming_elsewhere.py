@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import AsyncIterator
@@ -162,6 +163,36 @@ async def test_only_the_same_key_on_the_same_path_finds_a_stream_elsewhere() -> 
         assert [answer.status_code for answer in strangers] == [404] * 4
         assert events_in(own.text)[-1].endswith("data: [DONE]")
         assert len(first) + len(events_in(own.text)) == NUM_TOKENS + 1
+
+
+async def test_whoever_comes_back_twice_at_once_reads_one_stream() -> None:
+    async with (
+        running_fleet(make_engine=slow_engine_for_text) as fleet,
+        second_gateway(fleet) as other,
+        at(other) as elsewhere,
+    ):
+        async with gateway_over(fleet) as server, at(server) as client:
+            first = await first_events(client, COMPLETIONS, 3)
+        asked = []
+        take_stream = other._gateway.dispatcher.take_stream
+
+        async def counted(stream_id: str, owner: bytes) -> Any:
+            asked.append(stream_id)
+            return await take_stream(stream_id, owner)
+
+        other._gateway.dispatcher.take_stream = counted  # type: ignore[method-assign]
+        back = {"last-event-id": last_id(first)}
+        rests = await asyncio.gather(
+            *(elsewhere.get("/v1/streams", headers=back) for _ in range(3))
+        )
+        strange = await elsewhere.post(CHAT, headers=back)  # held here, but of another kind
+
+        assert len(first) + len(events_in(rests[0].text)) == NUM_TOKENS + 1
+        assert {rest.text for rest in rests} == {rests[0].text}
+        assert (len(asked), len(other._gateway.keeper.streams)) == (1, 1)
+        assert strange.status_code == 404
+        streams = other._gateway.keeper.streams
+        assert streams.num_bytes == sum(stream.num_bytes for stream in streams)
 
 
 async def test_a_stream_that_its_client_ended_is_found_nowhere() -> None:
