@@ -283,4 +283,6 @@ async def send_reading(reading: StreamReading, send: Send) -> None:
                 await send({**head, "headers": sse.HEADERS})
             body = f"id: {event_id(reading.stream.id, sequence)}\n".encode() + event
             await send({"type": "http.response.body", "body": body, "more_body": True})
+    if not is_started:  # begun at another gateway, and read there to its end
+        await send({"type": "http.response.start", "status": 204, "headers": []})
     await send({"type": "http.response.body", "body": b""})

@@ -158,7 +158,7 @@ class StreamReading:
     """Enter it at once; iterate for (sequence, event). Leaving it leaves the stream.
 
     An event counts as sent when the next one is asked for. What the stream failed with is raised
-    after its events.
+    after its events; InvalidRequest if it ends before the event it was to be read behind.
     """
 
     def __init__(self, keeper: StreamKeeper, stream: HeldStream, last_sequence: int) -> None:
@@ -195,6 +195,7 @@ class StreamReading:
             if log.failure is not None:
                 raise log.failure
             if log.is_ended:
+                self._keeper.streams.check_holds_after(self.stream, self._given)
                 self._keeper.streams.mark_delivered(self.stream)
                 raise StopAsyncIteration
             await self.stream.changed.wait()

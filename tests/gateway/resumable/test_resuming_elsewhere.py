@@ -195,6 +195,23 @@ async def test_whoever_comes_back_twice_at_once_reads_one_stream() -> None:
         assert streams.num_bytes == sum(stream.num_bytes for stream in streams)
 
 
+async def test_who_has_the_last_event_gets_204_elsewhere_and_who_claims_more_400() -> None:
+    async with (
+        running_fleet(make_engine=engine_for_text) as fleet,
+        second_gateway(fleet) as other,
+        at(other) as elsewhere,
+    ):
+        async with gateway_over(fleet) as server, at(server) as client:
+            ids = [last_id(await first_events(client, COMPLETIONS, 1000)) for _ in range(2)]
+        beyond = f"{ids[1].partition(':')[0]}:1000"
+        answers = [
+            await elsewhere.get("/v1/streams", headers={"last-event-id": event_id})
+            for event_id in (ids[0], ids[0], beyond)
+        ]
+
+        assert [answer.status_code for answer in answers] == [204, 204, 400]
+
+
 async def test_a_stream_that_its_client_ended_is_found_nowhere() -> None:
     async with (
         running_fleet(make_engine=slow_engine_for_text) as fleet,
