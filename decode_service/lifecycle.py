@@ -20,7 +20,7 @@ from baton.core.tracing import Span
 from baton.decode_service.generating import Generating
 from baton.decode_service.intake import Intake
 from baton.decode_service.open_requests import OpenRequests
-from baton.decode_service.parked_streams import ParkedStreams, is_of
+from baton.decode_service.parked_streams import ParkedStreams, as_parked, is_of
 from baton.decode_service.pulling import Pulling
 from baton.decode_service.remote_prefill import RemotePrefill
 from baton.decode_service.session import GatewaySession
@@ -138,9 +138,11 @@ class Lifecycle:
         self.end(generating, num_delivered=len(generating.output))
 
     def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
-        """As far as it has come. If it runs here it ends, to go on at another gateway."""
+        """As far as it has come. If it runs here, and can go on at another gateway, it ends."""
         for generating in self.open:
             if is_of(generating.message, stream_id, owner):
+                if as_parked(generating, self._replica_id) is None:
+                    return None  # nobody could go on with it: it goes on here
                 moved = InvalidRequest("the stream goes on at another gateway, which was asked")
                 generating.session.put(failed(generating.message, moved))
                 self._park(generating)

@@ -84,11 +84,11 @@ def is_of(message: GenerateRequest, stream_id: str, owner: bytes) -> bool:
 def as_parked(generating: Generating, replica_id: ReplicaId) -> ParkedStream | None:
     """As far as it has come; None for one that failed, moved away, or lacks what was asked for."""
     message = generating.message
-    num_wanted = len(generating.output) if message.sampling.num_logprobs is not None else 0
-    lacks_logprobs = len(generating.logprobs) != num_wanted or (num_wanted and message.output)
+    output = (*message.output, *generating.output)
+    num_wanted = len(output) if message.sampling.num_logprobs is not None else 0
+    lacks_logprobs = len(generating.logprobs) != num_wanted  # those of `message.output` are lost
     if message.parking is None or generating.error or generating.has_left or lacks_logprobs:
         return None
-    output = (*message.output, *generating.output)
     return ParkedStream(
         request=replace(message, output=output),
         logprobs=tuple(generating.logprobs),

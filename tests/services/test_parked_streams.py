@@ -17,7 +17,7 @@ from baton.core.messages import (
 )
 from baton.decode_service import parked_streams
 from baton.decode_service.generating import Generating
-from baton.decode_service.parked_streams import PARKED_S, ParkedStreams
+from baton.decode_service.parked_streams import PARKED_S, ParkedStreams, as_parked
 from baton.decode_service.session import GatewaySession
 from baton.proto.wire import parked_from_proto, parked_to_proto
 
@@ -62,6 +62,16 @@ def test_a_stream_is_found_as_it_stood_and_travels_whole() -> None:
     assert parked.get("a", b"bob", PARKED_S / 2) is None
     assert parked_from_proto(parked_to_proto(found)) == found
     assert parked.get("a", b"alice", PARKED_S) is None
+
+
+@pytest.mark.parametrize("tokens", [(), (7,)])
+def test_a_resumed_stream_with_logprobs_is_not_handed_on_without_the_first_ones(
+    tokens: tuple[int, ...],
+) -> None:
+    wants, entry = SamplingParams(num_logprobs=0), TokenLogprob(token=7, logprob=-0.5)
+    resumed = generated("a", tokens, output=(5, 6), sampling=wants, logprobs=(entry,) * len(tokens))
+
+    assert as_parked(resumed, D) is None
 
 
 @pytest.mark.parametrize("why", ["not wanted", "failed", "moved", "lacks logprobs"])

@@ -19,6 +19,7 @@ from tests.in_process_fleet import Fleet, running_fleet
 from baton.core.messages import Role
 from baton.engine.engine import Engine
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
+from baton.gateway.resumable.streams import owner_of
 from baton.gateway.server import GatewayServer
 from baton.platform.security.connections import load_security
 from baton.proto.channels import Channels
@@ -210,6 +211,30 @@ async def test_who_has_the_last_event_gets_204_elsewhere_and_who_claims_more_400
         ]
 
         assert [answer.status_code for answer in answers] == [204, 204, 400]
+
+
+async def test_a_stream_that_nobody_could_go_on_with_goes_on_where_it_is() -> None:
+    async with (
+        running_fleet(make_engine=slow_engine_for_text) as fleet,
+        second_gateway(fleet) as other,
+        at(other) as elsewhere,
+        gateway_over(fleet) as server,
+        at(server) as client,
+    ):
+        first = await first_events(client, COMPLETIONS, 3)
+        text, taken = "", False
+        back = {"last-event-id": last_id(first)}
+        async with elsewhere.stream("GET", "/v1/streams", headers=back) as response:
+            async for piece in response.aiter_text():
+                text += piece
+                if not taken:  # the logprobs of the first tokens are known to no replica now
+                    taken = True
+                    stream_id = last_id(first).partition(":")[0]
+                    again = await fleet.dispatcher.take_stream(stream_id, owner_of(None))
+
+        assert again is None
+        assert len(first) + len(events_in(text)) == NUM_TOKENS + 1
+        assert events_in(text)[-1].endswith("data: [DONE]")
 
 
 async def test_a_stream_that_its_client_ended_is_found_nowhere() -> None:
