@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 
 from baton.core.clock import Clock, monotonic
-from baton.core.errors import BatonError
+from baton.core.errors import BatonError, Unavailable
 from baton.core.ids import Epoch, RequestId
 from baton.core.messages import GenerateRequest, ParkedStream, ReplicaInfo, TokenUpdate
 from baton.gateway.fleet.replica_link import ReplicaLink
@@ -32,6 +32,8 @@ from baton.proto.wire import generate_to_proto, parked_from_proto, update_from_p
 log = logging.getLogger(__name__)
 
 TAKE_TIMEOUT_S = 2.0
+KNOWS_NOTHING = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED)
+"""The answers of a replica that has nothing, and of one from before there was anything to have."""
 
 
 class ReplicaLost(BatonError):
@@ -132,17 +134,31 @@ class DecodeLink(ReplicaLink[pb.DecodeFrame]):
         return attempt
 
     async def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
-        """None if the replica knows nothing of it, or cannot be asked."""
+        """None if the replica knows nothing of it, or nothing that can be read. Raises Unavailable
+        if it cannot be asked."""
         request = pb.TakeStreamRequest(stream_id=stream_id, owner=owner)
         try:
             found = await DecodeStub(self._channel).TakeStream(request, timeout=TAKE_TIMEOUT_S)
             return parked_from_proto(found)
         except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.NOT_FOUND:
-                log.warning("%s was not asked for a stream: %s", self.info.replica_id, error)
+            if error.code() not in KNOWS_NOTHING:
+                raise self._not_asked(error) from error
+        except grpc.aio.UsageError as error:  # the channel is closed
+            raise self._not_asked(error) from error
+        except asyncio.CancelledError as error:  # by us, or because the channel was closed
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise self._not_asked(error) from error
         except BatonError as error:  # of a newer gateway, with what we do not know
             log.warning("%s knows a stream that cannot be read: %s", self.info.replica_id, error)
         return None
+
+    def _not_asked(self, error: BaseException) -> Unavailable:
+        log.warning("%s was not asked for a stream: %r", self.info.replica_id, error)
+        return Unavailable(
+            f"the stream was not found, but {self.info.replica_id} cannot be asked now; try again"
+        )
 
     def close_attempt(self, attempt: Attempt, num_delivered: int) -> None:
         if self._attempts.pop(attempt.key, None) is None:

@@ -106,10 +106,16 @@ class Links:
             link.demand.want(0, num_prefill_tokens)
 
     async def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
-        """As far as any decode replica knows of it. What runs of it anywhere ends."""
+        """As far as any decode replica knows of it. What runs of it anywhere ends. Raises Unavailable
+        if none has it, but one that may have it could not be asked."""
         links = tuple(self.decode.values())
-        answers = await asyncio.gather(*(link.take_stream(stream_id, owner) for link in links))
-        known = [parked for parked in answers if parked is not None]
+        answers = await asyncio.gather(
+            *(link.take_stream(stream_id, owner) for link in links), return_exceptions=True
+        )
+        known = [answer for answer in answers if isinstance(answer, ParkedStream)]
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        if failures and not known:
+            raise failures[0]
         return max(known, key=lambda parked: len(parked.request.output), default=None)
 
     def leave(self) -> None:

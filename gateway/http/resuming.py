@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from baton.core.errors import BatonError, Cancelled, InvalidRequest
+from baton.core.errors import BatonError, Cancelled, InvalidRequest, Unavailable
 from baton.core.messages import ParkedStream
 from baton.gateway.access.api_keys import Caller, shown_key
 from baton.gateway.http import sse
@@ -51,6 +51,7 @@ RESUMABLE_HEADER = "x-baton-resumable"
 FALSE_WORDS = ("", "0", "false")
 STATE_KEY = "resumption"
 STREAMS = "/v1/streams"
+RETRY_AFTER_S = "1"
 KEPT_HEADERS = ("x-baton-receipt", "x-session-id")
 """Headers that an answer depends on."""
 
@@ -141,7 +142,10 @@ class ResumableRequests:
             try:
                 await self._resume(last_event_id, paths, scope, receive, send)
             except BatonError as error:
-                await error_response(error, scope["path"])(scope, receive, send)
+                response = error_response(error, scope["path"])
+                if isinstance(error, Unavailable):  # who has the stream may answer in a moment
+                    response.headers["retry-after"] = RETRY_AFTER_S
+                await response(scope, receive, send)
             return
         if scope["path"] == STREAMS:
             await self._app(scope, receive, send)

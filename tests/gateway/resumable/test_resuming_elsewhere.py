@@ -237,6 +237,27 @@ async def test_a_stream_that_nobody_could_go_on_with_goes_on_where_it_is() -> No
         assert events_in(text)[-1].endswith("data: [DONE]")
 
 
+async def test_a_replica_that_cannot_be_asked_hides_no_stream_and_makes_none_unknown() -> None:
+    async with (
+        running_fleet(make_engine=engine_for_text, decode=2) as fleet,
+        second_gateway(fleet) as other,
+        at(other) as elsewhere,
+    ):
+        async with gateway_over(fleet) as server, at(server) as client:
+            first = await first_events(client, COMPLETIONS, 3)
+        links = other._gateway.dispatcher.fleet.links.decode.values()  # type: ignore[attr-defined]
+        stream_id = last_id(first).partition(":")[0]
+        (without,) = [
+            link for link in links if not await link.take_stream(stream_id, owner_of(None))
+        ]
+        await without._channel.close()
+        unknown = await elsewhere.get("/v1/streams", headers={"last-event-id": "none:1"})
+        rest = await elsewhere.get("/v1/streams", headers={"last-event-id": last_id(first)})
+
+        assert (unknown.status_code, "retry-after" in unknown.headers) == (503, True)
+        assert len(first) + len(events_in(rest.text)) == NUM_TOKENS + 1
+
+
 async def test_a_stream_that_its_client_ended_is_found_nowhere() -> None:
     async with (
         running_fleet(make_engine=slow_engine_for_text) as fleet,
