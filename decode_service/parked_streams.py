@@ -5,7 +5,7 @@
     it has finished  -----'                                                '--> forgotten
     its gateway took it back: nobody wants it, so it is forgotten at once
 
-Bounded in time, number and tokens: the oldest are forgotten first. A stream that is taken stays, so
+Bounded in time, number and bytes: the oldest are forgotten first. A stream that is taken stays, so
 that it can be asked for twice. Belongs to the event loop.
 """
 
@@ -22,14 +22,18 @@ from baton.decode_service.generating import Generating
 PARKED_S = 15.0
 """Longer than it takes a client to notice, to come back, and to be asked for once more."""
 MAX_PARKED = 4096
-MAX_PARKED_TOKENS = 4 << 20
+MAX_PARKED_BYTES = 256 << 20
+TOKEN_BYTES = 40
+"""A number of its own, and its place."""
+LOGPROB_BYTES = 160
+"""Of a token, and of each of its alternatives."""
 
 
 class ParkedStreams:
     def __init__(self) -> None:
         self._parked: OrderedDict[str, tuple[float, ParkedStream]] = OrderedDict()
         """By stream id, with when it was parked; oldest first."""
-        self._num_tokens = 0
+        self._num_bytes = 0
 
     def __len__(self) -> int:
         return len(self._parked)
@@ -41,7 +45,7 @@ class ParkedStreams:
             return
         self._forget(parking.stream_id)
         self._parked[parking.stream_id] = now, parked
-        self._num_tokens += _size(parked)
+        self._num_bytes += _size(parked)
         self.forget_old(now)
 
     def get(self, stream_id: str, owner: bytes, now: float) -> ParkedStream | None:
@@ -60,7 +64,7 @@ class ParkedStreams:
         """Also called now and then: what nobody asks for must go as well."""
         while self._parked:
             stream_id, (parked_at, _) = next(iter(self._parked.items()))
-            is_too_much = len(self._parked) > MAX_PARKED or self._num_tokens > MAX_PARKED_TOKENS
+            is_too_much = len(self._parked) > MAX_PARKED or self._num_bytes > MAX_PARKED_BYTES
             if now < parked_at + PARKED_S and not is_too_much:
                 return
             self._forget(stream_id)
@@ -68,7 +72,7 @@ class ParkedStreams:
     def _forget(self, stream_id: str) -> None:
         found = self._parked.pop(stream_id, None)
         if found is not None:
-            self._num_tokens -= _size(found[1])
+            self._num_bytes -= _size(found[1])
 
 
 def is_of(message: GenerateRequest, stream_id: str, owner: bytes) -> bool:
@@ -98,4 +102,9 @@ def as_parked(generating: Generating, replica_id: ReplicaId) -> ParkedStream | N
 
 
 def _size(parked: ParkedStream) -> int:
-    return len(parked.request.prompt) + len(parked.request.output)
+    """Bytes, about."""
+    parking = parked.request.parking
+    num_tokens = len(parked.request.prompt) + len(parked.request.output)
+    num_logprobs = sum(1 + len(entry.top) for entry in parked.logprobs)
+    num_order = 0 if parking is None else len(parking.order)
+    return num_tokens * TOKEN_BYTES + num_logprobs * LOGPROB_BYTES + num_order

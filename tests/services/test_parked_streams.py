@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,7 +88,7 @@ def test_what_cannot_be_written_anew_is_not_remembered(why: str) -> None:
 
 
 def test_the_oldest_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parked_streams, "MAX_PARKED_TOKENS", 12)  # of 5 each
+    monkeypatch.setattr(parked_streams, "MAX_PARKED_BYTES", 500)  # of 205 each
     parked = ParkedStreams()
     for number in range(3):
         parked.park(generated(str(number)), D, float(number))
@@ -100,3 +101,17 @@ def test_the_oldest_are_forgotten_when_there_are_too_many(monkeypatch: pytest.Mo
     ]
     found = parked.get("2", b"alice", 3.0)
     assert found is not None and found.request.output == (7, 8, 9)
+
+
+def test_long_orders_and_logprobs_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parked_streams, "MAX_PARKED_BYTES", 1000)
+    parked, wants = ParkedStreams(), SamplingParams(num_logprobs=5)
+    entry = TokenLogprob(token=7, logprob=-0.5, top=tuple((n, -0.5) for n in range(5)))
+    long = generated("long")
+    long.message = replace(long.message, parking=Parking("long", b"alice", bytes(1000)))
+
+    parked.park(generated("told", (7,), sampling=wants, logprobs=(entry,)), D, 0.0)
+    parked.park(long, D, 0.0)
+    assert len(parked) == 0
+    parked.park(generated("short"), D, 0.0)
+    assert len(parked) == 1
