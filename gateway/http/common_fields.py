@@ -40,13 +40,13 @@ class Asker:
         )
 
 
-def asker(request: Request, *, is_resumable: bool = False) -> Asker:
-    """`is_resumable`: its body wants the stream to be."""
+def asker(request: Request, *, is_resumable: bool = False, is_kept: bool = False) -> Asker:
+    """`is_resumable`: its body wants the stream to be. `is_kept`: the answer is, by one gateway."""
     caller, created = request.state.caller, int(time.time())
     resumption = resumption_if_any(request.scope)
     if resumption is not None:
         created = resumption.created
-        if is_resumable or resumption.is_wanted:
+        if not is_kept and (is_resumable or resumption.is_wanted):
             caller = resumption.caller(caller, request.state.request_id)
     return Asker(
         request_id=request.state.request_id,

@@ -48,7 +48,7 @@ class ResponsesApi:
         refuse_unknown_ways(body)
         is_kept = self._is_kept(body, request.state.caller)
         options = _options(body)
-        who = asker(request, is_resumable=bool(body.resumable) and not is_kept)
+        who = asker(request, is_resumable=bool(body.resumable), is_kept=is_kept)
         earlier = await self._earlier(body, who.caller.owner)
         plan = await plan_chat(gateway, conversation_of(body, gateway.model, earlier))
         tell_format(request, plan, gateway.model)

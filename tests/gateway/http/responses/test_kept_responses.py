@@ -54,6 +54,17 @@ def prompts_of(scripted: ScriptedDispatcher) -> list[str]:
     return [text_of(generation.prompt) for generation in scripted.generations]
 
 
+async def test_only_what_is_not_kept_goes_on_at_another_gateway(tmp_path: Path) -> None:
+    script, header = dispatcher(said("Hm.</think>Hi.")), {"x-baton-resumable": "1"}
+    async with serving(
+        dispatcher=script, model=chat_model(THINKING), **kept_in(tmp_path)
+    ) as gateway:
+        for is_kept in (True, False):
+            await ask(gateway, True, input="Hello", store=is_kept, extra_headers=header)
+
+    assert [generation.parking is None for generation in script.generations] == [True, False]
+
+
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_a_turn_goes_on_at_another_gateway_with_the_tokens_of_all_items_sent(
     tmp_path: Path, is_streamed: bool
