@@ -106,8 +106,8 @@ class Links:
             link.demand.want(0, num_prefill_tokens)
 
     async def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
-        """As far as any decode replica knows of it. What runs of it anywhere ends. Raises Unavailable
-        if none has it, but one that may have it could not be asked."""
+        """As far as any decode replica knows of it. What runs of it anywhere ends. Raises
+        Unavailable if none has it, but one that may have it could not be asked."""
         links = tuple(self.decode.values())
         answers = await asyncio.gather(
             *(link.take_stream(stream_id, owner) for link in links), return_exceptions=True
