@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from baton.core.errors import InvalidRequest
-from baton.core.messages import Grammar, GrammarKind
+from baton.core.messages import Grammar, GrammarKind, Parking
 from baton.gateway.chat.cache_points import find_cache_points
 from baton.gateway.chat.conversation import (
     Conversation,
@@ -32,6 +33,7 @@ from baton.gateway.chat.tool_detection import (
 from baton.gateway.output import formats, harmony
 from baton.gateway.output.formats import CallFormat
 from baton.gateway.output.output_parser import OutputParser
+from baton.gateway.output.pieces import call_ids, new_call_id
 from baton.gateway.output.reasoning import (
     THINK_BEGIN,
     THINK_END,
@@ -58,17 +60,23 @@ class ChatPlan:
     unheld_fields: tuple[str, ...]
     """Grammars of such texts that the model is trusted with."""
 
-    def new_parser(self) -> OutputParser:
-        """For one choice."""
+    stream_id: str = ""
+    """Of a stream that another gateway may have to write: both name its calls alike."""
+
+    def new_parser(self, choice: int = 0) -> OutputParser:
+        ids = call_ids(self.stream_id, choice)
         return OutputParser(
             self.calls,
             reasoning=self.reasoning,
             max_calls=self.max_calls,
             custom_names=self.custom_names,
+            call_id=partial(next, ids) if self.stream_id else new_call_id,
         )
 
 
-async def plan_chat(gateway: Gateway, conversation: Conversation) -> ChatPlan:
+async def plan_chat(
+    gateway: Gateway, conversation: Conversation, parking: Parking | None
+) -> ChatPlan:
     """Raises InvalidRequest."""
     conversation = for_model(gateway, conversation)
     tools = conversation.tools
@@ -102,6 +110,7 @@ async def plan_chat(gateway: Gateway, conversation: Conversation) -> ChatPlan:
         is_generic=tools.mode is ToolMode.AUTO and parser == GENERIC,
         custom_names=tools.custom_names,
         unheld_fields=tuple(_unheld_fields(tools, grammar)),
+        stream_id="" if parking is None else parking.stream_id,
     )
 
 

@@ -58,7 +58,7 @@ async def chat_order(
     """Raises InvalidRequest."""
     gateway.model.check_name(request.model)
     options = sampling_options(request.sampling)
-    plan = await plan_chat(gateway, conversation_of(request, gateway.model))
+    plan = await plan_chat(gateway, conversation_of(request, gateway.model), caller.parking)
     order = CompletionOrder(
         request_id=named_call(caller.call, request.request_id),
         prompts=(plan.prompt,),
@@ -105,7 +105,9 @@ class _Reading:
     def response(self, part: ChoiceDelta) -> pb.ChatResponse:
         reader = self._reader_by_index.get(part.index)
         if reader is None:
-            reader = self._reader_by_index[part.index] = ChoiceReader(self._plan.new_parser())
+            reader = self._reader_by_index[part.index] = ChoiceReader(
+                self._plan.new_parser(part.index)
+            )
         response = _of_pieces(reader.read(part.delta))
         if not self._has_reasoning:
             response.ClearField("reasoning")

@@ -76,7 +76,7 @@ async def chat_order(
     gateway.model.check_name(body.model)
     refuse_unsupported(body)
     options = _options(body)
-    plan = await plan_chat(gateway, conversation_of(body, gateway.model))
+    plan = await plan_chat(gateway, conversation_of(body, gateway.model), who.caller.parking)
     order = CompletionOrder(
         request_id=who.request_id,
         prompts=(truncated(plan.prompt, body.truncate_prompt_tokens, gateway, options),),

@@ -95,7 +95,7 @@ class ChatFormat:
     def _read(self, part: ChoiceDelta) -> list[Piece]:
         reader = self._reader_by_index.get(part.index)
         if reader is None:
-            reader = ChoiceReader(self._plan.new_parser())
+            reader = ChoiceReader(self._plan.new_parser(part.index))
             self._reader_by_index[part.index] = reader
         pieces = reader.read(part.delta)
         if self._body.hides_reasoning:

@@ -7,10 +7,12 @@ The arguments of a call follow its start, before anything of the next call.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import string
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from itertools import count
 
 from baton.gateway.output.custom_input import CustomInput
 
@@ -51,6 +53,13 @@ Piece = Content | Reasoning | CallStart | CallArguments
 
 def new_call_id() -> str:
     return "call_" + "".join(secrets.choice(CALL_ID_CHARS) for _ in range(24))
+
+
+def call_ids(stream_id: str, choice: int) -> Iterator[str]:
+    """Of one choice's calls: the same wherever the stream is written."""
+    for number in count():
+        digest = hashlib.sha256(f"{stream_id}/{choice}/{number}".encode()).digest()
+        yield "call_" + "".join(CALL_ID_CHARS[byte % len(CALL_ID_CHARS)] for byte in digest[:24])
 
 
 class PieceWriter:

@@ -134,6 +134,8 @@ class ScriptedDispatcher:
     """Of choices that go otherwise."""
     max_model_len: int = 100
     ready: bool = True
+    parked: ParkedStream | None = None
+    """What replicas know of any stream."""
     lacking: tuple[Missing, ...] = ()
     generations: list[Generation] = field(default_factory=list)
     stops: list[int] = field(default_factory=list)
@@ -183,7 +185,7 @@ class ScriptedDispatcher:
         return ScriptedGeneration(self, generation, script)
 
     async def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
-        return None
+        return self.parked
 
     def leave(self) -> None:
         pass

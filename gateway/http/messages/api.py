@@ -52,9 +52,9 @@ class MessagesApi:
         gateway = self._gateway
         body = await self._read(request)
         shown = _thinking_shown(body)
-        plan = await plan_chat(gateway, self._conversation(request, body))
-        tell_format(request, plan, gateway.model)
         who = asker(request, is_resumable=bool(body.resumable))
+        plan = await plan_chat(gateway, self._conversation(request, body), who.caller.parking)
+        tell_format(request, plan, gateway.model)
         room = gateway.max_model_len - len(plan.prompt.tokens)
         order = CompletionOrder(
             request_id=who.request_id,

@@ -50,7 +50,9 @@ class ResponsesApi:
         options = _options(body)
         who = asker(request, is_resumable=bool(body.resumable), is_kept=is_kept)
         earlier = await self._earlier(body, who.caller.owner)
-        plan = await plan_chat(gateway, conversation_of(body, gateway.model, earlier))
+        plan = await plan_chat(
+            gateway, conversation_of(body, gateway.model, earlier), who.caller.parking
+        )
         tell_format(request, plan, gateway.model)
         _, without_effect = _variables(body, gateway.model.require_chat_template())
         request.state.ignored_fields.extend((*without_effect, *plan.unheld_fields))

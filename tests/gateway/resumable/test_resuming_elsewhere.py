@@ -13,12 +13,23 @@ import httpx
 import pytest
 from tests.client.both_clients import client_of
 from tests.client.cut_proxy import cut_proxy
+from tests.gateway.chat_models import (
+    HERMES,
+    PARIS,
+    WEATHER,
+    call_text,
+    chat_model,
+    dispatcher,
+    said,
+)
 from tests.gateway.resumable.test_resumable_fleet import engine_for_text, gateway_over, num_sampled
+from tests.gateway.scripted import serving
 from tests.in_process_fleet import Fleet, running_fleet
 
-from baton.core.messages import Role
+from baton.core.messages import ParkedStream, Receipt, Role
 from baton.engine.engine import Engine
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
+from baton.gateway.fleet.running_request import first_request
 from baton.gateway.resumable.streams import owner_of
 from baton.gateway.server import GatewayServer
 from baton.platform.security.connections import load_security
@@ -298,3 +309,29 @@ async def test_the_sdk_goes_on_at_whatever_gateway_answers(kind: str) -> None:
         assert "".join(texts) == whole.text
         assert delta.usage.output_tokens == NUM_TOKENS
         await fleet.assert_nothing_is_held(timeout_s=5)
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+async def test_both_gateways_give_tool_calls_the_same_ids(path: str) -> None:
+    calls = call_text("get_weather", PARIS) + call_text("get_weather", PARIS)
+    first, second = dispatcher(said(calls)), dispatcher(said(calls))
+    function = WEATHER["function"]
+    tool = {
+        CHAT: WEATHER,
+        RESPONSES: {"type": "function", **function},
+        MESSAGES: {"name": function["name"], "input_schema": function["parameters"]},
+    }[path]
+    limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
+    body = {**body_for(path), "tools": [tool], limit: 500, "ignore_eos": False}
+    async with serving(dispatcher=first, model=chat_model(HERMES)) as gateway:
+        whole = events_in((await gateway.http.post(path, json=body)).text)
+    (begun,) = first.generations
+    second.parked = ParkedStream(request=first_request(begun), logprobs=(), receipt=Receipt())
+    async with serving(dispatcher=second, model=chat_model(HERMES)) as gateway:
+        back = {"last-event-id": last_id(whole[:1])}
+        rest = events_in((await gateway.http.get("/v1/streams", headers=back)).text)
+
+    call_id = re.compile(r'"call_[0-9A-Za-z]{24}"')
+    ids = [set(call_id.findall("".join(events))) for events in (whole, rest)]
+    assert len(ids[0]) == 2
+    assert ids[0] == ids[1]
