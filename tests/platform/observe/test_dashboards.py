@@ -18,6 +18,7 @@ from tests.platform.worker_groups.test_adapter import World
 from baton.core.messages import Role
 from baton.core.metrics import Family, exposition
 from baton.gateway.requests.metrics import GatewayMetrics
+from baton.platform.cluster.planner_link import PlannerLink
 from baton.platform.observe.config import MetricsConfig
 from baton.platform.replica.metric_help import HELP
 from baton.platform.replica.replica_page import PREFIX, ReplicaPage
@@ -60,7 +61,10 @@ async def exported() -> Labels:
         metrics.count_ended("ok", "acme", (await fleet.ask([5, 6])).receipt, 1, 1)
         families = (*metrics.families(), *fleet.dispatcher.metrics())
         planner = told_by_a_planner(nodes="kuberay")
-        pages.append(exposition((*families, *planner), {"model": "demo"}))
+        link = PlannerLink(fleet.dispatcher, {})
+        link.has_followed_groups = True
+        families = (*families, *planner, *link.families())
+        pages.append(exposition(families, {"model": "demo"}))
         pages.append(exposition(told_by_an_adapter()))
     labels: defaultdict[str, Set[str]] = defaultdict(frozenset)
     of_replicas = frozenset({"model", "role", "replica"})
