@@ -34,7 +34,9 @@ class Nodes:
     def tell(self, command: str) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
         print(command, file=self.process.stdin, flush=True)
-        while (line := self.process.stdout.readline()) != "done\n":
+        line = ""
+        while not line.endswith("done\n"):  # Ray tells there, too, and may have begun the line
+            line = self.process.stdout.readline()
             assert line, "the nodes are gone"
 
     def baton(self, *command: str) -> str:

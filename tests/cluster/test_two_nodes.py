@@ -28,7 +28,9 @@ class Nodes:
     def do(self, word: str) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
         print(word, file=self.process.stdin, flush=True)
-        while (line := self.process.stdout.readline()) != "done\n":  # Ray tells there, too
+        line = ""
+        while not line.endswith("done\n"):  # Ray tells there, too, and may have begun the line
+            line = self.process.stdout.readline()
             assert line, "the nodes are gone"
 
 
