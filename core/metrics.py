@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
@@ -131,9 +132,14 @@ def _lines(family: Family, common: str) -> Iterator[str]:
 
 
 def _written(labels: Mapping[str, str]) -> str:
+    return _pairs(tuple(labels.items()))
+
+
+@lru_cache(maxsize=4096)
+def _pairs(labels: tuple[tuple[str, str], ...]) -> str:
+    """The same at each scrape, and most of its work."""
     return ",".join(
-        f'{name}="{_escaped(value).replace(chr(34), chr(92) + chr(34))}"'
-        for name, value in labels.items()
+        f'{name}="{_escaped(value).replace(chr(34), chr(92) + chr(34))}"' for name, value in labels
     )
 
 
