@@ -15,6 +15,7 @@
     │   ├── RateLimited       more than the API key's tenant may ask for             429
     │   └── StorageFull       no room is left for what clients let Baton keep        429
     ├── Unavailable           no replica could finish this; safe to try again        503
+    │   ├── StreamMoved       it goes on at another gateway, which was asked for it  503
     │   └── StorageUnavailable    what is kept cannot be read or written now         503
     ├── DeadlineExceeded      the caller's own time limit passed                     504
     ├── Cancelled             the caller went away or took the request back          499
@@ -113,6 +114,10 @@ class StorageFull(Overloaded):
 
 class Unavailable(BatonError):
     """No replica could finish the request. Repeating it is safe."""
+
+
+class StreamMoved(Unavailable):
+    """The stream goes on at another gateway, which was asked for it."""
 
 
 class StorageUnavailable(Unavailable):

@@ -19,6 +19,7 @@ from enum import StrEnum
 
 from baton.core.ids import Epoch, ReplicaId, RequestId, TransferId
 from baton.core.kv_layout import KvLayout
+from baton.core.parking import Parking
 from baton.core.step_times import StepTimes
 
 
@@ -129,17 +130,6 @@ class CachePoint:
 
     num_tokens: int
     ttl_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Parking:
-    """By what a stream is found again when its gateway is gone."""
-
-    stream_id: str
-    owner: bytes
-    """Who alone may take it: nothing that lets anybody in."""
-    order: bytes
-    """Gateways' own: what it takes to write the stream anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,14 +13,15 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from baton.core.errors import BatonError, DeadlineExceeded, InvalidRequest, Unavailable
+from baton.core.errors import BatonError, DeadlineExceeded, StreamMoved, Unavailable
 from baton.core.ids import ReplicaId
 from baton.core.messages import GenerateRequest, ParkedStream, PrefillDone, TokenUpdate
+from baton.core.parking import TakeStream
 from baton.core.tracing import Span
 from baton.decode_service.generating import Generating
 from baton.decode_service.intake import Intake
 from baton.decode_service.open_requests import OpenRequests
-from baton.decode_service.parked_streams import ParkedStreams, as_parked, is_of
+from baton.decode_service.parked_streams import ParkedStreams, as_parked
 from baton.decode_service.pulling import Pulling
 from baton.decode_service.remote_prefill import RemotePrefill
 from baton.decode_service.session import GatewaySession
@@ -137,27 +138,29 @@ class Lifecycle:
         generating.session.put(replace(failed(generating.message, error), receipt=receipt))
         self.end(generating, num_delivered=len(generating.output))
 
-    def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
+    def take_stream(self, wanted: TakeStream) -> ParkedStream | None:
         """As far as it has come. If it runs here, and can go on at another gateway, it ends."""
         for generating in self.open:
-            if is_of(generating.message, stream_id, owner):
-                if as_parked(generating, self._replica_id) is None:
+            if wanted.is_for(generating.message.parking):
+                if as_parked(generating, self._replica_id) is None and not wanted.is_end:
                     return None  # nobody could go on with it: it goes on here
-                moved = InvalidRequest("the stream goes on at another gateway, which was asked")
+                moved = StreamMoved("the stream was taken up at another gateway")
                 generating.session.put(failed(generating.message, moved))
                 self._park(generating)
                 self.end(generating, num_delivered=len(generating.output))
                 break
-        return self.parked.get(stream_id, owner, self._clock())
+        return self.parked.get(wanted, self._clock())
 
     def lose(self, generating: Generating) -> None:
         """Its gateway is gone: another one may ask for it."""
         self._park(generating)
         self.end(generating, num_delivered=0)
 
-    def cancel(self, generating: Generating, num_delivered: int) -> None:
-        """Nobody wants more of it, here or at another gateway."""
-        if generating.message.parking is not None:
+    def cancel(self, generating: Generating, num_delivered: int, *, is_finished: bool) -> None:
+        """Nobody wants more of it; if it is finished, somebody may want some of it again."""
+        if is_finished:
+            self._park(generating)
+        elif generating.message.parking is not None:
             self.parked.forget(generating.message.parking)
         self.end(generating, num_delivered)
 

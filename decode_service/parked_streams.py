@@ -2,7 +2,8 @@
 
     open here -----------> taken: it ends here, and goes on at the gateway that asked
     its gateway is lost -> parked: nothing runs, its blocks are cached ones --> taken
-    it has finished  -----'                                                '--> forgotten
+    it has finished  -----|                                                '--> forgotten
+    its client has all it wants, behind a stop string, say
     its gateway took it back: nobody wants it, so it is forgotten at once
 
 Bounded in time, number and bytes: the oldest are forgotten first. A stream that is taken stays, so
@@ -11,12 +12,12 @@ that it can be asked for twice. Belongs to the event loop.
 
 from __future__ import annotations
 
-import hmac
 from collections import OrderedDict
 from dataclasses import replace
 
 from baton.core.ids import ReplicaId
-from baton.core.messages import GenerateRequest, ParkedStream, Parking
+from baton.core.messages import ParkedStream
+from baton.core.parking import Parking, TakeStream
 from baton.decode_service.generating import Generating
 
 PARKED_S = 15.0
@@ -48,16 +49,22 @@ class ParkedStreams:
         self._num_bytes += _size(parked)
         self.forget_old(now)
 
-    def get(self, stream_id: str, owner: bytes, now: float) -> ParkedStream | None:
-        """None also for somebody else's."""
+    def get(self, wanted: TakeStream, now: float) -> ParkedStream | None:
+        """None also for somebody else's. What nobody wants more of is given out once."""
         self.forget_old(now)
-        _, found = self._parked.get(stream_id, (now, None))
-        return found if found is not None and is_of(found.request, stream_id, owner) else None
+        _, found = self._parked.get(wanted.stream_id, (now, None))
+        if found is None or not wanted.is_for(found.request.parking):
+            return None
+        if wanted.is_end:
+            self._forget(wanted.stream_id)
+        return found
 
     def forget(self, parking: Parking) -> None:
         """Also what an earlier attempt at the stream has left."""
         _, found = self._parked.get(parking.stream_id, (0.0, None))
-        if found is not None and is_of(found.request, parking.stream_id, parking.owner):
+        if found is not None and TakeStream(parking.stream_id, parking.owner).is_for(
+            found.request.parking
+        ):
             self._forget(parking.stream_id)
 
     def forget_old(self, now: float) -> None:
@@ -73,16 +80,6 @@ class ParkedStreams:
         found = self._parked.pop(stream_id, None)
         if found is not None:
             self._num_bytes -= _size(found[1])
-
-
-def is_of(message: GenerateRequest, stream_id: str, owner: bytes) -> bool:
-    """Whether that is its stream, and theirs."""
-    parking = message.parking
-    return (
-        parking is not None
-        and parking.stream_id == stream_id
-        and hmac.compare_digest(parking.owner, owner)
-    )
 
 
 def as_parked(generating: Generating, replica_id: ReplicaId) -> ParkedStream | None:

@@ -18,6 +18,7 @@ from baton.proto.wire import (
     demand_from_proto,
     generate_from_proto,
     parked_to_proto,
+    take_from_proto,
     update_to_proto,
 )
 from baton.replica_core.gateway_stream import gateway_session
@@ -41,7 +42,7 @@ class DecodeGrpc(DecodeServicer):
         request: pb.TakeStreamRequest,
         context: grpc.aio.ServicerContext[pb.TakeStreamRequest, pb.ParkedStream],
     ) -> pb.ParkedStream:
-        parked = self._worker.take_stream(request.stream_id, request.owner)
+        parked = self._worker.take_stream(take_from_proto(request))
         if parked is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "nothing is known of that stream")
         return parked_to_proto(parked)
@@ -54,7 +55,10 @@ class DecodeGrpc(DecodeServicer):
                 case "cancel":
                     cancel = frame.cancel
                     self._worker.cancel(
-                        RequestId(cancel.request_id), cancel.attempt, cancel.num_delivered
+                        RequestId(cancel.request_id),
+                        cancel.attempt,
+                        cancel.num_delivered,
+                        is_finished=cancel.is_finished,
                     )
                 case "demand":
                     self._worker.hear(session, demand_from_proto(frame.demand))

@@ -23,6 +23,7 @@ from baton.core.messages import (
     PullOffered,
     PullRequest,
 )
+from baton.core.parking import TakeStream
 from baton.decode_service.departures import Departures
 from baton.decode_service.lifecycle import Lifecycle, failed
 from baton.decode_service.prefill_client import GrpcPrefillClient
@@ -165,15 +166,17 @@ class DecodeWorker:
             self.requests.end(fenced, num_delivered=0)
         self.requests.begin(session, message)
 
-    def cancel(self, request_id: RequestId, attempt: int, num_delivered: int) -> None:
+    def cancel(
+        self, request_id: RequestId, attempt: int, num_delivered: int, *, is_finished: bool = False
+    ) -> None:
         """Free everything of the request at once. Safe to repeat; unknown requests are ignored."""
         generating = self.requests.open.get(request_id)
         if generating is not None and generating.message.attempt == attempt:
-            self.requests.cancel(generating, num_delivered)
+            self.requests.cancel(generating, num_delivered, is_finished=is_finished)
 
-    def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
+    def take_stream(self, wanted: TakeStream) -> ParkedStream | None:
         """See `Lifecycle.take_stream`."""
-        return self.requests.take_stream(stream_id, owner)
+        return self.requests.take_stream(wanted)
 
     # What other replicas may ask.
 

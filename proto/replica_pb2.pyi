@@ -88,6 +88,7 @@ class _ErrorCodeEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorCode.Va
     ERROR_CODE_UNAVAILABLE: _ErrorCode.ValueType  # 3
     ERROR_CODE_DEADLINE_EXCEEDED: _ErrorCode.ValueType  # 4
     ERROR_CODE_CANCELLED: _ErrorCode.ValueType  # 5
+    ERROR_CODE_STREAM_MOVED: _ErrorCode.ValueType  # 6
 
 class ErrorCode(_ErrorCode, metaclass=_ErrorCodeEnumTypeWrapper): ...
 
@@ -97,6 +98,7 @@ ERROR_CODE_OVERLOADED: ErrorCode.ValueType  # 2
 ERROR_CODE_UNAVAILABLE: ErrorCode.ValueType  # 3
 ERROR_CODE_DEADLINE_EXCEEDED: ErrorCode.ValueType  # 4
 ERROR_CODE_CANCELLED: ErrorCode.ValueType  # 5
+ERROR_CODE_STREAM_MOVED: ErrorCode.ValueType  # 6
 
 @typing.final
 class GatewayFrame(message.Message):
@@ -181,20 +183,24 @@ class Cancel(message.Message):
     REQUEST_ID_FIELD_NUMBER: builtins.int
     ATTEMPT_FIELD_NUMBER: builtins.int
     NUM_DELIVERED_FIELD_NUMBER: builtins.int
+    IS_FINISHED_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     attempt: builtins.int
     num_delivered: builtins.int
     """output tokens of this attempt that reached the client"""
+    is_finished: builtins.bool
+    """that is all it wants; it may still come back for some of it"""
     def __init__(
         self,
         *,
         request_id: builtins.str = ...,
         attempt: builtins.int = ...,
         num_delivered: builtins.int = ...,
+        is_finished: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "num_delivered", b"num_delivered", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "is_finished", b"is_finished", "num_delivered", b"num_delivered", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -468,21 +474,25 @@ class Parking(message.Message):
     STREAM_ID_FIELD_NUMBER: builtins.int
     OWNER_FIELD_NUMBER: builtins.int
     ORDER_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
     stream_id: builtins.str
     owner: builtins.bytes
     """who alone may take it"""
     order: builtins.bytes
     """gateways' own: what it takes to write the stream anew"""
+    kind: builtins.str
+    """the path or the method that opened it"""
     def __init__(
         self,
         *,
         stream_id: builtins.str = ...,
         owner: builtins.bytes = ...,
         order: builtins.bytes = ...,
+        kind: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["order", b"order", "owner", b"owner", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["kind", b"kind", "order", b"order", "owner", b"owner", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -492,17 +502,27 @@ class TakeStreamRequest(message.Message):
 
     STREAM_ID_FIELD_NUMBER: builtins.int
     OWNER_FIELD_NUMBER: builtins.int
+    KINDS_FIELD_NUMBER: builtins.int
+    IS_END_FIELD_NUMBER: builtins.int
     stream_id: builtins.str
     owner: builtins.bytes
+    is_end: builtins.bool
+    """nobody wants more of it: it goes on nowhere"""
+    @builtins.property
+    def kinds(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """wanted if it is one of these; none: any"""
+
     def __init__(
         self,
         *,
         stream_id: builtins.str = ...,
         owner: builtins.bytes = ...,
+        kinds: abc.Iterable[builtins.str] | None = ...,
+        is_end: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["owner", b"owner", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["is_end", b"is_end", "kinds", b"kinds", "owner", b"owner", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

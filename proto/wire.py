@@ -16,6 +16,7 @@ from baton.core.errors import (
     DeadlineExceeded,
     InvalidRequest,
     Overloaded,
+    StreamMoved,
     Unavailable,
 )
 from baton.core.ids import Epoch, ReplicaId, RequestId, TransferId
@@ -26,7 +27,6 @@ from baton.core.messages import (
     FinishReason,
     GenerateRequest,
     ParkedStream,
-    Parking,
     Pooling,
     PrefillDone,
     PrefillGranted,
@@ -38,6 +38,7 @@ from baton.core.messages import (
     TokenLogprob,
     TokenUpdate,
 )
+from baton.core.parking import Parking, TakeStream
 from baton.core.step_times import StepTimes
 from baton.proto import replica_pb2 as pb
 from baton.proto.kv_wire import layout_from_proto, layout_to_proto
@@ -61,6 +62,7 @@ _POOLING_FROM_PROTO = {number: pooling for pooling, number in _POOLING_TO_PROTO.
 _ERROR_TYPES: dict[pb.ErrorCode.ValueType, type[BatonError]] = {
     pb.ERROR_CODE_INVALID_REQUEST: InvalidRequest,
     pb.ERROR_CODE_OVERLOADED: Overloaded,
+    pb.ERROR_CODE_STREAM_MOVED: StreamMoved,  # before what it is one of
     pb.ERROR_CODE_UNAVAILABLE: Unavailable,
     pb.ERROR_CODE_DEADLINE_EXCEEDED: DeadlineExceeded,
     pb.ERROR_CODE_CANCELLED: Cancelled,
@@ -176,16 +178,31 @@ def generate_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
 def _parking_to_proto(parking: Parking | None) -> pb.Parking | None:
     if parking is None:
         return None
-    return pb.Parking(stream_id=parking.stream_id, owner=parking.owner, order=parking.order)
+    return pb.Parking(
+        stream_id=parking.stream_id,
+        owner=parking.owner,
+        order=parking.order,
+        kind=parking.kind,
+    )
 
 
 def _parking_from_proto(message: pb.GenerateRequest) -> Parking | None:
     parking = message.parking
     return (
-        Parking(parking.stream_id, parking.owner, parking.order)
+        Parking(parking.stream_id, parking.owner, parking.order, parking.kind)
         if message.HasField("parking")
         else None
     )
+
+
+def take_to_proto(wanted: TakeStream) -> pb.TakeStreamRequest:
+    return pb.TakeStreamRequest(
+        stream_id=wanted.stream_id, owner=wanted.owner, kinds=wanted.kinds, is_end=wanted.is_end
+    )
+
+
+def take_from_proto(message: pb.TakeStreamRequest) -> TakeStream:
+    return TakeStream(message.stream_id, message.owner, tuple(message.kinds), message.is_end)
 
 
 def parked_to_proto(parked: ParkedStream) -> pb.ParkedStream:

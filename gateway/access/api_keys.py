@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from baton.core.errors import Forbidden, Unauthenticated
-from baton.core.messages import ParkedStream, Parking
+from baton.core.messages import ParkedStream
+from baton.core.parking import Parking
 from baton.core.tracing import UNTRACED, TracedCall
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.access.key_entry import (

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from baton.core.errors import InvalidRequest
-from baton.core.messages import Grammar, GrammarKind, Parking
+from baton.core.messages import Grammar, GrammarKind
+from baton.core.parking import Parking
 from baton.gateway.chat.cache_points import find_cache_points
 from baton.gateway.chat.conversation import (
     Conversation,

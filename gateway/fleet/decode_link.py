@@ -23,11 +23,17 @@ from baton.core.clock import Clock, monotonic
 from baton.core.errors import BatonError, Unavailable
 from baton.core.ids import Epoch, RequestId
 from baton.core.messages import GenerateRequest, ParkedStream, ReplicaInfo, TokenUpdate
+from baton.core.parking import TakeStream
 from baton.gateway.fleet.replica_link import ReplicaLink
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.replica_pb2_grpc import DecodeStub
-from baton.proto.wire import generate_to_proto, parked_from_proto, update_from_proto
+from baton.proto.wire import (
+    generate_to_proto,
+    parked_from_proto,
+    take_to_proto,
+    update_from_proto,
+)
 
 log = logging.getLogger(__name__)
 
@@ -96,9 +102,10 @@ class Attempt:
         self._updates.clear()
         self.put(reason)
 
-    def close(self, num_delivered: int) -> None:
-        """Safe to repeat. `num_delivered` tokens of this attempt have reached the client."""
-        self.link.close_attempt(self, num_delivered)
+    def close(self, num_delivered: int, *, is_finished: bool = False) -> None:
+        """Safe to repeat. `num_delivered` tokens of this attempt have reached the client;
+        `is_finished`: they are all it wants, but it may come back for some of them."""
+        self.link.close_attempt(self, num_delivered, is_finished=is_finished)
 
 
 def _can_join(update: TokenUpdate | BatonError) -> TypeGuard[TokenUpdate]:
@@ -133,10 +140,10 @@ class DecodeLink(ReplicaLink[pb.DecodeFrame]):
         self._outgoing.put_nowait(frame)
         return attempt
 
-    async def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
+    async def take_stream(self, wanted: TakeStream) -> ParkedStream | None:
         """None if the replica knows nothing of it, or nothing that can be read. Raises Unavailable
         if it cannot be asked."""
-        request = pb.TakeStreamRequest(stream_id=stream_id, owner=owner)
+        request = take_to_proto(wanted)
         try:
             found = await DecodeStub(self._channel).TakeStream(request, timeout=TAKE_TIMEOUT_S)
             return parked_from_proto(found)
@@ -160,13 +167,18 @@ class DecodeLink(ReplicaLink[pb.DecodeFrame]):
             f"the stream was not found, but {self.info.replica_id} cannot be asked now; try again"
         )
 
-    def close_attempt(self, attempt: Attempt, num_delivered: int) -> None:
+    def close_attempt(self, attempt: Attempt, num_delivered: int, *, is_finished: bool) -> None:
         if self._attempts.pop(attempt.key, None) is None:
             return
         is_left = self.is_leaving and attempt.request.parking is not None
         if not (attempt.is_over or is_left) and self.is_connected:
             request_id, number = attempt.key
-            cancel = pb.Cancel(request_id=request_id, attempt=number, num_delivered=num_delivered)
+            cancel = pb.Cancel(
+                request_id=request_id,
+                attempt=number,
+                num_delivered=num_delivered,
+                is_finished=is_finished,
+            )
             self._outgoing.put_nowait(pb.GatewayFrame(cancel=cancel))
         self._await_attempts()
         self._on_change()

@@ -22,6 +22,7 @@ from baton.core.errors import DeadlineExceeded, Overloaded, Unavailable
 from baton.core.ids import Epoch, RequestId, new_epoch
 from baton.core.messages import GenerateRequest, ParkedStream, Role
 from baton.core.metrics import Family, gauge
+from baton.core.parking import TakeStream
 from baton.gateway.access.api_keys import BACKGROUND
 from baton.gateway.fleet.admission import AdmissionQueue, Turn
 from baton.gateway.fleet.decision_log import Asked, DecisionLog, FirstToken
@@ -132,8 +133,8 @@ class ReplicaDispatcher:
         is_over = parked.finish_reason is not None
         return ResumedRequest(parked, None if is_over else await self._start(generation))
 
-    async def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
-        return await self.fleet.links.take_stream(stream_id, owner)
+    async def take_stream(self, wanted: TakeStream) -> ParkedStream | None:
+        return await self.fleet.links.take_stream(wanted)
 
     def leave(self) -> None:
         self.fleet.links.leave()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from baton.core.clock import Clock
 from baton.core.ids import Epoch
 from baton.core.messages import HEARTBEAT_S, ParkedStream, ReplicaInfo, Role
+from baton.core.parking import TakeStream
 from baton.gateway.fleet.decode_link import DecodeLink
 from baton.gateway.fleet.demand import rounded
 from baton.gateway.fleet.fleet_report import KvKnowledge
@@ -105,12 +106,12 @@ class Links:
         else:
             link.demand.want(0, num_prefill_tokens)
 
-    async def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
+    async def take_stream(self, wanted: TakeStream) -> ParkedStream | None:
         """As far as any decode replica knows of it. What runs of it anywhere ends. Raises
         Unavailable if none has it, but one that may have it could not be asked."""
         links = tuple(self.decode.values())
         answers = await asyncio.gather(
-            *(link.take_stream(stream_id, owner) for link in links), return_exceptions=True
+            *(link.take_stream(wanted) for link in links), return_exceptions=True
         )
         known = [answer for answer in answers if isinstance(answer, ParkedStream)]
         failures = [answer for answer in answers if isinstance(answer, BaseException)]

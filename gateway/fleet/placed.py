@@ -96,11 +96,11 @@ class Placed:
             eta_ms=round(left_s * 1e3, 1),
         )
 
-    def close(self, num_delivered: int) -> None:
-        """Safe to repeat. `num_delivered` tokens of this attempt have reached the client."""
+    def close(self, num_delivered: int, *, is_finished: bool = False) -> None:
+        """Safe to repeat. As `Attempt.close`."""
         self.prefill_is_over(is_taken_back=True)
         if self._followed is not None:
             self._followed.end()
         self._fleet.index.release(self._on_decode)
         self._fleet.has_ended(self.attempt.request.request_id, self.placement.decode.epoch)
-        self.attempt.close(num_delivered)
+        self.attempt.close(num_delivered, is_finished=is_finished)

@@ -47,6 +47,7 @@ class ResumedRequest:
             notes=(*before.notes, note, *now.notes),
         )
 
-    async def stop(self, num_delivered: int) -> None:
+    async def stop(self, num_delivered: int, *, is_finished: bool = False) -> None:
         if self._rest is not None:
-            await self._rest.stop(max(0, num_delivered - len(self._parked.request.output)))
+            num_of_rest = max(0, num_delivered - len(self._parked.request.output))
+            await self._rest.stop(num_of_rest, is_finished=is_finished)

@@ -20,7 +20,14 @@ from dataclasses import replace
 from typing import Protocol
 
 from baton.core.clock import Clock
-from baton.core.errors import BatonError, Cancelled, DeadlineExceeded, Overloaded, Unavailable
+from baton.core.errors import (
+    BatonError,
+    Cancelled,
+    DeadlineExceeded,
+    Overloaded,
+    StreamMoved,
+    Unavailable,
+)
 from baton.core.ids import Epoch
 from baton.core.messages import GenerateRequest, Receipt, ReplicaAddress, TokenUpdate
 from baton.gateway.fleet.accounts import Accounts
@@ -133,6 +140,8 @@ class RunningRequest:
                 update = await self._next_update()
             except _Switched:
                 continue
+            except StreamMoved:
+                raise
             except (ReplicaLost, Unavailable, Overloaded, Cancelled) as error:
                 await self._place_again(error)
                 continue
@@ -141,7 +150,7 @@ class RunningRequest:
             if update.is_last:
                 return
 
-    async def stop(self, num_delivered: int) -> None:
+    async def stop(self, num_delivered: int, *, is_finished: bool = False) -> None:
         """Take the request back if it is not over. `num_delivered` counts over all attempts."""
         if self._alarm is not None:
             self._alarm.cancel()
@@ -149,7 +158,8 @@ class RunningRequest:
         await self._stop_moving()
         self._close_left(num_delivered)
         if self._placed is not None:
-            self._placed.close(max(0, num_delivered - self._accounts.num_before))
+            num_of_attempt = max(0, num_delivered - self._accounts.num_before)
+            self._placed.close(num_of_attempt, is_finished=is_finished)
         self._spans.ended()
 
     def _next_request(self) -> GenerateRequest:

@@ -8,15 +8,17 @@ EndStream. A stream that has sent nothing yet ends with its call: nobody knows i
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Generic, TypeVar
 
 from baton.core.errors import StreamNotFound
 from baton.core.ids import new_request_id
+from baton.core.parking import TakeStream
 from baton.gateway.access.api_keys import Caller
 from baton.gateway.grpc.patience import Context, Patience
-from baton.gateway.resumable.keeper import StreamKeeper, StreamReading
+from baton.gateway.requests.gateway import Gateway
+from baton.gateway.resumable.keeper import StreamReading
 from baton.gateway.resumable.parked_order import ParkedOrder, order_of
 from baton.gateway.resumable.streams import new_stream_id, owner_of, unknown_stream
 from baton.proto import inference_pb2 as pb
@@ -73,7 +75,9 @@ class StreamWriter(Generic[R]):
         )
         if reading is None:
             with self._keeper.takes.begin(stream_id, owner) as held:
-                parked = await self._patience.gateway.dispatcher.take_stream(stream_id, owner)
+                parked = await self._patience.gateway.dispatcher.take_stream(
+                    TakeStream(stream_id, owner, kinds)
+                )
                 order = order_of(parked, kinds=kinds)
                 if order is None or parked is None:
                     raise unknown_stream()
@@ -102,10 +106,14 @@ class StreamWriter(Generic[R]):
                 await self._patience.write(self._context, response)
 
 
-def end_stream(context: Context, request: pb.EndStreamRequest, keeper: StreamKeeper) -> None:
-    """What is unknown, or somebody else's, is not theirs to end: they get the same answer."""
-    with suppress(StreamNotFound):
-        keeper.end(request.stream_id, owner=_owner(context), kinds=KINDS)
+async def end_stream(context: Context, request: pb.EndStreamRequest, gateway: Gateway) -> None:
+    """Wherever it is. What is unknown, or somebody else's, is not theirs to end: they get the same
+    answer. Raises Unavailable if one that may have it cannot be asked."""
+    wanted = TakeStream(request.stream_id, _owner(context), KINDS, is_end=True)
+    try:
+        gateway.keeper.end(wanted.stream_id, owner=wanted.owner, kinds=KINDS)
+    except StreamNotFound:
+        await gateway.dispatcher.take_stream(wanted)
 
 
 async def _encoded(responses: AsyncGenerator[R]) -> AsyncGenerator[bytes]:

@@ -89,7 +89,7 @@ class InferenceService(InferenceServicer):
     ) -> pb.EndStreamResponse:
         async with self._answering(context, "EndStream"):
             request = await given.read()
-            end_stream(context, request, self._gateway.keeper)
+            await end_stream(context, request, self._gateway)
             return pb.EndStreamResponse()
 
     async def Tokenize(

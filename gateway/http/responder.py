@@ -18,7 +18,7 @@ from typing import Protocol
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from baton.core.errors import Cancelled
+from baton.core.errors import Cancelled, StreamMoved
 from baton.gateway.http import sse
 from baton.gateway.http.disconnect import while_connected
 from baton.gateway.http.errors import json_response
@@ -106,6 +106,8 @@ class Responder:
                 await self._settle()
             for event in self._writer.ending():
                 yield event
+        except StreamMoved:
+            raise  # to be told by the connection alone: events are those of the other gateway
         except Exception as error:
             if not has_begun:
                 raise

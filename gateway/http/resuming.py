@@ -24,8 +24,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from baton.core.errors import BatonError, Cancelled, InvalidRequest, Unavailable
+from baton.core.errors import (
+    BatonError,
+    Cancelled,
+    InvalidRequest,
+    StreamMoved,
+    StreamNotFound,
+    Unavailable,
+)
 from baton.core.messages import ParkedStream
+from baton.core.parking import TakeStream
 from baton.gateway.access.api_keys import Caller, shown_key
 from baton.gateway.http import sse
 from baton.gateway.http.disconnect import while_connected
@@ -184,7 +192,7 @@ class ResumableRequests:
             await ResumedResponse(reading, limit_s)(scope, receive, send)
             return
         with keeper.takes.begin(stream_id, owner) as held:
-            parked = await self._gateway.dispatcher.take_stream(stream_id, owner)
+            parked = await self._gateway.dispatcher.take_stream(TakeStream(stream_id, owner, paths))
             order = order_of(parked, kinds=paths)
             if order is None:
                 unknown = unknown_stream()
@@ -253,8 +261,14 @@ class StreamsApi:
         )
 
     async def end(self, request: Request) -> Response:
-        owner = owner_of(shown_key(request.headers))
-        self._gateway.keeper.end(request.path_params["stream_id"], owner=owner, kinds=PATHS)
+        """Wherever it is."""
+        stream_id, owner = request.path_params["stream_id"], owner_of(shown_key(request.headers))
+        try:
+            self._gateway.keeper.end(stream_id, owner=owner, kinds=PATHS)
+        except StreamNotFound:
+            wanted = TakeStream(stream_id, owner, PATHS, is_end=True)
+            if await self._gateway.dispatcher.take_stream(wanted) is None:
+                raise
         return Response(status_code=204)
 
 
@@ -280,13 +294,18 @@ async def send_reading(reading: StreamReading, send: Send) -> None:
     """Send the events with their ids. Raises what failed before the first of them."""
     is_started = False
     with reading:
-        async for sequence, event in reading:
+        try:
+            async for sequence, event in reading:
+                if not is_started:
+                    is_started = True
+                    head = {"type": "http.response.start", "status": 200}
+                    await send({**head, "headers": sse.HEADERS})
+                body = f"id: {event_id(reading.stream.id, sequence)}\n".encode() + event
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+        except StreamMoved:
             if not is_started:
-                is_started = True
-                head = {"type": "http.response.start", "status": 200}
-                await send({**head, "headers": sse.HEADERS})
-            body = f"id: {event_id(reading.stream.id, sequence)}\n".encode() + event
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+                raise
+            return  # no event says so: who comes back goes on behind the last one, so it is cut
     if not is_started:  # begun at another gateway, and read there to its end
         await send({"type": "http.response.start", "status": 204, "headers": []})
     await send({"type": "http.response.body", "body": b""})

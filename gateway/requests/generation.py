@@ -15,13 +15,13 @@ from baton.core.ids import ReplicaId, RequestId
 from baton.core.messages import (
     CachePoint,
     ParkedStream,
-    Parking,
     Pooling,
     Receipt,
     SamplingParams,
     TokenUpdate,
 )
 from baton.core.metrics import Family
+from baton.core.parking import Parking, TakeStream
 from baton.core.tracing import UNTRACED, TracedCall
 from baton.gateway.requests.prompt_progress import PromptProgress
 from baton.gateway.requests.readiness import Missing, Wanted
@@ -89,8 +89,9 @@ class RunningGeneration(Protocol):
     def receipt(self) -> Receipt:
         """The best known; complete in its prompt part from the first token on."""
 
-    async def stop(self, num_delivered: int) -> None:
+    async def stop(self, num_delivered: int, *, is_finished: bool = False) -> None:
         """End the request, of which the client got `num_delivered` tokens. Safe to repeat.
+        `is_finished`: they are all it wants.
 
         Called in every case: at the normal end, when the client has gone, at a stop string.
         """
@@ -146,7 +147,7 @@ class Dispatcher(Protocol):
     async def start(self, generation: Generation) -> RunningGeneration:
         """Raises Overloaded at once, before any work is done."""
 
-    async def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
+    async def take_stream(self, wanted: TakeStream) -> ParkedStream | None:
         """What replicas know of a stream of another gateway; it ends where it runs."""
 
     def leave(self) -> None:

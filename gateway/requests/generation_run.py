@@ -107,7 +107,7 @@ class GenerationRun:
         self._metrics.num_open -= 1
         try:
             if self._running is not None:
-                await self._running.stop(self.num_delivered)
+                await self._running.stop(self.num_delivered, is_finished=self.is_complete)
         finally:
             seconds = self._clock() - self._made_at
             if self.is_complete:

@@ -14,7 +14,7 @@ from functools import partial
 from types import TracebackType
 
 from baton.core.clock import Clock, monotonic
-from baton.core.errors import Cancelled, Unavailable
+from baton.core.errors import Cancelled, StreamMoved, Unavailable
 from baton.gateway.resumable.streams import HeldStream, ResumableStreams, StreamReader
 from baton.gateway.resumable.takes import Takes
 
@@ -116,6 +116,10 @@ class StreamKeeper:
                 async for event in events:
                     self.streams.append(stream, event)
                     self._tell(stream)
+        except StreamMoved as moved:
+            self.streams.remove(stream)  # who comes back to this gateway takes it up anew
+            log.fail(moved)
+            return
         except Exception as error:
             if error_events is None or not log.last_sequence:
                 log.fail(error)

@@ -12,7 +12,8 @@ from collections.abc import Container
 
 import msgspec
 
-from baton.core.messages import ParkedStream, Parking
+from baton.core.messages import ParkedStream
+from baton.core.parking import Parking
 
 MAX_ORDER_BYTES = 256 << 10
 """Streams of longer bodies stay with their gateway."""
@@ -33,7 +34,7 @@ class ParkedOrder(msgspec.Struct, frozen=True, kw_only=True):
         """None if it is too long to be sent along."""
         if len(self.body) > MAX_ORDER_BYTES:
             return None
-        return Parking(stream_id, owner, msgspec.msgpack.encode(self))
+        return Parking(stream_id, owner, msgspec.msgpack.encode(self), self.kind)
 
 
 def order_of(parked: ParkedStream | None, *, kinds: Container[str]) -> ParkedOrder | None:

@@ -15,6 +15,7 @@ from baton.core.errors import InvalidRequest, Unavailable
 from baton.core.ids import RequestId, new_epoch
 from baton.core.messages import GenerateRequest, ParkedStream, Receipt, ReplicaAddress, TokenUpdate
 from baton.core.metrics import Family
+from baton.core.parking import TakeStream
 from baton.decode_service.worker import DecodeWorker
 from baton.gateway.requests.generation import DecodeRoom, Estimate, Generation
 from baton.gateway.requests.prompt_progress import PromptProgress
@@ -49,7 +50,7 @@ class LocalGeneration:
             yield update
             is_last = update.is_last
 
-    async def stop(self, num_delivered: int) -> None:
+    async def stop(self, num_delivered: int, *, is_finished: bool = False) -> None:
         self.dispatcher.forget(self.request_id, num_delivered)
 
 
@@ -121,7 +122,7 @@ class LocalDispatcher:
     def missing(self, wanted: Wanted) -> tuple[Missing, ...]:
         return ()  # nobody is waited for
 
-    async def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
+    async def take_stream(self, wanted: TakeStream) -> ParkedStream | None:
         return None
 
     def leave(self) -> None:

@@ -19,6 +19,7 @@ from baton.core.errors import DeadlineExceeded, InvalidRequest
 from baton.core.ids import ReplicaId
 from baton.core.messages import FinishReason, ParkedStream, Receipt, TokenLogprob, TokenUpdate
 from baton.core.metrics import Family, gauge
+from baton.core.parking import TakeStream
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.requests.generation import DecodeRoom, Estimate, Generation
 from baton.gateway.requests.prompt_progress import PromptProgress
@@ -184,7 +185,7 @@ class ScriptedDispatcher:
             raise script.start_error
         return ScriptedGeneration(self, generation, script)
 
-    async def take_stream(self, stream_id: str, owner: bytes) -> ParkedStream | None:
+    async def take_stream(self, wanted: TakeStream) -> ParkedStream | None:
         return self.parked
 
     def leave(self) -> None:
@@ -256,7 +257,7 @@ class ScriptedGeneration:
             notes=("stopped",) if self._is_stopped else (),
         )
 
-    async def stop(self, num_delivered: int) -> None:
+    async def stop(self, num_delivered: int, *, is_finished: bool = False) -> None:
         if not self._is_stopped:
             self._is_stopped = True
             self._dispatcher.stops.append(num_delivered)

@@ -11,11 +11,11 @@ from baton.core.ids import Epoch, ReplicaId, RequestId
 from baton.core.messages import (
     FinishReason,
     GenerateRequest,
-    Parking,
     SamplingParams,
     TokenLogprob,
     TokenUpdate,
 )
+from baton.core.parking import Parking, TakeStream
 from baton.decode_service import parked_streams
 from baton.decode_service.generating import Generating
 from baton.decode_service.parked_streams import PARKED_S, ParkedStreams, as_parked
@@ -55,14 +55,15 @@ def test_a_stream_is_found_as_it_stood_and_travels_whole() -> None:
     )
     parked.park(told, D, 0.0)
 
-    found = parked.get("a", b"alice", PARKED_S / 2)
-    assert found is not None and found == parked.get("a", b"alice", PARKED_S / 2)
+    found = parked.get(TakeStream("a", b"alice"), PARKED_S / 2)
+    assert found is not None and found == parked.get(TakeStream("a", b"alice"), PARKED_S / 2)
     assert (found.request.output, found.logprobs) == ((7,), (entry,))
     assert (found.finish_reason, found.request.sampling.seed) == (FinishReason.STOP, 5)
     assert found.request.parking == Parking("a", b"alice", b"order")
-    assert parked.get("a", b"bob", PARKED_S / 2) is None
+    assert parked.get(TakeStream("a", b"bob"), PARKED_S / 2) is None
+    assert parked.get(TakeStream("a", b"alice", ("/v1/completions",)), PARKED_S / 2) is None
     assert parked_from_proto(parked_to_proto(found)) == found
-    assert parked.get("a", b"alice", PARKED_S) is None
+    assert parked.get(TakeStream("a", b"alice"), PARKED_S) is None
 
 
 @pytest.mark.parametrize("tokens", [(), (7,)])
@@ -94,12 +95,12 @@ def test_the_oldest_are_forgotten_when_there_are_too_many(monkeypatch: pytest.Mo
         parked.park(generated(str(number)), D, float(number))
     parked.park(generated("2", (7, 8, 9)), D, 3.0)  # a later attempt of the same
 
-    assert [parked.get(str(number), b"alice", 3.0) is None for number in range(3)] == [
+    assert [parked.get(TakeStream(str(number), b"alice"), 3.0) is None for number in range(3)] == [
         True,
         False,
         False,
     ]
-    found = parked.get("2", b"alice", 3.0)
+    found = parked.get(TakeStream("2", b"alice"), 3.0)
     assert found is not None and found.request.output == (7, 8, 9)
 
 

@@ -27,6 +27,7 @@ from tests.gateway.scripted import serving
 from tests.in_process_fleet import Fleet, running_fleet
 
 from baton.core.messages import ParkedStream, Receipt, Role
+from baton.core.parking import TakeStream
 from baton.engine.engine import Engine
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.running_request import first_request
@@ -188,9 +189,9 @@ async def test_whoever_comes_back_twice_at_once_reads_one_stream() -> None:
         asked = []
         take_stream = other._gateway.dispatcher.take_stream
 
-        async def counted(stream_id: str, owner: bytes) -> Any:
-            asked.append(stream_id)
-            return await take_stream(stream_id, owner)
+        async def counted(wanted: TakeStream) -> Any:
+            asked.append(wanted.stream_id)
+            return await take_stream(wanted)
 
         other._gateway.dispatcher.take_stream = counted  # type: ignore[method-assign]
         back = {"last-event-id": last_id(first)}
@@ -224,6 +225,57 @@ async def test_who_has_the_last_event_gets_204_elsewhere_and_who_claims_more_400
         assert [answer.status_code for answer in answers] == [204, 204, 400]
 
 
+async def test_a_gateway_whose_stream_was_taken_writes_no_event_more() -> None:
+    """Its client comes back behind the last event of the stream, and gets the very next one."""
+    async with (
+        running_fleet(make_engine=slow_engine_for_text) as fleet,
+        second_gateway(fleet) as other,
+        at(other) as elsewhere,
+        gateway_over(fleet) as server,
+        at(server) as client,
+    ):
+        text, rests = "", list[httpx.Response]()
+        try:
+            async with client.stream("POST", CHAT, json=body_for(CHAT)) as response:
+                async for piece in response.aiter_text():
+                    text += piece
+                    if not rests and text.count("\n\n") >= 3:
+                        back = {"last-event-id": last_id(events_in(text)[:1])}
+                        refused = await elsewhere.post(COMPLETIONS, headers=back)
+                        assert refused.status_code == 404  # and it goes on where it is
+                        rests.append(await elsewhere.get("/v1/streams", headers=back))
+        except httpx.RemoteProtocolError:
+            was_cut = True
+        else:
+            was_cut = False
+        events = events_in(rests[0].text)
+        here = events_in(text)
+        again = await client.get("/v1/streams", headers={"last-event-id": last_id(here)})
+
+        assert was_cut and here[1:] == events[: len(here) - 1]  # none of them an error
+        assert events_in(again.text) == events[len(here) - 1 :]
+        assert num_sampled(fleet) < NUM_TOKENS + 8  # taken up twice: some of a step under way
+
+
+async def test_what_a_stop_string_ended_is_found_elsewhere() -> None:
+    body = {**body_for(COMPLETIONS), "resumable": True}
+    async with (
+        running_fleet(make_engine=engine_for_text) as fleet,
+        second_gateway(fleet) as other,
+        at(other) as elsewhere,
+    ):
+        whole = await elsewhere.post(COMPLETIONS, json={**body, "stream": False, "resumable": None})
+        body["stop"] = whole.json()["choices"][0]["text"][6:9]
+        async with gateway_over(fleet) as server, at(server) as client:
+            stopped = events_in((await client.post(COMPLETIONS, json=body)).text)
+        back = {"last-event-id": last_id(stopped[:2])}
+        rest = await elsewhere.get("/v1/streams", headers=back)
+
+        assert 2 < len(stopped) < NUM_TOKENS
+        assert events_in(rest.text) == stopped[2:]
+        await fleet.assert_nothing_is_held()
+
+
 async def test_a_stream_that_nobody_could_go_on_with_goes_on_where_it_is() -> None:
     async with (
         running_fleet(make_engine=slow_engine_for_text) as fleet,
@@ -241,7 +293,9 @@ async def test_a_stream_that_nobody_could_go_on_with_goes_on_where_it_is() -> No
                 if not taken:  # the logprobs of the first tokens are known to no replica now
                     taken = True
                     stream_id = last_id(first).partition(":")[0]
-                    again = await fleet.dispatcher.take_stream(stream_id, owner_of(None))
+                    again = await fleet.dispatcher.take_stream(
+                        TakeStream(stream_id, owner_of(None))
+                    )
 
         assert again is None
         assert len(first) + len(events_in(text)) == NUM_TOKENS + 1
@@ -259,7 +313,9 @@ async def test_a_replica_that_cannot_be_asked_hides_no_stream_and_makes_none_unk
         links = other._gateway.dispatcher.fleet.links.decode.values()  # type: ignore[attr-defined]
         stream_id = last_id(first).partition(":")[0]
         (without,) = [
-            link for link in links if not await link.take_stream(stream_id, owner_of(None))
+            link
+            for link in links
+            if not await link.take_stream(TakeStream(stream_id, owner_of(None)))
         ]
         await without._channel.close()
         unknown = await elsewhere.get("/v1/streams", headers={"last-event-id": "none:1"})
@@ -269,7 +325,8 @@ async def test_a_replica_that_cannot_be_asked_hides_no_stream_and_makes_none_unk
         assert len(first) + len(events_in(rest.text)) == NUM_TOKENS + 1
 
 
-async def test_a_stream_that_its_client_ended_is_found_nowhere() -> None:
+@pytest.mark.parametrize("is_ended_elsewhere", [False, True])
+async def test_a_stream_that_its_client_ended_is_found_nowhere(is_ended_elsewhere: bool) -> None:
     async with (
         running_fleet(make_engine=slow_engine_for_text) as fleet,
         second_gateway(fleet) as other,
@@ -278,7 +335,8 @@ async def test_a_stream_that_its_client_ended_is_found_nowhere() -> None:
         at(server) as client,
     ):
         first = await first_events(client, COMPLETIONS, 3)
-        ended = await client.delete(f"/v1/streams/{last_id(first).partition(':')[0]}")
+        at_which = elsewhere if is_ended_elsewhere else client
+        ended = await at_which.delete(f"/v1/streams/{last_id(first).partition(':')[0]}")
         await fleet.assert_nothing_is_held()
         back = {"last-event-id": last_id(first)}
         found = [await one.get("/v1/streams", headers=back) for one in (client, elsewhere)]
