@@ -84,6 +84,10 @@ class ChaosRule:
             raise ValueError(f"max_times must be at least 1, not {self.max_times}")
 
 
+LAST_WORDS_S = 0.1
+"""Between the answer to who has a process killed and its end, so that the answer gets out."""
+
+
 def kill_this_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 

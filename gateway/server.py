@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 
 from baton.core.clock import Clock, monotonic
 from baton.gateway.access.config import GatewayConfig
@@ -28,7 +29,7 @@ from baton.gateway.text.served_model import ServedModel
 class GatewayServer:
     """Plain Python on purpose: `platform/cluster/gateway_actor.py` turns it into a deployment."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter a collaborator
         self,
         *,
         model: ServedModel,
@@ -36,6 +37,7 @@ class GatewayServer:
         config: GatewayConfig,
         wanted: Wanted = NOBODY,
         reporting: Reporting = SILENT,
+        kill: Callable[[], None] | None = None,
         clock: Clock = monotonic,
     ) -> None:
         """Raises InvalidConfig if the certificate or its key cannot be used."""
@@ -45,6 +47,7 @@ class GatewayServer:
             config=config,
             wanted=wanted,
             reporting=reporting,
+            kill=kill,
             clock=clock,
         )
         tls = tls_identity(config)

@@ -153,6 +153,7 @@ def _admin_routes(gateway: Gateway) -> list[Route]:
         Route("/debug/drain", pages.drain, methods=["POST"]),
         Route("/debug/undrain", pages.undrain, methods=["POST"]),
         Route("/debug/flip", pages.flip, methods=["POST"]),
+        Route("/debug/chaos", pages.chaos, methods=["POST"]),
     ]
 
 

@@ -24,6 +24,7 @@ from baton.gateway.http.schemas import ChatBody, CompletionBody
 from baton.gateway.http.scoring.classify import ClassifyAnswer, ClassifyBody
 from baton.gateway.http.scoring.scores import RerankAnswer, RerankBody, ScoreAnswer, ScoreBody
 from baton.gateway.http.status_pages import (
+    ChaosBody,
     DrainAnswer,
     DrainBody,
     FlipBody,
@@ -393,6 +394,16 @@ ADMIN_ENDPOINTS = (
         body=FlipBody,
         answer=DrainAnswer,
         example={"replica": "prefill-b6x7lxkx", "to": "decode"},
+    ),
+    Endpoint(
+        path="/debug/chaos",
+        method="post",
+        tag=OPERATIONS,
+        summary="Have this gateway killed",
+        details="Where `chaos.enabled` is set; otherwise 403. For `baton chaos`.",
+        body=ChaosBody,
+        answer=dict[str, bool],
+        example={"do": "kill"},
     ),
     Endpoint(
         path="/v1/requests/{request_id}",

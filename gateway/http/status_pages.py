@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import Literal
 
 import msgspec
@@ -9,11 +11,15 @@ from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from baton.core.chaos import LAST_WORDS_S
+from baton.core.errors import Forbidden
 from baton.core.metrics import CONTENT_TYPE
 from baton.gateway.http.errors import json_response
 from baton.gateway.http.request_body import decode_body, read_body
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.readiness import Missing
+
+log = logging.getLogger(__name__)
 
 
 class HealthAnswer(msgspec.Struct, kw_only=True):
@@ -44,6 +50,11 @@ class FlipBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Its id, as /debug/status tells it; or a role, for whichever of it has least to do."""
     to: str
     """The role to take: prefill or decode."""
+
+
+class ChaosBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    do: Literal["kill"]
+    """kill -9, as `baton chaos` strikes replicas."""
 
 
 class DrainAnswer(msgspec.Struct, kw_only=True):
@@ -105,6 +116,16 @@ class StatusPages:
         body = decode_body(await read_body(request, self._gateway.config), FlipBody)
         progress = await self._gateway.dispatcher.flip(body.replica, body.to)
         return json_response(msgspec.convert(progress, DrainAnswer))
+
+    async def chaos(self, request: Request) -> Response:
+        """End at once, if the deployment wants such things."""
+        decode_body(await read_body(request, self._gateway.config), ChaosBody)
+        kill = self._gateway.kill
+        if kill is None:
+            raise Forbidden("this deployment makes no faults on purpose: set chaos.enabled")
+        log.warning("CHAOS: this gateway ends at once")
+        asyncio.get_running_loop().call_later(LAST_WORDS_S, kill)
+        return json_response({"is_killed": True})
 
     async def status(self, request: Request) -> Response:
         return json_response(await self._gateway.dispatcher.status())

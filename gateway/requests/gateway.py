@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from baton.core.clock import Clock, monotonic
@@ -38,7 +38,7 @@ LONG_TEXT_CHARS = 16_384
 
 
 class Gateway:
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter a collaborator
         self,
         *,
         model: ServedModel,
@@ -46,9 +46,12 @@ class Gateway:
         config: GatewayConfig,
         wanted: Wanted = NOBODY,
         reporting: Reporting = SILENT,
+        kill: Callable[[], None] | None = None,
         clock: Clock = monotonic,
     ) -> None:
-        """`wanted`: the replicas that are to be there, for those who ask what is missing."""
+        """`wanted`: the replicas that are to be there, for those who ask what is missing. `kill`
+        ends this process as a crash would, where operators may have that."""
+        self.kill = kill
         self._wanted = wanted
         self.model = model
         self.dispatcher = dispatcher

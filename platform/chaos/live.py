@@ -97,6 +97,10 @@ class LiveDeployment:
         self.num_strikes[target.epoch] = num_strikes
         self._num_before.setdefault(target.epoch, num_strikes)
 
+    async def kill_gateway(self) -> None:
+        """Raises Unavailable if it refuses, or cannot be reached."""
+        await asyncio.to_thread(self.pages.post, "/debug/chaos", {"do": "kill"})
+
     @property
     def num_faults(self) -> int:
         """Made since this began, as far as replicas have told."""

@@ -94,6 +94,9 @@ class ScenarioRun:
         started = time.monotonic()
         for at_s in blow.times(self._scenario.duration_s):
             await asyncio.sleep(max(0.0, started + at_s - time.monotonic()))
+            if blow.role == "gateway":
+                await self._hit_gateway(at_s)
+                continue
             possible = [t for t in await self._targets() if blow.role in ("any", t.role)]
             if not possible:
                 self._note(f"{at_s:g} s: nobody to {blow.do}")
@@ -116,6 +119,14 @@ class ScenarioRun:
             self._note(f"{at_s:g} s: could not {blow.do} {target.replica_id}: {error}")
         else:
             self._note(f"{at_s:g} s: {blow.do} {target.replica_id}")
+
+    async def _hit_gateway(self, at_s: float) -> None:
+        try:
+            await self._deployment.kill_gateway()
+        except Unavailable as error:
+            self._note(f"{at_s:g} s: could not kill the gateway: {error}")
+        else:
+            self._note(f"{at_s:g} s: kill the gateway")
 
     async def _check_enabled(self) -> None:
         targets = await self._deployment.targets()

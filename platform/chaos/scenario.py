@@ -39,7 +39,8 @@ class Load(ConfigNode, frozen=True, kw_only=True):
 class Blow(ConfigNode, frozen=True, kw_only=True):
     do: Literal["kill", "stop"]
     """kill -9, or kill -STOP for a while."""
-    role: Literal["prefill", "decode", "any"] = "any"
+    role: Literal["prefill", "decode", "any", "gateway"] = "any"
+    """`any` replica; the gateway is the one that `baton chaos` is given, and can only be killed."""
     every_s: Seconds | None = None
     at_s: Seconds | None = None
     for_s: Seconds = 3.0
@@ -48,6 +49,8 @@ class Blow(ConfigNode, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if (self.every_s is None) == (self.at_s is None):
             raise ValueError("a blow has either every_s or at_s")
+        if self.role == "gateway" and self.do != "kill":
+            raise ValueError("a gateway can only be killed: it wakes nobody who stops it")
 
     def times(self, duration_s: float) -> Iterator[float]:
         """When it falls, in seconds since the scenario began."""

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from baton.core.chaos import kill_this_process
 from baton.core.errors import InvalidConfig, Unavailable
 from baton.core.ids import Epoch
 from baton.gateway.access.config import GatewayConfig
@@ -99,6 +100,7 @@ class GatewayNode:
             dispatcher=self.dispatcher,
             config=_with_folder(self._known, config.model_name),
             wanted=config.wanted_replicas,
+            kill=kill_this_process if config.chaos.enabled else None,
             reporting=Reporting(
                 tracer=start_tracing(config.tracing, "baton-gateway", self.dispatcher.epoch),
                 has_vllm_names=config.metrics.vllm_names,

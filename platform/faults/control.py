@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 
-from baton.core.chaos import Chaos, kill_this_process
+from baton.core.chaos import LAST_WORDS_S, Chaos, kill_this_process
 from baton.core.errors import InvalidRequest
 from baton.core.ids import Epoch, ReplicaId
 from baton.proto import replica_pb2 as pb
@@ -17,8 +17,6 @@ from baton.proto.chaos_wire import rules_from_proto, strikes_to_proto
 
 log = logging.getLogger(__name__)
 
-LAST_WORDS_S = 0.1
-"""Between the answer and the end, so that the answer gets out."""
 MAX_STOPPED_S = 600.0
 
 

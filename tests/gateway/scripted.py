@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -352,6 +352,7 @@ async def serving(
     model: ServedModel | None = None,
     clock: Clock = monotonic,
     reporting: Reporting = SILENT,
+    kill: Callable[[], None] | None = None,
     **config: Any,
 ) -> AsyncIterator[Serving]:
     dispatcher = dispatcher or ScriptedDispatcher(script or Script())
@@ -361,6 +362,7 @@ async def serving(
         dispatcher=dispatcher,
         config=settings,
         reporting=reporting,
+        kill=kill,
         clock=clock,
     )
     await server.start()

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.client.async_client import AsyncBatonClient
+from baton.client.retry import RetryPolicy
 from baton.core.wire_security import WireSecurity
 from baton.platform.chaos.live import LiveDeployment
 from baton.platform.chaos.run import Outcome, ScenarioRun
@@ -25,6 +26,9 @@ from baton.platform.observe.gateway_pages import GatewayPages
 from baton.platform.security.connections import load_security
 from baton.platform.security.ray_token import settled
 from baton.proto.channels import Channels
+
+PATIENT = RetryPolicy(max_attempts=40, max_delay_s=1.0)
+"""Longer than a gateway takes to come back: what becomes of its streams is the question."""
 
 app = typer.Typer(
     help="Make faults on purpose in a live deployment, and see what holds.", no_args_is_help=True
@@ -88,7 +92,7 @@ async def _run(
     ca_cert = pages.ca_file.read_bytes() if pages.ca_file else None
     is_tls = pages.url.startswith("https:")
     async with AsyncBatonClient(
-        grpc_url, api_key=pages.api_key, tls=is_tls, ca_cert=ca_cert
+        grpc_url, api_key=pages.api_key, tls=is_tls, ca_cert=ca_cert, retry=PATIENT
     ) as client:
         deployment = LiveDeployment(pages, client, channels)
         try:

@@ -299,6 +299,24 @@ async def test_who_watches_hears_of_each_call_to_the_api_once_and_of_who_leaves(
     ]  # fmt: skip
 
 
+async def test_a_gateway_is_killed_on_request_where_that_is_wanted() -> None:
+    killed = asyncio.Event()
+    async with serving(admin_port=0) as calm, serving(admin_port=0, kill=killed.set) as chaotic:
+        refused = await calm.http.post(f"{calm.admin_url}/debug/chaos", json={"do": "kill"})
+        url = f"{chaotic.admin_url}/debug/chaos"
+        strange = await chaotic.http.post(url, json={"do": "stop"})
+        answer = await chaotic.http.post(url, json={"do": "kill"})
+        async with asyncio.timeout(5):
+            await killed.wait()
+
+    assert (refused.status_code, strange.status_code, answer.json()) == (
+        403,
+        400,
+        {"is_killed": True},
+    )
+    assert "chaos.enabled" in refused.text
+
+
 async def test_a_replica_is_drained_or_flipped_on_request_and_says_how_far_it_is() -> None:
     async with serving(admin_port=0) as gateway:
         url, other = f"{gateway.admin_url}/debug/drain", f"{gateway.admin_url}/debug/flip"

@@ -25,6 +25,7 @@ class FakeDeployment:
         self.faults = faults
         self.num_asked = 0
         self.told: list[tuple[str, int, bool]] = []
+        self.num_gateways_killed = 0
         self.num_faults = 0
 
     async def ask(self, prompt: str, seed: int, load: Load, *, salt: str = "") -> Tokens:
@@ -51,6 +52,9 @@ class FakeDeployment:
         if self.faults.get("is_refused"):
             raise Unavailable("decode-1: chaos is off")
         self.told.append((target.replica_id, len(rules), is_killed))
+
+    async def kill_gateway(self) -> None:
+        self.num_gateways_killed += 1
 
     async def leaks(self) -> dict[str, Any]:
         held = self.faults.get("leased", 0)
@@ -80,9 +84,11 @@ async def outcome_of(deployment: FakeDeployment, planned: Scenario) -> dict[str,
 async def test_a_deployment_that_answers_as_before_and_holds_nothing_passes() -> None:
     deployment = FakeDeployment()
 
-    held = await outcome_of(deployment, scenario(blows=(Blow(do="kill", at_s=0.1),)))
+    blows = (Blow(do="kill", at_s=0.1), Blow(do="kill", role="gateway", at_s=0.1))
+    held = await outcome_of(deployment, scenario(blows=blows))
 
     assert all(held.values())
+    assert deployment.num_gateways_killed == 1
     assert ("decode-1", 0, True) in deployment.told
     assert deployment.told[-1] == ("decode-1", 0, False)  # the chaos is ended
 
