@@ -93,6 +93,11 @@ _KINDS: dict[grpc.StatusCode, type[BatonClientError]] = {
 }
 
 
+BROKEN = "Stream removed"
+"""What gRPC's core says, as UNKNOWN, where a connection ends in mid-stream without a status: the
+server was killed, say. At other moments that is UNAVAILABLE."""
+
+
 class FailedCall(Protocol):
     """What both of gRPC's libraries raise."""
 
@@ -128,6 +133,8 @@ def from_status(
 ) -> BatonClientError:
     details = _Details(dict(metadata).get(DETAILS_KEY, b""))
     kind = _KINDS.get(code, ServerFailed)
+    if code is grpc.StatusCode.UNKNOWN and message.startswith(BROKEN):
+        kind = Unavailable
     if kind is ModelNotFound and details.info.reason == STREAM_NOT_FOUND:
         kind = StreamNotFound
     error = kind(details.message or message or code.name, code, reason=details.info.reason)

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 from baton.core.clock import Clock
+from baton.core.errors import Unavailable
 from baton.core.ids import Epoch
 from baton.core.messages import HEARTBEAT_S, ParkedStream, ReplicaInfo, Role
 from baton.core.parking import TakeStream
@@ -110,6 +111,8 @@ class Links:
         """As far as any decode replica knows of it. What runs of it anywhere ends. Raises
         Unavailable if none has it, but one that may have it could not be asked."""
         links = tuple(self.decode.values())
+        if not links:
+            raise Unavailable("no decode replica is known here yet that could be asked; try again")
         answers = await asyncio.gather(
             *(link.take_stream(wanted) for link in links), return_exceptions=True
         )

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.client.errors import BatonClientError, Overloaded, StreamNotFound, Unavailable
+from baton.client.errors import (
+    BatonClientError,
+    Overloaded,
+    ServerFailed,
+    StreamNotFound,
+    Unavailable,
+    from_status,
+)
 from baton.client.retry import Attempts, RetryPolicy
 from baton.client.stream_progress import StreamProgress
 from baton.proto import inference_pb2 as pb
@@ -29,6 +36,20 @@ def broken(reason: str = "") -> Unavailable:
 
 def lost() -> StreamNotFound:
     return StreamNotFound("gone", grpc.StatusCode.NOT_FOUND, reason="STREAM_NOT_FOUND")
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN])
+def test_a_server_that_was_killed_in_mid_stream_is_worth_coming_back_for(
+    code: grpc.StatusCode,
+) -> None:
+    stream = progress()
+    stream.received(response(1))
+
+    stream.delay_s_after(from_status(code, "Stream removed (Socket closed)", ()))
+    with pytest.raises(ServerFailed):
+        progress().delay_s_after(from_status(grpc.StatusCode.UNKNOWN, "a bug", ()))
+
+    assert stream.resumption() == pb.ResumeRequest(stream_id="s", last_sequence=1)
 
 
 def test_a_call_that_brought_nothing_is_made_afresh() -> None:

@@ -26,6 +26,7 @@ from tests.gateway.resumable.test_resumable_fleet import engine_for_text, gatewa
 from tests.gateway.scripted import serving
 from tests.in_process_fleet import Fleet, running_fleet
 
+from baton.core.errors import Unavailable
 from baton.core.messages import ParkedStream, Receipt, Role
 from baton.core.parking import TakeStream
 from baton.engine.engine import Engine
@@ -318,6 +319,14 @@ async def test_a_replica_that_cannot_be_asked_hides_no_stream_and_makes_none_unk
             if not await link.take_stream(TakeStream(stream_id, owner_of(None)))
         ]
         await without._channel.close()
+        nobody = ReplicaDispatcher(
+            Routing(Cost(), local_prefill_tokens=0),
+            max_waiting=100,
+            no_replica_grace_s=5.0,
+            channels=Channels(load_security(fleet.config.security)),
+        )
+        with pytest.raises(Unavailable, match="known here yet"):
+            await nobody.take_stream(TakeStream("none", owner_of(None)))
         unknown = await elsewhere.get("/v1/streams", headers={"last-event-id": "none:1"})
         rest = await elsewhere.get("/v1/streams", headers={"last-event-id": last_id(first)})
 
