@@ -12,7 +12,7 @@ import msgspec
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from tests.in_process_fleet import running_fleet
-from tests.platform.planner.test_planner import GATEWAY, RULES, Deployment
+from tests.platform.planner.planned_deployment import GATEWAY, RULES, Deployment
 from tests.platform.worker_groups.test_adapter import World
 
 from baton.core.messages import Role

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from tests.platform.planner.test_planner import Deployment, fails
+from tests.platform.planner.planned_deployment import Deployment, fails
 
 from baton.core.ids import ReplicaId
 from baton.core.messages import Role

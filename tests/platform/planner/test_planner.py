@@ -9,106 +9,25 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from tests.gateway.fleet.known_replicas import make_replica
+from tests.platform.planner.planned_deployment import (
+    RULES,
+    Deployment,
+    fails,
+    nobody_flips,
+    overtaken,
+    prefill,
+)
 
-from baton.core.clock import ManualClock
-from baton.core.errors import InvalidConfig, Unavailable
-from baton.core.ids import Epoch, ReplicaId
-from baton.core.messages import Membership, ReplicaInfo, Role
-from baton.core.step_times import StepTimes
-from baton.gateway.fleet.traffic import ReplicaSpeed, TrafficReport
+from baton.core.errors import InvalidConfig
+from baton.core.ids import Epoch
+from baton.core.messages import Role
 from baton.platform.cluster.planning import keep_planned
 from baton.platform.config.deployment import parse_config
 from baton.platform.planner.config import PlannerConfig
-from baton.platform.planner.planner import Planned, Planner
-from baton.platform.planner.proposal import Counts, Proposal
+from baton.platform.planner.planner import Planner
+from baton.platform.planner.proposal import Counts
 
-RULES = PlannerConfig(
-    enabled=True, ttft_s=1.5, itl_s=0.1, cold_start_s=10.0, steady_s=60.0, window_s=30.0
-)
-TIMES = StepTimes(constant_s=0.02, token_s=5e-4, num_prompt_steps=99, num_decode_steps=99)
 """A prompt of 1000 tokens takes half a second."""
-GATEWAY = Epoch("g")
-
-
-def replica(role: Role, number: int) -> ReplicaInfo:
-    info = make_replica(f"{role.value}-{number}", role=role)
-    return replace(info, max_chunk=2048, num_blocks=4096, max_open=64)
-
-
-class Deployment:
-    """Gateways that each say what comes, and replicas that are there at once."""
-
-    def __init__(self, rules: PlannerConfig = RULES, num_gateways: int = 1) -> None:
-        self.clock = ManualClock(1000.0)
-        self.wall = ManualClock(1e9)
-        wanted = dict.fromkeys(Role, 1)
-        self.planner = Planner(
-            Planned(
-                rules=rules,
-                wanted=wanted,
-                num_gateways=num_gateways,
-                max_running=dict.fromkeys(Role, 64),
-            ),
-            clock=self.clock,
-            wall_clock=self.wall,
-        )
-        self.placeable = dict.fromkeys(Role, 8)
-        self.total = TrafficReport(age_s=0.0)
-        self.answer_tokens = 50
-
-    @property
-    def known(self) -> Membership:
-        replicas = [
-            replica(role, number)
-            for role, wanted in self.planner.planned.wanted.items()
-            for number in range(min(wanted, self.placeable[role]))
-        ]
-        return Membership(incarnation=Epoch("r"), version=1, age_s=100.0, replicas=tuple(replicas))
-
-    def come(self, rate: float, seconds: float) -> None:
-        """So many requests a second, and all have a place and their answer at once."""
-        number, total = round(rate * seconds), self.total
-        self.total = replace(
-            total,
-            age_s=total.age_s + seconds,
-            num_arrived=total.num_arrived + number,
-            num_placed=total.num_placed + number,
-            computed_tokens=total.computed_tokens + 1000 * number,
-            squared_computed_tokens=total.squared_computed_tokens + 10**6 * number,
-            num_ended=total.num_ended + number,
-            output_tokens=total.output_tokens + self.answer_tokens * number,
-        )
-
-    def report(self, age_s: float = 0.0) -> None:
-        speeds = {info.epoch: ReplicaSpeed(TIMES, age_s) for info in self.known.replicas}
-        self.planner.hear(GATEWAY, replace(self.total, speeds=speeds))
-
-    def hear_of(self, rate: float, seconds: int, *, hears: bool = True) -> None:
-        for _ in range(seconds):
-            self.clock.advance(1.0)
-            self.wall.advance(1.0)
-            self.come(rate, 1.0)
-            if hears:
-                self.report()
-
-    def live(self, rate: float, seconds: float, *, hears: bool = True) -> Proposal:
-        """And carry out what is proposed, if it may be."""
-        found = None
-        for _ in range(round(seconds / 5)):
-            self.hear_of(rate, 5, hears=hears)
-            found = self.planner.propose(self.known)
-            assert found is not None
-            is_done = found.is_change
-            self.planner.keep(found, "scaled" if is_done else "as it is")
-            if is_done:
-                self.planner.want(found.counts, {})
-        assert found is not None
-        return found
-
-
-def prefill(proposal: Proposal) -> int:
-    return proposal.counts[Role.PREFILL]
 
 
 def test_pools_follow_what_gateways_tell_and_each_change_is_explained_once() -> None:
@@ -318,18 +237,6 @@ def test_a_pool_that_is_to_be_smaller_than_its_flipped_replicas_gets_one_back_fi
 
 
 Scale = Callable[[Any, Any, Any], bool]
-
-
-def overtaken(before: object, counts: object, asked: object) -> bool:
-    return False
-
-
-def fails(before: object, counts: object, asked: object) -> bool:
-    raise Unavailable("the head is away")
-
-
-async def nobody_flips(giver: Role, taker: Role) -> ReplicaId:
-    raise AssertionError
 
 
 async def test_replicas_are_added_once_their_nodes_are_there_and_nodes_are_asked_for_at_once() -> (

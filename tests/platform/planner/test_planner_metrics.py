@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from msgspec import structs
-from tests.platform.planner.test_planner import GATEWAY, RULES, Deployment
+from tests.platform.planner.planned_deployment import GATEWAY, RULES, Deployment
 
 from baton.core.ids import Epoch
 from baton.core.messages import Role
