@@ -18,9 +18,7 @@ from baton.gateway.http.batching.batches import BatchesApi
 from baton.gateway.http.batching.files import FilesApi
 from baton.gateway.http.chat import ChatApi
 from baton.gateway.http.completions import CompletionsApi
-from baton.gateway.http.console_page import ConsoleApi
 from baton.gateway.http.decisions import DecisionsApi
-from baton.gateway.http.docs_page import DocsApi
 from baton.gateway.http.edge import (
     ANTHROPICS_REQUEST_ID,
     CLASSIFY_PATHS,
@@ -31,16 +29,18 @@ from baton.gateway.http.edge import (
     Edge,
 )
 from baton.gateway.http.embeddings import EmbeddingsApi
-from baton.gateway.http.endpoint import Endpoint
-from baton.gateway.http.endpoints import ADMIN_ENDPOINTS, ENDPOINTS
 from baton.gateway.http.errors import (
     on_baton_error,
     on_routing_error,
 )
 from baton.gateway.http.estimates import EstimateApi
-from baton.gateway.http.front_page import FrontPage
 from baton.gateway.http.messages.api import MessagesApi
 from baton.gateway.http.models import ModelsApi
+from baton.gateway.http.openapi.endpoint import Endpoint
+from baton.gateway.http.openapi.endpoints import ADMIN_ENDPOINTS, ENDPOINTS
+from baton.gateway.http.pages.console_page import ConsoleApi
+from baton.gateway.http.pages.docs_page import DocsApi
+from baton.gateway.http.pages.front_page import FrontPage
 from baton.gateway.http.responses.api import ResponsesApi
 from baton.gateway.http.responses.kept_api import KeptResponsesApi
 from baton.gateway.http.resuming import ResumableRequests, StreamsApi

@@ -11,7 +11,7 @@ from baton.gateway.http.batching.files import (
     FileForm,
     FileListAnswer,
 )
-from baton.gateway.http.endpoint import Endpoint
+from baton.gateway.http.openapi.endpoint import Endpoint
 
 BATCHES = "Batches"
 

@@ -16,7 +16,7 @@ import pytest
 from tests.gateway.scripted import serving
 
 from baton.gateway.access.config import GatewayConfig
-from baton.gateway.http.console_page import FOLDER
+from baton.gateway.http.pages.console_page import FOLDER
 from baton.gateway.requests.readiness import NOBODY
 
 MEDIA = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from baton.gateway.http.errors import json_response
-from baton.gateway.http.page_security import WITHOUT_SCRIPTS
+from baton.gateway.http.pages.page_security import WITHOUT_SCRIPTS
 from baton.gateway.requests.gateway import Gateway
 
 TEMPLATE = Path(__file__).with_name("front_page.html")

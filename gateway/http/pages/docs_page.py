@@ -14,9 +14,9 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from baton.gateway.http.endpoint import Endpoint
-from baton.gateway.http.openapi import openapi_document
-from baton.gateway.http.page_security import WITHOUT_SCRIPTS
+from baton.gateway.http.openapi.document import openapi_document
+from baton.gateway.http.openapi.endpoint import Endpoint
+from baton.gateway.http.pages.page_security import WITHOUT_SCRIPTS
 from baton.gateway.requests.gateway import Gateway
 
 TEMPLATE = Path(__file__).with_name("docs_page.html")

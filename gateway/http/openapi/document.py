@@ -10,9 +10,9 @@ import msgspec
 
 from baton.core.attribute_docs import attribute_docs
 from baton.gateway.http.edge import GUARDED, OPERATED
-from baton.gateway.http.endpoint import QUERIES, Endpoint
-from baton.gateway.http.endpoints import HEADERS
 from baton.gateway.http.errors import ErrorShape, error_shape
+from baton.gateway.http.openapi.endpoint import QUERIES, Endpoint
+from baton.gateway.http.openapi.endpoints import HEADERS
 
 REF = "#/components/schemas/{name}"
 PARAMETER = re.compile(r"{(\w+)}")

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from baton.gateway.http.page_security import WITH_OWN_SCRIPTS
+from baton.gateway.http.pages.page_security import WITH_OWN_SCRIPTS
 from baton.gateway.requests.gateway import Gateway
 
 FOLDER = Path(__file__).with_name("console")

@@ -12,12 +12,12 @@ from baton.gateway.http.batching.endpoints import BATCH_PATHS
 from baton.gateway.http.decisions import JSON_LINES, ExplainedRequest
 from baton.gateway.http.edge import CLASSIFY_PATHS, RERANK_PATHS, SCORE_PATHS
 from baton.gateway.http.embeddings import EmbeddingBody, EmbeddingListAnswer
-from baton.gateway.http.endpoint import Endpoint
 from baton.gateway.http.estimates import EstimateAnswer
-from baton.gateway.http.front_page import FrontAnswer, VersionAnswer
 from baton.gateway.http.messages.answer import MessageAnswer, TokenCountAnswer
 from baton.gateway.http.messages.schemas import MessagesBody
 from baton.gateway.http.models import ModelAnswer, ModelListAnswer
+from baton.gateway.http.openapi.endpoint import Endpoint
+from baton.gateway.http.pages.front_page import FrontAnswer, VersionAnswer
 from baton.gateway.http.responses.answer import DeletedAnswer, ItemListAnswer, ResponseAnswer
 from baton.gateway.http.responses.schemas import ResponsesBody
 from baton.gateway.http.schemas import ChatBody, CompletionBody

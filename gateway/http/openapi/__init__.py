@@ -1,0 +1,1 @@
+"""Every path of the ports, described for `/docs` and `/openapi.json`."""
