@@ -215,3 +215,17 @@ def test_serve_does_not_wait_for_what_its_replicas_need() -> None:
 def ours(modules: set[str]) -> set[str]:
     """The top-level folders that `modules` come from."""
     return {module.split(".")[1] for module in modules if module.startswith("baton.")}
+
+
+TIMED = ("core", "decode_service", "engine", "kv_transfer", "prefill_service", "proto", "router")
+WALL_CLOCK = re.compile(r"\btime\.time(?:_ns)?\(|\bdatetime\.now\b|\butcnow\b")
+
+
+def test_a_clock_that_jumps_changes_nothing_that_is_timed() -> None:
+    """Leases, deadlines, heartbeats: each process has a clock of its own that never jumps, and only
+    durations go from one to another."""
+    files = [path for room in (*TIMED, "replica_core") for path in (ROOT / room).rglob("*.py")]
+    files += (ROOT / "gateway" / "fleet").rglob("*.py")
+
+    assert len(files) > 400
+    assert not [str(path) for path in files if WALL_CLOCK.search(path.read_text())]
