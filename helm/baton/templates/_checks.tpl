@@ -106,6 +106,9 @@ Each failure names the value and the remedy.
 {{- if and (ne $where "head") (gt (addf $drain 30) (.pod.terminationGracePeriodSeconds | float64)) -}}
 {{- fail (printf "%s: terminationGracePeriodSeconds is %v, and a drain may take %v s (config.health.drain_s) after replacements have come up; allow 30 s more than that" $where .pod.terminationGracePeriodSeconds $drain) -}}
 {{- end -}}
+{{- if hasKey $.pod.podLabels "app.kubernetes.io/name" -}}
+{{- fail (printf "%s: podLabels: app.kubernetes.io/name is KubeRay's, whose Service of the head selects it; use another label" $where) -}}
+{{- end -}}
 {{- range $name, $devices := dict "accelerator" .pod.accelerator "rdma" .pod.rdma -}}
   {{- if ne (empty $devices.resource) (empty $devices.count) -}}
   {{- fail (printf "%s: %s.resource and %s.count belong together: set both, or none" $where $name $name) -}}

@@ -15,13 +15,15 @@
 {{- end }}
 
 {{/* By which objects of this release are selected. On Ray's pods there is nothing else: whatever
-changes with a chart's version would make a new cluster of every upgrade. */}}
+changes with a chart's version would make a new cluster of every upgrade; and app.kubernetes.io/name is
+KubeRay's there, as its Service of a RayService's head selects that. */}}
 {{- define "baton.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "baton.name" . }}
+app.kubernetes.io/part-of: {{ include "baton.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
 {{- define "baton.labels" -}}
+app.kubernetes.io/name: {{ include "baton.name" . }}
 {{ include "baton.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}

@@ -1,0 +1,110 @@
+"""Who is selected: labels of pods as KubeRay sets them, against the selectors that meet them.
+
+KubeRay 1.7 (`labelPod`, `HeadServiceLabels`): pods are `app.kubernetes.io/name: kuberay` unless their
+template says otherwise, and the Service of a RayService's head selects that name whatever it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from tests.helm.chart import OPERATED, Manifest, Release, Rendered, profiles, render
+
+Labels = Mapping[str, str]
+
+CLUSTER = "rel-baton-x7k2p"
+BY_KUBERAY = {
+    "app.kubernetes.io/name": "kuberay",
+    "app.kubernetes.io/created-by": "kuberay-operator",
+}
+FOLLOWED = {
+    "config": {"planner": {"nodes": "kuberay"}},
+    "rayAuth": {"secretName": "ray-token"},
+    "workerDefaults": {"maxReplicas": 3},
+    "collector": {"enabled": True, "exporters": {"debug": {}}},
+    "monitoring": {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": False}},
+}
+
+
+def ray_pod(group: str, kind: str, template: Manifest) -> Labels:
+    by_ray = {
+        "ray.io/is-ray-node": "yes",
+        "ray.io/cluster": CLUSTER,
+        "ray.io/node-type": kind,
+        "ray.io/group": group,
+    }
+    return BY_KUBERAY | template["metadata"]["labels"] | by_ray
+
+
+def pods(rendered: Rendered) -> dict[str, Labels]:
+    """Labels by the name of a group, or of a Deployment."""
+    cluster = rendered.one("RayService")["spec"]["rayClusterConfig"]
+    found = {"head": ray_pod("headgroup", "head", cluster["headGroupSpec"]["template"])}
+    for group in cluster["workerGroupSpecs"]:
+        found[group["groupName"]] = ray_pod(group["groupName"], "worker", group["template"])
+    for one in rendered:
+        if one["kind"] == "Deployment":
+            found[one["metadata"]["name"]] = one["spec"]["template"]["metadata"]["labels"]
+    return found
+
+
+def chosen(selector: Labels, those: Mapping[str, Labels]) -> set[str]:
+    return {name for name, labels in those.items() if selector.items() <= labels.items()}
+
+
+def selectors(rendered: Rendered) -> Iterator[tuple[str, Labels]]:
+    """Of pods, by whatever has one."""
+    for one in rendered:
+        where, spec = f"{one['kind']} {one['metadata']['name']}", one.get("spec", {})
+        match one["kind"]:
+            case "Service":
+                yield where, spec["selector"]
+            case "NetworkPolicy":
+                yield where, spec["podSelector"]["matchLabels"]
+            case "PodDisruptionBudget" | "PodMonitor" | "Deployment":
+                yield where, spec["selector"]["matchLabels"]
+
+
+def of_release(one: Any) -> Iterator[Labels]:
+    """Selectors anywhere inside that name the release."""
+    if isinstance(one, dict):
+        labels = one.get("matchLabels", {})
+        if "app.kubernetes.io/instance" in labels:
+            yield labels
+        for inner in one.values():
+            yield from of_release(inner)
+    elif isinstance(one, list):
+        for inner in one:
+            yield from of_release(inner)
+
+
+@pytest.mark.parametrize("profile", profiles())
+def test_the_service_that_kuberay_makes_for_the_head_finds_it(profile: str) -> None:
+    head = pods(render(profiles()[profile]))["head"]
+    by_kuberay = BY_KUBERAY | {"ray.io/cluster": CLUSTER, "ray.io/node-type": "head"}
+
+    assert by_kuberay.items() <= head.items()
+
+
+def test_every_selector_finds_those_that_it_is_for() -> None:
+    rendered = render(FOLLOWED, Release(api_versions=OPERATED))
+    there = pods(rendered)
+
+    found = {where: chosen(selector, there) for where, selector in selectors(rendered)}
+
+    workers = {"gateway", "prefill", "decode"}
+    assert found.pop("Service rel-baton") == {"gateway"}
+    assert found.pop("NetworkPolicy rel-baton-gateways") == {"gateway"}
+    assert found.pop("NetworkPolicy rel-baton-head") == {"head"}
+    assert found.pop("NetworkPolicy rel-baton-workers") == workers
+    assert found.pop("Service rel-baton-metrics") == {"head"} | workers
+    for name in ("groups", "collector"):
+        for kind in ("Service", "NetworkPolicy", "Deployment"):
+            assert found.pop(f"{kind} rel-baton-{name}") == {f"rel-baton-{name}"}
+    for group in workers:
+        assert found.pop(f"PodDisruptionBudget rel-baton-{group}") == {group}
+    assert not found
+    policies = [one["spec"] for one in rendered if one["kind"] == "NetworkPolicy"]
+    assert all(chosen(labels, there) for labels in of_release(policies))
