@@ -108,3 +108,23 @@ def test_every_selector_finds_those_that_it_is_for() -> None:
     assert not found
     policies = [one["spec"] for one in rendered if one["kind"] == "NetworkPolicy"]
     assert all(chosen(labels, there) for labels in of_release(policies))
+
+
+def test_what_follows_is_scraped_by_a_service_monitor_where_pod_monitors_are_not_wanted() -> None:
+    rendered = render(FOLLOWED, Release(api_versions=OPERATED))
+    services = {
+        one["metadata"]["name"]: one["metadata"]["labels"]
+        for one in rendered
+        if one["kind"] == "Service"
+    }
+
+    monitored = {
+        one["metadata"]["name"]: chosen(one["spec"]["selector"]["matchLabels"], services)
+        for one in rendered
+        if one["kind"] == "ServiceMonitor"
+    }
+
+    assert monitored == {
+        "rel-baton": {"rel-baton-metrics"},
+        "rel-baton-groups": {"rel-baton-groups"},
+    }
