@@ -1,7 +1,8 @@
 """Who is selected: labels of pods as KubeRay sets them, against the selectors that meet them.
 
-KubeRay 1.7 (`labelPod`, `HeadServiceLabels`): pods are `app.kubernetes.io/name: kuberay` unless their
-template says otherwise, and the Service of a RayService's head selects that name whatever it says.
+KubeRay 1.7 (`labelPod`, `HeadServiceLabels`): pods are `app.kubernetes.io/name: kuberay` unless
+their template says otherwise, and the Service of a RayService's head selects that name whatever it
+says.
 """
 
 from __future__ import annotations
