@@ -22,7 +22,10 @@ metadata:
     {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
+  {{- /* KubeRay lets the account that a head names patch RayClusters for the autoscaler, or makes one. */}}
+  {{- if not (and $isHead $values.autoscaler.enabled) }}
   serviceAccountName: {{ include "baton.serviceAccountName" $root }}
+  {{- end }}
   automountServiceAccountToken: {{ and $isHead $values.autoscaler.enabled }}
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ $pod.terminationGracePeriodSeconds }}
