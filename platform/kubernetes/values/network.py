@@ -145,7 +145,9 @@ class NetworkPolicyValues(ChartNode, frozen=True, kw_only=True):
     process of those nodes then reaches the release's pods."""
     allow_https: bool = True
     """Pods may reach TCP 443 and 6443 anywhere: hubs, object stores, the API server (which the
-    autoscaler needs)."""
+    autoscaler needs). Ports of `config.model`, `config.tiers.store.url` and
+    `config.tracing.otlp_endpoint` are open anyhow; an object store on another port wants
+    `extraEgress`."""
     extra_ingress: list[Free] = msgspec.field(default_factory=list)
     """Rules more, of all Ray pods."""
     extra_egress: list[Free] = msgspec.field(default_factory=list)
