@@ -35,6 +35,9 @@ Each failure names the value and the remedy.
 {{- end }}
 
 {{- define "baton.checkNames" -}}
+{{- if not (regexMatch "^[0-9]+\\.[0-9]+(\\.[0-9]+)?([-+.a-z].*)?$" .Values.rayVersion) -}}
+{{- fail (printf "rayVersion: %q is no version; name that of the image's Ray, such as 2.60.0" .Values.rayVersion) -}}
+{{- end -}}
 {{- $name := include "baton.fullname" . -}}
 {{- if gt (len $name) 47 -}}
 {{- fail (printf "the RayService would be called %s, which has %d characters: KubeRay takes 47; set fullnameOverride" $name (len $name)) -}}
@@ -89,17 +92,35 @@ Each failure names the value and the remedy.
   {{- fail (printf "%s: rayStartParams.%s: KubeRay refuses it beside the group's own; use %s" $where $key (eq $key "labels" | ternary "rayLabels" "rayResources")) -}}
   {{- end -}}
 {{- end -}}
+{{- range $key := list "num-cpus" "num-gpus" "memory" -}}
+  {{- if and $.pod.rayResources (hasKey $.pod.rayStartParams $key) -}}
+  {{- fail (printf "%s: rayStartParams.%s: KubeRay refuses it beside rayResources; name CPU, GPU or memory there" $where $key) -}}
+  {{- end -}}
+{{- end -}}
+{{- range $key, $value := .pod.rayLabels | default dict -}}
+  {{- if not (and (regexMatch "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$" $key) (regexMatch "^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$" $value)) -}}
+  {{- fail (printf "%s: rayLabels.%s: KubeRay takes labels as Kubernetes has them, letters, digits, - _ . and at most 63 characters, and not %q; change it" $where $key $value) -}}
+  {{- end -}}
+{{- end -}}
 {{- range $key := list "redis-password" "redis-username" -}}
-  {{- if and $root.Values.faultTolerance.enabled (hasKey $.pod.rayStartParams $key) -}}
+  {{- if hasKey $.pod.rayStartParams $key -}}
   {{- fail (printf "%s: rayStartParams.%s: set faultTolerance.%s instead" $where $key (eq $key "redis-password" | ternary "redisPassword" "redisUsername")) -}}
   {{- end -}}
 {{- end -}}
 {{- range .pod.env -}}
-  {{- if and $root.Values.faultTolerance.enabled (has .name (list "REDIS_PASSWORD" "RAY_REDIS_ADDRESS" "REDIS_USERNAME")) -}}
-  {{- fail (printf "%s: env %s: KubeRay refuses it beside faultTolerance; set faultTolerance.redisAddress, redisUsername and redisPassword" $where .name) -}}
+  {{- if and (or $root.Values.faultTolerance.enabled (eq $where "head")) (has .name (list "REDIS_PASSWORD" "RAY_REDIS_ADDRESS" "REDIS_USERNAME")) -}}
+  {{- fail (printf "%s: env %s: KubeRay takes Redis by its own options alone; set faultTolerance.redisAddress, redisUsername and redisPassword" $where .name) -}}
   {{- end -}}
-  {{- if and $root.Values.autoscaler.enabled (eq .name "RAY_enable_autoscaler_v2") -}}
-  {{- fail (printf "%s: env RAY_enable_autoscaler_v2: set autoscaler.version instead" $where) -}}
+  {{- if eq .name "RAY_enable_autoscaler_v2" -}}
+  {{- fail (printf "%s: env RAY_enable_autoscaler_v2: set autoscaler.version instead, and autoscaler.enabled" $where) -}}
+  {{- end -}}
+{{- end -}}
+{{- if and (get .pod "priority") (semverCompare "<2.56.0-0" $root.Values.rayVersion) -}}
+{{- fail (printf "%s: priority: Ray %s has none; it takes 2.56, or leave it out" $where $root.Values.rayVersion) -}}
+{{- end -}}
+{{- range $key := list "idleTimeoutSeconds" "priority" -}}
+  {{- if and (get $.pod $key) (not (and $root.Values.autoscaler.enabled (eq $root.Values.autoscaler.version "v2"))) -}}
+  {{- fail (printf "%s: %s: KubeRay takes it with its autoscaler alone; set autoscaler.enabled and version v2, or leave it out" $where $key) -}}
   {{- end -}}
 {{- end -}}
 {{- $drain := ($root.Values.config.health).drain_s | default 30 | float64 -}}
@@ -237,7 +258,14 @@ Each failure names the value and the remedy.
 
 {{- define "baton.checkFaultTolerance" -}}
 {{- if and .Values.faultTolerance.enabled (not .Values.faultTolerance.redisAddress) -}}
-{{- fail "faultTolerance.enabled: set redisAddress to host:port of your Redis" -}}
+{{- fail "faultTolerance.enabled: set faultTolerance.redisAddress to host:port of your Redis" -}}
+{{- end -}}
+{{- if and .Values.faultTolerance.enabled (not (regexMatch "^(rediss?://)?[^/@:]+:[0-9]+$" .Values.faultTolerance.redisAddress)) -}}
+{{- fail "faultTolerance.redisAddress: it is host:port, or rediss://host:port for TLS; name the port, and give user and password by redisUsername and redisPassword" -}}
+{{- end -}}
+{{- $timeout := .Values.rayService.initializingTimeout -}}
+{{- if or (not (regexMatch "^([0-9]+|([0-9]+(\\.[0-9]+)?(h|m|s))+)$" $timeout)) (not (regexMatch "[1-9]" $timeout)) -}}
+{{- fail (printf "rayService.initializingTimeout: KubeRay takes seconds, or hours, minutes and seconds such as 1h30m, and not %q; change it" $timeout) -}}
 {{- end -}}
 {{- range $key := list "ray.io/ft-enabled" "ray.io/external-storage-namespace" -}}
   {{- if and $.Values.faultTolerance.enabled (hasKey $.Values.rayService.annotations $key) -}}

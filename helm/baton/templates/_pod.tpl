@@ -300,7 +300,8 @@ through. */}}
   {{- $_ := set $params $option (toString $port) -}}
 {{- end -}}
 {{- if eq .kind "head" -}}
-{{- $params = merge (dict "num-cpus" "0" "dashboard-host" "0.0.0.0") $params -}}
+{{- $params = merge (dict "dashboard-host" "0.0.0.0") $params -}}
+{{- if not .pod.rayResources -}}{{- $_ := set $params "num-cpus" "0" -}}{{- end -}}
 {{- end -}}
 {{- merge (dict) .pod.rayStartParams $params | toYaml -}}
 {{- end }}
