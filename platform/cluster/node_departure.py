@@ -4,6 +4,9 @@ told                        Ray places nothing more there; Serve starts replacem
 they run, or time is short  Serve stops the node's replicas, and each drains: requests move with
                             their KV
 no actor is left            the node may go
+
+A whole cluster ends pod by pod, at the same time: its head, without which nobody drains, stays
+until the others have gone.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from baton.core.errors import DeadlineExceeded, Unavailable
 POLL_S = 0.5
 REASON = "DRAIN_NODE_REASON_PREEMPTION"
 """The one that Ray never declines."""
+TOLD_WITHIN_S = 15.0
+"""Of pods that end together each has told Ray by then: its command starts an interpreter first."""
 
 
 class LeavingNode(Protocol):
@@ -54,6 +59,34 @@ def wait_until_empty(
     say("nothing is left on this node")
 
 
+class Head(Protocol):
+    def num_leaving(self) -> int:
+        """Other nodes that have been announced and still are there."""
+
+
+def wait_for_others(
+    head: Head,
+    seconds: float,
+    say: Callable[[str], None],
+    clock: Clock = monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Returns when no node leaves any more; those that stay are not waited for. Raises
+    DeadlineExceeded."""
+    began = clock()
+    num_told = 0
+    while (num_leaving := head.num_leaving()) or clock() - began < min(TOLD_WITHIN_S, seconds):
+        if num_leaving and num_leaving != num_told:
+            say(f"{num_leaving} nodes have yet to leave this cluster")
+            num_told = num_leaving
+        if clock() - began >= seconds:
+            raise DeadlineExceeded(
+                f"{num_leaving} nodes have not left after {seconds:g} s; the head ends before them"
+            )
+        sleep(POLL_S)
+    say("no node is leaving")
+
+
 @dataclass(frozen=True, slots=True)
 class RayNode:
     """The node that this process is on."""
@@ -78,6 +111,11 @@ class RayNode:
         from ray.util.state import list_actors
 
         return len(list_actors(filters=[("state", "=", "ALIVE"), ("node_id", "=", self.node_id)]))
+
+    def num_leaving(self) -> int:
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+        return len(set(GcsClient(address=self.gcs_address).get_draining_nodes()) - {self.node_id})
 
 
 def own_node() -> RayNode:

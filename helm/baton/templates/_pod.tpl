@@ -10,6 +10,10 @@ version.
 {{- $values := .root.Values -}}
 {{- $pod := .pod -}}
 {{- $isHead := eq .kind "head" -}}
+{{- $grace := $pod.terminationGracePeriodSeconds | int -}}
+{{- if $isHead -}}
+  {{- range (include "baton.groups" $root | fromYaml).groups -}}{{- $grace = max $grace (.terminationGracePeriodSeconds | int) | int -}}{{- end -}}
+{{- end -}}
 metadata:
   labels:
     {{- include "baton.selectorLabels" $root | nindent 4 }}
@@ -28,7 +32,7 @@ spec:
   {{- end }}
   automountServiceAccountToken: {{ and $isHead $values.autoscaler.enabled }}
   enableServiceLinks: false
-  terminationGracePeriodSeconds: {{ $pod.terminationGracePeriodSeconds }}
+  terminationGracePeriodSeconds: {{ $grace }}
   {{- with $values.imagePullSecrets }}
   imagePullSecrets:
     {{- toYaml . | nindent 4 }}
@@ -103,12 +107,10 @@ spec:
       resources:
         {{- include "baton.resources" . | nindent 8 }}
       {{- include "baton.probes" . | nindent 6 }}
-      {{- if not $isHead }}
       lifecycle:
         preStop:
           exec:
-            command: [baton, k8s, leave, --seconds, {{ sub $pod.terminationGracePeriodSeconds 15 | quote }}]
-      {{- end }}
+            command: [baton, k8s, leave, {{ if $isHead }}--head, {{ end }}--seconds, {{ sub $grace ($isHead | ternary 5 15) | quote }}]
       volumeMounts:
         {{- include "baton.mounts" . | nindent 8 }}
     {{- with $pod.sidecars }}

@@ -49,12 +49,18 @@ def leave(
     seconds: Annotated[
         float, typer.Option(min=1, help="How long the node may take to be empty.")
     ] = 90.0,
+    head: Annotated[
+        bool, typer.Option("--head", help="The head: stay while other nodes leave, then go.")
+    ] = False,
 ) -> None:
     """Empty this Ray node before its pod ends: replicas come up elsewhere, requests move there."""
-    from baton.platform.cluster.node_departure import own_node, wait_until_empty
+    from baton.platform.cluster.node_departure import own_node, wait_for_others, wait_until_empty
 
     with told_in_one_line("baton k8s leave"):
-        wait_until_empty(own_node(), seconds, typer.echo)
+        if head:
+            wait_for_others(own_node(), seconds, typer.echo)
+        else:
+            wait_until_empty(own_node(), seconds, typer.echo)
 
 
 @app.command()

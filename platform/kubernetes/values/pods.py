@@ -77,7 +77,7 @@ class PodValues(ChartNode, frozen=True, kw_only=True):
     """Custom resources of the Ray node."""
     termination_grace_period_seconds: Annotated[int, msgspec.Meta(ge=30)] = 120
     """How long a pod may take to end. A worker first leaves the cluster, in 15 s less: replacements
-    come up, and requests move to them."""
+    come up, and requests move to them. The head has as long as the slowest group, and goes last."""
     startup_seconds: Count = 300
     """How long Ray may take to start in a new pod."""
     probes: ProbeValues = ProbeValues()
