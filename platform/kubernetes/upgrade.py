@@ -108,8 +108,13 @@ def _of_cluster(old: Spec, service: Spec, has_new_operator: bool) -> list[Effect
         cause = "the new group" if appended else "a new operator"
         reason = f"the running cluster's spec is written because of {cause}, and counts with it"
         return effects + [one.becomes(Outcome.IN_PLACE, reason) for one in uncompared]
-    reason = "not compared: scale the RayCluster as well, or let a pool grow by Serve"
-    return [one.becomes(Outcome.IGNORED, reason) for one in uncompared]
+    return [one.becomes(Outcome.IGNORED, _remedy(one)) for one in uncompared]
+
+
+def _remedy(difference: _Difference) -> str:
+    if any(key in difference.keys for key in NOT_COMPARED_OF_PODS):
+        return "not compared: pods have it after the next change that makes a new cluster"
+    return "not compared: scale the RayCluster as well, or let a pool grow by Serve"
 
 
 def _is_frozen(service: Spec) -> bool:

@@ -90,6 +90,7 @@ def test_tolerations_and_gates_of_pods_are_ignored(key: str) -> None:
 
     assert set(outcomes(service(), new).values()) == {Outcome.IGNORED}
     assert set(outcomes(new, newer).values()) == {Outcome.IGNORED}
+    assert "next change that makes a new cluster" in predict(new, newer)[0].reason
 
 
 def test_a_clusters_own_upgrade_strategy_is_ignored_and_the_services_is_not() -> None:
@@ -164,6 +165,20 @@ def test_the_command_reads_manifests_and_says_what_comes_of_each_change(tmp_path
     assert 'rayClusterConfig.rayVersion: "2.60.0" -> "2.61.0"' in result.output
     assert result.output.startswith("NEW CLUSTER")
     assert "a new cluster comes up beside the old one" in result.output
+
+
+def test_the_command_refuses_a_configuration_that_the_application_would(tmp_path: Path) -> None:
+    new = yaml.safe_load(service()["serveConfigV2"])
+    args = {"model": "demo", "gateway": {"grpc_port": 8000}}
+    new["applications"][0] |= {"import_path": "baton.platform.serve_app:app", "args": args}
+    (tmp_path / "old").write_text(manifest(service()))
+    (tmp_path / "new").write_text(manifest(service() | {"serveConfigV2": yaml.safe_dump(new)}))
+
+    result = CliRunner().invoke(app, ["k8s", "diff", f"{tmp_path}/old", f"{tmp_path}/new"])
+
+    assert result.exit_code == 2
+    assert "new: config: " in result.output
+    assert "gateway.port and gateway.grpc_port must differ" in result.output
 
 
 def test_the_command_renders_values_with_helm_and_asks_for_the_chart(

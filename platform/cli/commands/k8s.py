@@ -8,10 +8,12 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+import yaml
 
+from baton.core.errors import InvalidConfig
 from baton.platform.cli.terminal.errors import told_in_one_line
 from baton.platform.kubernetes.rendered import read_service
-from baton.platform.kubernetes.upgrade import Effect, Outcome, predict
+from baton.platform.kubernetes.upgrade import SERVE, Effect, Outcome, predict
 
 app = typer.Typer(help="On Kubernetes, with KubeRay.", no_args_is_help=True)
 
@@ -34,6 +36,7 @@ def diff(
     """What KubeRay would make of a change: in place, another cluster, or nothing."""
     with told_in_one_line("baton k8s diff"):
         before, after = read_service(old, chart), read_service(new, chart)
+        _check_configuration(after, new)
     effects = predict(before, after, has_new_operator=new_operator)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode([asdict(e) for e in effects])))
@@ -96,6 +99,19 @@ def follow(
                 log_format="json" if log_format == "json" else "text",
             )
         )
+
+
+def _check_configuration(spec: dict[str, Any], source: Path) -> None:
+    """Raises InvalidConfig for what no schema of values refuses, and the application would once
+    Serve builds it."""
+    from baton.platform.cluster.serve_document import IMPORT_PATH, configuration
+
+    for application in (yaml.safe_load(spec.get(SERVE) or "") or {}).get("applications", ()):
+        if application.get("import_path") == IMPORT_PATH:
+            try:
+                configuration(application)
+            except InvalidConfig as error:
+                raise InvalidConfig(f"{source}: config: {error}") from error
 
 
 def _change(effect: Effect) -> str:
