@@ -48,6 +48,12 @@ Each failure names the value and the remedy.
 {{- end }}
 
 {{- define "baton.checkGroups" -}}
+{{- if and .Values.image.digest (not (regexMatch "^sha256:[0-9a-f]{64}$" .Values.image.digest)) -}}
+{{- fail "image.digest: a digest is sha256: and 64 hexadecimal digits, as the registry tells it; set that, or image.tag alone" -}}
+{{- end -}}
+{{- if ge (.Values.rayPorts.minWorker | int) (.Values.rayPorts.maxWorker | int) -}}
+{{- fail (printf "rayPorts: minWorker is %v and maxWorker %v: Ray gives each process a port between them; raise the latter" .Values.rayPorts.minWorker .Values.rayPorts.maxWorker) -}}
+{{- end -}}
 {{- $names := list -}}
 {{- $roles := list -}}
 {{- range (include "baton.groups" . | fromYaml).groups -}}
