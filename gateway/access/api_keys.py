@@ -23,6 +23,7 @@ from baton.gateway.access.config import GatewayConfig
 from baton.gateway.access.key_entry import (
     ADMIN,
     INFERENCE,
+    METRICS,
     SCOPES,
     TENANT_SCOPES,
     KeyEntry,
@@ -47,6 +48,8 @@ class Caller:
     is_operator: bool = True
     may_infer: bool = True
     """Use the models."""
+    may_watch: bool = True
+    """Read the metrics, as an operator may."""
     key: str = ""
     """Which key it has, for the log: nothing that lets anybody in."""
     owner: str = ""
@@ -85,6 +88,13 @@ class Caller:
         """Raises Forbidden."""
         if not self.is_operator:
             raise Forbidden(f"{what} needs an operator's API key, one of gateway.operator_keys")
+
+    def check_watches(self) -> None:
+        """Raises Forbidden."""
+        if not (self.is_operator or self.may_watch):
+            raise Forbidden(
+                "/metrics needs a key of gateway.operator_keys, of scope admin or metrics"
+            )
 
     def check_infers(self) -> None:
         """Raises Forbidden."""
@@ -131,6 +141,7 @@ def _known(line: str, scopes: frozenset[str], caller: Caller) -> KnownKey:
         key=entry.name,
         is_operator=caller.is_operator and ADMIN in entry.scopes,
         may_infer=INFERENCE in entry.scopes,
+        may_watch=METRICS in entry.scopes,
     )
     return KnownKey(entry, narrowed)
 

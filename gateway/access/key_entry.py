@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 HASHED = "sha256:"
-INFERENCE, ADMIN = "inference", "admin"
-SCOPES = frozenset({INFERENCE, ADMIN})
+INFERENCE, ADMIN, METRICS = "inference", "admin", "metrics"
+SCOPES = frozenset({INFERENCE, ADMIN, METRICS})
 TENANT_SCOPES = frozenset({INFERENCE})
 NAMED = ("file:", "env:")
 """How a secret begins that is only named, and read elsewhere."""

@@ -20,7 +20,8 @@ def keys(
         int | None, typer.Option(help="How long it is valid. Empty: for ever.", min=1)
     ] = None,
     scope: Annotated[
-        list[str] | None, typer.Option(help="inference or admin. Empty: what its place allows.")
+        list[str] | None,
+        typer.Option(help="inference, admin or metrics. Empty: what its place allows."),
     ] = None,
 ) -> None:
     """Draw an API key. Only its hash is to be kept where gateways run."""

@@ -25,6 +25,7 @@ from baton.proto.inference_pb2_grpc import InferenceStub
 
 OPERATOR, ACME, BELL = "operator-key", "acme-key", "bell-key"
 EXPIRED, WATCHER, HASHED = "expired-key", "watcher-key", "hashed-key"
+SCRAPER = "scraper-key"
 
 
 def line(key: str, words: str = "") -> str:
@@ -33,7 +34,13 @@ def line(key: str, words: str = "") -> str:
 
 LATE = line(EXPIRED, "expires=2020-01-01")
 CONFIG: dict[str, Any] = {
-    "operator_keys": frozenset({OPERATOR, line(WATCHER, "name=watcher scopes=admin")}),
+    "operator_keys": frozenset(
+        {
+            OPERATOR,
+            line(WATCHER, "name=watcher scopes=admin"),
+            line(SCRAPER, "name=prometheus scopes=metrics"),
+        }
+    ),
     "api_keys": frozenset({line(HASHED, "name=ci expires=2999-01-01"), LATE}),
     "tenants": {
         name: TenantConfig(api_keys=frozenset({key}))
@@ -78,6 +85,7 @@ ROWS: dict[str, Row] = {
     "the key in another header": (COMPLETE, None, {"api-key": ACME}, BODY, 401),
     "the key in the query": (f"{COMPLETE}?api_key={ACME}", None, {}, BODY, 401),
     "a key without the scope": (COMPLETE, WATCHER, {}, BODY, 403),
+    "a completion with a scraper's key": (COMPLETE, SCRAPER, {}, BODY, 403),
     "models without a key": ("GET /v1/models", None, {}, "", 401),
     "tokenising without a key": ("POST /tokenize", None, {}, "{}", 401),
     "embeddings without a key": ("POST /v1/embeddings", None, {}, "{}", 401),
@@ -162,6 +170,10 @@ ADMIN_ROWS: dict[str, Row] = {
     "requests of nobody with an operator's key": ("GET /v1/requests/x", WATCHER, {}, "", 404),
     "metrics without a key": ("GET /metrics", None, {}, "", 401),
     "metrics with an operator's key": ("GET /metrics", WATCHER, {}, "", 200),
+    "metrics with a scraper's key": ("GET /metrics", SCRAPER, {}, "", 200),
+    "metrics with a tenant's key": ("GET /metrics", ACME, {}, "", 403),
+    "status with a scraper's key": ("GET /debug/status", SCRAPER, {}, "", 403),
+    "a drain with a scraper's key": ("POST /debug/drain", SCRAPER, {}, DRAIN, 403),
     "a drain without a key": ("POST /debug/drain", None, {}, DRAIN, 401),
     "a drain with a tenant's key": ("POST /debug/drain", BELL, {}, DRAIN, 403),
     "a drain with an operator's key": ("POST /debug/drain", OPERATOR, {}, DRAIN, 200),
