@@ -1,25 +1,86 @@
-"""The gateway's identity, for clients that want to be sure: a certificate and its key."""
+"""The gateway's identity, for clients that want to be sure: a certificate and its key.
+
+The files are looked at for every handshake, so that a renewed certificate needs no restart. One
+that cannot be used takes nothing away: the last good one stays, and the log says why.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 from baton.core.errors import InvalidConfig
 from baton.gateway.access.config import GatewayConfig
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+Stamp = tuple[tuple[int, int, int] | None, ...]
+"""By file: inode, size and time of its last change; None while it is away."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    stamp: Stamp
+    """Of before they were read: of files that change meanwhile there will be another."""
+    context: ssl.SSLContext
+    key_pem: bytes
+    certificate_pem: bytes
+
+
 class TlsIdentity:
-    """Files that have been seen to fit together."""
+    """Files that have been seen to fit together. gRPC asks from threads of its own."""
 
-    cert_file: str
-    key_file: str
+    def __init__(self, cert_file: str, key_file: str) -> None:
+        """Raises InvalidConfig, naming the setting that is at fault."""
+        self._cert_file, self._key_file = cert_file, key_file
+        self._lock = Lock()
+        self._loaded = self._load(self._look())
+        self._seen = self._loaded.stamp
 
-    def read(self) -> tuple[bytes, bytes]:
+    def context(self) -> ssl.SSLContext:
+        """For a handshake that begins now."""
+        return self._renewed().context
+
+    def pem(self) -> tuple[bytes, bytes]:
         """The key and the certificate, as gRPC takes them."""
-        return Path(self.key_file).read_bytes(), Path(self.cert_file).read_bytes()
+        loaded = self._renewed()
+        return loaded.key_pem, loaded.certificate_pem
+
+    def _renewed(self) -> _Loaded:
+        with self._lock:
+            stamp = self._look()
+            if stamp != self._seen:
+                self._seen = stamp
+                try:
+                    self._loaded = self._load(stamp)
+                except InvalidConfig as error:
+                    log.error("the renewed certificate is not used: %s", error)
+                else:
+                    log.info("the certificate has been renewed: %s", self._cert_file)
+            return self._loaded
+
+    def _look(self) -> Stamp:
+        return _stamp(self._cert_file), _stamp(self._key_file)
+
+    def _load(self, stamp: Stamp) -> _Loaded:
+        certificate = _read("gateway.tls_cert_file", self._cert_file)
+        key = _read("gateway.tls_key_file", self._key_file)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            # An encrypted key would ask for its passphrase on the terminal.
+            context.load_cert_chain(self._cert_file, self._key_file, password=_refuse)
+        except ssl.SSLError as error:
+            setting = _at_fault(self._cert_file)
+            raise InvalidConfig(f"{setting} cannot be used: {error.reason or error}") from error
+        except OSError as error:
+            raise InvalidConfig(
+                f"gateway.tls_cert_file: it went while it was read ({error})"
+            ) from error
+        return _Loaded(stamp, context, key, certificate)
 
 
 def tls_identity(config: GatewayConfig) -> TlsIdentity | None:
@@ -29,21 +90,20 @@ def tls_identity(config: GatewayConfig) -> TlsIdentity | None:
     """
     if not config.tls_cert_file:
         return None
-    _read("gateway.tls_cert_file", config.tls_cert_file)
-    _read("gateway.tls_key_file", config.tls_key_file)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        # An encrypted key would ask for its passphrase on the terminal.
-        context.load_cert_chain(config.tls_cert_file, config.tls_key_file, password=_refuse)
-    except ssl.SSLError as error:
-        key = _at_fault(config.tls_cert_file)
-        raise InvalidConfig(f"{key} cannot be used: {error.reason or error}") from error
-    return TlsIdentity(cert_file=config.tls_cert_file, key_file=config.tls_key_file)
+    return TlsIdentity(config.tls_cert_file, config.tls_key_file)
 
 
-def _read(key: str, path: str) -> None:
+def _stamp(path: str) -> tuple[int, int, int] | None:
     try:
-        Path(path).read_bytes()
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _read(key: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
     except OSError as error:
         raise InvalidConfig(f"{key}: cannot read {path}: {error.strerror}") from error
 

@@ -85,9 +85,7 @@ class GrpcServer:
         if self._tls is None:
             self.port = server.add_insecure_port(address)
         else:
-            self.port = server.add_secure_port(
-                address, grpc.ssl_server_credentials([self._tls.read()])
-            )
+            self.port = server.add_secure_port(address, _credentials(self._tls))
         self.report_health()
         await server.start()
         self._server = server
@@ -126,3 +124,11 @@ class GrpcServer:
         while True:
             await asyncio.sleep(HEALTH_PERIOD_S)
             self.report_health()
+
+
+def _credentials(tls: TlsIdentity) -> grpc.ServerCredentials:
+    def identity() -> grpc.ServerCertificateConfiguration:
+        """Asked at every handshake."""
+        return grpc.ssl_server_certificate_configuration([tls.pem()])
+
+    return grpc.dynamic_ssl_server_credentials(identity(), identity)

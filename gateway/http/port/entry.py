@@ -17,6 +17,7 @@ import ssl
 from collections.abc import Callable
 
 from baton.gateway.access.connections import Refusal
+from baton.gateway.access.tls import TlsIdentity
 from baton.gateway.http.port.patience import PatientProtocol
 
 log = logging.getLogger(__name__)
@@ -33,14 +34,14 @@ class Entry:
         self,
         listener: socket.socket,
         make_protocol: Callable[[], PatientProtocol],
-        context: ssl.SSLContext | None,
+        tls: TlsIdentity | None,
         limit_s: float,
     ) -> None:
         """Hands are shaken within `limit_s`, and so is farewell."""
         self._listener = listener
         self._make_protocol = make_protocol
-        self._context = context
-        self._limit_s = limit_s if context is not None else None
+        self._tls = tls
+        self._limit_s = limit_s if tls is not None else None
         self._loop = asyncio.get_running_loop()
         self._newcomers: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
@@ -89,7 +90,7 @@ class Entry:
 
     async def _welcome(self, connection: socket.socket, address: str) -> None:
         protocol = self._make_protocol()
-        if self._context is not None and (why := protocol.enter(address)):
+        if self._tls is not None and (why := protocol.enter(address)):
             protocol.note(why)
             connection.close()
             return
@@ -97,7 +98,7 @@ class Entry:
             await self._loop.connect_accepted_socket(
                 lambda: protocol,
                 connection,
-                ssl=self._context,
+                ssl=None if self._tls is None else self._tls.context(),
                 ssl_handshake_timeout=self._limit_s,
                 ssl_shutdown_timeout=self._limit_s,
             )

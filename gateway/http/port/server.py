@@ -39,9 +39,8 @@ class HttpServer:
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=config.keep_alive_s,
-                ssl_certfile=None if tls is None else tls.cert_file,
-                ssl_keyfile=None if tls is None else tls.key_file,
             ),
+            tls=tls,
             handshake_limit_s=config.header_timeout_s,
         )
         self._task: asyncio.Task[None] | None = None
@@ -71,15 +70,18 @@ class HttpServer:
 
 
 class _Guest(GuestServer):
-    def __init__(self, config: uvicorn.Config, *, handshake_limit_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, *, tls: TlsIdentity | None, handshake_limit_s: float
+    ) -> None:
         super().__init__(config)
+        self._tls = tls
         self._handshake_limit_s = handshake_limit_s
         self._entries: list[Entry] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
         for listener in sockets or ():
-            entry = Entry(listener, self._make_protocol, self.config.ssl, self._handshake_limit_s)
+            entry = Entry(listener, self._make_protocol, self._tls, self._handshake_limit_s)
             entry.open()
             self._entries.append(entry)
 

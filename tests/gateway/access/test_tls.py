@@ -66,6 +66,35 @@ async def test_a_server_that_others_vouch_for_is_not_trusted(tmp_path: Path, kin
             await client.models()
 
 
+@pytest.mark.parametrize("face", ["http", "grpc"])
+async def test_a_renewed_certificate_is_shown_at_once_and_a_broken_one_is_not(
+    tmp_path: Path, face: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, newer = make_certificate(tmp_path), make_certificate(tmp_path, "newer")
+    trust = newer.cert_file.read_bytes()
+    async with serving(**settings_of(made)) as gateway:
+
+        async def models() -> list[str]:
+            if face == "grpc":
+                async with client_of("async", gateway.grpc_target, ca_cert=trust, retry=ONCE) as it:
+                    return [one.id for one in await it.models()]
+            url = gateway.url.replace("http://", "https://")
+            context = ssl.create_default_context(cadata=trust.decode())
+            async with httpx.AsyncClient(base_url=url, verify=context) as http:
+                return [one["id"] for one in (await http.get("/v1/models")).json()["data"]]
+
+        with pytest.raises((Unavailable, httpx.ConnectError)):
+            await models()
+        made.key_file.write_bytes(newer.key_file.read_bytes())
+        made.cert_file.write_bytes(trust)
+        renewed = await models()
+        made.cert_file.write_text("half a certif")
+        kept = await models()
+
+    assert renewed == kept == [MODEL]
+    assert "gateway.tls_cert_file cannot be used" in caplog.text
+
+
 async def test_who_opens_a_connection_and_shakes_no_hands_has_a_place_and_loses_it(
     tmp_path: Path,
 ) -> None:
