@@ -21,9 +21,9 @@ BY_KUBERAY = {
     "app.kubernetes.io/created-by": "kuberay-operator",
 }
 FOLLOWED = {
-    "config": {"planner": {"nodes": "kuberay"}},
+    "config": {"planner": {"nodes": "kuberay"}, "gateway": {"replicas": 2}},
     "rayAuth": {"secretName": "ray-token"},
-    "workerDefaults": {"maxReplicas": 3},
+    "workerDefaults": {"replicas": 2, "maxReplicas": 3},
     "collector": {"enabled": True, "exporters": {"debug": {}}},
     "monitoring": {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": False}},
 }

@@ -158,6 +158,7 @@ class DisruptionValues(ChartNode, frozen=True, kw_only=True):
 
     enabled: bool = True
     max_unavailable: Count = 1
+    """Of the pods that a group has at least; of groups of one pod any may go."""
 
 
 class RayPortValues(ChartNode, frozen=True, kw_only=True):
