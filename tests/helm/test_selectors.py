@@ -36,7 +36,8 @@ def ray_pod(group: str, kind: str, template: Manifest) -> Labels:
         "ray.io/node-type": kind,
         "ray.io/group": group,
     }
-    return BY_KUBERAY | template["metadata"]["labels"] | by_ray
+    own: dict[str, str] = template["metadata"]["labels"]
+    return BY_KUBERAY | own | by_ray
 
 
 def pods(rendered: Rendered) -> dict[str, Labels]:
