@@ -148,6 +148,9 @@ Each failure names the value and the remedy.
 {{- if has ($gateway.host | default "127.0.0.1") (list "127.0.0.1" "localhost" "::1") -}}
 {{- fail "config.gateway.host: gateways would listen to their own pod alone; set 0.0.0.0 (or ::)" -}}
 {{- end -}}
+{{- if has ((.Values.config.metrics).host | default "") (list "127.0.0.1" "localhost" "::1") -}}
+{{- fail "config.metrics.host: probes and Prometheus come to the pod's address, where nobody would answer; leave it empty" -}}
+{{- end -}}
 {{- range $key := list "port" "grpc_port" -}}
   {{- if and (hasKey $gateway $key) (not (get $gateway $key)) -}}
   {{- fail (printf "config.gateway.%s is 0, so that no Service could name the port; set one" $key) -}}
@@ -213,20 +216,24 @@ Each failure names the value and the remedy.
 {{- range $role := list "prefill" "decode" -}}
   {{- $pool := index $.Values.config $role -}}
   {{- $replicas := hasKey $pool "replicas" | ternary $pool.replicas 1 | int -}}
-  {{- $ranks := 1 -}}
-  {{- range $axis := list "tensor" "pipeline" "context" "data" -}}
-    {{- $ranks = mul $ranks (get ($pool.parallel | default dict) $axis | default 1 | int) -}}
-  {{- end -}}
+  {{- $ofEngine := include "baton.engineRanks" $pool | int -}}
+  {{- $ranks := mul $ofEngine (($pool.parallel).data | default 1 | int) -}}
   {{- $asked := mulf $replicas $ranks (($pool.resources).num_gpus | default 0) -}}
   {{- $there := 0 -}}
+  {{- $most := 0 -}}
   {{- range $groups -}}
     {{- if eq .role $role -}}
       {{- $pods := kindIs "invalid" .maxReplicas | ternary .replicas .maxReplicas | int -}}
-      {{- $there = add $there (mul (ternary $pods (.replicas | int) (include "baton.areGroupsSized" $ | not | not)) (.numOfHosts | int) (.accelerator.count | int)) -}}
+      {{- $there = add $there (mul (ternary $pods (.replicas | int) (include "baton.areGroupsSized" $ | not | not)) (.numOfHosts | int) (include "baton.numDevices" . | int)) -}}
+      {{- $most = max $most (include "baton.numDevices" . | int) -}}
     {{- end -}}
   {{- end -}}
   {{- if gt $asked (float64 $there) -}}
-  {{- fail (printf "config.%s wants %v accelerators (%d replicas of %d ranks), and its worker groups have %d; give them more replicas, or a higher accelerator.count" $role $asked $replicas $ranks $there) -}}
+  {{- fail (printf "config.%s wants %v accelerators (%d replicas of %d ranks), and its worker groups have %d; give them more replicas, or a higher accelerator.count (with resourceClaims: rayStartParams.num-gpus)" $role $asked $replicas $ranks $there) -}}
+  {{- end -}}
+  {{- $wanted := mulf $ofEngine (($pool.resources).num_gpus | default 0) -}}
+  {{- if and $asked (gt $wanted (float64 $most)) -}}
+  {{- fail (printf "config.%s.parallel: the %d ranks of an engine want %v accelerators of one pod, and those of its worker groups have %d; raise accelerator.count, or spread by parallel.data, whose engines may be on several pods" $role $ofEngine $wanted $most) -}}
   {{- end -}}
 {{- end -}}
 {{- range $groups -}}

@@ -107,6 +107,20 @@ groups:
 {{- get (.root.Values.config.metrics | default dict) (printf "%s_port" .role) | default (get $default .role) -}}
 {{- end }}
 
+{{/* Accelerators of a pod as Ray counts them: of a device plugin, or of claims, which Ray is told of. */}}
+{{- define "baton.numDevices" -}}
+{{- get .rayStartParams "num-gpus" | default (get .rayResources "GPU") | default .accelerator.count | int -}}
+{{- end }}
+
+{{/* Ranks of one engine, which are on one pod. Takes a pool of the configuration. */}}
+{{- define "baton.engineRanks" -}}
+{{- $ranks := 1 -}}
+{{- range $axis := list "tensor" "pipeline" "context" -}}
+  {{- $ranks = mul $ranks (get ($.parallel | default dict) $axis | default 1 | int) -}}
+{{- end -}}
+{{- $ranks -}}
+{{- end }}
+
 {{/* How many such ports a pod of a group has: one for each process. Takes root and group. */}}
 {{- define "baton.numPages" -}}
 {{- $metrics := .root.Values.config.metrics | default dict -}}
@@ -116,13 +130,11 @@ groups:
 0
 {{- else if .group.processes -}}
 {{- .group.processes -}}
-{{- else if or (eq .group.role "gateway") (not (and $gpus .group.accelerator.count)) -}}
+{{- else if or (eq .group.role "gateway") (not (and $gpus (include "baton.numDevices" .group | int))) -}}
 1
 {{- else -}}
-{{- range $axis := list "tensor" "pipeline" "context" -}}
-  {{- $gpus = mulf $gpus (get ($pool.parallel | default dict) $axis | default 1) -}}
-{{- end -}}
-{{- divf .group.accelerator.count $gpus | floor | int | max 1 | min 16 -}}
+{{- $gpus = mulf $gpus (include "baton.engineRanks" $pool | int) -}}
+{{- divf (include "baton.numDevices" .group | int) $gpus | floor | int | max 1 | min 16 -}}
 {{- end -}}
 {{- end }}
 

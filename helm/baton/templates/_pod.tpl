@@ -256,7 +256,7 @@ readinessProbe:
 
 {{/* /dev/shm holds Ray's object store, and what NCCL's ranks of one pod say to each other. */}}
 {{- define "baton.sharedMemory" -}}
-{{- .pod.sharedMemory | default (printf "%dMi" (add 256 (mul 1024 (.pod.accelerator.count | int)))) -}}
+{{- .pod.sharedMemory | default (printf "%dMi" (add 256 (mul 1024 (include "baton.numDevices" .pod | int)))) -}}
 {{- end }}
 
 {{- define "baton.volumes" -}}

@@ -43,7 +43,8 @@ class PodValues(ChartNode, frozen=True, kw_only=True):
     """RDMA devices. They want locked memory, so the container gets IPC_LOCK: a namespace with the
     restricted pod security refuses it."""
     resource_claims: list[Free] = msgspec.field(default_factory=list)
-    """Claims of dynamic resource allocation; the container gets all of them."""
+    """Claims of dynamic resource allocation; the container gets all of them. Say how many GPUs they
+    are in `rayStartParams`: `num-gpus`."""
     host_network: bool = False
     """Use the node's network, for RDMA without a device plugin. One such pod fits a node, and
     network policies do not know it as a pod: see `networkPolicy.hostNetworkCidrs`."""
