@@ -221,11 +221,14 @@ Each failure names the value and the remedy.
   {{- $asked := mulf $replicas $ranks (($pool.resources).num_gpus | default 0) -}}
   {{- $there := 0 -}}
   {{- $most := 0 -}}
+  {{- $cpus := mulf $ofEngine (($pool.resources).num_cpus | default 1) -}}
+  {{- $mostCpus := 0.0 -}}
   {{- range $groups -}}
     {{- if eq .role $role -}}
       {{- $pods := kindIs "invalid" .maxReplicas | ternary .replicas .maxReplicas | int -}}
       {{- $there = add $there (mul (ternary $pods (.replicas | int) (include "baton.areGroupsSized" $ | not | not)) (.numOfHosts | int) (include "baton.numDevices" . | int)) -}}
       {{- $most = max $most (include "baton.numDevices" . | int) -}}
+      {{- $mostCpus = maxf $mostCpus (include "baton.numCpus" . | default $cpus | float64) -}}
     {{- end -}}
   {{- end -}}
   {{- if gt $asked (float64 $there) -}}
@@ -234,6 +237,9 @@ Each failure names the value and the remedy.
   {{- $wanted := mulf $ofEngine (($pool.resources).num_gpus | default 0) -}}
   {{- if and $asked (gt $wanted (float64 $most)) -}}
   {{- fail (printf "config.%s.parallel: the %d ranks of an engine want %v accelerators of one pod, and those of its worker groups have %d; raise accelerator.count, or spread by parallel.data, whose engines may be on several pods" $role $ofEngine $wanted $most) -}}
+  {{- end -}}
+  {{- if and $replicas (gt (float64 $cpus) $mostCpus) -}}
+  {{- fail (printf "config.%s.resources.num_cpus: the %d ranks of an engine want %v CPUs of one pod, and Ray counts %v there, of its resources.limits; lower it, or raise these" $role $ofEngine $cpus $mostCpus) -}}
   {{- end -}}
 {{- end -}}
 {{- range $groups -}}

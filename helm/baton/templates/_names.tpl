@@ -112,6 +112,16 @@ groups:
 {{- get .rayStartParams "num-gpus" | default (get .rayResources "GPU") | default .accelerator.count | int -}}
 {{- end }}
 
+{{/* CPUs of a pod as Ray counts them, whole ones; empty: it looks itself. */}}
+{{- define "baton.numCpus" -}}
+{{- $cpus := get .rayStartParams "num-cpus" | default (get .rayResources "CPU") | default (.resources.limits).cpu | default (.resources.requests).cpu | default "" | toString -}}
+{{- if hasSuffix "m" $cpus -}}
+{{- divf (trimSuffix "m" $cpus | float64) 1000 | ceil -}}
+{{- else if $cpus -}}
+{{- float64 $cpus | ceil -}}
+{{- end -}}
+{{- end }}
+
 {{/* Ranks of one engine, which are on one pod. Takes a pool of the configuration. */}}
 {{- define "baton.engineRanks" -}}
 {{- $ranks := 1 -}}
