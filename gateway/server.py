@@ -87,7 +87,7 @@ class GatewayServer:
         return self._admin.port
 
     def reconfigure(self, config: GatewayConfig, wanted: Wanted) -> None:
-        """What `Gateway.reconfigure` does. Ports, and which files hold the certificate, are those of the start."""
+        """What `Gateway.reconfigure` does. Ports and names of files are those of the start."""
         self._gateway.reconfigure(config, wanted)
 
     async def start(self) -> None:
