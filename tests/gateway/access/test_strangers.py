@@ -11,6 +11,7 @@ from typing import Any
 import grpc.aio
 import pytest
 import pytest_asyncio
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.gateway.scripted import Serving, serving
 from tests.raw_grpc import answer_to_path
 
@@ -252,6 +253,21 @@ async def test_grpc_knows_the_same_keys(served: Serving, key: str | None, status
     async with grpc.aio.insecure_channel(served.grpc_target) as channel:
         call = InferenceStub(channel).ListModels(pb.ListModelsRequest(), metadata=metadata)
         assert (await call.code()).name == status
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_reflection_asks_for_no_key_and_tells_of_services_alone(served: Serving) -> None:
+    ask = reflection_pb2.ServerReflectionRequest(list_services="")
+    async with grpc.aio.insecure_channel(served.grpc_target) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        [told] = [answer async for answer in stub.ServerReflectionInfo(iter([ask]))]
+
+    names = {service.name for service in told.list_services_response.service}
+    assert {name.rpartition(".")[0] for name in names} == {
+        "baton.v1",
+        "grpc.health.v1",
+        "grpc.reflection.v1alpha",
+    }
 
 
 @pytest.mark.asyncio(loop_scope="module")
