@@ -122,9 +122,23 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """Prompts with at most this many uncached tokens are computed by the decode replica itself."""
     max_choices: Count = 128
     """Completions of one request: its prompts times `n` or `best_of`."""
-    tool_parser: Literal["auto", "none", "generic", "hermes", "llama3", "deepseek", "harmony"] = (
-        "auto"
-    )
+    tool_parser: Literal[
+        "auto",
+        "none",
+        "generic",
+        "hermes",
+        "qwen3_coder",
+        "glm",
+        "llama3",
+        "llama4",
+        "deepseek",
+        "deepseek_v32",
+        "mistral",
+        "kimi",
+        "phi",
+        "gemma",
+        "harmony",
+    ] = "auto"
     """How the model writes tool calls. `auto` reads it off the chat template, and is `generic`
     where that tells nothing: tools are described in the system message, and calls asked for in
     Hermes' format. `none`: no calls but those that a request forces."""

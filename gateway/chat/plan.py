@@ -27,6 +27,7 @@ from baton.gateway.chat.functions import TextFunction
 from baton.gateway.chat.tool_definitions import ToolMode, ToolUse
 from baton.gateway.chat.tool_detection import (
     GENERIC,
+    MARKERS,
     call_format,
     calls_grammar,
     optional_calls,
@@ -94,7 +95,7 @@ async def plan_chat(
     is_plain = calls is formats.content and reasoning is ReasoningStart.NOWHERE
     special_by_mark: dict[str, int] = {}
     if not is_plain:
-        marks = (*formats.MARKERS, *harmony.MARKERS, THINK_BEGIN, THINK_END)
+        marks = (*MARKERS, THINK_BEGIN, THINK_END)
         special_by_mark = gateway.model.tokenizer.special_tokens(marks)
     grammar = await _grammar(gateway, parser, conversation, reasoning, special_by_mark)
     return ChatPlan(
@@ -160,8 +161,7 @@ def _calls(gateway: Gateway, parser: str, tools: ToolUse) -> CallFormat:
         return formats.content
     if tools.mode is ToolMode.REQUIRED:
         return _forced_calls(tools)
-    names = frozenset(function.name for function in tools.functions)
-    calls = call_format(parser, names)
+    calls = call_format(parser, tools.functions)
     if calls is None:
         raise InvalidRequest(
             f"{tools.field}: gateway.tool_parser is none here, so no calls are looked for; "

@@ -2,57 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
-from baton.gateway.chat.functions import NO_PARAMETERS
+from baton.gateway.chat.functions import NO_PARAMETERS, Function
 from baton.gateway.chat.tool_definitions import ToolUse
 from baton.gateway.grammars.answer_grammar import NO_SPECIAL, json_body, written_mark
-from baton.gateway.output import harmony
-from baton.gateway.output.formats import (
-    CALLS_BEGIN,
-    HERMES_BEGIN,
-    HERMES_END,
-    LLAMA3_TAG,
-    CallFormat,
-    deepseek,
-    hermes,
-    llama3,
-)
+from baton.gateway.output import formats, gemma_calls, harmony, python_calls, xml_calls
+from baton.gateway.output.formats import HERMES_BEGIN, HERMES_END, CallFormat
+from baton.gateway.output.typed_arguments import Schemas
 
 GENERIC = "generic"
 """Nothing is known: generic_tools.py."""
-FOREIGN_SIGNS = ("<function=", "<arg_key>")
-"""Signs of formats that use the mark of hermes for something else."""
+MARKERS = (
+    *formats.MARKERS,
+    *harmony.MARKERS,
+    *xml_calls.MARKERS,
+    *python_calls.MARKERS,
+    *gemma_calls.MARKERS,
+)
+"""Shown to the parsers even where they are special tokens."""
+SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("harmony", (harmony.CHANNEL,)),
+    ("qwen3_coder", (HERMES_BEGIN, xml_calls.FUNCTION, xml_calls.PARAMETER)),
+    ("glm", (HERMES_BEGIN, xml_calls.KEY)),
+    (GENERIC, (xml_calls.FUNCTION,)),  # one that nobody knows, whatever marks it has
+    ("hermes", (HERMES_BEGIN,)),
+    ("deepseek", (formats.CALLS_BEGIN,)),
+    ("deepseek_v32", (xml_calls.DSML,)),
+    ("mistral", (formats.MISTRAL_CALLS,)),
+    ("kimi", (formats.KIMI_CALLS,)),
+    ("phi", (formats.PHI_CALLS,)),
+    ("phi", (formats.PHI_LIST,)),
+    ("phi", ("<|tool|>",)),
+    *(("gemma", (mark,)) for mark in gemma_calls.CALL_BEGINS),
+    ("llama4", (python_calls.PYTHON_BEGIN,)),
+    ("llama4", ("[func_name1(",)),
+    ("llama3", (formats.LLAMA3_TAG,)),
+    ("llama3", ('"parameters"', "ipython")),
+)
+"""What a chat template has of each format, all of it; the first that fits counts."""
+
+
+FORMATS: dict[str, CallFormat] = {
+    GENERIC: formats.hermes,
+    "hermes": formats.hermes,
+    "deepseek": formats.deepseek,
+    "deepseek_v32": xml_calls.deepseek_v32,
+    "mistral": formats.mistral,
+    "kimi": formats.kimi,
+    "phi": formats.phi,
+    "harmony": harmony.messages,
+}
+TYPED_FORMATS: dict[str, Callable[[Schemas], CallFormat]] = {
+    "llama3": formats.llama3,
+    "llama4": python_calls.llama4,
+    "qwen3_coder": xml_calls.qwen3_coder,
+    "glm": xml_calls.glm,
+    "gemma": gemma_calls.gemma,
+}
+"""Those that can only be read by whoever knows the tools."""
 
 
 def format_name(parser: str, template: str) -> str:
     """`parser` is the setting gateway.tool_parser. `GENERIC` if no format is known."""
     if parser != "auto":
         return parser
-    if harmony.CHANNEL in template:
-        return "harmony"
-    if any(sign in template for sign in FOREIGN_SIGNS):
-        return GENERIC
-    if HERMES_BEGIN in template:
-        return "hermes"
-    if CALLS_BEGIN in template:
-        return "deepseek"
-    if LLAMA3_TAG in template or ('"parameters"' in template and "ipython" in template):
-        return "llama3"
-    return GENERIC
+    found = (name for name, signs in SIGNS if all(sign in template for sign in signs))
+    return next(found, GENERIC)
 
 
-def call_format(name: str, tools: Collection[str]) -> CallFormat | None:
-    match name:
-        case "hermes" | "generic":
-            return hermes
-        case "llama3":
-            return llama3(tools)
-        case "deepseek":
-            return deepseek
-        case "harmony":
-            return harmony.messages
-    return None
+def call_format(name: str, tools: Collection[Function]) -> CallFormat | None:
+    """None if `name` is none."""
+    if name in FORMATS:
+        return FORMATS[name]
+    typed = TYPED_FORMATS.get(name)
+    return None if typed is None else typed({one.name: one.parameters for one in tools})
 
 
 def calls_grammar(

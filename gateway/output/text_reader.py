@@ -145,24 +145,27 @@ class TextReader:
         if not (yield from self.take_word(word)):
             raise Malformed
 
-    def copy_until(self, markers: Sequence[str], write: Callable[[str], None]) -> Parse[str]:
+    def copy_until(
+        self, markers: Sequence[str], write: Callable[[str], None], *, keeps_space: bool = False
+    ) -> Parse[str]:
         """Write the text up to the first marker, which is read (not released) and returned.
 
-        White space in front of the marker goes with it. At the end, all is written, but for a
-        marker that was cut; returns "".
+        White space in front of the marker goes with it, unless `keeps_space`. At the end, all is
+        written, but for a marker that was cut; returns "".
         """
+        text_of = str if keeps_space else _without_space
         self.release()
         while True:
             marker, begin = _first(self._text, self._next, markers)
             if marker:
-                write(_without_space(self._text[self._next : begin]))
+                write(text_of(self._text[self._next : begin]))
                 self._next = begin
                 self.release()
                 self._next += len(marker)
                 return marker
             if self._is_complete:
                 break
-            num_held = _num_held(self._text, self._next, markers)
+            num_held = _num_held(self._text, self._next, markers, text_of)
             end = len(self._text) - num_held
             write(self._text[self._next : end])
             self._next = end
@@ -171,7 +174,7 @@ class TextReader:
         rest = self._text[self._next :]
         num_marker = _num_of_marker(rest, 0, markers)
         if self._is_cut and num_marker >= MIN_CUT_MARKER:
-            rest = _without_space(rest[:-num_marker])
+            rest = text_of(rest[:-num_marker])
         write(rest)
         self.drop_rest()
         return ""
@@ -183,13 +186,13 @@ def _first(text: str, begin: int, markers: Sequence[str]) -> tuple[str, int]:
     return marker, index
 
 
-def _num_held(text: str, begin: int, markers: Sequence[str]) -> int:
+def _num_held(text: str, begin: int, markers: Sequence[str], text_of: Callable[[str], str]) -> int:
     """How many of the last characters may be the beginning of a marker, or the space before it."""
     if not markers:
         return 0
     num_marker = _num_of_marker(text, begin, markers)
     before = text[begin : len(text) - num_marker]
-    return num_marker + len(before) - len(_without_space(before))
+    return num_marker + len(before) - len(text_of(before))
 
 
 def _num_of_marker(text: str, begin: int, markers: Sequence[str]) -> int:

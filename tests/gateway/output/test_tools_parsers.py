@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from baton.gateway.output import formats, harmony
+from baton.gateway.output import formats, gemma_calls, harmony, python_calls, xml_calls
 from baton.gateway.output.formats import CallFormat
 from baton.gateway.output.output_parser import OutputParser
 from baton.gateway.output.pieces import (
@@ -20,6 +21,19 @@ from baton.gateway.output.pieces import (
 from baton.gateway.output.reasoning import ReasoningStart
 
 TOOLS = frozenset({"f", "get_weather"})
+SCHEMAS: dict[str, dict[str, Any] | None] = {
+    "f": None,
+    "get_weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "where": {"type": "object"},
+            "unit": {"$ref": "#/$defs/Unit"},
+        },
+        "$defs": {"Unit": {"enum": ["C", "F"]}},
+    },
+}
 FORMATS: dict[str, CallFormat] = {
     "content": formats.content,
     "hermes": formats.hermes,
@@ -30,6 +44,14 @@ FORMATS: dict[str, CallFormat] = {
     "harmony": harmony.messages,
     "harmony without tools": harmony.answers,
     "harmony, forced": harmony.in_answer(formats.forced_calls),
+    "mistral": formats.mistral,
+    "kimi": formats.kimi,
+    "phi": formats.phi,
+    "qwen3_coder": xml_calls.qwen3_coder(SCHEMAS),
+    "glm": xml_calls.glm(SCHEMAS),
+    "deepseek_v32": xml_calls.deepseek_v32,
+    "llama4": python_calls.llama4(SCHEMAS),
+    "gemma": gemma_calls.gemma(SCHEMAS),
 }
 V3_CALL = f"{formats.CALL_BEGIN}function{formats.SEPARATOR}%s\n```json\n%s\n```{formats.CALL_END}"
 V31_CALL = f"{formats.CALL_BEGIN}%s{formats.SEPARATOR}%s{formats.CALL_END}"

@@ -17,13 +17,22 @@ from tests.gateway.output.test_tools_parsers import (
     parsed,
 )
 
-from baton.gateway.output import formats, harmony
+from baton.gateway.chat.tool_detection import MARKERS
+from baton.gateway.output import formats
 from baton.gateway.output.pieces import CallStart
 from baton.gateway.output.reasoning import ReasoningStart
 
 FRAGMENTS = [
-    *formats.MARKERS,
-    *harmony.MARKERS,
+    *MARKERS,
+    *(
+        "<function=f>",
+        "<parameter=a>",
+        "</parameter>",
+        "</function>",
+        "functools[",
+        "f(a=",
+        "call:",
+    ),
     *("<|call|>", "assistant", " to=functions.f", "<|channel|>analysis<|message|>"),
     *("<|start|>assistant<|channel|>final<|message|>", "<|channel|>commentary to=f<|message|>"),
     *("<think>", "</think>", "```", "```json", "function", "f", " ", "\n", ";", ",", "[", "]"),

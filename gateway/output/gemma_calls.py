@@ -1,0 +1,144 @@
+"""Calls as Gemma's models for functions write them: nearly JSON, whose strings have marks.
+
+<start_function_call>call:f{city:<escape>Paris<escape>,days:3}<end_function_call>   FunctionGemma
+<|tool_call>call:f{city:<|"|>Paris<|"|>,days:3}<tool_call|>                         Gemma 4
+"""
+
+from __future__ import annotations
+
+import re
+
+from baton.gateway.output.formats import CallFormat, is_call
+from baton.gateway.output.json_call import copy_value
+from baton.gateway.output.pieces import PieceWriter
+from baton.gateway.output.text_reader import Malformed, Parse, TextReader
+from baton.gateway.output.typed_arguments import Schemas, TextValue, TypedArguments, value_of
+
+CALL_BEGINS = ("<start_function_call>", "<|tool_call>")
+CALL_ENDS = ("<end_function_call>", "<tool_call|>")
+RESPONSES = ("<start_function_response>", "<|tool_response>")
+"""The model's turn ends so: what comes next is for others to say."""
+QUOTES = ("<escape>", '<|"|>')
+MARKERS = (*CALL_BEGINS, *CALL_ENDS, *QUOTES, *RESPONSES)
+
+NAME = re.compile(r"[^\s<>{}\"]+")
+KEY = re.compile(r"[^\s<>{}\[\],:\"]+")
+BARE = re.compile(r"[^<>{}\[\],:\"]+")
+MAX_DEPTH = 16
+"""Of values within a value."""
+
+
+def gemma(schemas: Schemas) -> CallFormat:
+    """`schemas`: by tool, of its arguments."""
+
+    def parse(reader: TextReader, out: PieceWriter) -> Parse[None]:
+        markers: tuple[str, ...] = CALL_BEGINS
+        while marker := (yield from reader.copy_until(markers, out.content)):
+            if marker in CALL_BEGINS:
+                if not (yield from is_call(_call(reader, out, schemas), reader, out)):
+                    markers = CALL_BEGINS
+                    continue
+                markers = (*CALL_BEGINS, *CALL_ENDS, *RESPONSES)
+            yield from reader.drop_space()
+
+    return parse
+
+
+def _call(reader: TextReader, out: PieceWriter, schemas: Schemas) -> Parse[None]:
+    yield from reader.expect("call:")
+    name = yield from _run(reader, NAME)
+    yield from reader.expect("{")
+    out.start_call(name)
+    reader.release()
+    arguments = TypedArguments(out, schemas.get(name))
+    try:
+        yield from _members(reader, arguments)
+    except Malformed:
+        if not reader.is_cut_short:
+            arguments.end()
+        raise
+    arguments.end()
+    reader.release()
+
+
+def _members(reader: TextReader, arguments: TypedArguments, depth: int = 0) -> Parse[None]:
+    """Of an object whose bracket has been read; the one that closes it is read, too."""
+    yield from reader.skip_space()
+    if (yield from reader.take_word("}")):
+        return
+    while True:
+        quote = yield from _quote(reader)
+        key = yield from _run(reader, KEY)
+        if quote:
+            yield from reader.expect(quote)
+        yield from reader.expect(":")
+        arguments.begin(key)
+        yield from _value(reader, arguments, arguments.types(key) if depth == 0 else None, depth)
+        reader.release()
+        yield from reader.skip_space()
+        if not (yield from reader.take_word(",")):
+            break
+    yield from reader.expect("}")
+
+
+def _value(
+    reader: TextReader, arguments: TypedArguments, types: frozenset[str] | None, depth: int
+) -> Parse[None]:
+    if depth > MAX_DEPTH:
+        raise Malformed
+    yield from reader.skip_space()
+    if quote := (yield from _quote(reader)):
+        yield from _text(reader, arguments, quote)
+    elif (yield from reader.take_word("{")):
+        inner = arguments.nested()
+        yield from _members(reader, inner, depth + 1)
+        inner.end()
+    elif (yield from reader.take_word("[")):
+        yield from _items(reader, arguments, depth + 1)
+    elif (yield from reader.peek()) == '"':
+        yield from copy_value(reader, arguments.write)
+    else:
+        arguments.write(value_of((yield from _run(reader, BARE)), types or frozenset()))
+
+
+def _items(reader: TextReader, arguments: TypedArguments, depth: int) -> Parse[None]:
+    arguments.write("[")
+    yield from reader.skip_space()
+    if not (yield from reader.take_word("]")):
+        while True:
+            yield from _value(reader, arguments, None, depth)
+            yield from reader.skip_space()
+            if not (yield from reader.take_word(",")):
+                break
+            arguments.write(", ")
+        yield from reader.expect("]")
+    arguments.write("]")
+
+
+def _text(reader: TextReader, arguments: TypedArguments, quote: str) -> Parse[None]:
+    value = TextValue(arguments)
+    end = yield from reader.copy_until((quote,), value.feed, keeps_space=True)
+    if not end:
+        yield from reader.peek()
+        if not reader.is_cut_short:
+            value.end()
+        raise Malformed
+    value.end()
+
+
+def _quote(reader: TextReader) -> Parse[str]:
+    """The mark of a string, if one comes next; it is read."""
+    for quote in QUOTES:
+        if (yield from reader.take_word(quote)):
+            return quote
+    return ""
+
+
+def _run(reader: TextReader, pattern: re.Pattern[str]) -> Parse[str]:
+    yield from reader.skip_space()
+    text = ""
+    while (yield from reader.peek()) and (run := reader.take_run(pattern)):
+        text += run
+    if not text.strip():
+        raise Malformed
+    return text.strip()

@@ -1,0 +1,134 @@
+"""Arguments that models write as bare text, made the JSON object that their schema asks for.
+
+city   "string"    New York   ->  "New York"
+days   "integer"   3          ->  3
+when   no type     soon       ->  "soon", for it is no JSON
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+from baton.gateway.output.pieces import PieceWriter
+
+Schemas = Mapping[str, Mapping[str, Any] | None]
+"""By tool, the schema of its arguments."""
+TEXT = frozenset({"string"})
+WORDS = {"True": "true", "False": "false", "None": "null"}
+"""As templates written in Python show them."""
+MAX_DEPTH = 16
+"""Of schemas within a schema, and of references."""
+
+
+class TypedArguments:
+    """Writes the arguments of the call that was started last, one after another."""
+
+    def __init__(self, out: PieceWriter, schema: Mapping[str, Any] | None = None) -> None:
+        self._out = out
+        self._schema = schema or {}
+        self._has_any = False
+
+    def nested(self) -> TypedArguments:
+        """Of an object within the value that is being written."""
+        return TypedArguments(self._out)
+
+    def types(self, key: str) -> frozenset[str]:
+        """What JSON calls the types that `key` may have; empty if nothing is known."""
+        properties = self._schema.get("properties")
+        property_ = properties.get(key) if isinstance(properties, Mapping) else None
+        return frozenset(_types(property_, self._schema))
+
+    def begin(self, key: str) -> None:
+        self._out.arguments(f"{', ' if self._has_any else '{'}{_quoted(key)}: ")
+        self._has_any = True
+
+    def write(self, text: str) -> None:
+        """A part of the value, as JSON."""
+        self._out.arguments(text)
+
+    def end(self) -> None:
+        self._out.arguments("}" if self._has_any else "{}")
+
+
+class TextValue:
+    """A string that comes in pieces, to the parts of its JSON."""
+
+    def __init__(self, arguments: TypedArguments) -> None:
+        self._arguments = arguments
+        arguments.write('"')
+
+    def feed(self, text: str) -> None:
+        self._arguments.write(_quoted(text)[1:-1])
+
+    def end(self) -> None:
+        self._arguments.write('"')
+
+
+def value_of(text: str, types: frozenset[str]) -> str:
+    """The JSON of a value of one of `types` that is written as `text`."""
+    word = text.strip()
+    word = WORDS.get(word, word)
+    try:
+        value = json.loads(word, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return _quoted(text)
+    is_other = types and types.isdisjoint(_types_of(value))
+    if "string" in types and (isinstance(value, str) or is_other):
+        return _quoted(text)
+    return word
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(constant)  # NaN is no JSON
+
+
+def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
+    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+        return
+    named = schema.get("type")
+    if isinstance(named, str | list):
+        yield from [named] if isinstance(named, str) else filter(_is_text, named)
+    elif "const" in schema:
+        yield from _types_of(schema["const"])
+    elif isinstance(values := schema.get("enum"), list):
+        yield from (name for value in values for name in _types_of(value))
+    inner = [schema.get(several) for several in ("anyOf", "oneOf", "allOf")]
+    if isinstance(reference := schema.get("$ref"), str):
+        inner.append([_referred(reference, root)])
+    for schemas in filter(None, inner):
+        for one in schemas if isinstance(schemas, list) else ():
+            yield from _types(one, root, depth + 1)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _referred(reference: str, root: Mapping[str, Any]) -> Any:
+    found: Any = root
+    for name in reference.removeprefix("#").split("/")[1:]:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def _types_of(value: Any) -> tuple[str, ...]:
+    match value:
+        case None:
+            return ("null",)
+        case bool():
+            return ("boolean",)
+        case int():
+            return ("integer", "number")
+        case float():
+            return ("number",)
+        case str():
+            return ("string",)
+        case list():
+            return ("array",)
+    return ("object",)
