@@ -8,6 +8,7 @@ from typing import Any
 
 from baton.core.errors import InvalidRequest
 from baton.gateway.chat.generic_tools import OFFER_BEGIN, in_words
+from baton.gateway.chat.template_messages import for_template
 from baton.gateway.chat.tool_definitions import ToolMode, ToolUse
 from baton.gateway.chat.tool_detection import GENERIC, format_name
 from baton.gateway.grammars.structured_output import OutputRule
@@ -37,6 +38,8 @@ class Conversation:
     """Where cache points are."""
     ignores_eos: bool = False
     """The output goes on behind its end, where no grammar could."""
+    call_format: str = ""
+    """How the model writes calls (tool_detection.py)."""
     has_tools_in_words: bool = False
     """The template is shown no tools, no calls and nothing that tools said, but texts."""
 
@@ -57,6 +60,9 @@ def render_chat(template: ChatTemplate, conversation: Conversation) -> str:
     offered: list[dict[str, Any]] | None = None
     if tools.mode is not ToolMode.NONE:
         offered = [function.for_template() for function in tools.functions]
+    messages = for_template(
+        messages, offered, call_format=conversation.call_format, template=template.source
+    )
     return _render(template, conversation, messages, offered)
 
 
@@ -82,11 +88,12 @@ def _render(
 
 
 def for_model(gateway: Gateway, conversation: Conversation) -> Conversation:
-    """With tools in words where the template writes none, or in a way that is not known."""
+    """As `render_chat` has to know it: with tools in words where the template writes none, or in a
+    way that is not known."""
     template = gateway.model.require_chat_template()
     name = tool_format(gateway, template)
     has_words = name == GENERIC or (name in ("hermes", "none") and not template.has_tools)
-    return replace(conversation, has_tools_in_words=has_words)
+    return replace(conversation, call_format=name, has_tools_in_words=has_words)
 
 
 def tool_format(gateway: Gateway, template: ChatTemplate) -> str:
