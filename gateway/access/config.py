@@ -95,6 +95,9 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     keep_alive_s: Count = 75
     """How long an idle connection is kept. Longer than load balancers keep theirs, so that they
     never use one that was just closed."""
+    model_aliases: tuple[str, ...] = ()
+    """Other names by which clients may ask for the model, beside `served_model_name`. Answers, and
+    metrics, have that one."""
     api_keys: frozenset[str] = frozenset()
     """Keys accepted as `Authorization: Bearer ...` or `x-api-key: ...`; with none, everybody is let
     in. Here as in the other secrets, `file:/path` and `env:NAME` say where to read them."""

@@ -125,8 +125,11 @@ class InferenceService(InferenceServicer):
             await given.read()
             model = self._gateway.model
             max_len = self._gateway.max_model_len
-            known = pb.Model(id=model.name, created=model.created, max_model_len=max_len)
-            return pb.ListModelsResponse(models=[known])
+            known = [
+                pb.Model(id=name, created=model.created, max_model_len=max_len)
+                for name in model.names
+            ]
+            return pb.ListModelsResponse(models=known)
 
     @asynccontextmanager
     async def _answering(self, context: Context, method: str) -> AsyncIterator[Caller]:

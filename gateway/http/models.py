@@ -15,6 +15,8 @@ class ModelAnswer(msgspec.Struct, kw_only=True):
     object: str = "model"
     created: int
     owned_by: str = "baton"
+    root: str
+    """What the model calls itself, of whichever of its names this is."""
     max_model_len: int
     """Tokens of prompt and output together."""
 
@@ -29,14 +31,20 @@ class ModelsApi:
         self._gateway = gateway
 
     async def list_all(self, request: Request) -> Response:
-        return json_response(ModelListAnswer(data=[self._model()]))
+        return json_response(
+            ModelListAnswer(data=[self._model(name) for name in self._gateway.model.names])
+        )
 
     async def get(self, request: Request) -> Response:
-        self._gateway.model.check_name(request.path_params["model_id"])
-        return json_response(self._model())
+        name = request.path_params["model_id"]
+        self._gateway.model.check_name(name)
+        return json_response(self._model(name))
 
-    def _model(self) -> ModelAnswer:
+    def _model(self, name: str) -> ModelAnswer:
         model = self._gateway.model
         return ModelAnswer(
-            id=model.name, created=model.created, max_model_len=self._gateway.max_model_len
+            id=name,
+            created=model.created,
+            root=model.name,
+            max_model_len=self._gateway.max_model_len,
         )

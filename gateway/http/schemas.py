@@ -102,10 +102,6 @@ class RequestBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
     guided_regex: str | None = None
     """vLLM's older `structured_outputs.regex`."""
 
-    guided_decoding_backend: Ignored = None
-    guided_whitespace_pattern: Ignored = None
-    spaces_between_special_tokens: Ignored = None
-
     def rule(self) -> OutputRule | None:
         """What the output must be. Raises InvalidRequest."""
         guided = [

@@ -28,12 +28,20 @@ class ServedModel:
     classifier: Classifier | None = None
     pooling: PoolingFiles = field(default_factory=PoolingFiles)
     """What its authors say of embeddings."""
+    aliases: tuple[str, ...] = ()
+    """Other names that it may be asked for by."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds."""
 
     @classmethod
     def load(
-        cls, folder: Path, name: str, *, needs_tokenizer: bool = True, reranker: str = "auto"
+        cls,
+        folder: Path,
+        name: str,
+        *,
+        aliases: tuple[str, ...] = (),
+        needs_tokenizer: bool = True,
+        reranker: str = "auto",
     ) -> ServedModel:
         """`reranker`: as the configuration has it.
 
@@ -46,6 +54,7 @@ class ServedModel:
         tokenizer = TextTokenizer(files.tokenizer_json)
         return cls(
             name=name,
+            aliases=aliases,
             tokenizer=tokenizer,
             chat_template=None if source is None else ChatTemplate(source, files.special_tokens),
             sampling=files.sampling,
@@ -57,11 +66,17 @@ class ServedModel:
             pooling=files.pooling,
         )
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The first is its own."""
+        return tuple(dict.fromkeys((self.name, *self.aliases)))
+
     def check_name(self, name: str | None) -> None:
         """A request that names no model means the only one. Raises ModelNotFound."""
-        if name and name != self.name:
+        if name and name not in self.names:
+            known = " or ".join(f"`{one}`" for one in self.names)
             raise ModelNotFound(
-                f"the model `{name}` does not exist; this server has `{self.name}`", field="model"
+                f"the model `{name}` does not exist; this server has {known}", field="model"
             )
 
     def check_generates(self) -> None:

@@ -92,6 +92,7 @@ class GatewayNode:
         model = ServedModel.load(
             folder,
             config.model_name,
+            aliases=gateway.model_aliases,
             needs_tokenizer=config.wants_weights,
             reranker=gateway.reranker,
         )

@@ -45,6 +45,7 @@ def scripted(text: str, *, ends: bool = True) -> ScriptedDispatcher:
         ({"messages": [USER[0], {**USER[0], "mood": 1}] * 2}, "messages[].mood"),
         ({"prediction": {"content": "x"}, "verbosity": "low"}, "verbosity, prediction"),
         ({"enable_thinking": False}, "enable_thinking"),
+        ({"guided_whitespace_pattern": " ", "guided_choice": ["x"]}, "guided_whitespace_pattern"),
         ({"a\nb": 1, "do_sample": True}, "a?b"),
     ],
 )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.gateway.scripted import (
     ASSISTANT,
     BOS,
@@ -305,3 +307,17 @@ async def test_models_are_listed() -> None:
     assert listed == {"object": "list", "data": [one]}
     assert one["id"] == MODEL
     assert one["max_model_len"] == 100
+
+
+async def test_a_model_is_asked_for_by_any_of_its_names_and_answers_by_its_own() -> None:
+    model = replace(make_model(), aliases=("gpt-4o", "org/other"))
+    async with serving(model=model) as gateway:
+        listed = (await gateway.http.get("/v1/models")).json()["data"]
+        one = (await gateway.http.get("/v1/models/org/other")).json()
+        answered = await gateway.complete(prompt="x", model="gpt-4o")
+        unknown = await gateway.complete(prompt="x", model="gpt-5")
+
+    assert [each["id"] for each in listed] == [MODEL, "gpt-4o", "org/other"]
+    assert one["id"] == "org/other" and one["root"] == MODEL
+    assert answered.json()["model"] == MODEL
+    assert unknown.status_code == 404 and "`gpt-4o`" in unknown.json()["error"]["message"]
