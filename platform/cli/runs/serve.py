@@ -30,7 +30,7 @@ from baton.platform.cli.runs.process_session import end_with_parent
 from baton.platform.cli.runs.start_check import StartCheck
 from baton.platform.cli.terminal.errors import complain, status_of
 from baton.platform.cli.terminal.progress import StartBars, start_bars
-from baton.platform.cli.terminal.rays_words import in_one_line
+from baton.platform.cli.terminal.rays_words import came_late, in_one_line
 from baton.platform.cli.terminal.start_report import StartReport
 from baton.platform.cli.terminal.worker_log import NodeLog, WorkerLog, follow_workers
 from baton.platform.cluster.local_cluster import (
@@ -48,6 +48,9 @@ from baton.platform.observe.logs import Lines, start_log
 
 log = logging.getLogger(__name__)
 console = Console(highlight=False)
+RAY_STARTS = 3
+"""Ray's node gives its agents 15 s, which no setting makes more: a loaded machine may need longer,
+and the next time finds in memory what they read."""
 WATCH_PERIOD_S = 1.0
 """How often it is looked whether the kernel had to end somebody."""
 
@@ -167,13 +170,22 @@ def _join_or_start(config: DeploymentConfig) -> None:
         ray.init(address=config.ray.address, logging_level=logging.ERROR)
         return
     os.environ.update(worker_environment())
-    ray.init(
-        address="local",  # never one that happens to run here: it is stopped at the end
-        num_cpus=num_logical_cpus(config),
-        object_store_memory=OBJECT_STORE_BYTES,
-        include_dashboard=config.ray.dashboard,
-        logging_level=logging.ERROR,
-    )
+    for num_left in reversed(range(RAY_STARTS)):
+        try:
+            ray.init(
+                address="local",  # never one that happens to run here: it is stopped at the end
+                num_cpus=num_logical_cpus(config),
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=config.ray.dashboard,
+                logging_level=logging.ERROR,
+            )
+        except Exception as error:
+            if not num_left or not came_late(error):
+                raise
+            log.warning("Ray did not come up in time, on a machine that is overloaded: once more")
+            ray.shutdown()
+        else:
+            return
 
 
 def _import_serve() -> None:

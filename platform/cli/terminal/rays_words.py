@@ -14,6 +14,7 @@ MEMORY = (
     "(--cache-gib, --max-model-len)"
 )
 """What helps where there is too little of it."""
+LATE = r"timed out during startup|failed to start.*(GCS|raylet)|did not start"
 SAYINGS: Sequence[tuple[str, str]] = (
     (
         r"memory pressure|low on memory|OutOfMemory",
@@ -37,7 +38,7 @@ SAYINGS: Sequence[tuple[str, str]] = (
         "Ray has no room for an actor: ask for fewer replicas, or give the cluster more nodes",
     ),
     (
-        r"timed out during startup|failed to start.*(GCS|raylet)|did not start",
+        LATE,
         "Ray did not come up in time: the machine is overloaded, or /tmp or /dev/shm is full; "
         "start again when it is quieter",
     ),
@@ -52,6 +53,11 @@ SAYINGS: Sequence[tuple[str, str]] = (
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _PREFIX = re.compile(r"^\((raylet|autoscaler)[^)]*\)\s*")
+
+
+def came_late(error: Exception) -> bool:
+    """Whether Ray gave up because one of its own processes was not there in time."""
+    return re.search(LATE, " ".join(str(error).split())) is not None
 
 
 def in_one_line(text: str) -> str:
