@@ -16,6 +16,7 @@ from baton.core.errors import InvalidRequest
 from baton.core.messages import Grammar, GrammarKind
 from baton.core.parking import Parking
 from baton.gateway.chat.cache_points import find_cache_points
+from baton.gateway.chat.call_grammars import calls_grammar, optional_calls
 from baton.gateway.chat.conversation import (
     Conversation,
     encode_chat,
@@ -25,13 +26,7 @@ from baton.gateway.chat.conversation import (
 )
 from baton.gateway.chat.functions import TextFunction
 from baton.gateway.chat.tool_definitions import ToolMode, ToolUse
-from baton.gateway.chat.tool_detection import (
-    GENERIC,
-    MARKERS,
-    call_format,
-    calls_grammar,
-    optional_calls,
-)
+from baton.gateway.chat.tool_detection import GENERIC, MARKERS, call_format
 from baton.gateway.output import formats, harmony
 from baton.gateway.output.formats import CallFormat
 from baton.gateway.output.output_parser import OutputParser
@@ -119,7 +114,11 @@ async def plan_chat(
 def _unheld_fields(tools: ToolUse, grammar: Grammar | None) -> Iterator[str]:
     """A pattern is part of the schema of a call, and holds with it; another grammar would have to
     say how JSON quotes the text."""
-    for function in tools.functions if tools.mode is not ToolMode.NONE else ():
+    is_trusted = tools.mode is ToolMode.AUTO and grammar is None
+    for index, function in enumerate(tools.functions if tools.mode is not ToolMode.NONE else ()):
+        if is_trusted and function.strict and not isinstance(function, TextFunction):
+            *within, _ = tools.schema_field.split(".")
+            yield ".".join((f"{tools.field}[{index}]", *within, "strict"))
         if isinstance(function, TextFunction) and (rule := function.rule) is not None:
             is_held = grammar is not None and rule.grammar.kind is GrammarKind.REGEX
             if not is_held and function.name != tools.forced_name:
@@ -138,7 +137,9 @@ async def _grammar(
     if rule is not None or not _holds_to_schemas(parser, conversation):
         calls = _other_calls(parser, conversation, special_by_mark)
         return await gateway.grammars.accept(rule, reasoning=reasoning, calls=calls)
-    calls = optional_calls(tools, special_by_mark)
+    calls = optional_calls(parser, tools, special_by_mark)
+    if calls is None:
+        return None
     try:
         return await gateway.grammars.accept_free(calls, tools.field, reasoning=reasoning)
     except InvalidRequest:
@@ -150,7 +151,7 @@ async def _grammar(
 def _holds_to_schemas(parser: str, conversation: Conversation) -> bool:
     """Calls that the model need not make, but has to write by the schema once it does."""
     tools = conversation.tools
-    if tools.mode is not ToolMode.AUTO or parser not in (GENERIC, "hermes"):
+    if tools.mode is not ToolMode.AUTO:
         return False
     is_strict = any(function.strict for function in tools.functions)
     return is_strict or (parser == GENERIC and not conversation.ignores_eos)

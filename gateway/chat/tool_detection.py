@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
-from baton.gateway.chat.functions import NO_PARAMETERS, Function
-from baton.gateway.chat.tool_definitions import ToolUse
-from baton.gateway.grammars.answer_grammar import NO_SPECIAL, json_body, written_mark
+from baton.gateway.chat.functions import Function
 from baton.gateway.output import formats, gemma_calls, harmony, python_calls, xml_calls
-from baton.gateway.output.formats import HERMES_BEGIN, HERMES_END, CallFormat
+from baton.gateway.output.formats import HERMES_BEGIN, CallFormat
 from baton.gateway.output.typed_arguments import Schemas
 
 GENERIC = "generic"
@@ -77,54 +75,3 @@ def call_format(name: str, tools: Collection[Function]) -> CallFormat | None:
         return FORMATS[name]
     typed = TYPED_FORMATS.get(name)
     return None if typed is None else typed({one.name: one.parameters for one in tools})
-
-
-def calls_grammar(
-    name: str, tools: ToolUse, special_by_mark: Mapping[str, int] = NO_SPECIAL
-) -> str | None:
-    """Calls as the model writes them, for `answer_grammar`. None where it is not known how."""
-    separator = {"hermes": r'"\n"', "generic": r'"\n"', "llama3": '"; "'}.get(name)
-    more = f" ({separator} call)*" if tools.is_parallel else ""
-    match name:
-        case "hermes" | "generic":
-            called = json_body(tools.call_schema("arguments"))
-            begin = written_mark(HERMES_BEGIN, special_by_mark)
-            end = written_mark(HERMES_END, special_by_mark)
-            call = f'call: {begin} "\\n" called "\\n" {end}'
-            return f"calls: call{more}\n{call}\ncalled: {called}"
-        case "llama3":
-            called = json_body(tools.call_schema("parameters"))
-            return f"calls: call{more}\ncall: {called}"
-        case "harmony":
-            return _harmony_call(tools, special_by_mark)
-    return None
-
-
-def optional_calls(tools: ToolUse, special_by_mark: Mapping[str, int] = NO_SPECIAL) -> str:
-    """Any text, and calls in Hermes' format that fit their schemas: `calls` of a whole output."""
-    called = json_body(tools.call_schema("arguments"))
-    begin, end = (written_mark(mark, special_by_mark) for mark in (HERMES_BEGIN, HERMES_END))
-    if HERMES_BEGIN in special_by_mark:  # which text cannot spell
-        text, rest = f"text: ANY {begin}\nANY: /(?s:.*)/", "REST: /(?s:.*)/"
-    else:
-        text = f'text[suffix="{HERMES_BEGIN}"]: /(?s:.*)/'
-        rest = f"REST: ~/(?s:.*){HERMES_BEGIN}(?s:.*)/"
-    some = "(text call)*" if tools.is_parallel else "(text call)?"
-    call = f'call: "\\n" called "\\n" {end}'
-    return f"calls: {some} REST\n{text}\n{rest}\n{call}\ncalled: {called}"
-
-
-def _harmony_call(tools: ToolUse, special_by_mark: Mapping[str, int]) -> str:
-    """One alone: the model ends behind it."""
-    channel, constrain, message = (
-        written_mark(mark, special_by_mark)
-        for mark in (harmony.CHANNEL, harmony.CONSTRAIN, harmony.MESSAGE)
-    )
-    lines = ["calls: " + " | ".join(f"call{index}" for index in range(len(tools.functions)))]
-    for index, function in enumerate(tools.functions):
-        header = (
-            f'{channel} "commentary to=functions.{function.name} " {constrain} "json" {message}'
-        )
-        lines.append(f"call{index}: {header} arguments{index}")
-        lines.append(f"arguments{index}: {json_body(function.parameters or NO_PARAMETERS)}")
-    return "\n".join(lines)

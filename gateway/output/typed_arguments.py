@@ -35,10 +35,10 @@ class TypedArguments:
         return TypedArguments(self._out)
 
     def types(self, key: str) -> frozenset[str]:
-        """What JSON calls the types that `key` may have; empty if nothing is known."""
+        """Those that `key` may have; empty if nothing is known."""
         properties = self._schema.get("properties")
         property_ = properties.get(key) if isinstance(properties, Mapping) else None
-        return frozenset(_types(property_, self._schema))
+        return types_of(property_, self._schema)
 
     def begin(self, key: str) -> None:
         self._out.arguments(f"{', ' if self._has_any else '{'}{_quoted(key)}: ")
@@ -64,6 +64,11 @@ class TextValue:
 
     def end(self) -> None:
         self._arguments.write('"')
+
+
+def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+    """The types, as JSON calls them, of what fits `schema`, which is part of `root`."""
+    return frozenset(_types(schema, root))
 
 
 def value_of(text: str, types: frozenset[str]) -> str:

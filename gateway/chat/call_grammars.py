@@ -1,0 +1,227 @@
+"""How a model writes calls of given tools, as a grammar: in Lark's notation, a rule `calls`.
+
+    called   a call in JSON: its name, and arguments that fit the schema
+    call     the same from its mark to its end, in the model's own format
+
+Once a mark has been written, nothing but a call that fits its schema can follow.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from baton.gateway.chat.functions import NO_PARAMETERS
+from baton.gateway.chat.tool_definitions import ToolUse
+from baton.gateway.grammars.answer_grammar import NO_SPECIAL, json_body, written_mark
+from baton.gateway.output import formats, harmony, xml_calls
+from baton.gateway.output.formats import HERMES_BEGIN, HERMES_END
+from baton.gateway.output.typed_arguments import TEXT, types_of
+
+SpecialByMark = Mapping[str, int]
+"""The marks that are special tokens of the model, which text cannot spell."""
+Mark = Callable[[str], str]
+"""A mark in Lark's notation."""
+
+COMMA = '", "'
+LINE = "\n"
+BREAK = r"/\n?/"
+PLAIN_WORDS = frozenset({"type", "description", "title", "default", "enum", "examples"})
+"""What a schema of a text may say that can be held to where the text has no quotes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Writing:
+    """How a model goes on behind the mark that begins a call."""
+
+    begin: str
+    rest: str
+    rules: tuple[str, ...] = ()
+    between: str | None = None
+    """What stands before the mark of a further call; None where `rest` has all calls."""
+
+
+def calls_grammar(
+    name: str, tools: ToolUse, special_by_mark: SpecialByMark = NO_SPECIAL
+) -> str | None:
+    """Calls alone, in the format `name`, for `answer_grammar`. None where it is not known how."""
+    if name == "llama3":
+        more = ' ("; " call)*' if tools.is_parallel else ""
+        return f"calls: call{more}\ncall: {json_body(tools.call_schema('parameters'))}"
+    if name == "harmony":
+        return _harmony_call(tools, special_by_mark)
+    writing = _writing(name, tools, special_by_mark)
+    if writing is None:
+        return None
+    call = f"{written_mark(writing.begin, special_by_mark)} {writing.rest}"
+    has_more = tools.is_parallel and writing.between is not None
+    more = f" ({writing.between} call)*" if has_more else ""
+    return "\n".join((f"calls: call{more}", f"call: {call}", *writing.rules))
+
+
+def optional_calls(
+    name: str, tools: ToolUse, special_by_mark: SpecialByMark = NO_SPECIAL
+) -> str | None:
+    """Any text, and calls in the format `name`: of a whole output. None where it is not known."""
+    writing = _writing(name, tools, special_by_mark)
+    if writing is None:
+        return None
+    begin = writing.begin
+    if begin in special_by_mark:
+        mark = written_mark(begin, special_by_mark)
+        text, rest = f"text: ANY {mark}\nANY: /(?s:.*)/", "REST: /(?s:.*)/"
+    else:
+        text = f"text[suffix={_quoted(begin)}]: /(?s:.*)/"
+        rest = f"REST: ~/(?s:.*){_in_regex(begin)}(?s:.*)/"
+    some = "*" if tools.is_parallel and writing.between is not None else "?"
+    lines = (f"calls: (text call){some} REST", text, rest, f"call: {writing.rest}")
+    return "\n".join((*lines, *writing.rules))
+
+
+def _writing(name: str, tools: ToolUse, special_by_mark: SpecialByMark) -> _Writing | None:
+    def mark(text: str) -> str:
+        return written_mark(text, special_by_mark)
+
+    def several(item: str, between: str) -> str:
+        return f"{item} ({between} {item})*" if tools.is_parallel else item
+
+    listed = f'"[" {several("called", COMMA)} "]"'
+    match name:
+        case "hermes" | "generic":
+            rest = f'"\\n" called "\\n" {mark(HERMES_END)}'
+            called = _called(tools)
+            return _Writing(begin=HERMES_BEGIN, rest=rest, rules=called, between='"\\n"')
+        case "mistral" if formats.MISTRAL_ARGUMENTS in special_by_mark:
+            named = _by_name(tools, "", f" {mark(formats.MISTRAL_ARGUMENTS)} ", "")
+            return _Writing(begin=formats.MISTRAL_CALLS, rest="named", rules=named, between="")
+        case "mistral":
+            rest = f"/ ?/ {listed}"
+            return _Writing(begin=formats.MISTRAL_CALLS, rest=rest, rules=_called(tools))
+        case "phi":
+            rest = f"{listed} {mark(formats.PHI_CALLS_END)}"
+            return _Writing(begin=formats.PHI_CALLS, rest=rest, rules=_called(tools))
+        case "kimi":
+            one = f"{mark(formats.KIMI_CALL)} named {mark(formats.KIMI_CALL_END)}"
+            arguments = f' ":" /[0-9]{{1,4}}/ {mark(formats.KIMI_ARGUMENTS)} '
+            rules = (f"one: {one}", *_by_name(tools, "functions.", arguments, ""))
+            rest = f"{several('one', '')} {mark(formats.KIMI_CALLS_END)}"
+            return _Writing(begin=formats.KIMI_CALLS, rest=rest, rules=rules)
+        case "deepseek":
+            separator = mark(formats.SEPARATOR)
+            one = f"{mark(formats.CALL_BEGIN)} (named | fenced) {mark(formats.CALL_END)}"
+            rules = (
+                f"one: {one}",
+                f'fenced: "function" {separator} named_in_fence "\\n```"',
+                *_by_name(tools, "", f" {separator} ", ""),
+                *_by_name(tools, "", ' "\\n```json\\n" ', "_in_fence", has_arguments=False),
+            )
+            rest = f"{several('one', BREAK)} {mark(formats.CALLS_END)}"
+            return _Writing(begin=formats.CALLS_BEGIN, rest=rest, rules=rules)
+        case "qwen3_coder" | "glm" if (rules := _tagged_calls(name, tools, mark)) is not None:
+            rest = f"tagged {mark(HERMES_END)}"
+            return _Writing(begin=HERMES_BEGIN, rest=rest, rules=rules, between='"\\n"')
+    return None
+
+
+def _called(tools: ToolUse) -> tuple[str, ...]:
+    return (f"called: {json_body(tools.call_schema('arguments'))}",)
+
+
+def _by_name(
+    tools: ToolUse, prefix: str, between: str, suffix: str, *, has_arguments: bool = True
+) -> tuple[str, ...]:
+    """Rules of a name and its arguments: `named`, or `named` and a suffix."""
+    indices = range(len(tools.functions))
+    lines = [f"named{suffix}: " + " | ".join(f"named{suffix}{index}" for index in indices)]
+    for index, function in enumerate(tools.functions):
+        name = _quoted(prefix + function.name)
+        lines.append(f"named{suffix}{index}: {name}{between or ' '}arguments{index}")
+        if has_arguments:
+            lines.append(f"arguments{index}: {json_body(function.parameters or NO_PARAMETERS)}")
+    return tuple(lines)
+
+
+def _tagged_calls(name: str, tools: ToolUse, mark: Mark) -> tuple[str, ...] | None:
+    """Arguments in the order of their schema. None where one could not be written so."""
+    rules = ["tagged: " + " | ".join(f"tagged{index}" for index in range(len(tools.functions)))]
+    for index, function in enumerate(tools.functions):
+        schema = function.parameters or NO_PARAMETERS
+        properties = schema.get("properties", {})
+        if "$ref" in schema or not isinstance(properties, dict):
+            return None
+        written = []
+        for number, (key, value) in enumerate(properties.items()):
+            rule = f"value{index}_{number}"
+            lines = _tagged_value(rule, value, schema, _value_end(name, mark))
+            if lines is None:
+                return None
+            rules += lines
+            argument = f"({_value_begin(name, key, mark)} {rule})"
+            is_required = key in schema.get("required", ())
+            written.append(argument if is_required else f"{argument}?")
+        rules.append(f"tagged{index}: {_in_tags(name, function.name, ' '.join(written))}")
+    return tuple(rules)
+
+
+def _in_tags(name: str, function: str, arguments: str) -> str:
+    if name == "glm":
+        return f"{_quoted(function)} {BREAK} {arguments}"
+    return f'{_quoted(f"{LINE}{xml_calls.FUNCTION}{function}>{LINE}")} {arguments} "</function>\\n"'
+
+
+def _value_begin(name: str, key: str, mark: Mark) -> str:
+    if name == "glm":
+        begin, end, value = (mark(m) for m in (xml_calls.KEY, xml_calls.KEY_END, xml_calls.VALUE))
+        return f"{begin} {_quoted(key)} {end} {BREAK} {value}"
+    return _quoted(f"{xml_calls.PARAMETER}{key}>{LINE}")
+
+
+def _value_end(name: str, mark: Mark) -> tuple[str, str]:
+    """In Lark's notation, and what may follow; a text is all up to it."""
+    if name == "glm":
+        return mark(xml_calls.VALUE_END), BREAK
+    return _quoted(f"{LINE}{xml_calls.PARAMETER_END}{LINE}"), ""
+
+
+def _tagged_value(
+    rule: str, schema: Any, root: Mapping[str, Any], ends: tuple[str, str]
+) -> list[str] | None:
+    end, after = ends
+    types = types_of(schema, root)
+    if types and "string" not in types:
+        value = {**schema, **{key: root[key] for key in ("$defs", "definitions") if key in root}}
+        return [f"{rule}: {rule}_json {end} {after}", f"{rule}_json: {json_body(value)}"]
+    if not isinstance(schema, Mapping) or not PLAIN_WORDS.issuperset(schema):
+        return None
+    if types == TEXT and (words := schema.get("enum")):
+        return [f"{rule}: ({' | '.join(map(_quoted, words))}) {end} {after}"]
+    if end.startswith('"'):
+        return [f"{rule}: {rule}_text {after}", f"{rule}_text[suffix={end}]: /(?s:.*)/"]
+    return [f"{rule}: {rule.upper()} {end} {after}", f"{rule.upper()}: /(?s:.*)/"]
+
+
+def _harmony_call(tools: ToolUse, special_by_mark: SpecialByMark) -> str:
+    """One alone: the model ends behind it."""
+    channel, constrain, message = (
+        written_mark(mark, special_by_mark)
+        for mark in (harmony.CHANNEL, harmony.CONSTRAIN, harmony.MESSAGE)
+    )
+    lines = ["calls: " + " | ".join(f"call{index}" for index in range(len(tools.functions)))]
+    for index, function in enumerate(tools.functions):
+        header = (
+            f'{channel} "commentary to=functions.{function.name} " {constrain} "json" {message}'
+        )
+        lines.append(f"call{index}: {header} arguments{index}")
+        lines.append(f"arguments{index}: {json_body(function.parameters or NO_PARAMETERS)}")
+    return "\n".join(lines)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _in_regex(mark: str) -> str:
+    return re.sub(r"([\[\]|()?*+./\\])", r"\\\1", mark)

@@ -1,0 +1,150 @@
+"""Under `auto`, a call that has begun fits its schema, in whatever format the model writes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from tests.gateway.chat_models import USER, WEATHER, chat_model, dispatcher, said
+from tests.gateway.scripted import eos_token, serving, text_tokenizer
+from tokenizers import AddedToken, Tokenizer
+
+from baton.core.messages import Grammar, GrammarKind
+from baton.engine.grammar.grammar_check import GrammarChecker
+from baton.gateway.chat.call_grammars import optional_calls
+from baton.gateway.chat.functions import Function
+from baton.gateway.chat.tool_definitions import ToolMode, ToolUse
+from baton.gateway.chat.tool_detection import MARKERS
+from baton.gateway.output import formats
+from baton.gateway.output.formats import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
+
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"type": "string", "enum": ["C", "F"]},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+GOOD, BAD = '{"city": "Oslo", "days": 3}', '{"city": "Oslo", "days": "soon"}'
+LISTED = '{"name": "get_weather", "arguments": %s}'
+
+
+def qwen3_coder(days: str, more: str = "") -> str:
+    return (
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nOs\nlo </b>\n</parameter>\n"
+        f"<parameter=days>\n{days}\n</parameter>\n{more}</function>\n</tool_call>"
+    )
+
+
+def glm(days: str) -> str:
+    return (
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n"
+        f"<arg_key>days</arg_key><arg_value>{days}</arg_value></tool_call>"
+    )
+
+
+def kimi(arguments: str) -> str:
+    call = "<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+    return f"<|tool_calls_section_begin|>{call}{arguments}<|tool_call_end|>{formats.KIMI_CALLS_END}"
+
+
+def deepseek(arguments: str, *, is_fenced: bool = False) -> str:
+    named = f"get_weather{SEPARATOR}{arguments}"
+    fenced = f"function{SEPARATOR}get_weather\n```json\n{arguments}\n```"
+    call = fenced if is_fenced else named
+    return f"{CALLS_BEGIN}{CALL_BEGIN}{call}{CALL_END}{CALLS_END}"
+
+
+UNIT = "<parameter=unit>\n%s\n</parameter>\n"
+CASES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
+    "hermes": (
+        [f"<tool_call>\n{LISTED % GOOD}\n</tool_call>"],
+        [f"<tool_call>\n{LISTED % BAD}\n</tool_call>"],
+    ),
+    "mistral": (
+        [f"[TOOL_CALLS] [{LISTED % GOOD}]", f"[TOOL_CALLS][{LISTED % GOOD}, {LISTED % GOOD}]"],
+        [f"[TOOL_CALLS] [{LISTED % BAD}]", "[TOOL_CALLS] no"],
+    ),
+    "phi": (
+        [f"<|tool_call|>[{LISTED % GOOD}]<|/tool_call|>"],
+        [f"<|tool_call|>[{LISTED % BAD}]<|/tool_call|>"],
+    ),
+    "kimi": ([kimi(GOOD)], [kimi(BAD), kimi(GOOD).replace("get_weather", "get_whether")]),
+    "deepseek": (
+        [deepseek(GOOD), deepseek(GOOD, is_fenced=True)],
+        [deepseek(BAD), deepseek(BAD, is_fenced=True)],
+    ),
+    "qwen3_coder": (
+        [qwen3_coder("3"), qwen3_coder("3", UNIT % "F")],
+        [qwen3_coder("soon"), qwen3_coder("3", UNIT % "K"), qwen3_coder("3", UNIT % "F" * 2)],
+    ),
+    "glm": ([glm("3")], [glm("soon")]),
+}
+
+
+def takes_all(name: str, tokenizer: Tokenizer, ids: Mapping[str, int], text: str) -> bool:
+    """Whether an output of a model that has `ids` as special tokens may be `text`."""
+    tools = ToolUse(
+        functions=(Function(name="get_weather", parameters=PARAMETERS),), mode=ToolMode.AUTO
+    )
+    calls = optional_calls(name, tools, ids)
+    assert calls is not None
+    checker = GrammarChecker(tokenizer.to_str, [eos_token()])
+    matcher = checker.start(Grammar(GrammarKind.LARK, f"start: calls\n{calls}"))
+    tokens = tokenizer.encode(text, add_special_tokens=False).ids
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_text_is_free_and_calls_fit_their_schema(name: str) -> None:
+    tokenizer = Tokenizer.from_str(text_tokenizer().to_json())
+
+    good, bad = CASES[name]
+    assert takes_all(name, tokenizer, {}, "No call at all: [1] <tool> is none.\n")
+    assert [text for text in good if not takes_all(name, tokenizer, {}, f"So:\n{text}")] == []
+    assert [text for text in bad if takes_all(name, tokenizer, {}, text)] == []
+
+
+NAMED = f"{formats.MISTRAL_CALLS}get_weather{formats.MISTRAL_ARGUMENTS}%s"
+SPECIAL = {
+    **{name: CASES[name] for name in ("hermes", "phi", "kimi", "deepseek", "glm")},
+    "mistral": ([NAMED % GOOD, NAMED % GOOD * 2], [NAMED % BAD, "[TOOL_CALLS]"]),
+}
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_marks_may_be_special_tokens(name: str) -> None:
+    tokenizer = Tokenizer.from_str(text_tokenizer().to_json())
+    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in MARKERS])
+    ids = {mark: tokenizer.token_to_id(mark) for mark in MARKERS}
+
+    good, bad = SPECIAL[name]
+    assert takes_all(name, tokenizer, ids, "No call at all.\n")
+    assert [text for text in good if not takes_all(name, tokenizer, ids, f"So: {text}")] == []
+    assert [text for text in bad if takes_all(name, tokenizer, ids, text)] == []
+
+
+KIMI = "{{ tools | tojson }}{# <|tool_calls_section_begin|> #}{{ messages[0].content }}"
+LLAMA = "{{ tools | tojson }}{# <|python_tag|> #}{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize(("template", "is_held"), [(KIMI, True), (LLAMA, False)])
+async def test_a_strict_tool_is_held_to_its_schema_or_the_answer_says_that_it_is_not(
+    template: str, is_held: bool
+) -> None:
+    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+    async with serving(dispatcher=dispatcher(said("x")), model=chat_model(template)) as gateway:
+        response = await gateway.chat(messages=USER, tools=[strict])
+        trusted = await gateway.chat(messages=USER, tools=[WEATHER])
+        held, free = (g.sampling.grammar for g in gateway.dispatcher.generations)
+
+    assert (held is not None) == is_held and free is None
+    ignored = None if is_held else "tools[0].function.strict"
+    assert response.headers.get("x-baton-ignored") == ignored
+    assert "x-baton-ignored" not in trusted.headers
+    assert held is None or json.dumps(["city"]).replace(" ", "") in held.source.replace(" ", "")
