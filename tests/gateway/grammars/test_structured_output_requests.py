@@ -23,9 +23,9 @@ from tokenizers import AddedToken, Tokenizer
 from baton.core.errors import InvalidRequest
 from baton.core.messages import Grammar, GrammarKind
 from baton.engine.grammar.grammar_check import GrammarChecker
+from baton.gateway.chat.call_grammars import calls_grammar
 from baton.gateway.chat.functions import Function
 from baton.gateway.chat.tool_definitions import use_of
-from baton.gateway.chat.tool_detection import calls_grammar
 from baton.gateway.grammars.answer_grammar import answer_grammar
 from baton.gateway.grammars.structured_output import (
     OutputRule,
