@@ -46,6 +46,8 @@ class FrontAnswer(msgspec.Struct, kw_only=True):
     version: str
     links: dict[str, str]
     """Of this port: paths by what they are."""
+    admin_port: int | None = None
+    """Where metrics are, if not here."""
 
 
 class FrontPage:
@@ -61,11 +63,13 @@ class FrontPage:
         """HTML for who asks for it by name, as browsers do."""
         has_console = self._gateway.config.console
         links = [link for link in self._links if has_console or link.name != "console"]
+        has_metrics = any(link.name == "metrics" for link in links)
+        admin_port = None if has_metrics else self._gateway.config.admin_port
         if "text/html" in request.headers.get("accept", ""):
-            page = self._template.render(version=self._version, links=links)
+            page = self._template.render(version=self._version, links=links, admin_port=admin_port)
             return HTMLResponse(page, headers={**WITHOUT_SCRIPTS, "vary": "accept"})
         paths = {link.name: link.path for link in links}
-        answer = FrontAnswer(version=self._version, links=paths)
+        answer = FrontAnswer(version=self._version, links=paths, admin_port=admin_port)
         return json_response(answer, headers={"vary": "accept"})
 
     async def version(self, request: Request) -> Response:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 from urllib.parse import urljoin
@@ -119,6 +120,18 @@ async def test_the_root_tells_browsers_and_programs_where_to_go_on() -> None:
     assert version == {"version": told.json()["version"]}
     assert {"/docs", "/console", "/v1/models"} <= linked
     assert {"console", "status", "metrics"} <= operators.keys() and "models" not in operators
+
+
+async def test_the_root_says_at_which_port_metrics_are() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with serving(admin_port=port) as gateway:
+        page = (await gateway.http.get("/", headers={"accept": "text/html"})).text
+        told = (await gateway.http.get("/")).json()
+        operators = (await gateway.http.get(f"{gateway.admin_url}/")).json()
+
+    assert "/metrics" in page and f"port {port}" in page and told["admin_port"] == port
+    assert operators["links"]["metrics"] == "/metrics" and operators.get("admin_port") is None
 
 
 def test_git_ignores_none_of_its_files_so_the_wheel_has_them_all() -> None:
