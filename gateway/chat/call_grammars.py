@@ -120,9 +120,9 @@ def _writing(name: str, tools: ToolUse, special_by_mark: SpecialByMark) -> _Writ
             )
             rest = f"{several('one', BREAK)} {mark(formats.CALLS_END)}"
             return _Writing(begin=formats.CALLS_BEGIN, rest=rest, rules=rules)
-        case "qwen3_coder" | "glm" if (rules := _tagged_calls(name, tools, mark)) is not None:
+        case "qwen3_coder" | "glm" if (tagged := _tagged_calls(name, tools, mark)) is not None:
             rest = f"tagged {mark(HERMES_END)}"
-            return _Writing(begin=HERMES_BEGIN, rest=rest, rules=rules, between='"\\n"')
+            return _Writing(begin=HERMES_BEGIN, rest=rest, rules=tagged, between='"\\n"')
     return None
 
 

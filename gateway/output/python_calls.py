@@ -133,11 +133,10 @@ def _write(out: PieceWriter, name: str, text: str, schema: Mapping[str, Any] | N
         called = ast.parse(f"f{text}", mode="eval").body
         if not isinstance(called, ast.Call) or called.args:
             raise Malformed
-        values = {each.arg: ast.literal_eval(each.value) for each in called.keywords}
+        values = {each.arg: ast.literal_eval(each.value) for each in called.keywords if each.arg}
         written = {
             key: json.dumps(value, ensure_ascii=False, allow_nan=False)
             for key, value in values.items()
-            if key is not None
         }
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise Malformed from error
@@ -146,9 +145,9 @@ def _write(out: PieceWriter, name: str, text: str, schema: Mapping[str, Any] | N
     out.start_call(name)
     arguments = TypedArguments(out, schema)
     for key, value in values.items():
-        arguments.begin(str(key))
+        arguments.begin(key)
         # Templates show the model all values in quotes, whatever their types.
-        types = arguments.types(str(key))
+        types = arguments.types(key)
         is_quoted = isinstance(value, str) and types and "string" not in types
         arguments.write(value_of(value, types) if is_quoted else written[key])
     arguments.end()

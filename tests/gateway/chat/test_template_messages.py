@@ -54,8 +54,11 @@ HISTORY = [*USER, *turn("call_Aa0"), *turn("call_Aa0"), *turn("abcdefgh9")]
     ("template", "written"),
     [
         (MISTRAL, [f"[abcdefgh9 get_weather {PARIS}]", "12 C<abcdefgh9>"]),
-        (KIMI, [f"<assistant>[functions.get_weather:{n} get_weather {PARIS}]" for n in range(3)]),
-        (KIMI, [f"12 C of get_weather functions.get_weather:{n}<" for n in range(3)]),
+        (
+            KIMI,
+            [f"<assistant>[functions.get_weather:{n} get_weather {PARIS}]" for n in range(3)]
+            + [f"12 C of get_weather functions.get_weather:{n}<" for n in range(3)],
+        ),
         (GEMMA, [f"<assistant>[call_Aa0 get_weather {PARIS}]", "12 C of get_weather"]),
         (GLM, [f"<assistant>[call_Aa0 get_weather {PARIS}]"]),
         (PHI, ['<|tool|>[{"name":"get_weather"', '<|tool_call|>[{"name":"get_weather"']),

@@ -96,12 +96,18 @@ def test_two_calls_have_the_arguments_that_their_schema_asks_for(case: str) -> N
     assert [json.loads(text) for text in texts] == [WANTED] * 2 and len(calls) == 4
 
 
-@pytest.mark.parametrize("case", TWICE)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case == format_of(case) else pytest.mark.wide)
+        for case in TWICE
+    ],
+)
 def test_what_the_limit_of_the_output_cuts_of_them_never_shows_as_text(case: str) -> None:
     text = TWICE[case]
     sure = text.index("get_weather") + len("get_weather(")
 
-    for end in range(2, len(text), 3):
+    for end in range(2, len(text), 5):
         parser = OutputParser(FORMATS[format_of(case)])
         pieces: list[Piece] = [*parser.feed(text[:end]), *parser.finish(is_cut=True)]
         shown = "".join(piece.text for piece in pieces if isinstance(piece, Content))
