@@ -152,8 +152,9 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     whose first checkpoints do not say it: by the logits of yes and no, behind its authors' prompt.
     """
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
-    """Fields of a request's body that Baton does not know. `ignore`: the header `x-baton-ignored`
-    names them; those that would change the output are refused all the same."""
+    """Fields of a request's body that Baton does not know, or that do nothing on this model.
+    `ignore`: the header `x-baton-ignored` names them; those that would change the output are
+    refused all the same."""
     resume_window_s: Seconds = 60.0
     """How long a resumable stream goes on, and is kept, without a client."""
     max_resumable_bytes: Count = 64 * MEBIBYTE

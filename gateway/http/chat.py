@@ -25,7 +25,7 @@ from baton.gateway.http.responder import Progress, Responder
 from baton.gateway.http.schemas import ChatBody
 from baton.gateway.http.template_switches import chat_switches, template_variables
 from baton.gateway.http.tool_format import tell_format
-from baton.gateway.http.unknown_fields import read_known
+from baton.gateway.http.unknown_fields import note_without_effect, read_known
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.options import SamplingOptions, options_from
 from baton.gateway.requests.order import CompletionOrder
@@ -45,8 +45,8 @@ class ChatApi:
         who = asker(request, is_resumable=bool(body.resumable))
         public_id = answered_id(body, who)
         order, plan = await chat_order(gateway, body, who)
-        request.state.ignored_fields.extend(fields_without_effect(body, gateway.model))
-        request.state.ignored_fields.extend(plan.unheld_fields)
+        without_effect = fields_without_effect(body, gateway.model)
+        note_without_effect(request, gateway.config, (*without_effect, *plan.unheld_fields))
         tell_format(request, plan, gateway.model)
         completion = gateway.complete(order)
         chunks = ChatFormat(

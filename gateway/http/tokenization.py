@@ -15,7 +15,7 @@ from baton.gateway.chat.tool_definitions import Tool
 from baton.gateway.http.chat import conversation_of, fields_without_effect
 from baton.gateway.http.errors import json_response
 from baton.gateway.http.schemas import ChatBody
-from baton.gateway.http.unknown_fields import read_known
+from baton.gateway.http.unknown_fields import note_without_effect, read_known
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.sampling_options import check_tokens
 
@@ -107,7 +107,8 @@ class TokenizationApi:
                 body.prompt, add_special_tokens=adds_special, prompt_field="prompt"
             )
         chat = ChatBody(**{name: getattr(body, name) for name in CHAT_FIELDS})
-        request.state.ignored_fields.extend(fields_without_effect(chat, self._gateway.model))
+        without_effect = fields_without_effect(chat, self._gateway.model)
+        note_without_effect(request, self._gateway.config, without_effect)
         conversation = for_model(self._gateway, conversation_of(chat, self._gateway.model))
         text = render_chat(self._gateway.model.require_chat_template(), conversation)
         return await encode_chat(self._gateway, conversation, text)

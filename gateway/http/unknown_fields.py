@@ -10,7 +10,7 @@ Clients send fields of many servers along; few of them wait for an effect.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, TypeVar
@@ -98,6 +98,18 @@ def known(request: Request, config: GatewayConfig, data: bytes, kind: type[B]) -
     body, ignored = decode_known(data, kind)
     request.state.ignored_fields.extend(ignored)
     return body
+
+
+def note_without_effect(request: Request, config: GatewayConfig, fields: Sequence[str]) -> None:
+    """Fields that are known and do nothing here, for the answer's header. Raises InvalidRequest
+    where an operator wants none such."""
+    if fields and config.unknown_fields == "refuse":
+        raise InvalidRequest(
+            f"{fields[0]} has no effect on this model, and gateway.unknown_fields is refuse; leave "
+            "it out",
+            field=fields[0],
+        )
+    request.state.ignored_fields.extend(fields)
 
 
 def decode_known(data: bytes, kind: type[B]) -> tuple[B, tuple[str, ...]]:

@@ -29,7 +29,7 @@ from baton.gateway.http.template_switches import (
     thinking_variables,
 )
 from baton.gateway.http.tool_format import tell_format
-from baton.gateway.http.unknown_fields import read_known
+from baton.gateway.http.unknown_fields import note_without_effect, read_known
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.options import SamplingOptions, options_from
 from baton.gateway.requests.order import CompletionOrder
@@ -54,6 +54,7 @@ class MessagesApi:
         shown = _thinking_shown(body)
         who = asker(request, is_resumable=bool(body.resumable))
         plan = await plan_chat(gateway, self._conversation(request, body), who.caller.parking)
+        note_without_effect(request, gateway.config, plan.unheld_fields)
         tell_format(request, plan, gateway.model)
         room = gateway.max_model_len - len(plan.prompt.tokens)
         order = CompletionOrder(
@@ -103,7 +104,7 @@ class MessagesApi:
     def _conversation(self, request: Request, body: MessagesBody) -> Conversation:
         """Notes the fields that have no effect. Raises InvalidRequest."""
         conversation, ignored = conversation_of(body, self._gateway.model)
-        request.state.ignored_fields.extend(ignored)
+        note_without_effect(request, self._gateway.config, ignored)
         return conversation
 
 

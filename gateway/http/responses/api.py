@@ -24,7 +24,7 @@ from baton.gateway.http.responses.schemas import ResponsesBody, TextFormat, refu
 from baton.gateway.http.responses.writer import ResponsesWriter
 from baton.gateway.http.template_switches import Switch, template_variables
 from baton.gateway.http.tool_format import tell_format
-from baton.gateway.http.unknown_fields import read_known
+from baton.gateway.http.unknown_fields import note_without_effect, read_known
 from baton.gateway.requests.cache_control import checked_marks, marked
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.options import SamplingOptions, options_from
@@ -55,7 +55,7 @@ class ResponsesApi:
         )
         tell_format(request, plan, gateway.model)
         _, without_effect = _variables(body, gateway.model.require_chat_template())
-        request.state.ignored_fields.extend((*without_effect, *plan.unheld_fields))
+        note_without_effect(request, gateway.config, (*without_effect, *plan.unheld_fields))
         order = CompletionOrder(
             request_id=who.request_id,
             prompts=(plan.prompt,),

@@ -29,6 +29,7 @@ from tests.gateway.scripted import (
 
 from baton.gateway.output import formats
 
+STRICT = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
 WORDY = HERMES + "[{{ verbosity }}]"
 SWITCHED = HERMES + "{% if enable_thinking is false %}[no thoughts]{% endif %}"
 
@@ -111,6 +112,28 @@ async def test_an_operator_may_have_all_unknown_fields_refused() -> None:
         response = await gateway.complete(prompt="hi", session_group="x")
 
     assert error_of(response)["param"] == "session_group"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+        ({"enable_thinking": False}, "enable_thinking"),
+        ({"tools": [STRICT]}, "tools[0].function.strict"),
+    ],
+)
+async def test_fields_that_do_nothing_on_this_model_are_refused_with_them(
+    fields: dict[str, Any], param: str
+) -> None:
+    model = chat_model("{{ tools }}{# <|python_tag|> #}{{ messages[0].content }}")
+    async with serving(
+        dispatcher=dispatcher(said("x")), model=model, unknown_fields="refuse"
+    ) as gateway:
+        response = await gateway.chat(messages=USER, **fields)
+        plain = await gateway.chat(messages=USER, temperature=0)
+
+    assert response.status_code == 400 and error_of(response)["param"] == param
+    assert plain.status_code == 200
 
 
 async def test_the_stop_string_is_part_of_the_text_if_asked_for() -> None:

@@ -23,7 +23,7 @@ LATE = "The current node timed out during startup. This could happen because the
 def test_a_late_ray_is_started_again_and_nothing_else(
     failures: list[str], is_up: bool, num_starts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    starts: list[object] = []
+    starts: list[dict[str, object]] = []
     left = list(failures)
 
     def init(**options: object) -> None:
