@@ -5,8 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.gateway.chat_models import PARIS, USER, WEATHER, chat_model, dispatcher, said
-from tests.gateway.scripted import serving, text_of
+from tests.gateway.chat_models import (
+    PARIS,
+    USER,
+    WEATHER,
+    chat_model,
+    dispatcher,
+    openai_of,
+    said,
+)
+from tests.gateway.scripted import MODEL, serving, text_of
 
 CALLS = (
     "{% for c in m.tool_calls or [] %}[{{ c.id }} {{ c.function.name }} "
@@ -73,3 +81,42 @@ async def test_the_template_takes_what_was_called_before(template: str, written:
     assert "x-baton-tool-format" not in response.headers
     prompt = text_of(generation.prompt)
     assert [text for text in written if text not in prompt] == [], prompt
+
+
+CODER = "{{ tools | tojson }}{# <tool_call><function=f><parameter=x> #}" + MESSAGES.replace(
+    "WRITTEN", CALLS
+)
+TYPED = {
+    **WEATHER,
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"days": {"type": "integer"}}},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("template", "written"),
+    [
+        (CODER, "<tool_call><function=get_weather>\n<parameter=days>\n3\n</parameter></function>"),
+        (KIMI, '<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:7'
+         '<|tool_call_argument_begin|>{"days": 3}<|tool_call_end|><|tool_calls_section_end|>'),
+        (MISTRAL, '[TOOL_CALLS]get_weather[ARGS]{"days": 3}'),
+    ],
+)  # fmt: skip
+async def test_a_call_is_streamed_to_a_client_that_knows_nothing_of_its_format(
+    template: str, written: str
+) -> None:
+    scripted = dispatcher(said(f"Let me see. {written}"))
+    async with serving(dispatcher=scripted, model=chat_model(template)) as gateway:
+        stream = await openai_of(gateway).chat.completions.create(
+            model=MODEL, messages=USER, tools=[TYPED], stream=True
+        )
+        chunks = [chunk async for chunk in stream]
+
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    calls = [call.function for delta in deltas for call in delta.tool_calls or ()]
+    assert "".join(delta.content or "" for delta in deltas) == "Let me see."
+    assert calls[0].name == "get_weather"
+    assert "".join(call.arguments or "" for call in calls) == '{"days": 3}'
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
