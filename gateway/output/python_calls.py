@@ -138,6 +138,7 @@ def _write(out: PieceWriter, name: str, text: str, schema: Mapping[str, Any] | N
             key: json.dumps(value, ensure_ascii=False, allow_nan=False)
             for key, value in values.items()
         }
+        "".join(written.values()).encode()  # half of a pair of surrogates cannot be sent
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise Malformed from error
     if len(written) != len(called.keywords):  # `**` of something, or a name twice

@@ -147,6 +147,7 @@ def test_a_value_without_quotes_becomes_what_its_schema_says(
         ("phi", "functools[0] is no call"),
         ("llama4", "[1] A source, [2] another (of f)."),
         ("llama4", "[f(**x)]"),
+        ("llama4", r"[f(a='\ud800')]"),
         ("llama4", "[unknown(a=1)]"),
         ("gemma", "<start_function_call>f{a:1}<end_function_call>"),
     ],
