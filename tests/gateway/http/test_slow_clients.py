@@ -69,6 +69,7 @@ async def until_closed(reader: asyncio.StreamReader) -> bytes:
         pytest.param(HEALTH + b"GET /", b"x", [200, 408], id="a second request in the same packet"),
         pytest.param(UNREAD, b"y", [200], id="a body that nobody reads"),
         pytest.param(POST, b" ", [408], id="a body below the rate"),
+        pytest.param(POST, b"", [408], id="a body that never begins"),
     ],
 )
 async def test_a_client_that_drips_is_cut_off(
