@@ -29,18 +29,22 @@ def test_a_long_prompt_is_prefilled_elsewhere() -> None:
 
 def test_equals_are_drawn_by_the_requests_id_evenly_and_as_the_reason_says() -> None:
     decodes, prefills = [decode(f"d{n}") for n in range(4)], [prefill(f"p{n}") for n in range(4)]
-    first, reasons = Counter[str](), set[str]()
+    first, second, reasons = Counter[str](), Counter[str](), set[str]()
     for number in range(400):
         request = replace(LONG, request_id=RequestId(f"request {number}"))
         placement = place(request, decode=decodes, prefill=prefills)
         again = place(request, decode=decodes[::-1], prefill=prefills[::-1])
         assert placement is not None and again is not None
-        assert (placement.decode, placement.prefill[0]) == (again.decode, again.prefill[0])
+        assert (placement.decode, placement.prefill) == (again.decode, again.prefill)
         first.update([placement.decode.replica_id, placement.prefill[0].replica_id])
+        second[placement.prefill[1].replica_id] += 1
         reasons.add(placement.reason)
 
     assert set(first) == {f"{role}{n}" for role in "dp" for n in range(4)}
     assert all(60 < count < 140 for count in first.values()), first
+    # Nor do all whom the first refuses go on to the same.
+    assert set(second) == {f"p{n}" for n in range(4)}
+    assert all(60 < count < 140 for count in second.values()), second
     assert all(
         reason.endswith("; drawn by the request's id from 4 equal prefill replicas")
         for reason in reasons
