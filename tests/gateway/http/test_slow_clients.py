@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from baton.core.metrics import Counter
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.access.connections import Connections
 from baton.gateway.http.port.server import HttpServer, bind
+from baton.gateway.storage.config import StorageConfig
 
 SHORT: dict[str, Any] = {
     "header_timeout_s": 0.2,
@@ -26,6 +28,12 @@ SHORT: dict[str, Any] = {
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n"
 UNREAD = b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n"
+UPLOAD = (
+    b"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n"
+    b"Content-Type: multipart/form-data; boundary=b\r\n\r\n"
+    b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    b'--b\r\nContent-Disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n'
+)
 CHUNKED = b"GET /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -86,6 +94,22 @@ async def test_a_client_that_drips_is_cut_off(
     if 408 in told:
         assert b"connection: close" in answer
         assert b'"request_timeout"' in answer
+
+
+async def test_a_file_that_drips_is_cut_off_and_none_of_it_is_kept(tmp_path: Path) -> None:
+    storage = StorageConfig(folder=str(tmp_path))
+    async with (
+        serving(storage=storage, **SHORT) as gateway,
+        dripping(gateway.server.http_port, UPLOAD, b" ") as reader,
+    ):
+        answer = await until_closed(reader)
+        kept = (await gateway.http.get("/v1/files")).json()["data"]
+
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert kept == []
+    assert not [
+        path for path in tmp_path.rglob("*") if path.is_file() and b" " in path.read_bytes()
+    ]
 
 
 async def test_a_later_request_on_a_kept_connection_has_the_same_time() -> None:
