@@ -39,7 +39,9 @@ def main() -> int:
     )
     compiler, folder = find_compiler(), options.into
     if compiler is None:
-        print(f"no C++ compiler ({compiler_name()}): install g++, or set CXX", file=sys.stderr)
+        missing = f"no C++ compiler ({compiler_name()}): install g++, or set CXX"
+        slower = "; without one kernels are torch's, and slower" if options.if_possible else ""
+        print(f"{missing}{slower}", file=sys.stderr)
         return 0 if options.if_possible else 1
     for target in wanted:
         started = time.monotonic()

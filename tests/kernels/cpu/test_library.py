@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from baton.core.clock import ManualClock
+from baton.kernels.cpu import __main__ as ahead_of_time
 from baton.kernels.cpu import build, library
 from baton.kernels.cpu.library import cache_folder, find_compiler, find_or_build
 from baton.kernels.cpu.progress import BuildProgress, progress_on
@@ -407,3 +408,16 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("BATON_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
     assert cache_folder() == Path("/elsewhere/baton/kernels")
+
+
+def test_without_a_compiler_set_up_goes_on_and_says_what_that_costs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CXX", "/no/such/g++")
+
+    monkeypatch.setattr(sys, "argv", ["kernels", "--if-possible"])
+    assert ahead_of_time.main() == 0
+    assert "kernels are torch's, and slower" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["kernels"])
+    assert ahead_of_time.main() == 1
+    assert "install g++" in capsys.readouterr().err
