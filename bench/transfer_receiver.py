@@ -20,7 +20,7 @@ from baton.core.owner_thread import OneThread
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.memory.kv_cache import KvCache
 from baton.kv_transfer.handoff.reservation import KvSource, WantedKv
-from baton.kv_transfer.layouts.integrity import unit_checksums
+from baton.kv_transfer.layouts.integrity import checksums_of
 from baton.kv_transfer.receiving.fetch import Fetcher
 from baton.kv_transfer.receiving.receiver import Receiver, ReceiverConfig
 from baton.kv_transfer.transports import TransportParts, Transports
@@ -101,11 +101,13 @@ class BenchReceiver:
         return time.perf_counter() - started
 
     def checksums(self, num_blocks: int) -> float:
-        """Of all units of so many blocks, by one thread, as either side computes them."""
+        """Of all units of so many blocks, by one thread, a piece at a time as the sender does."""
+        at_once = max(1, self._piece_bytes // LAYOUT.layer_block_bytes)
         started = time.perf_counter()
-        for block in range(num_blocks):
-            for layer in range(LAYOUT.num_layers):
-                unit_checksums(self._cache.view(block, layer), LAYOUT.unit_bytes)
+        for layer in range(LAYOUT.num_layers):
+            for first in range(0, num_blocks, at_once):
+                blocks = range(first, min(first + at_once, num_blocks))
+                checksums_of(self._cache.views(blocks, layer), LAYOUT.unit_bytes)
         return time.perf_counter() - started
 
     def plain_socket(self, num_bytes: int) -> float:

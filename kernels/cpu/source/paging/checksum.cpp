@@ -157,9 +157,19 @@ struct Sums : Stripe {
   }
 };
 
+// What is read next, a while before it is: a core of its own accord looks ahead no further than the
+// end of a page, and KV lies on pages of 4 KiB.
+constexpr int64_t AHEAD = 2 * BLOCK;
+
+// Where the bytes lie that are read `AHEAD` after `p[start]`, of a unit behind which `next` is read.
+const uint8_t* upcoming(const uint8_t* p, int64_t start, int64_t length, const uint8_t* next) {
+  const int64_t at = start + AHEAD;
+  return at < length ? p + at : next + (at - length);
+}
+
 // Of `length` bytes of `p`, which are copied there from `source` first, unless it is null. What is
 // summed up is always `p`: the source may be memory that another process changes meanwhile.
-uint64_t over_240(uint8_t* p, const uint8_t* source, int64_t length) {
+uint64_t over_240(uint8_t* p, const uint8_t* source, int64_t length, const uint8_t* next) {
   Sums sums;
   for (int64_t start = 0; start < length; start += BLOCK) {
     const int64_t left = length - start, size = left < BLOCK ? left : BLOCK;
@@ -169,8 +179,11 @@ uint64_t over_240(uint8_t* p, const uint8_t* source, int64_t length) {
     }
     // The stripe that ends the unit is no part of its block, but comes last of all.
     const int64_t num_stripes = left > BLOCK ? BLOCK / STRIPE : (left - 1) / STRIPE;
-    for (int64_t i = 0; i < num_stripes; i++)
+    const uint8_t* ahead = upcoming(source ? source : p, start, length, next);
+    for (int64_t i = 0; i < num_stripes; i++) {
+      __builtin_prefetch(ahead + i * STRIPE);
       sums.add(Stripe(p + start + i * STRIPE), SECRET + i * SECRET_STEP);
+    }
     if (left > BLOCK) sums.scramble();
   }
   sums.add(Stripe(p + length - STRIPE), SECRET + LAST_SECRET - 7);
@@ -187,14 +200,16 @@ Stripe moved(uint8_t* p, const uint8_t* source) {
 }
 
 // As `over_240` of whole stripes, in one pass. `p` lies as `stream` wants it.
-uint64_t streamed(uint8_t* p, const uint8_t* source, int64_t length) {
+uint64_t streamed(uint8_t* p, const uint8_t* source, int64_t length, const uint8_t* next) {
   Sums sums;
   const int64_t last = length - STRIPE;
   for (int64_t start = 0; start < last; start += BLOCK) {
     const int64_t stop = start + BLOCK < last ? start + BLOCK : last;
-    const uint8_t* secret = SECRET;
-    for (int64_t at = start; at < stop; at += STRIPE, secret += SECRET_STEP)
+    const uint8_t *secret = SECRET, *ahead = upcoming(source, start, length, next);
+    for (int64_t at = start; at < stop; at += STRIPE, ahead += STRIPE, secret += SECRET_STEP) {
+      __builtin_prefetch(ahead);
       sums.add(moved(p + at, source + at), secret);
+    }
     if (length - start > BLOCK) sums.scramble();
   }
   sums.add(moved(p + last, source + last), SECRET + LAST_SECRET - 7);
@@ -205,9 +220,9 @@ bool can_stream(const uint8_t* p, int64_t length) {
   return length > 240 && length % STRIPE == 0 && uintptr_t(p) % STRIPE == 0;
 }
 
-uint64_t checksum(uint8_t* p, const uint8_t* source, int64_t length) {
-  if (source && can_stream(p, length)) return streamed(p, source, length);
-  if (length > 240) return over_240(p, source, length);
+uint64_t checksum(uint8_t* p, const uint8_t* source, int64_t length, const uint8_t* next) {
+  if (source && can_stream(p, length)) return streamed(p, source, length, next);
+  if (length > 240) return over_240(p, source, length, next);
   if (source) {
     memcpy(p, source, size_t(length));
     std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -223,15 +238,21 @@ struct Part {
   uint8_t* memory;
   const uint8_t* source;  // what to copy there; null if it is there
   int64_t num_units;
+
+  const uint8_t* read() const { return source ? source : memory; }
 };
 
 extern "C" void baton_checksums(const Part* parts, int64_t num_parts, int64_t unit_bytes,
                                 uint64_t* checksums) {
-  for (const Part* part = parts; part < parts + num_parts; part++)
+  for (const Part *part = parts, *end = parts + num_parts; part < end; part++)
     for (int64_t i = 0; i < part->num_units; i++) {
       const int64_t start = i * unit_bytes;
       const uint8_t* source = part->source ? part->source + start : nullptr;
-      *checksums++ = checksum(part->memory + start, source, unit_bytes);
+      const bool ends_part = i + 1 == part->num_units, ends_all = ends_part && part + 1 == end;
+      const uint8_t* next = ends_all    ? part->read()
+                            : ends_part ? part[1].read()
+                                        : part->read() + start + unit_bytes;
+      *checksums++ = checksum(part->memory + start, source, unit_bytes, next);
     }
 #if defined(__x86_64__)
   _mm_sfence();  // whoever is told of the copies finds them
