@@ -285,16 +285,22 @@ class KvPieces(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     PIECES_FIELD_NUMBER: builtins.int
+    IS_END_FIELD_NUMBER: builtins.int
+    is_end: builtins.bool
+    """In a message of its own: no piece follows. Who has taken all of them need not wait for P to hear
+    of it and to end the stream. An older P says nothing, and ends the stream.
+    """
     @builtins.property
     def pieces(self) -> containers.RepeatedCompositeFieldContainer[KvPiece]: ...
     def __init__(
         self,
         *,
         pieces: abc.Iterable[KvPiece] | None = ...,
+        is_end: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["pieces", b"pieces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["is_end", b"is_end", "pieces", b"pieces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,6 +24,7 @@ from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.transport.control.wire import (
+    THE_END,
     error_from_status,
     open_to_proto,
     read_pieces,
@@ -37,6 +38,10 @@ from baton.proto.kv_wire import layout_from_proto
 
 TELL_WITHIN_S = 0.002
 """How long what was taken may go untold while there is more to take: one message for several."""
+
+LAST_WORDS_S = 1.0
+"""For P to hear that all is taken, and to end a stream whose pieces are all there. Less than the
+time limit of telling it the outcome, which comes after."""
 
 SERVICE = pb.DESCRIPTOR.services_by_name["KvTransfer"].full_name
 
@@ -79,22 +84,33 @@ class ControlClient:
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
+        self._ending: dict[asyncio.Task[None], TransferId] = {}
+        """Streams whose pieces are all taken, until P has ended them."""
 
     async def open(
         self, address: str, request: OpenTransfer, transport: str
     ) -> AsyncGenerator[Announced, None]:
-        """Yield what P announces. Pieces may be taken in any order, also after the next one."""
+        """Yield what P announces. Pieces may be taken in any order, also after the next one.
+
+        Ends when P has ended the stream or, where it says that no piece follows, as soon as all of
+        them are taken.
+        """
         taking = _Taking(asyncio.get_running_loop())
         call: Any = self._channels.to(address).stream_stream(
             f"/{SERVICE}/Open", request_serializer=pb.OpenMessage.SerializeToString
         )()
         pulse = self._channels.pulse(address)
         telling: asyncio.Task[None] | None = None
+        has_ended = False
         try:
             await call.write(pb.OpenMessage(open=open_to_proto(request, transport)))
             telling = asyncio.create_task(taking.tell(call))
             async for message in call:
                 pulse.hear()
+                if message == THE_END:
+                    await taking.all_taken()
+                    has_ended = True
+                    return
                 for header, data in read_pieces(message):
                     yield Announced(message=header, data=data, take=taking.expect(header))
         except grpc.aio.AioRpcError as error:
@@ -102,11 +118,24 @@ class ControlClient:
         except asyncio.InvalidStateError as error:  # written to a stream that has just ended
             raise TransferCut(f"{address}: the stream has ended") from error
         finally:
-            if telling is not None:
-                telling.cancel()
-            call.cancel()
+            if telling is not None and has_ended:
+                self._end(request.transfer_id, call, telling)
+            else:
+                if telling is not None:
+                    telling.cancel()
+                call.cancel()
+
+    def _end(self, transfer_id: TransferId, call: Any, telling: asyncio.Task[None]) -> None:
+        """Have P told of what was taken. A P that does not hear of it takes it back by itself."""
+        ending = asyncio.create_task(_end_quietly(call, telling))
+        self._ending[ending] = transfer_id
+        ending.add_done_callback(self._ending.pop)
 
     async def settle(self, address: str, request: SettleTransfer) -> Outcome:
+        """P hears of it behind the end of the transfer's streams: it has taken all back by then."""
+        ending = [task for task, id_ in self._ending.items() if id_ == request.transfer_id]
+        if ending:
+            await asyncio.wait(ending)
         try:
             reply = await self._stub(address).Settle(settle_to_proto(request))
         except grpc.aio.AioRpcError as error:
@@ -151,6 +180,18 @@ class ControlClient:
         return rpc.KvTransferStub(self._channels.to(address))
 
 
+async def _end_quietly(call: Any, telling: asyncio.Task[None]) -> None:
+    try:
+        async with asyncio.timeout(LAST_WORDS_S):
+            await telling
+            async for _ in call:
+                pass
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+        pass  # all pieces are here: how the stream ends is nobody's matter
+    finally:
+        call.cancel()
+
+
 class _Taking:
     """Tells P how many pieces with a ticket, counted from the first, it may take back."""
 
@@ -160,6 +201,8 @@ class _Taking:
         self._num_before = 0
         """Pieces, from the first on, that are taken."""
         self._changed = asyncio.Event()
+        self._none_out = asyncio.Event()
+        self._is_last_known = False
 
     def expect(self, message: pb.KvPiece) -> Callable[[], None]:
         if not message.ticket:
@@ -185,14 +228,29 @@ class _Taking:
             self._is_taken.popleft()
             self._num_before += 1
             self._changed.set()
+        if not self._is_taken:
+            self._none_out.set()
+
+    async def all_taken(self) -> None:
+        """Return when none of the pieces that were announced is out. There are no more of them."""
+        self._is_last_known = True
+        while self._is_taken:
+            self._none_out.clear()
+            await self._none_out.wait()
+        self._changed.set()
 
     async def tell(self, call: Any) -> None:
-        while True:
+        """Until all is told, where it is known how many there are."""
+        num_told = 0
+        while not self._is_last_known or self._is_taken or num_told < self._num_before:
             await self._changed.wait()
             if self._is_taken:
                 await asyncio.sleep(TELL_WITHIN_S)
             self._changed.clear()
+            if num_told == self._num_before:
+                continue
+            num_told = self._num_before
             try:
-                await call.write(pb.OpenMessage(taken=pb.Taken(num_pieces=self._num_before)))
+                await call.write(pb.OpenMessage(taken=pb.Taken(num_pieces=num_told)))
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 return  # the reader hears of it as well

@@ -26,6 +26,7 @@ from baton.kv_transfer.handoff.transport import SendingHalf, SendingSide
 from baton.kv_transfer.transport.control.client import SERVICE, ProbeOffer
 from baton.kv_transfer.transport.control.stream_window import MAX_UNTAKEN, StreamWindow
 from baton.kv_transfer.transport.control.wire import (
+    THE_END,
     ServicerContext,
     abort_call,
     open_from_proto,
@@ -87,6 +88,9 @@ class KvTransferServicer:
                 with window.waiting():
                     yield message
                 await window.shrink(MAX_UNTAKEN - 1)
+            if window.num_lent:
+                with window.waiting():
+                    yield THE_END
             await window.shrink(0)  # D still reads; the stream's end would take its views away
         except (TransferError, EngineFailed) as error:
             with suppress(TransferError, TimeoutError):

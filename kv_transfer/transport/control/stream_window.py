@@ -55,6 +55,11 @@ class StreamWindow:
         self._preparing: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
 
+    @property
+    def num_lent(self) -> int:
+        """Pieces that D has yet to take."""
+        return len(self._lent)
+
     def listen(self, messages: AsyncIterator[pb.OpenMessage]) -> None:
         self._listening = asyncio.create_task(self._take_back(messages))
         self._listening.add_done_callback(lambda _: self._changed.set())

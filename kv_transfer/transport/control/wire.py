@@ -63,6 +63,8 @@ _OUTCOME_FROM_PROTO = {number: outcome for outcome, number in _OUTCOME_TO_PROTO.
 
 _PIECES = pb.KvPieces.DESCRIPTOR.fields_by_name["pieces"].number
 _DATA = pb.KvPiece.DESCRIPTOR.fields_by_name["data"].number
+THE_END = pb.KvPieces(is_end=True).SerializeToString()
+"""The message behind the last piece."""
 MAX_TICKETS_BYTES = 32 << 10
 """A message of tickets, however many, and no more than one small block."""
 _BYTES = 2
