@@ -17,7 +17,6 @@ modulo 2^64; fold(a, b) is the upper half of the product of 128 bits xor its low
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -25,6 +24,7 @@ from torch import Tensor
 from baton.kernels.cpu.library import library
 from baton.kernels.paging import checksum_cpu as cpu
 from baton.kernels.paging.checksum_cpu import Buffer as Buffer
+from baton.kernels.paging.checksum_cpu import Parts as Parts
 
 SECRET = bytes.fromhex(
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671f"
@@ -51,7 +51,7 @@ def is_compiled() -> bool:
     return library() is not None
 
 
-def checksums(parts: Sequence[Buffer], unit_bytes: int) -> list[int]:
+def checksums(parts: Parts, unit_bytes: int) -> list[int]:
     """The checksums of the units of all parts; only where `is_compiled`.
 
     Raises ValueError for a part that is not some units long.
@@ -59,9 +59,7 @@ def checksums(parts: Sequence[Buffer], unit_bytes: int) -> list[int]:
     return cpu.checksums(parts, unit_bytes)
 
 
-def copy_checksums(
-    sources: Sequence[Buffer], targets: Sequence[Buffer], unit_bytes: int
-) -> list[int]:
+def copy_checksums(sources: Parts, targets: Parts, unit_bytes: int) -> list[int]:
     """Copy each source to its target, in one pass over memory; only where `is_compiled`.
 
     The checksums are the targets': a source may be memory that another process writes to.

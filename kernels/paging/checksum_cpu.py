@@ -17,6 +17,8 @@ from baton.core.block_views import BlockViews
 from baton.kernels.cpu.library import library
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+Parts: TypeAlias = Sequence[Buffer] | Sequence[Sequence[memoryview]]
+"""Of memory, one behind the other; or several such sequences, likewise."""
 
 
 class _View(ctypes.Structure):
@@ -46,16 +48,14 @@ _release.argtypes = (ctypes.c_void_p,)
 _release.restype = None
 
 
-def checksums(parts: Sequence[Buffer], unit_bytes: int) -> list[int]:
+def checksums(parts: Parts, unit_bytes: int) -> list[int]:
     """Raises BufferError for a part that is not contiguous."""
     with _Looks() as looks:
         addresses, sizes = looks.at(parts, _CONTIGUOUS)
         return _run(addresses, [0] * len(sizes), sizes, unit_bytes)
 
 
-def copy_checksums(
-    sources: Sequence[Buffer], targets: Sequence[Buffer], unit_bytes: int
-) -> list[int]:
+def copy_checksums(sources: Parts, targets: Parts, unit_bytes: int) -> list[int]:
     """Raises BufferError for a target that cannot be written."""
     with _Looks() as looks:
         addresses, sizes = looks.at(targets, _WRITABLE)
@@ -78,6 +78,7 @@ class _Looks:
 
     def __init__(self) -> None:
         self._views: list[_View] = []
+        self._starts: dict[int, int] = {}
 
     def __enter__(self) -> _Looks:
         return self
@@ -86,13 +87,31 @@ class _Looks:
         for view in self._views:
             _release(ctypes.addressof(view))
 
-    def at(self, parts: Sequence[Buffer], flags: int) -> tuple[list[int], list[int]]:
+    def at(self, parts: Parts, flags: int) -> tuple[list[int], list[int]]:
         """The address and length of each part."""
         if isinstance(parts, BlockViews):
-            start, _ = self._at(parts.memory, flags)
+            start = self._start(parts.memory, flags)
             return [start + each for each in parts.starts], [parts.size] * len(parts)
-        found = [self._at(part, flags) for part in parts]
-        return [address for address, _ in found], [size for _, size in found]
+        addresses: list[int] = []
+        sizes: list[int] = []
+        for part in parts:
+            if isinstance(part, Buffer):
+                address, size = self._at(part, flags)
+                addresses.append(address)
+                sizes.append(size)
+            else:
+                of_part, sizes_of_part = self.at(part, flags)
+                addresses += of_part
+                sizes += sizes_of_part
+        return addresses, sizes
+
+    def _start(self, memory: memoryview, flags: int) -> int:
+        """Of what many blocks lie in, and so is met again and again."""
+        start = self._starts.get(id(memory))
+        if start is None:
+            start, _ = self._at(memory, flags)
+            self._starts[id(memory)] = start
+        return start
 
     def _at(self, part: Buffer, flags: int) -> tuple[int, int]:
         view = _View()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import xxhash
 
+from baton.core.block_views import num_bytes_of
 from baton.kernels.paging import checksum
 from baton.kernels.paging.checksum import Buffer
 
@@ -41,6 +42,39 @@ def copied_checksums(
     for source, target in zip(sources, targets, strict=True):
         target[:] = source
     return checksums_of(targets, unit_bytes)
+
+
+def copied_together(
+    copies: Sequence[tuple[Sequence[memoryview], Sequence[memoryview]]], unit_bytes: int
+) -> list[tuple[int, ...]]:
+    """As `copied_checksums` of each (sources, targets), in one call where it is compiled."""
+    if not checksum.is_compiled():
+        return [copied_checksums(sources, targets, unit_bytes) for sources, targets in copies]
+    sources, targets = [each for each, _ in copies], [each for _, each in copies]
+    sums = checksum.copy_checksums(sources, targets, unit_bytes)
+    return _cut(sums, targets, unit_bytes)
+
+
+def checksums_together(
+    groups: Sequence[Sequence[memoryview]], unit_bytes: int
+) -> list[tuple[int, ...]]:
+    """As `checksums_of` each of the groups, in one call where it is compiled."""
+    if not checksum.is_compiled():
+        return [checksums_of(group, unit_bytes) for group in groups]
+    return _cut(checksum.checksums(groups, unit_bytes), groups, unit_bytes)
+
+
+def _cut(
+    checksums: Sequence[int], groups: Sequence[Sequence[memoryview]], unit_bytes: int
+) -> list[tuple[int, ...]]:
+    """The checksums of all groups, by group."""
+    found: list[tuple[int, ...]] = []
+    start = 0
+    for group in groups:
+        stop = start + num_bytes_of(group) // unit_bytes
+        found.append(tuple(checksums[start:stop]))
+        start = stop
+    return found
 
 
 def _digests(view: memoryview, unit_bytes: int) -> list[int]:

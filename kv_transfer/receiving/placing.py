@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from baton.core.block_views import part_of
 from baton.kv_transfer.layouts.convert import converted
-from baton.kv_transfer.layouts.integrity import copied_checksums
+from baton.kv_transfer.layouts.integrity import copied_checksums, copied_together
 from baton.kv_transfer.receiving.filling import Fill
 
 
@@ -28,21 +28,43 @@ class Unit(NamedTuple):
 
 def place(fill: Fill) -> list[Unit]:
     """Write the fill's blocks; return the units that are not what their sender computed."""
-    if fill.placement.is_direct and fill.targets.is_in_memory:
-        return _place_directly(fill)
-    return _place_by_scratch(fill)
+    return place_together((fill,)).get(fill, [])
 
 
-def _place_directly(fill: Fill) -> list[Unit]:
-    placement, plane = fill.placement, fill.piece.plane
-    whole = fill.targets.views(fill.blocks, plane)
-    targets = part_of(whole, placement.offset, placement.arriving.layer_block_bytes)
-    bad_by_block = _copy(fill, fill.blocks, targets)
-    for index, block in enumerate(fill.blocks) if bad_by_block else ():
-        if block in bad_by_block:
-            # Attention reads unused slots: they must be finite.
-            targets[index][:] = bytes(placement.arriving.layer_block_bytes)
-    return [unit for units in bad_by_block.values() for unit in units]
+def place_together(fills: Sequence[Fill]) -> dict[Fill, list[Unit]]:
+    """Write the blocks of all fills; return, of each that came out wrong, the wrong units."""
+    bad: dict[Fill, list[Unit]] = {}
+    directly: dict[int, list[Fill]] = {}
+    for fill in fills:
+        if fill.placement.is_direct and fill.targets.is_in_memory:
+            directly.setdefault(fill.placement.arriving.unit_bytes, []).append(fill)
+        elif units := _place_by_scratch(fill):
+            bad[fill] = units
+    for unit_bytes, of_one_size in directly.items():
+        bad |= _place_directly(of_one_size, unit_bytes)
+    return bad
+
+
+def _place_directly(fills: Sequence[Fill], unit_bytes: int) -> dict[Fill, list[Unit]]:
+    copies = [(fill.views(fill.blocks), _targets(fill)) for fill in fills]
+    bad: dict[Fill, list[Unit]] = {}
+    for fill, (_, targets), actual in zip(
+        fills, copies, copied_together(copies, unit_bytes), strict=True
+    ):
+        bad_by_block = _compared(fill, fill.blocks, actual)
+        for index, block in enumerate(fill.blocks) if bad_by_block else ():
+            if block in bad_by_block:
+                # Attention reads unused slots: they must be finite.
+                targets[index][:] = bytes(fill.placement.arriving.layer_block_bytes)
+        if bad_by_block:
+            bad[fill] = [unit for units in bad_by_block.values() for unit in units]
+    return bad
+
+
+def _targets(fill: Fill) -> Sequence[memoryview]:
+    placement = fill.placement
+    whole = fill.targets.views(fill.blocks, fill.piece.plane)
+    return part_of(whole, placement.offset, placement.arriving.layer_block_bytes)
 
 
 def _place_by_scratch(fill: Fill) -> list[Unit]:
@@ -50,8 +72,8 @@ def _place_by_scratch(fill: Fill) -> list[Unit]:
     bad: list[Unit] = []
     own = memoryview(bytearray(fill.placement.arriving.layer_block_bytes))
     for block in fill.blocks:
-        if found := _copy(fill, (block,), (own,)):
-            bad += found[block]
+        if found := _copy(fill, block, own):
+            bad += found
         else:
             _regroup(fill, block, own)
     return bad
@@ -66,12 +88,16 @@ def _regroup(fill: Fill, block: int, own: memoryview) -> None:
         fill.targets.write(copy.block, plane, copy.target, part)
 
 
-def _copy(
-    fill: Fill, blocks: Sequence[int], targets: Sequence[memoryview]
-) -> dict[int, list[Unit]]:
-    """Write the blocks to the targets; return the units that came out wrong, by block."""
-    unit_bytes, expected = fill.placement.arriving.unit_bytes, fill.checksums(blocks)
-    actual = copied_checksums(fill.views(blocks), targets, unit_bytes)
+def _copy(fill: Fill, block: int, target: memoryview) -> list[Unit]:
+    """Write the block to the target; return the units that came out wrong."""
+    unit_bytes = fill.placement.arriving.unit_bytes
+    actual = copied_checksums(fill.views((block,)), (target,), unit_bytes)
+    return _compared(fill, (block,), actual).get(block, [])
+
+
+def _compared(fill: Fill, blocks: Sequence[int], actual: tuple[int, ...]) -> dict[int, list[Unit]]:
+    """The units that are not what their sender computed, by block."""
+    expected = fill.checksums(blocks)
     if actual == expected:
         return {}
     bad_by_block: dict[int, list[Unit]] = {}

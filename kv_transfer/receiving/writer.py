@@ -1,11 +1,12 @@
 """Writes the pieces of one stream into their lease, on worker threads.
 
     event loop      put --> waiting --.                .-- a batch is done: the next one begins
-    worker thread                      `--> begin, place, end, release; begin, ...
+    worker thread                      `--> begin all, place all, end all, release all
 
 One batch of a stream is under way at a time, and takes whatever has come in meanwhile: the quicker
-pieces come, the fewer hops between threads each of them costs. Each piece is released once,
-whatever happens to it.
+pieces come, the fewer hops between threads each of them costs. One compiled call writes a batch,
+and its pieces are released together: a release wakes the event loop, which then wants the
+interpreter. Each piece is released once, whatever happens to it.
 
 A piece with wrong bytes does not end its stream: it is put down to be asked for again, unless there
 were too many.
@@ -14,7 +15,7 @@ were too many.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +23,8 @@ from functools import partial
 from baton.core.clock import Clock
 from baton.core.errors import CorruptPiece
 from baton.kv_transfer.handoff.messages import KvPiece
-from baton.kv_transfer.receiving.filling import Filling
-from baton.kv_transfer.receiving.placing import place
+from baton.kv_transfer.receiving.filling import Fill, Filling
+from baton.kv_transfer.receiving.placing import Unit, place_together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,36 +137,43 @@ class Writer:
 
     # On a worker thread.
 
-    def _write(self, pieces: list[KvPiece]) -> None:
-        left = iter(pieces)
+    def _write(self, pieces: Sequence[KvPiece]) -> None:
         try:
-            for piece in left:
+            self._write_together(pieces)
+        finally:
+            for piece in pieces:
+                piece.release()
+
+    def _write_together(self, pieces: Sequence[KvPiece]) -> None:
+        fills: list[Fill] = []
+        bad: dict[Fill, list[Unit]] = {}
+        is_placed = False
+        try:
+            for piece in pieces:
                 try:
-                    self._write_one(piece)
+                    fills.append(self._filling.begin(self._stream, piece, self._parts.clock()))
                 except CorruptPiece as error:
                     self._put_down(error)
-                finally:
-                    piece.release()
+            bad = place_together(fills)
+            is_placed = True
         finally:
-            for piece in left:
-                piece.release()
+            for fill in fills:
+                self._filling.end(fill, is_written=is_placed and fill not in bad)
+            if fills and self._filling.is_released:
+                self._parts.on_released()
+        for fill in fills:
+            self.num_duplicates += fill.num_duplicates
+            if fill in bad:
+                self._refuse(fill, bad[fill])
+
+    def _refuse(self, fill: Fill, bad: Sequence[Unit]) -> None:
+        try:
+            self._filling.refuse(fill, bad)
+        except CorruptPiece as error:
+            self._put_down(error)
 
     def _put_down(self, error: CorruptPiece) -> None:
         self.num_corrupt += 1
         if not error.blocks or self.num_corrupt > self._parts.max_asked_again:
             raise error
         self._corrupt.append(error)
-
-    def _write_one(self, piece: KvPiece) -> None:
-        fill = self._filling.begin(self._stream, piece, self._parts.clock())
-        is_written, bad = False, []
-        try:
-            bad = place(fill)
-            is_written = not bad
-        finally:
-            self._filling.end(fill, is_written)
-            if self._filling.is_released:
-                self._parts.on_released()
-        if bad:
-            self._filling.refuse(fill, bad)
-        self.num_duplicates += fill.num_duplicates

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Executor, Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from typing import Protocol
 
 from baton.core.errors import TransferCut
 from baton.kv_transfer.handoff.transport import LentPiece
-from baton.kv_transfer.sending.pieces import BlockRead, Contents, Cut, cuts, lend, read
+from baton.kv_transfer.sending.pieces import BlockRead, Contents, Cut, cuts, lend, read_together
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class ReadAhead:
             while shares:
                 await self._room.acquire()
                 batch = self._next_batch(shares)
-                hashing = self._hashing.submit(_read_all, [share.cut for share in batch])
+                hashing = self._hashing.submit(read_together, [share.cut for share in batch])
                 for _ in batch:
                     shares.popleft()
                 self._shelf.put_nowait(_Batch(batch, hashing))
@@ -162,11 +162,6 @@ class ReadAhead:
                 item = self._shelf.get_nowait()
                 if isinstance(item, _Batch):
                     item.discard()
-
-
-def _read_all(wanted: Sequence[Cut]) -> list[Contents]:
-    """On a hashing thread."""
-    return [read(cut) for cut in wanted]
 
 
 class _Loan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 import pytest
@@ -25,7 +25,7 @@ from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, S
 from baton.kv_transfer.receiving.fetch import FetchConfig, Fetcher
 from baton.kv_transfer.sending import read_ahead
 from baton.kv_transfer.sending.outbox import Outbox
-from baton.kv_transfer.sending.pieces import Contents, Cut, read
+from baton.kv_transfer.sending.pieces import Contents, Cut, read_together
 from baton.kv_transfer.transport.memory import MemoryTransport, Switchboard
 
 QUICK = FetchConfig(reopen_delay_s=0.0)
@@ -72,12 +72,12 @@ async def test_blocks_stay_in_quarantine_while_a_cut_streams_thread_still_reads(
 ) -> None:
     summing, may_end = threading.Event(), threading.Event()
 
-    def read_slowly(cut: Cut) -> Contents:
+    def read_slowly(wanted: Sequence[Cut]) -> list[Contents]:
         summing.set()
         may_end.wait(10)
-        return read(cut)
+        return read_together(wanted)
 
-    monkeypatch.setattr(read_ahead, "read", read_slowly)
+    monkeypatch.setattr(read_ahead, "read_together", read_slowly)
     prefill, decode = PrefillReplica(), DecodeReplica()
     outbox = Outbox(prefill.sender, Inline())
     prefill.grant(decode.receiver.epoch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -29,7 +30,7 @@ from baton.kv_transfer.handoff.messages import Outcome
 from baton.kv_transfer.handoff.transport import LentPiece
 from baton.kv_transfer.sending import read_ahead
 from baton.kv_transfer.sending.outbox import Outbox
-from baton.kv_transfer.sending.pieces import Contents, Cut, read
+from baton.kv_transfer.sending.pieces import Contents, Cut, read_together
 from baton.kv_transfer.sending.read_ahead import MAX_AHEAD
 
 
@@ -208,11 +209,11 @@ async def test_a_receiver_that_takes_nothing_holds_up_no_other_and_is_not_read_f
     prefill, decode = computed_replica(TRANSFER, *others)
     hashed: list[TransferId] = []
 
-    def note(cut: Cut) -> Contents:
-        hashed.append(cut.reading.transfer_id)
-        return read(cut)
+    def note(wanted: Sequence[Cut]) -> list[Contents]:
+        hashed.extend(cut.reading.transfer_id for cut in wanted)
+        return read_together(wanted)
 
-    monkeypatch.setattr(read_ahead, "read", note)
+    monkeypatch.setattr(read_ahead, "read_together", note)
     owner = OneThread()
     outbox = Outbox(prefill.sender, owner, max_piece_bytes=1)  # a piece a block: 12 of them
     slow = outbox.pieces(opening(prefill, decode))
