@@ -40,8 +40,7 @@ TELL_WITHIN_S = 0.002
 """How long what was taken may go untold while there is more to take: one message for several."""
 
 LAST_WORDS_S = 1.0
-"""For P to hear that all is taken, and to end a stream whose pieces are all there. Less than the
-time limit of telling it the outcome, which comes after."""
+"""For P to hear that all is taken, and to end a stream whose pieces are all there."""
 
 SERVICE = pb.DESCRIPTOR.services_by_name["KvTransfer"].full_name
 
@@ -84,7 +83,7 @@ class ControlClient:
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
-        self._ending: dict[asyncio.Task[None], TransferId] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         """Streams whose pieces are all taken, until P has ended them."""
 
     async def open(
@@ -101,15 +100,15 @@ class ControlClient:
         )()
         pulse = self._channels.pulse(address)
         telling: asyncio.Task[None] | None = None
-        has_ended = False
+        ended: asyncio.Task[None] | None = None
         try:
             await call.write(pb.OpenMessage(open=open_to_proto(request, transport)))
             telling = asyncio.create_task(taking.tell(call))
             async for message in call:
                 pulse.hear()
                 if message == THE_END:
-                    await taking.all_taken()
-                    has_ended = True
+                    ended = asyncio.create_task(_read_on(call))
+                    await taking.all_taken(ended)
                     return
                 for header, data in read_pieces(message):
                     yield Announced(message=header, data=data, take=taking.expect(header))
@@ -118,24 +117,21 @@ class ControlClient:
         except asyncio.InvalidStateError as error:  # written to a stream that has just ended
             raise TransferCut(f"{address}: the stream has ended") from error
         finally:
-            if telling is not None and has_ended:
-                self._end(request.transfer_id, call, telling)
+            if telling is not None and ended is not None and taking.has_all:
+                self._end(call, telling, ended)
             else:
-                if telling is not None:
-                    telling.cancel()
+                for task in (telling, ended):
+                    if task is not None:
+                        task.cancel()
                 call.cancel()
 
-    def _end(self, transfer_id: TransferId, call: Any, telling: asyncio.Task[None]) -> None:
+    def _end(self, call: Any, *last: asyncio.Task[None]) -> None:
         """Have P told of what was taken. A P that does not hear of it takes it back by itself."""
-        ending = asyncio.create_task(_end_quietly(call, telling))
-        self._ending[ending] = transfer_id
-        ending.add_done_callback(self._ending.pop)
+        ending = asyncio.create_task(_end_quietly(call, last))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
 
     async def settle(self, address: str, request: SettleTransfer) -> Outcome:
-        """P hears of it behind the end of the transfer's streams: it has taken all back by then."""
-        ending = [task for task, id_ in self._ending.items() if id_ == request.transfer_id]
-        if ending:
-            await asyncio.wait(ending)
         try:
             reply = await self._stub(address).Settle(settle_to_proto(request))
         except grpc.aio.AioRpcError as error:
@@ -180,16 +176,19 @@ class ControlClient:
         return rpc.KvTransferStub(self._channels.to(address))
 
 
-async def _end_quietly(call: Any, telling: asyncio.Task[None]) -> None:
+async def _read_on(call: Any) -> None:
+    """Until P ends the stream. Raises AioRpcError."""
+    async for _ in call:
+        pass
+
+
+async def _end_quietly(call: Any, last: Sequence[asyncio.Task[None]]) -> None:
+    """All pieces are here: how the stream ends is nobody's matter any more."""
     try:
-        async with asyncio.timeout(LAST_WORDS_S):
-            await telling
-            async for _ in call:
-                pass
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
-        pass  # all pieces are here: how the stream ends is nobody's matter
+        await asyncio.wait(last, timeout=LAST_WORDS_S)
     finally:
         call.cancel()
+        await asyncio.gather(*last, return_exceptions=True)
 
 
 class _Taking:
@@ -231,18 +230,26 @@ class _Taking:
         if not self._is_taken:
             self._none_out.set()
 
-    async def all_taken(self) -> None:
-        """Return when none of the pieces that were announced is out. There are no more of them."""
+    @property
+    def has_all(self) -> bool:
+        """There are no more pieces than were announced, and all of these are taken."""
+        return self._is_last_known and not self._is_taken
+
+    async def all_taken(self, ended: asyncio.Task[None]) -> None:
+        """There are no more pieces: return when none is out. Raises what `ended` raises before."""
         self._is_last_known = True
-        while self._is_taken:
+        ended.add_done_callback(lambda _: self._none_out.set())
+        while self._is_taken and not ended.done():
             self._none_out.clear()
             await self._none_out.wait()
         self._changed.set()
+        if ended.done():
+            ended.result()
 
     async def tell(self, call: Any) -> None:
         """Until all is told, where it is known how many there are."""
         num_told = 0
-        while not self._is_last_known or self._is_taken or num_told < self._num_before:
+        while not self.has_all or num_told < self._num_before:
             await self._changed.wait()
             if self._is_taken:
                 await asyncio.sleep(TELL_WITHIN_S)

@@ -21,7 +21,7 @@ from baton.core.errors import (
     TransportFailed,
 )
 from baton.core.ids import Epoch
-from baton.kv_transfer.handoff.messages import OpenTransfer
+from baton.kv_transfer.handoff.messages import OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import SendingHalf, SendingSide
 from baton.kv_transfer.transport.control.client import SERVICE, ProbeOffer
 from baton.kv_transfer.transport.control.stream_window import MAX_UNTAKEN, StreamWindow
@@ -59,6 +59,8 @@ class KvTransferServicer:
         self._epoch = epoch
         self._halves = halves
         self._probes = probes
+        self._open: dict[StreamWindow, OpenTransfer] = {}
+        """The streams under way."""
 
     def serve(self, server: grpc.aio.Server) -> None:
         """As the generated code would, but that pieces are bytes already."""
@@ -81,6 +83,7 @@ class KvTransferServicer:
         window = StreamWindow()
         try:
             request, half = await self._opened(messages)
+            self._open[window] = request
             window.listen(messages)
             window.prepare(self._side.pieces(request))
             while (piece := await window.next()) is not None:
@@ -98,11 +101,15 @@ class KvTransferServicer:
                     await window.shrink(0)
             await abort_call(context, error)
         finally:
+            self._open.pop(window, None)
             await window.close()
 
     async def Settle(self, request: pb.SettleRequest, context: ServicerContext) -> pb.SettleReply:
         try:
-            outcome = await self._side.settle(settle_from_proto(request))
+            told = settle_from_proto(request)
+            if told.outcome is Outcome.SEALED:
+                self._take_back(told)
+            outcome = await self._side.settle(told)
         except (TransferError, EngineFailed) as error:
             await abort_call(context, error)
         return reply_to_proto(outcome)
@@ -140,6 +147,13 @@ class KvTransferServicer:
             raise TransferError("a stream begins with `open`")
         half = self._half(message.open.transport or "grpc")
         return replace(open_from_proto(message.open), max_piece_bytes=half.max_piece_bytes), half
+
+    def _take_back(self, sealed: SettleTransfer) -> None:
+        """D has taken all pieces, also if it has yet to say so: nothing goes to quarantine."""
+        ids = sealed.transfer_id, sealed.sender_epoch, sealed.receiver_epoch
+        for window, opened in self._open.items():
+            if (opened.transfer_id, opened.sender_epoch, opened.receiver_epoch) == ids:
+                window.settle()
 
     def _half(self, transport: str) -> SendingHalf:
         half = self._halves.get(transport)

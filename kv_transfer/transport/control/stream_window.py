@@ -52,6 +52,7 @@ class StreamWindow:
         self._patience_s = PATIENCE_S
         """How much longer P waits for D, over the whole stream."""
         self._failure: TransferCut | None = None
+        self._is_settled = False
         self._preparing: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
 
@@ -119,6 +120,12 @@ class StreamWindow:
             recall.cancel()
             self._patience_s = max(0.0, self._patience_s - (loop.time() - begun))
 
+    def settle(self) -> None:
+        """D has said that the transfer is sealed: it has taken all, whether or not it said so."""
+        self._is_settled = True
+        self._take_lent_back()
+        self._changed.set()
+
     async def close(self) -> None:
         if self._listening is not None:
             self._listening.cancel()
@@ -136,12 +143,15 @@ class StreamWindow:
     def _take_all_back(self) -> None:
         if self._preparing is not None:
             self._preparing.cancel()
-        while self._lent:
-            self._lent.popleft().give_back()
+        self._take_lent_back()
         while not self._ready.empty():
             item = self._ready.get_nowait()
             if isinstance(item, LentPiece):
                 item.give_back()
+
+    def _take_lent_back(self) -> None:
+        while self._lent:
+            self._lent.popleft().give_back()
 
     def _check_patience(self) -> None:
         if self._failure is not None:
@@ -181,6 +191,8 @@ class StreamWindow:
     async def _take_back(self, messages: AsyncIterator[pb.OpenMessage]) -> None:
         """Until D's half of the stream ends."""
         async for message in messages:
+            if self._is_settled:
+                return
             num_new = message.taken.num_pieces - self._num_taken
             if not message.HasField("taken") or num_new > len(self._lent):
                 raise TransferError("the receiver takes what it was not lent")

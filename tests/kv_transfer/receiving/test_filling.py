@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -90,6 +90,15 @@ def joined(config: FetchConfig = QUICK) -> Joined:
     return Joined(prefill, decode, fetcher, transport, reservation)
 
 
+def each_placed_by(
+    monkeypatch: pytest.MonkeyPatch, place_one: Callable[[Fill], list[Unit]]
+) -> None:
+    def together(fills: Sequence[Fill]) -> dict[Fill, list[Unit]]:
+        return {fill: bad for fill in fills if (bad := place_one(fill))}
+
+    monkeypatch.setattr(writer, "place_together", together)
+
+
 async def test_a_lease_that_ends_while_it_is_written_keeps_its_blocks_in_quarantine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -100,7 +109,7 @@ async def test_a_lease_that_ends_while_it_is_written_keeps_its_blocks_in_quarant
         may_end.wait(10)
         return place(fill)
 
-    monkeypatch.setattr(writer, "place", slow_place)
+    each_placed_by(monkeypatch, slow_place)
     it = joined()
     fetching = asyncio.create_task(it.fetcher.fetch(it.reservation))
     await asyncio.to_thread(writing.wait, 10)
@@ -138,7 +147,7 @@ async def test_a_writer_that_fails_aborts_the_transfer_and_releases_what_it_was_
             raise MemoryError("no scratch")
         return place(fill)
 
-    monkeypatch.setattr(writer, "place", failing_place)
+    each_placed_by(monkeypatch, failing_place)
     it = joined()
 
     with pytest.raises(MemoryError):
@@ -161,7 +170,7 @@ async def test_no_more_pieces_are_held_than_may_be_unwritten(
         held.append(it.transport.releases.count(0))
         return place(fill)
 
-    monkeypatch.setattr(writer, "place", counting_place)
+    each_placed_by(monkeypatch, counting_place)
 
     await it.fetcher.fetch(it.reservation)
 
@@ -181,7 +190,7 @@ async def test_what_is_verified_is_what_stays_though_the_sender_changes_it_under
         garbage = tuple(memoryview(bytes(view.nbytes)) for view in fill.piece.views)
         return place(replace(fill, piece=replace(fill.piece, views=garbage)))
 
-    monkeypatch.setattr(writer, "place", late_place)
+    each_placed_by(monkeypatch, late_place)
 
     with pytest.raises(CorruptPiece, match=r"\(block, head\) .* do not match"):
         await it.fetcher.fetch(it.reservation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -22,7 +23,7 @@ from baton.core.ids import new_epoch
 from baton.kv_transfer.handoff.messages import Outcome, SettleTransfer
 from baton.kv_transfer.transport.control import servicer, stream_window
 from baton.kv_transfer.transport.control.client import Announced
-from baton.kv_transfer.transport.control.stream_window import MAX_READY, MAX_UNTAKEN
+from baton.kv_transfer.transport.control.stream_window import MAX_READY, MAX_UNTAKEN, StreamWindow
 from baton.kv_transfer.transport.grpc import GrpcSending
 from baton.proto import kv_pb2 as pb
 
@@ -100,6 +101,43 @@ async def test_a_receiver_that_never_takes_is_cut_in_the_end(
 ) -> None:
     monkeypatch.setattr(stream_window, "MAX_UNTAKEN_S", 0.05)
     async with control_ends(PreparedSide(100)) as it:
+        with pytest.raises(TransferCut, match="took nothing for"):
+            async for _ in it.client.open(it.address, it.request, "tickets"):
+                pass
+
+        await it.side.all_back()
+
+
+async def test_behind_the_last_piece_nobody_waits_for_the_sender_and_sealed_gives_all_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def hear_nothing(self: StreamWindow, messages: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(StreamWindow, "_take_back", hear_nothing)
+    async with control_ends(PreparedSide(5)) as it, asyncio.timeout(10):
+        async for announced in it.client.open(it.address, it.request, "tickets"):
+            announced.take()
+        sealed = SettleTransfer(
+            transfer_id=it.request.transfer_id,
+            sender_epoch=it.request.sender_epoch,
+            receiver_epoch=RECEIVER,
+            outcome=Outcome.SEALED,
+        )
+        for other in (replace(sealed, receiver_epoch=new_epoch()), replace(sealed, outcome=None)):
+            await it.client.settle(it.address, other)
+        assert it.side.back == []
+
+        await it.client.settle(it.address, sealed)
+
+        assert it.side.back == [0, 1, 2, 3, 4]
+
+
+async def test_who_has_yet_to_take_the_last_pieces_hears_that_they_are_recalled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream_window, "MAX_UNTAKEN_S", 0.05)
+    async with control_ends(PreparedSide(3)) as it, asyncio.timeout(10):
         with pytest.raises(TransferCut, match="took nothing for"):
             async for _ in it.client.open(it.address, it.request, "tickets"):
                 pass
