@@ -3,6 +3,8 @@
     equal layouts   piece --copied and verified in one pass--> D's blocks
     others          piece --likewise--> scratch --> converted --> D's blocks
 
+A piece that has yet to come (`ArrivingBlocks`) is read into the same places, and verified there.
+
 What is verified is always memory of D's own, never the piece itself: that may look into memory
 that its sender can write while we read. So the bytes that were verified are the bytes that stay.
 """
@@ -12,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from baton.core.block_views import part_of
+from baton.core.block_views import ArrivingBlocks, part_of
 from baton.kv_transfer.layouts.convert import converted
-from baton.kv_transfer.layouts.integrity import copied_checksums
+from baton.kv_transfer.layouts.integrity import checksums_of, copied_checksums
 from baton.kv_transfer.receiving.filling import Fill
 
 
@@ -66,12 +68,27 @@ def _regroup(fill: Fill, block: int, own: memoryview) -> None:
         fill.targets.write(copy.block, plane, copy.target, part)
 
 
+def _written(
+    views: Sequence[memoryview], targets: Sequence[memoryview], unit_bytes: int
+) -> tuple[int, ...]:
+    """Write what is there, or comes, to the targets; the checksums of their units."""
+    if not isinstance(views, ArrivingBlocks):
+        return copied_checksums(views, targets, unit_bytes)
+    try:
+        views.read_into(targets)
+    except BaseException:
+        for target in targets:  # whatever has come: it must be finite, as above
+            target[:] = bytes(target.nbytes)
+        raise
+    return checksums_of(targets, unit_bytes)
+
+
 def _copy(
     fill: Fill, blocks: Sequence[int], targets: Sequence[memoryview]
 ) -> dict[int, list[Unit]]:
     """Write the blocks to the targets; return the units that came out wrong, by block."""
     unit_bytes, expected = fill.placement.arriving.unit_bytes, fill.checksums(blocks)
-    actual = copied_checksums(fill.views(blocks), targets, unit_bytes)
+    actual = _written(fill.views(blocks), targets, unit_bytes)
     if actual == expected:
         return {}
     bad_by_block: dict[int, list[Unit]] = {}

@@ -8,7 +8,8 @@ pieces come, the fewer hops between threads each of them costs. Each piece is re
 whatever happens to it.
 
 A piece with wrong bytes does not end its stream: it is put down to be asked for again, unless there
-were too many.
+were too many. Pieces whose bytes are yet to come are waited for on their transport's threads, so
+that a slow sender holds up nobody else.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from baton.core.clock import Clock
-from baton.core.errors import CorruptPiece
+from baton.core.errors import CorruptPiece, TransferCut
 from baton.kv_transfer.handoff.messages import KvPiece
 from baton.kv_transfer.receiving.filling import Filling
 from baton.kv_transfer.receiving.placing import place
@@ -113,7 +114,8 @@ class Writer:
         num_bytes = sum(piece.num_bytes for piece in pieces)
         loop = asyncio.get_running_loop()
         try:
-            self._batch = loop.run_in_executor(self._parts.executor, self._write, pieces)
+            executor = pieces[0].executor or self._parts.executor  # a stream's are all alike
+            self._batch = loop.run_in_executor(executor, self._write, pieces)
         except RuntimeError as error:  # the fetcher was closed
             for piece in pieces:
                 piece.release()
@@ -144,6 +146,8 @@ class Writer:
                     self._write_one(piece)
                 except CorruptPiece as error:
                     self._put_down(error)
+                except TransferCut:
+                    pass  # it stays missing; the stream, which broke, says so itself
                 finally:
                     piece.release()
         finally:
