@@ -157,6 +157,7 @@ class TcpSending:
         self._loans = Loans()
         self._doors: dict[str, tuple[int, asyncio.Task[None]]] = {}
         """By host: the port, and who welcomes there."""
+        self._opening = asyncio.Lock()
         self._strangers: set[asyncio.Task[None]] = set()
         self._served: set[ServedConnection] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -175,7 +176,8 @@ class TcpSending:
             knock = msgspec.msgpack.decode(payload, type=Knock)
         except msgspec.DecodeError as error:
             raise TransportFailed(f"a knock that cannot be read: {error}") from error
-        port = self._door_at(knock.host)
+        async with self._opening:
+            port = await self._door_at(knock.host)
         return msgspec.msgpack.encode(Door(port, admission_of(self._key, receiver_epoch)))
 
     async def close(self) -> None:
@@ -187,7 +189,7 @@ class TcpSending:
         for connection in list(self._served):
             connection.close()
 
-    def _door_at(self, host: str) -> int:
+    async def _door_at(self, host: str) -> int:
         """The port there. Raises TransportFailed."""
         known = self._doors.get(host)
         if known is not None and not known[1].done():
@@ -195,7 +197,7 @@ class TcpSending:
         if len(self._doors) >= MAX_HOSTS:
             raise TransportFailed(f"tcp: it listens at {', '.join(self._doors)}, and no more")
         try:
-            door = listen(host)
+            door = await asyncio.to_thread(listen, host)  # the host may be a name
         except OSError as error:
             raise TransportFailed(f"tcp: cannot listen at {host!r}: {error}") from error
         port: int = door.getsockname()[1]

@@ -346,6 +346,7 @@ async def test_blocks_of_a_lease_that_ends_while_its_sender_stalls_are_free_at_o
             async with asyncio.timeout(5):
                 await fetching
         await until(lambda: it.decode.receiver.num_leased_blocks == 0)
+        assert not any(plane.any() for plane in it.decode.cache.planes)
         is_over.set()
         await it.assert_nothing_is_left()
 
