@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from baton.core.block_views import stretches
+from baton.core.clock import monotonic
 from baton.kv_transfer.transport.tcp.frames import (
     ASK,
     HEADER,
@@ -44,6 +44,8 @@ class ServedConnection:
         self._loans = loans
         self._on_ended = on_ended
         self._is_closed = False
+        self.idle_since: float | None = monotonic()
+        """None while there is something to send."""
         self._guard = threading.Lock()
         """Of the socket's end: its number may be another's at once."""
         threading.Thread(target=self._serve, name="kv by tcp", daemon=True).start()
@@ -63,8 +65,10 @@ class ServedConnection:
                 whole = len(asked) // ASK.size * ASK.size
                 asks = list(ASK.iter_unpack(asked[:whole]))
                 del asked[:whole]
+                self.idle_since = None
                 if not self._answer(asks):
                     break
+                self.idle_since = monotonic()
         except OSError:
             pass  # D is gone, or has asked for nothing for long
         with self._guard:
@@ -102,14 +106,14 @@ class ServedConnection:
         return self._send(parts, loans, num_bytes)
 
     def _send(self, parts: list[memoryview], loans: Sequence[Loan], num_bytes: int) -> bool:
-        until = time.monotonic() + seconds_for(num_bytes)
+        until = monotonic() + seconds_for(num_bytes)
         try:
             while parts:
                 with suppress(BlockingIOError):  # not a byte went
                     advance(parts, self._socket.sendmsg(parts[:MAX_PARTS]))
                 # A call that does not send all has waited for long.
                 is_vain = self._is_closed or any(loan.is_wanted_back for loan in loans)
-                if parts and (is_vain or time.monotonic() > until):
+                if parts and (is_vain or monotonic() > until):
                     return False
             return True
         finally:

@@ -52,7 +52,7 @@ MAX_READERS = 64
 MAX_HOSTS = 4
 """Addresses of its own at which a P listens."""
 MAX_SERVED = 512
-"""Connections of a P; each has a thread."""
+"""Connections of a P, each of which has a thread; idle ones make room."""
 MAX_STRANGERS = 64
 """Connections that have yet to say who they are."""
 HELLO_TIMEOUT_S = 3.0
@@ -215,7 +215,7 @@ class TcpSending:
                 except OSError:  # no more files, say: those who come wait
                     await asyncio.sleep(0.1)
                     continue
-                if len(self._strangers) >= MAX_STRANGERS or len(self._served) >= MAX_SERVED:
+                if len(self._strangers) >= MAX_STRANGERS:
                     visitor.close()
                     continue
                 greeting = asyncio.create_task(self._greet(visitor))
@@ -234,6 +234,8 @@ class TcpSending:
                     hello += more
                 if not is_admitted(self._key, hello):
                     raise OSError("it knows no admission")
+                if not self._has_room():
+                    raise OSError("all connections are in use")
                 await loop.sock_sendall(visitor, WELCOME)
         except BaseException as error:
             visitor.close()
@@ -241,6 +243,17 @@ class TcpSending:
                 return
             raise
         self._served.add(ServedConnection(visitor, self._loans, self._ended))
+
+    def _has_room(self) -> bool:
+        """The one idle longest makes room for another: its D sees so, and opens a new one."""
+        if len(self._served) < MAX_SERVED:
+            return True
+        idle = [(since, each) for each in self._served if (since := each.idle_since) is not None]
+        if idle:
+            _, longest = min(idle, key=lambda pair: pair[0])
+            self._served.discard(longest)
+            longest.close()
+        return bool(idle)
 
     def _ended(self, connection: ServedConnection) -> None:
         """On the connection's thread."""

@@ -141,6 +141,18 @@ async def test_only_so_many_strangers_are_listened_to(monkeypatch: pytest.Monkey
             writer.close()
 
 
+async def test_an_idle_connection_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "MAX_SERVED", 1)
+    async with sharing() as (it, half, transport):
+        other = TcpTransport(it.client)
+
+        for each in (transport, other, transport, other):
+            assert len(await bytes_of(it, each)) == 40
+            assert len(half._served) == 1
+
+        await other.close()
+
+
 async def test_a_piece_is_sent_once_to_who_knows_its_secret() -> None:
     async with sharing() as (it, half, transport):
         request = it.request
