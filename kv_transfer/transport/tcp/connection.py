@@ -14,11 +14,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from baton.core.clock import monotonic
 from baton.core.errors import TransferCut
 from baton.kv_transfer.transport.tcp.frames import (
     HEADER,
@@ -155,40 +155,47 @@ class DataConnection:
                 first.early = memory
 
     def _read_next(self, targets: Sequence[memoryview]) -> None:
+        """One call reads header and bytes, if they are there: each costs the interpreter's lock."""
         if self._failure is not None:
             raise TransferCut(str(self._failure))
         first = self._line[0]
-        until = time.monotonic() + seconds_for(first.num_bytes)
+        is_dropped = first.is_dropped
+        until = monotonic() + seconds_for(first.num_bytes)
         header = memoryview(bytearray(HEADER.size))
-        self._fill([header], until)
+        parts = [header] if is_dropped else [header, *targets]
+        num_left = len(parts) - 1
+        while len(parts) > num_left:  # the header
+            self._receive(parts, until, 0)
         number, num_bytes = HEADER.unpack(header)
-        if (number, num_bytes) == (first.number, 0) and first.is_dropped:
-            self._line.popleft()
-            return
-        if (number, num_bytes) != (first.number, first.num_bytes):
+        is_gone = is_dropped and (number, num_bytes) == (first.number, 0)
+        if not is_gone and (number, num_bytes) != (first.number, first.num_bytes):
             raise TransferCut(
                 f"{self.name}: asked for piece {first.number} of {first.num_bytes} bytes, "
                 f"{num_bytes} of piece {number} came"
             )
-        self._fill(list(targets), until)
+        if is_dropped and not is_gone:
+            parts = list(targets)
+        while parts:
+            self._receive(parts, until, socket.MSG_WAITALL)
         self._line.popleft()
 
-    def _fill(self, parts: list[memoryview], until: float) -> None:
-        """Raises TransferCut when the connection ends, and when `until` has passed."""
-        while parts:
-            num_bytes = -1
-            try:
-                received = self._socket.recvmsg_into(parts[:MAX_PARTS], 0, socket.MSG_WAITALL)
-                num_bytes = received[0]
-            except BlockingIOError:
-                pass  # not a byte came
-            except OSError as error:
-                raise TransferCut(f"{self.name}: {error}") from error
-            if not num_bytes or self._failure is not None:
-                raise TransferCut(f"{self.name}: the sender has closed the connection")
-            advance(parts, max(0, num_bytes))
-            if parts and time.monotonic() > until:
-                raise TransferCut(f"{self.name}: a piece was not there in time")
+    def _receive(self, parts: list[memoryview], until: float, flags: int) -> None:
+        """Fill some of the memory, and take it off.
+
+        Raises TransferCut when the connection ends, and when `until` has passed.
+        """
+        num_bytes = -1
+        try:
+            num_bytes = self._socket.recvmsg_into(parts[:MAX_PARTS], 0, flags)[0]
+        except BlockingIOError:
+            pass  # not a byte came
+        except OSError as error:
+            raise TransferCut(f"{self.name}: {error}") from error
+        if not num_bytes or self._failure is not None:
+            raise TransferCut(f"{self.name}: the sender has closed the connection")
+        advance(parts, max(0, num_bytes))
+        if parts and monotonic() > until:
+            raise TransferCut(f"{self.name}: a piece was not there in time")
 
     def _fail(self, cut: TransferCut) -> None:
         with self._guard:
