@@ -24,11 +24,11 @@ from bench.report import surroundings, table
 from torch import Tensor
 from torch.distributed import Work
 
+from baton.kv_transfer.transport.addresses import listen
 from baton.kv_transfer.transport.collective.joint import (
     Joint,
     join_as_receiver,
     join_as_sender,
-    listen,
 )
 from baton.kv_transfer.transport.collective.staging import HostStaging
 

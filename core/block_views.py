@@ -4,11 +4,13 @@
             starts^                 ^         ^             in any order
 
 Views are made when somebody looks; compiled code takes the memory and the starts as they are.
+Blocks that are still on their way (`ArrivingBlocks`) lie nowhere yet: who knows where they belong
+has them written there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import overload
 
 
@@ -53,16 +55,75 @@ class BlockViews(Sequence[memoryview]):
         return BlockViews(self.memory, [start + offset for start in self.starts], size)
 
 
+class ArrivingBlocks(Sequence[memoryview]):
+    """Blocks that are yet to be read from somewhere: into where they belong, or, if somebody looks
+    at them before, into memory of their own. Both may wait, and may raise what `read` raises."""
+
+    def __init__(
+        self, num_blocks: int, size: int, read: Callable[[Sequence[memoryview]], None]
+    ) -> None:
+        """`read` is called at most once, with memory for all of the bytes."""
+        self.num_bytes = num_blocks * size
+        self.size = size
+        self._read = read
+        self._num_blocks = num_blocks
+        self._own: BlockViews | None = None
+
+    def __len__(self) -> int:
+        return self._num_blocks
+
+    @overload
+    def __getitem__(self, index: int) -> memoryview: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> BlockViews: ...
+
+    def __getitem__(self, index: int | slice) -> memoryview | BlockViews:
+        return self._landed()[index]
+
+    def read_into(self, targets: Sequence[memoryview]) -> None:
+        """Write all of them, end to end, to memory of as many bytes."""
+        if self._own is None:
+            self._read(stretches(targets))
+            return
+        for source, target in zip(self._own, targets, strict=True):
+            target[:] = source
+
+    def _landed(self) -> BlockViews:
+        if self._own is None:
+            memory = memoryview(bytearray(self.num_bytes))
+            self._read((memory,))
+            self._own = BlockViews(memory, range(0, self.num_bytes, self.size), self.size)
+        return self._own
+
+
+def stretches(views: Sequence[memoryview]) -> list[memoryview]:
+    """The same bytes in the same order; blocks that lie end to end are one view."""
+    if not isinstance(views, BlockViews):
+        return list(views)
+    found: list[memoryview] = []
+    memory, size, begin, stop = views.memory, views.size, -1, -1
+    for start in views.starts:
+        if start != stop:
+            if begin >= 0:
+                found.append(memory[begin:stop])
+            begin = start
+        stop = start + size
+    if begin >= 0:
+        found.append(memory[begin:stop])
+    return found
+
+
 def num_bytes_of(views: Sequence[memoryview]) -> int:
     """Of all of them."""
-    if isinstance(views, BlockViews):
+    if isinstance(views, BlockViews | ArrivingBlocks):
         return views.num_bytes
     return sum(view.nbytes for view in views)
 
 
 def sizes_of(views: Sequence[memoryview]) -> set[int]:
     """The lengths that occur, in bytes."""
-    if isinstance(views, BlockViews):
+    if isinstance(views, BlockViews | ArrivingBlocks):
         return {views.size}
     return {view.nbytes for view in views}
 

@@ -22,6 +22,7 @@ from baton.kv_transfer.transport.grpc import GrpcSending, GrpcTransport
 from baton.kv_transfer.transport.memory import MemoryTransport, Switchboard
 from baton.kv_transfer.transport.nixl.nixl import NixlSending, NixlTransport
 from baton.kv_transfer.transport.shm import ShmSending, ShmTransport, this_host
+from baton.kv_transfer.transport.tcp.tcp import TcpSending, TcpTransport
 from baton.proto.channels import Channels
 
 AUTO = "auto"
@@ -87,6 +88,10 @@ TRANSPORTS: Mapping[str, TransportKind] = {
         lambda parts, arena: NixlSending(arena),
         lacks=lambda: "" if find_spec("nixl") else "NIXL: pip install 'baton-llm[nixl]'",
         reads_arena=True,
+    ),
+    "tcp": TransportKind(
+        lambda parts: TcpTransport(ControlClient(parts.channels)),
+        lambda parts, arena: TcpSending(parts.channels.security),
     ),
     "gloo": TransportKind(
         lambda parts: CollectiveTransport("gloo", ControlClient(parts.channels)),

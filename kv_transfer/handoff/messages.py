@@ -14,6 +14,7 @@ Block indices count within the prompt, never within a pool.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -77,6 +78,8 @@ class KvPiece:
     checksums: tuple[int, ...]
     """XXH3-64 of each (block, head), in the order of the views."""
     release: Callable[[], None] = _nothing_to_release
+    executor: Executor | None = None
+    """Whose threads may wait for bytes that have yet to come; None: they are there."""
     transport: str = ""
     """Which way it came, where the transport itself had a choice."""
 

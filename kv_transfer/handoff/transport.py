@@ -65,6 +65,8 @@ class Parcel:
     data: Sequence[bytes | memoryview] = ()
     """End to end. They may look into the lent blocks: nobody else reads them before they left."""
     ticket: bytes = b""
+    lent: LentPiece | None = None
+    """With a ticket: the same piece, where the transport must know when it is given back."""
 
 
 class SendingHalf(Protocol):

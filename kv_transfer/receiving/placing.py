@@ -3,6 +3,8 @@
     equal layouts   piece --copied and verified in one pass--> D's blocks
     others          piece --likewise--> scratch --> converted --> D's blocks
 
+A piece that has yet to come (`ArrivingBlocks`) is read into the same places, and verified there.
+
 What is verified is always memory of D's own, never the piece itself: that may look into memory
 that its sender can write while we read. So the bytes that were verified are the bytes that stay.
 """
@@ -12,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from baton.core.block_views import part_of
+from baton.core.block_views import ArrivingBlocks, part_of
 from baton.kv_transfer.layouts.convert import converted
-from baton.kv_transfer.layouts.integrity import copied_checksums, copied_together
+from baton.kv_transfer.layouts.integrity import checksums_of, copied_checksums, copied_together
 from baton.kv_transfer.receiving.filling import Fill
 
 
@@ -47,10 +49,12 @@ def place_together(fills: Sequence[Fill]) -> dict[Fill, list[Unit]]:
 
 def _place_directly(fills: Sequence[Fill], unit_bytes: int) -> dict[Fill, list[Unit]]:
     copies = [(fill.views(fill.blocks), _targets(fill)) for fill in fills]
+    if any(isinstance(views, ArrivingBlocks) for views, _ in copies):
+        found = [_written(views, targets, unit_bytes) for views, targets in copies]
+    else:
+        found = copied_together(copies, unit_bytes)
     bad: dict[Fill, list[Unit]] = {}
-    for fill, (_, targets), actual in zip(
-        fills, copies, copied_together(copies, unit_bytes), strict=True
-    ):
+    for fill, (_, targets), actual in zip(fills, copies, found, strict=True):
         bad_by_block = _compared(fill, fill.blocks, actual)
         for index, block in enumerate(fill.blocks) if bad_by_block else ():
             if block in bad_by_block:
@@ -88,10 +92,25 @@ def _regroup(fill: Fill, block: int, own: memoryview) -> None:
         fill.targets.write(copy.block, plane, copy.target, part)
 
 
+def _written(
+    views: Sequence[memoryview], targets: Sequence[memoryview], unit_bytes: int
+) -> tuple[int, ...]:
+    """Write what is there, or comes, to the targets; the checksums of their units."""
+    if not isinstance(views, ArrivingBlocks):
+        return copied_checksums(views, targets, unit_bytes)
+    try:
+        views.read_into(targets)
+    except BaseException:
+        for target in targets:  # whatever has come: it must be finite, as above
+            target[:] = bytes(target.nbytes)
+        raise
+    return checksums_of(targets, unit_bytes)
+
+
 def _copy(fill: Fill, block: int, target: memoryview) -> list[Unit]:
     """Write the block to the target; return the units that came out wrong."""
     unit_bytes = fill.placement.arriving.unit_bytes
-    actual = copied_checksums(fill.views((block,)), (target,), unit_bytes)
+    actual = _written(fill.views((block,)), (target,), unit_bytes)
     return _compared(fill, (block,), actual).get(block, [])
 
 

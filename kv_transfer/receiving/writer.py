@@ -9,7 +9,8 @@ and its pieces are released together: a release wakes the event loop, which then
 interpreter. Each piece is released once, whatever happens to it.
 
 A piece with wrong bytes does not end its stream: it is put down to be asked for again, unless there
-were too many.
+were too many. Pieces whose bytes are yet to come are waited for on their transport's threads, so
+that a slow sender holds up nobody else.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from baton.core.clock import Clock
-from baton.core.errors import CorruptPiece
+from baton.core.errors import CorruptPiece, TransferCut
 from baton.kv_transfer.handoff.messages import KvPiece
 from baton.kv_transfer.receiving.filling import Fill, Filling
 from baton.kv_transfer.receiving.placing import Unit, place_together
@@ -114,7 +115,8 @@ class Writer:
         num_bytes = sum(piece.num_bytes for piece in pieces)
         loop = asyncio.get_running_loop()
         try:
-            self._batch = loop.run_in_executor(self._parts.executor, self._write, pieces)
+            executor = pieces[0].executor or self._parts.executor  # a stream's are all alike
+            self._batch = loop.run_in_executor(executor, self._write, pieces)
         except RuntimeError as error:  # the fetcher was closed
             for piece in pieces:
                 piece.release()
@@ -138,10 +140,28 @@ class Writer:
     # On a worker thread.
 
     def _write(self, pieces: Sequence[KvPiece]) -> None:
+        if pieces[0].executor is not None:
+            self._write_as_they_come(pieces)
+            return
         try:
             self._write_together(pieces)
         finally:
             for piece in pieces:
+                piece.release()
+
+    def _write_as_they_come(self, pieces: Sequence[KvPiece]) -> None:
+        """One that is cut short takes none of the others with it."""
+        left = iter(pieces)
+        try:
+            for piece in left:
+                try:
+                    self._write_together((piece,))
+                except TransferCut:
+                    pass  # it stays missing; the stream, which broke, says so itself
+                finally:
+                    piece.release()
+        finally:
+            for piece in left:
                 piece.release()
 
     def _write_together(self, pieces: Sequence[KvPiece]) -> None:

@@ -102,19 +102,18 @@ class ChaoticTransport:
                 piece.release()
                 raise TransferCut("chaos: the stream broke")
             case Fault.DUPLICATE:
-                return [_copied(piece, [bytes(view) for view in piece.views]), piece]
+                return [_copied(piece, await _contents(piece)), piece]
             case Fault.CORRUPT:
-                return [self._flipped(piece)]
+                return [self._flipped(piece, await _contents(piece))]
             case Fault.TRUNCATE:
-                last = bytes(piece.views[-1][:-1])
-                return [_replaced(piece, [*map(bytes, piece.views[:-1]), last])]
+                *others, last = await _contents(piece)
+                return [_replaced(piece, [*others, last[:-1]])]
             case Fault.DELAY:
                 assert rule is not None
                 await asyncio.sleep(rule.delay_s)
         return [piece]
 
-    def _flipped(self, piece: KvPiece) -> KvPiece:
-        views = [bytearray(view) for view in piece.views]
+    def _flipped(self, piece: KvPiece, views: list[bytearray]) -> KvPiece:
         view = views[self._chaos.pick(len(views))]
         bit = self._chaos.pick(8 * len(view))
         view[bit // 8] ^= 1 << bit % 8
@@ -161,11 +160,18 @@ class _Held:
                 last.release()
 
 
-def _replaced(piece: KvPiece, views: list[bytes] | list[bytearray]) -> KvPiece:
+async def _contents(piece: KvPiece) -> list[bytearray]:
+    """A copy of its bytes, which may have to come first."""
+    if piece.executor is None:
+        return [bytearray(view) for view in piece.views]
+    return await asyncio.to_thread(lambda: [bytearray(view) for view in piece.views])
+
+
+def _replaced(piece: KvPiece, views: list[bytearray]) -> KvPiece:
     """The piece with other bytes; its own are given back."""
     piece.release()
     return _copied(piece, views)
 
 
-def _copied(piece: KvPiece, views: list[bytes] | list[bytearray]) -> KvPiece:
+def _copied(piece: KvPiece, views: list[bytearray]) -> KvPiece:
     return replace(piece, views=tuple(map(memoryview, views)), release=lambda: None)

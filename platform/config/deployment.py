@@ -48,7 +48,7 @@ from baton.router.config import PullConfig
 DEMO_MODEL = "demo"
 """The small model that comes with Baton."""
 
-TransportName = Literal["auto", "memory", "shm", "grpc", "gloo", "nccl", "nixl"]
+TransportName = Literal["auto", "memory", "shm", "grpc", "tcp", "gloo", "nccl", "nixl"]
 
 
 class GatewayPoolConfig(GatewayConfig, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ class TransferConfig(ExchangeConfig, frozen=True, kw_only=True):
     """What `auto` may choose from. A peer that none of these leads to is not used: what it would
     have computed is computed where it is needed. Empty: anything."""
     allow_plain: bool = False
-    """KV may travel unencrypted, by gloo, nccl or nixl, although `security` asks for TLS."""
+    """KV may travel unencrypted, by tcp, gloo, nccl or nixl, although `security` asks for TLS."""
     pull: PullConfig = PullConfig()
 
     def __post_init__(self) -> None:

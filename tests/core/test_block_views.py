@@ -1,8 +1,18 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from baton.core.block_views import BlockViews, chosen, num_bytes_of, part_of, sizes_of
+from baton.core.block_views import (
+    ArrivingBlocks,
+    BlockViews,
+    chosen,
+    num_bytes_of,
+    part_of,
+    sizes_of,
+    stretches,
+)
 
 MEMORY = memoryview(bytes(range(100)))
 VIEWS = BlockViews(MEMORY, [30, 0, 90], 10)
@@ -29,3 +39,39 @@ def test_blocks_beyond_their_memory_are_refused(starts: list[int]) -> None:
 def test_a_part_beyond_its_block_is_refused(offset: int, size: int) -> None:
     with pytest.raises(ValueError, match="of 10"):
         VIEWS.part(offset, size)
+
+
+def test_blocks_that_lie_end_to_end_are_one_stretch() -> None:
+    views = BlockViews(MEMORY, [20, 30, 50, 40, 50, 60], 10)
+
+    found = stretches(views)
+
+    assert [view.nbytes for view in found] == [20, 10, 30]
+    assert b"".join(found) == b"".join(views)
+    assert stretches(BlockViews(MEMORY, [], 10)) == []
+
+
+def test_blocks_that_arrive_are_written_where_they_belong_or_where_somebody_looks() -> None:
+    reads: list[list[int]] = []
+
+    def read(targets: Sequence[memoryview]) -> None:
+        reads.append([target.nbytes for target in targets])
+        for target in targets:
+            target[:] = bytes([7]) * target.nbytes
+
+    def arriving() -> ArrivingBlocks:
+        return ArrivingBlocks(3, 10, read)
+
+    memory = memoryview(bytearray(100))
+    straight, looked_at = arriving(), arriving()
+    assert (len(straight), num_bytes_of(straight), sizes_of(straight)) == (3, 30, {10})
+    assert not reads
+
+    straight.read_into(BlockViews(memory, [0, 10, 50], 10))
+    assert [bytes(view) for view in chosen(looked_at, [2, 0])] == [bytes([7]) * 10] * 2
+    looked_at.read_into(BlockViews(memory, [90, 70, 20], 10))
+
+    assert reads == [[20, 10], [30]]
+    assert [start for start in range(100) if memory[start]] == [
+        start for first in (0, 10, 20, 50, 70, 90) for start in range(first, first + 10)
+    ]

@@ -178,7 +178,8 @@ class DecodeReplica:
     ) -> None:
         self.layout = layout
         self.clock = ManualClock()
-        self.pool = BlockPool(KvCache(layout, num_blocks))
+        self.cache = KvCache(layout, num_blocks)
+        self.pool = BlockPool(self.cache)
         self.receiver = Receiver(self.pool, new_epoch(), config)
         self.requests: dict[TransferId, tuple[int, ...]] = {}
         self.sender_address = "p"

@@ -54,7 +54,7 @@ async def test_a_fleet_of_one_host_finds_the_way_by_itself() -> None:
         await fleet.assert_nothing_is_held()
 
 
-@pytest.mark.parametrize("name", ["shm", "grpc", "gloo"])
+@pytest.mark.parametrize("name", ["shm", "tcp", "grpc", "gloo"])
 async def test_what_is_required_is_used_from_the_first_request_on(name: str) -> None:
     async with running_fleet(changes=changes(transport="auto", require=[name])) as fleet:
         for prompt in PROMPTS:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 
+from baton.core.block_views import ArrivingBlocks
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import CorruptPiece, TransferCut, TransferError
 from baton.core.ids import Epoch, TransferId, new_transfer_id
@@ -24,7 +25,7 @@ from baton.core.kv_pool import Holder, HolderKind, KvPool
 from baton.core.owner_thread import OwnerThread
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import Transport
-from baton.kv_transfer.layouts.integrity import copied_checksums
+from baton.kv_transfer.layouts.integrity import checksums_of, copied_checksums
 from baton.kv_transfer.sending.sender import Sender
 from baton.kv_transfer.transport.control.client import ControlClient, ProbeOffer
 
@@ -202,7 +203,9 @@ async def _read(piece: KvPiece, unit_bytes: int) -> None:
         raise CorruptPiece("a probe arrived with other bytes than were sent")
 
 
-def _copied_checksums(views: Iterable[memoryview], unit_bytes: int) -> tuple[int, ...]:
+def _copied_checksums(views: Sequence[memoryview], unit_bytes: int) -> tuple[int, ...]:
+    if isinstance(views, ArrivingBlocks):
+        return checksums_of(list(views), unit_bytes)  # they come into memory of our own
     sums: list[int] = []
     for view in views:
         own = memoryview(bytearray(view.nbytes))

@@ -32,11 +32,11 @@ from baton.core.ids import Epoch
 from baton.core.kv_arena import KvArena
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import LentPiece, Parcel
+from baton.kv_transfer.transport.addresses import host_of, listen
 from baton.kv_transfer.transport.collective.joint import (
     Joint,
     join_as_receiver,
     join_as_sender,
-    listen,
 )
 from baton.kv_transfer.transport.collective.pair import Pair, ReceivingPair, SendingPair
 from baton.kv_transfer.transport.collective.staging import DeviceStaging, HostStaging, Staging
@@ -149,7 +149,7 @@ class CollectiveTransport:
 
     async def _meet(self, address: str, sender: Epoch, receiver: Epoch) -> ReceivingPair:
         ask = partial(self._control.meet, address, self.name, sender, receiver)
-        key, host = f"{sender}/{receiver}/{secrets.token_hex(16)}", _host_of(address)
+        key, host = f"{sender}/{receiver}/{secrets.token_hex(16)}", host_of(address)
         answer = _read(await ask(_encode(_Join(key, host))), _Joining)
         joint = Joint(backend=self.name, key=key, host=host, port=answer.port)
 
@@ -282,8 +282,3 @@ def _read(payload: bytes, kind: type[_Answer]) -> _Answer:
         return msgspec.msgpack.decode(payload, type=kind)
     except msgspec.DecodeError as error:
         raise TransportFailed(f"an answer that cannot be read: {error}") from error
-
-
-def _host_of(address: str) -> str:
-    """The host of host:port or [host]:port."""
-    return address.rpartition(":")[0].strip("[]")

@@ -46,12 +46,6 @@ class Group:
     """Kept as long as the group: NCCL looks into it."""
 
 
-def listen(host: str) -> socket.socket:
-    """Raises OSError if `host` is not an address of this machine."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, 0), family=family)
-
-
 def join_as_sender(joint: Joint, listener: socket.socket) -> Group:
     """Blocks until D has joined too. Raises RuntimeError."""
     patience = timedelta(seconds=PATIENCE_S)

@@ -82,11 +82,11 @@ class StreamWindow:
         num_bytes = 0
         while True:
             self._patience_s += piece.num_bytes / MIN_BYTES_PER_S
-            message, is_whole = await _packed(half, piece, request)
-            if is_whole:
+            message, lent = await _packed(half, piece, request)
+            if lent is None:
                 piece.give_back()
             else:
-                self._lent.append(piece)
+                self._lent.append(lent)
             parts.append(message)
             num_bytes += len(message)
             # Of a stream all pieces but the last ones are about equally long.
@@ -202,11 +202,13 @@ class StreamWindow:
             self._changed.set()
 
 
-async def _packed(half: SendingHalf, piece: LentPiece, request: OpenTransfer) -> tuple[bytes, bool]:
-    """The message, and whether the piece's bytes are in it."""
+async def _packed(
+    half: SendingHalf, piece: LentPiece, request: OpenTransfer
+) -> tuple[bytes, LentPiece | None]:
+    """The message, and what is lent with it: nothing where the piece's bytes are in it."""
     try:
         parcel = await half.pack(piece, request)
-        return write_piece(piece, parcel), not parcel.ticket
+        return write_piece(piece, parcel), (parcel.lent or piece) if parcel.ticket else None
     except BaseException:
         piece.give_back()
         raise

@@ -141,5 +141,5 @@ def test_no_transport_that_reads_an_arena_by_itself_offers_to_send_what_is_in_pi
 
     names = set(create_sending_halves(TransportParts(), cache.arena))
 
-    assert names == {"gloo", "grpc", "auto"}
+    assert names == {"gloo", "grpc", "tcp", "auto"}
     assert "shm" in create_sending_halves(TransportParts(), KvCache(WHOLE, NUM_BLOCKS).arena)

@@ -20,7 +20,7 @@ from baton.engine.passes.echo import echo_output
 NUM_SCHEDULES = int(os.environ.get("BATON_CHAOS_SCHEDULES", "500"))
 FIRST = int(os.environ.get("BATON_CHAOS_FIRST", "0"))
 IN_ONE_FLEET = 10
-TRANSPORTS = ("grpc", "shm", "auto")
+TRANSPORTS = ("grpc", "shm", "auto", "tcp")
 FLEETS = [
     pytest.param(first, marks=[pytest.mark.wide] if number >= 2 else [])
     for number, first in enumerate(range(FIRST, FIRST + NUM_SCHEDULES, IN_ONE_FLEET))

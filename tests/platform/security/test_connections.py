@@ -158,7 +158,7 @@ def test_a_configured_transport_must_encrypt_or_be_allowed_not_to(tmp_path: Path
     assert override(DeploymentConfig(), {**secured, "transfer.transport": "auto"})
 
 
-@pytest.mark.parametrize("transport", ["gloo", "nccl", "nixl", "nobody_has_looked_at_yet"])
+@pytest.mark.parametrize("transport", ["tcp", "gloo", "nccl", "nixl", "nobody_has_looked_at_yet"])
 def test_kv_does_not_travel_past_the_encryption_unless_allowed(
     tmp_path: Path, transport: str
 ) -> None:

@@ -17,11 +17,11 @@ import torch
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_arena import KvArena
 from baton.kv_transfer.handoff.transport import LentPiece
+from baton.kv_transfer.transport.addresses import listen
 from baton.kv_transfer.transport.collective.joint import (
     Joint,
     join_as_receiver,
     join_as_sender,
-    listen,
 )
 from baton.kv_transfer.transport.collective.pair import ReceivingPair, SendingPair
 from baton.kv_transfer.transport.collective.staging import DeviceStaging, HostStaging

@@ -21,12 +21,12 @@ from tests.kv_transfer.transport.collective.pairs import (
 from torch import Tensor
 
 from baton.core.errors import TransferCut, TransportFailed
+from baton.kv_transfer.transport.addresses import listen
 from baton.kv_transfer.transport.collective import joint as joint_module
 from baton.kv_transfer.transport.collective.joint import (
     PATIENCE_S,
     join_as_receiver,
     join_as_sender,
-    listen,
 )
 from baton.kv_transfer.transport.collective.pair import (
     MAX_REMEMBERED,

@@ -1,0 +1,16 @@
+"""The address by which D reached P, as the address where P listens for more of D's connections."""
+
+from __future__ import annotations
+
+import socket
+
+
+def host_of(address: str) -> str:
+    """The host of host:port or [host]:port."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def listen(host: str) -> socket.socket:
+    """At a port that the system chooses. Raises OSError if `host` is not of this machine."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family)

@@ -1,0 +1,219 @@
+"""D's end of one data connection: pieces are asked for as they are announced, and read in turn.
+
+    event loop     expect: ASK ------------------------> P     Arrival: its place in the line
+    any thread     read: HEADER, bytes <================ P     straight into the memory it is given
+
+A reader whose turn has not come reads what is before its piece first, for whoever will want it.
+The system writes to the reader's memory within its call and never after: so whoever reads into
+blocks holds his claim to them until that call is over, and a connection that is given up is shut
+down first, which ends the call, and closed when nobody reads any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from baton.core.clock import monotonic
+from baton.core.errors import TransferCut
+from baton.kv_transfer.transport.tcp.frames import (
+    HEADER,
+    MAX_PARTS,
+    SLICE_S,
+    Ticket,
+    advance,
+    make_blocking,
+    seconds_for,
+)
+
+
+class Arrival:
+    """A piece that was asked for and has not been read."""
+
+    def __init__(self, connection: DataConnection, number: int, num_bytes: int) -> None:
+        self.number = number
+        self.num_bytes = num_bytes
+        self.is_dropped = False
+        self.early: memoryview | None = None
+        """Its bytes, where another reader's turn came first."""
+        self._connection = connection
+
+    def read(self, targets: Sequence[memoryview]) -> None:
+        """Once: fill this memory with it. Waits for it, on any thread. Raises TransferCut."""
+        self._connection.read(self, targets)
+
+    def drop(self) -> None:
+        """Nobody will read it. Does not wait."""
+        self.is_dropped = True
+
+
+class DataConnection:
+    """For one stream at a time."""
+
+    def __init__(self, connection: socket.socket, name: str) -> None:
+        """`connection` was admitted by P. Belongs to this event loop."""
+        make_blocking(connection, receive_s=SLICE_S, send_s=SLICE_S)
+        self.name = name
+        self._on_broken: Callable[[TransferCut], None] = _nobody_cares
+        self._loop = asyncio.get_running_loop()
+        self._socket = connection
+        self._asks = bytearray()
+        self._guard = threading.Lock()
+        """Of the asks, the failure, and of the socket being used by others than the reader."""
+        self._reading = threading.Lock()
+        self._line: deque[Arrival] = deque()
+        """In the order asked; the first one's header is next on the wire."""
+        self._failure: TransferCut | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Nothing is on the wire, and P has not closed it: another stream may use it."""
+        if self._failure is not None or self._line or self._asks:
+            return False
+        try:
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False  # the end, or bytes nobody asked for
+
+    @property
+    def is_awaited(self) -> bool:
+        """There is something on it that somebody may read."""
+        return self._failure is None and not all(each.is_dropped for each in list(self._line))
+
+    def begin(self, on_broken: Callable[[TransferCut], None]) -> None:
+        """A stream uses it from now on; it is told, on the event loop, if the connection breaks."""
+        self._on_broken = on_broken
+
+    def expect(self, ticket: Ticket, num_blocks: int) -> Arrival:
+        """Ask for a piece, together with others of which is heard at once."""
+        arrival = Arrival(self, ticket.number, num_blocks * ticket.block_bytes)
+        with self._guard:
+            if not self._asks:
+                self._loop.call_soon(self._send_asks)
+            self._asks += ticket.ask
+            self._line.append(arrival)
+        return arrival
+
+    def read(self, arrival: Arrival, targets: Sequence[memoryview]) -> None:
+        """See `Arrival.read`."""
+        self._send_asks()  # whoever holds the event loop up by this would wait for itself
+        try:
+            with self._reading:
+                self._read_until(arrival)
+                if arrival.early is not None:
+                    _copy(arrival.early, targets)
+                else:
+                    self._read_next(targets)
+        except TransferCut as cut:
+            self._fail(cut)
+            raise
+        finally:
+            if self._failure is not None:
+                self._close_unread()
+
+    def close(self, why: str) -> None:
+        """Return at once. Who reads is cut; nothing is written to its memory any more."""
+        self._fail(TransferCut(f"{self.name}: {why}"))
+        self._close_unread()
+
+    def _close_unread(self) -> None:
+        """Unless somebody reads, who then does it: its number may be another's at once."""
+        if self._reading.acquire(blocking=False):
+            with self._guard:
+                self._socket.close()
+            self._reading.release()
+
+    def _send_asks(self) -> None:
+        with self._guard:
+            asks, self._asks = self._asks, bytearray()
+            if not asks or self._failure is not None:
+                return
+            try:
+                # P reads on unless it is lost: a line has few pieces, and the system takes them.
+                if self._socket.send(asks, socket.MSG_DONTWAIT) == len(asks):
+                    return
+            except OSError:
+                pass
+        self._fail(TransferCut(f"{self.name}: the sender hears nothing"))
+
+    # With the lock.
+
+    def _read_until(self, arrival: Arrival) -> None:
+        """Whatever is before it in the line, if it has not been read early itself."""
+        while arrival.early is None and self._line and self._line[0] is not arrival:
+            first = self._line[0]
+            memory = memoryview(bytearray(first.num_bytes))
+            self._read_next((memory,))
+            if not first.is_dropped:
+                first.early = memory
+
+    def _read_next(self, targets: Sequence[memoryview]) -> None:
+        """One call reads header and bytes, if they are there: each costs the interpreter's lock."""
+        if self._failure is not None:
+            raise TransferCut(str(self._failure))
+        first = self._line[0]
+        is_dropped = first.is_dropped
+        until = monotonic() + seconds_for(first.num_bytes)
+        header = memoryview(bytearray(HEADER.size))
+        parts = [header] if is_dropped else [header, *targets]
+        num_left = len(parts) - 1
+        while len(parts) > num_left:  # the header
+            self._receive(parts, until, 0)
+        number, num_bytes = HEADER.unpack(header)
+        is_gone = is_dropped and (number, num_bytes) == (first.number, 0)
+        if not is_gone and (number, num_bytes) != (first.number, first.num_bytes):
+            raise TransferCut(
+                f"{self.name}: asked for piece {first.number} of {first.num_bytes} bytes, "
+                f"{num_bytes} of piece {number} came"
+            )
+        if is_dropped and not is_gone:
+            parts = list(targets)
+        while parts:
+            self._receive(parts, until, socket.MSG_WAITALL)
+        self._line.popleft()
+
+    def _receive(self, parts: list[memoryview], until: float, flags: int) -> None:
+        """Fill some of the memory, and take it off.
+
+        Raises TransferCut when the connection ends, and when `until` has passed.
+        """
+        num_bytes = -1
+        try:
+            num_bytes = self._socket.recvmsg_into(parts[:MAX_PARTS], 0, flags)[0]
+        except BlockingIOError:
+            pass  # not a byte came
+        except OSError as error:
+            raise TransferCut(f"{self.name}: {error}") from error
+        if not num_bytes or self._failure is not None:
+            raise TransferCut(f"{self.name}: the sender has closed the connection")
+        advance(parts, max(0, num_bytes))
+        if parts and monotonic() > until:
+            raise TransferCut(f"{self.name}: a piece was not there in time")
+
+    def _fail(self, cut: TransferCut) -> None:
+        with self._guard:
+            if self._failure is not None:
+                return
+            self._failure = cut
+            with suppress(OSError):  # it may have ended
+                self._socket.shutdown(socket.SHUT_RDWR)
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._on_broken, cut)
+
+
+def _nobody_cares(cut: TransferCut) -> None:
+    """It is in nobody's use."""
+
+
+def _copy(data: memoryview, targets: Sequence[memoryview]) -> None:
+    start = 0
+    for target in targets:
+        target[:] = data[start : start + target.nbytes]
+        start += target.nbytes

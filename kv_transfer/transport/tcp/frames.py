@@ -1,0 +1,116 @@
+"""What is said on a data connection, and what admits to it. Little-endian, of fixed lengths.
+
+    D                                            P
+      | --- HELLO: magic, epoch, admission ----> |   once, within seconds; else the door shuts
+      | <-- WELCOME ---------------------------- |
+      | --- ASK: piece, its secret ------------> |   as soon as it is announced; many ahead
+      | <== HEADER: piece, length; its bytes === |   in the order asked; length 0: not lent any more
+
+Both secrets came by the control channel: the admission with the answer to `Meet`, a piece's own in
+its ticket. They keep strangers and stray bytes out; who listens on the wire reads all, so where
+TLS is asked for this transport is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import socket
+import struct
+from dataclasses import dataclass
+
+from baton.core.errors import TransferCut
+from baton.core.ids import Epoch
+
+MAGIC = b"baton-kv"
+WELCOME = b"\1"
+EPOCH_BYTES = 64
+SECRET_BYTES = 16
+MAX_PIECE_BYTES = 1 << 30
+MAX_PARTS = 1024
+"""Of memory, in one system call: IOV_MAX of Linux."""
+PATIENCE_S = 10.0
+MIN_BYTES_PER_S = 4 << 20
+"""A piece may take so long as its bytes do at this rate, and `PATIENCE_S`."""
+SLICE_S = 1.0
+"""A call that moves no byte comes back after so long, to see whether it is still wanted."""
+
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 20, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
+
+HELLO = struct.Struct(f"<8s{EPOCH_BYTES}s32s")
+ASK = struct.Struct(f"<Q{SECRET_BYTES}s")
+HEADER = struct.Struct("<QQ")
+_TICKET = struct.Struct(f"<Q{SECRET_BYTES}sQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    number: int
+    """Of the piece, at its P: never used again."""
+    secret: bytes
+    block_bytes: int
+    """Of each of the blocks, which come end to end."""
+
+    def pack(self) -> bytes:
+        return _TICKET.pack(self.number, self.secret, self.block_bytes)
+
+    @property
+    def ask(self) -> bytes:
+        return ASK.pack(self.number, self.secret)
+
+
+def read_ticket(data: bytes, num_blocks: int) -> Ticket:
+    """Raises TransferCut for what no piece could have."""
+    try:
+        ticket = Ticket(*_TICKET.unpack(data))
+    except struct.error as error:
+        raise TransferCut(f"a ticket that cannot be read: {error}") from error
+    if not 0 < num_blocks * ticket.block_bytes <= MAX_PIECE_BYTES:
+        raise TransferCut(
+            f"a ticket for {num_blocks} blocks of {ticket.block_bytes} bytes; "
+            f"a piece has at most {MAX_PIECE_BYTES}"
+        )
+    return ticket
+
+
+def admission_of(key: bytes, receiver: Epoch) -> bytes:
+    """What one incarnation of a D must show to P, which has drawn the key and remembers no D."""
+    return hmac.digest(key, receiver.encode(), hashlib.sha256)
+
+
+def hello_of(receiver: Epoch, admission: bytes) -> bytes:
+    return HELLO.pack(MAGIC, receiver.encode(), admission)
+
+
+def is_admitted(key: bytes, hello: bytes) -> bool:
+    magic, epoch, admission = HELLO.unpack(hello)
+    expected = hmac.digest(key, epoch.rstrip(b"\0"), hashlib.sha256)
+    return magic == MAGIC and hmac.compare_digest(admission, expected)
+
+
+def seconds_for(num_bytes: int) -> float:
+    return PATIENCE_S + num_bytes / MIN_BYTES_PER_S
+
+
+def make_blocking(connection: socket.socket, *, receive_s: float, send_s: float) -> None:
+    """For a thread: a call waits so long, then tells what it moved, or raises BlockingIOError."""
+    # Not `settimeout`: it would ask the system before each call whether there is anything.
+    connection.setblocking(True)
+    for option, seconds in ((socket.SO_RCVTIMEO, receive_s), (socket.SO_SNDTIMEO, send_s)):
+        limit = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))  # struct timeval
+        connection.setsockopt(socket.SOL_SOCKET, option, limit)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, number in _KEEPALIVE.items():  # a host that is gone closes nothing
+        connection.setsockopt(socket.IPPROTO_TCP, option, number)
+
+
+def advance(parts: list[memoryview], num_bytes: int) -> None:
+    """Take so many bytes off the front."""
+    num_whole = 0
+    while num_whole < len(parts) and num_bytes >= parts[num_whole].nbytes:
+        num_bytes -= parts[num_whole].nbytes
+        num_whole += 1
+    del parts[:num_whole]
+    if num_bytes:
+        parts[0] = parts[0][num_bytes:]

@@ -1,0 +1,78 @@
+"""The pieces that P lends by TCP: each is sent to who shows its secret, once.
+
+    lend --> [waiting] --claim--> [being sent] --sent--> [with D] --give_back--> over
+                 `--------- give_back --------> over
+
+A piece that is given back while a call still sends it is kept until that call is over, within
+`SLICE_S`: nothing else is put into its blocks before. So no byte of another request can leave.
+"""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import secrets
+import threading
+from dataclasses import dataclass, replace
+from functools import partial
+
+from baton.kv_transfer.handoff.transport import LentPiece
+from baton.kv_transfer.transport.tcp.frames import SECRET_BYTES, Ticket
+
+
+@dataclass(slots=True, eq=False)
+class Loan:
+    number: int
+    secret: bytes
+    piece: LentPiece
+    is_being_sent: bool = False
+    is_wanted_back: bool = False
+
+
+class Loans:
+    """For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, Loan] = {}
+
+    def __len__(self) -> int:
+        """Pieces that nobody has asked for yet."""
+        return len(self._waiting)
+
+    def lend(self, piece: LentPiece) -> tuple[Ticket, LentPiece]:
+        """How to ask for it, and the piece as its lender is to give it back."""
+        loan = Loan(next(self._numbers), secrets.token_bytes(SECRET_BYTES), piece)
+        with self._lock:
+            self._waiting[loan.number] = loan
+        ticket = Ticket(loan.number, loan.secret, piece.views[0].nbytes)
+        return ticket, replace(piece, give_back=partial(self._give_back, loan))
+
+    def claim(self, number: int, secret: bytes) -> Loan | None:
+        """To be sent now; None for what is not lent, and for who does not know its secret.
+
+        Call `sent` when it is over, however it went.
+        """
+        with self._lock:
+            loan = self._waiting.get(number)
+            if loan is None or not hmac.compare_digest(loan.secret, secret):
+                return None
+            del self._waiting[number]
+            loan.is_being_sent = True
+            return loan
+
+    def sent(self, loan: Loan) -> None:
+        with self._lock:
+            loan.is_being_sent = False
+            is_over = loan.is_wanted_back
+        if is_over:
+            loan.piece.give_back()
+
+    def _give_back(self, loan: Loan) -> None:
+        with self._lock:
+            self._waiting.pop(loan.number, None)
+            loan.is_wanted_back = True
+            if loan.is_being_sent:
+                return
+        loan.piece.give_back()

@@ -1,0 +1,121 @@
+"""P's end of one data connection, and the thread that sends on it what D asks for."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from baton.core.block_views import stretches
+from baton.core.clock import monotonic
+from baton.kv_transfer.transport.tcp.frames import (
+    ASK,
+    HEADER,
+    MAX_PARTS,
+    SLICE_S,
+    advance,
+    make_blocking,
+    seconds_for,
+)
+from baton.kv_transfer.transport.tcp.lent import Loan, Loans
+
+MAX_TOGETHER_BYTES = 1 << 20
+"""Of pieces that are sent in one call; one alone may be longer."""
+MAX_ASKS = 64
+"""Read at once."""
+IDLE_S = 600.0
+"""A connection on which nothing is asked for so long is closed: no prompt is computed so slowly,
+and D closes by itself what no stream uses."""
+
+
+class ServedConnection:
+    """Ends by itself: when D leaves, asks nothing for long, or takes too slowly."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        loans: Loans,
+        on_ended: Callable[[ServedConnection], None],
+    ) -> None:
+        """`on_ended` is called on the connection's thread."""
+        make_blocking(connection, receive_s=IDLE_S, send_s=SLICE_S)
+        self._socket = connection
+        self._loans = loans
+        self._on_ended = on_ended
+        self._is_closed = False
+        self.idle_since: float | None = monotonic()
+        """None while there is something to send."""
+        self._guard = threading.Lock()
+        """Of the socket's end: its number may be another's at once."""
+        threading.Thread(target=self._serve, name="kv by tcp", daemon=True).start()
+
+    def close(self) -> None:
+        """Return at once; its thread ends soon. From any thread."""
+        self._is_closed = True
+        with self._guard, suppress(OSError):  # it may have ended
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    # On its thread.
+
+    def _serve(self) -> None:
+        asked = bytearray()
+        try:
+            while self._hear(asked):
+                whole = len(asked) // ASK.size * ASK.size
+                asks = list(ASK.iter_unpack(asked[:whole]))
+                del asked[:whole]
+                self.idle_since = None
+                if not self._answer(asks):
+                    break
+                self.idle_since = monotonic()
+        except OSError:
+            pass  # D is gone, or has asked for nothing for long
+        with self._guard:
+            self._socket.close()
+        self._on_ended(self)
+
+    def _hear(self, asked: bytearray) -> bool:
+        """Wait for at least one more ask; False at the end."""
+        while len(asked) < ASK.size:
+            more = self._socket.recv(MAX_ASKS * ASK.size)  # BlockingIOError after `IDLE_S`
+            if not more:
+                return False
+            asked += more
+        return True
+
+    def _answer(self, asks: Sequence[tuple[int, bytes]]) -> bool:
+        """Send the pieces, several small ones together. False if it cannot go on."""
+        parts: list[memoryview] = []
+        loans: list[Loan] = []
+        num_bytes = 0
+        for number, secret in asks:
+            loan = self._loans.claim(number, secret)
+            size = 0 if loan is None else loan.piece.num_bytes
+            if parts and num_bytes + size > MAX_TOGETHER_BYTES:
+                if not self._send(parts, loans, num_bytes):
+                    if loan is not None:
+                        self._loans.sent(loan)
+                    return False
+                parts, loans, num_bytes = [], [], 0
+            parts.append(memoryview(HEADER.pack(number, size)))
+            if loan is not None:
+                loans.append(loan)
+                parts += stretches(loan.piece.views)
+                num_bytes += size
+        return self._send(parts, loans, num_bytes)
+
+    def _send(self, parts: list[memoryview], loans: Sequence[Loan], num_bytes: int) -> bool:
+        until = monotonic() + seconds_for(num_bytes)
+        try:
+            while parts:
+                with suppress(BlockingIOError):  # not a byte went
+                    advance(parts, self._socket.sendmsg(parts[:MAX_PARTS]))
+                # A call that does not send all has waited for long.
+                is_vain = self._is_closed or any(loan.is_wanted_back for loan in loans)
+                if parts and (is_vain or monotonic() > until):
+                    return False
+            return True
+        finally:
+            for loan in loans:
+                self._loans.sent(loan)

@@ -1,0 +1,386 @@
+"""Raw TCP: who is let in, what a broken connection costs, and what is never written."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import replace
+
+import msgspec
+import pytest
+from tests.kv_transfer.replicas import LAYOUT, TRANSFER
+from tests.kv_transfer.transport.control_ends import (
+    RECEIVER,
+    ControlEnds,
+    PreparedSide,
+    control_ends,
+)
+from tests.kv_transfer.world import KV_BYTES, connected
+
+from baton.core.errors import TransferAborted, TransferCut, TransportFailed
+from baton.core.wire_security import WireSecurity
+from baton.kv_transfer.handoff.lease import ReceiverState
+from baton.kv_transfer.handoff.messages import OpenTransfer
+from baton.kv_transfer.handoff.transport import LentPiece, Parcel
+from baton.kv_transfer.transport.tcp import connection as connections
+from baton.kv_transfer.transport.tcp import pool, serving, tcp
+from baton.kv_transfer.transport.tcp.connection import DataConnection
+from baton.kv_transfer.transport.tcp.frames import HEADER, SECRET_BYTES, Ticket, hello_of
+from baton.kv_transfer.transport.tcp.lent import Loan, Loans
+from baton.kv_transfer.transport.tcp.pool import Door, Knock
+from baton.kv_transfer.transport.tcp.serving import ServedConnection
+from baton.kv_transfer.transport.tcp.tcp import TcpSending, TcpTransport
+
+KNOCK = msgspec.msgpack.encode(Knock("127.0.0.1"))
+NO_SECRET = bytes(SECRET_BYTES)
+
+
+@asynccontextmanager
+async def sharing(
+    side: PreparedSide | None = None,
+) -> AsyncIterator[tuple[ControlEnds, TcpSending, TcpTransport]]:
+    half = TcpSending()
+    async with control_ends(side or PreparedSide(40), tcp=half) as it:
+        transport = TcpTransport(it.client)
+        try:
+            yield it, half, transport
+        finally:
+            await transport.close()
+            await half.close()
+
+
+async def bytes_of(it: ControlEnds, transport: TcpTransport) -> list[bytes]:
+    found: list[bytes] = []
+    async with aclosing(transport.open(it.address, it.request)) as pieces:
+        async for piece in pieces:
+            [data] = await asyncio.to_thread(list, piece.views)
+            found.append(bytes(data))
+            piece.release()
+    return found
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not is_so():
+            await asyncio.sleep(0.001)
+
+
+async def visit(port: int, words: bytes) -> bytes:
+    """What is answered until the connection is closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(words)
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a TCP connection."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        ours = socket.create_connection(door.getsockname())
+        return ours, door.accept()[0]
+
+
+async def test_streams_in_turn_use_one_connection_and_it_is_closed_when_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool, "IDLE_S", 0.05)
+    async with sharing() as (it, half, transport):
+        expected = [bytes([number]) * LAYOUT.layer_block_bytes for number in range(40)]
+
+        for _ in range(3):
+            assert await bytes_of(it, transport) == expected
+            assert (len(half._served), transport._pool.num_idle) == (1, 1)
+
+        await it.side.all_back()
+        await until(lambda: not half._served)
+        assert transport._pool.num_idle == 0
+        assert await bytes_of(it, transport) == expected  # by a new one
+
+
+async def test_strangers_are_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "HELLO_TIMEOUT_S", 0.05)
+    async with sharing() as (it, half, transport):
+        door = msgspec.msgpack.decode(await half.meet(RECEIVER, KNOCK), type=Door)
+        another = TcpSending()
+        theirs = msgspec.msgpack.decode(await another.meet(RECEIVER, KNOCK), type=Door)
+        hello = hello_of(RECEIVER, door.admission)
+
+        async with asyncio.timeout(5):
+            answers = await asyncio.gather(
+                visit(door.port, b""),  # silent
+                visit(door.port, hello[:-1]),  # halting
+                visit(door.port, b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n" * 9),
+                visit(door.port, hello_of(RECEIVER, theirs.admission)),
+                visit(door.port, hello_of(it.side.epoch, door.admission)),
+                visit(door.port, b"\0" + hello[1:]),
+            )
+
+        assert list(answers) == [b""] * 6
+        assert not half._served
+        assert len(await bytes_of(it, transport)) == 40
+        await another.close()
+
+
+async def test_only_so_many_strangers_are_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "MAX_STRANGERS", 2)
+    async with sharing() as (_, half, _transport):
+        door = msgspec.msgpack.decode(await half.meet(RECEIVER, KNOCK), type=Door)
+        silent = [await asyncio.open_connection("127.0.0.1", door.port) for _ in range(2)]
+        await until(lambda: len(half._strangers) == 2)
+
+        assert await visit(door.port, b"") == b""
+
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_an_idle_connection_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "MAX_SERVED", 1)
+    async with sharing() as (it, half, transport):
+        other = TcpTransport(it.client)
+
+        for each in (transport, other, transport, other):
+            assert len(await bytes_of(it, each)) == 40
+            assert len(half._served) == 1
+
+        await other.close()
+
+
+async def test_a_piece_is_sent_once_to_who_knows_its_secret() -> None:
+    async with sharing() as (it, half, transport):
+        request = it.request
+        connection = await transport._pool.take(it.address, request)
+        async with aclosing(it.side.pieces(request)) as pieces:
+            piece = await anext(pieces)
+            ticket, lent = half._loans.lend(piece)
+            memory = memoryview(bytearray(LAYOUT.layer_block_bytes))
+
+            guessed = connection.expect(replace(ticket, secret=NO_SECRET), 1)
+            guessed.drop()
+            right = connection.expect(ticket, 1)
+            await asyncio.to_thread(right.read, [memory])
+            again = connection.expect(ticket, 1)
+            with pytest.raises(TransferCut, match="0 of piece 1 came"):
+                await asyncio.to_thread(again.read, [memory])
+
+            assert bytes(memory) == bytes(piece.views[0])
+            lent.give_back()
+            assert it.side.back == [0]
+
+
+def test_a_piece_given_back_while_it_is_sent_is_kept_until_that_is_over() -> None:
+    back: list[int] = []
+    loans, piece = Loans(), a_piece(lambda: back.append(1))
+    ticket, lent = loans.lend(piece)
+    loan = loans.claim(ticket.number, ticket.secret)
+    assert loan is not None
+
+    lent.give_back()
+
+    assert not back
+    assert loan.is_wanted_back
+    loans.sent(loan)
+    assert back == [1]
+    assert loans.claim(ticket.number, ticket.secret) is None
+
+
+def a_piece(give_back: Callable[[], None]) -> LentPiece:
+    return LentPiece(
+        transfer_id=TRANSFER,
+        sender_epoch=RECEIVER,
+        receiver_epoch=RECEIVER,
+        plane=0,
+        first_block=0,
+        views=(memoryview(bytes(8)),),
+        blocks=(0,),
+        checksums=(1,),
+        give_back=give_back,
+    )
+
+
+async def test_a_receiver_that_reads_nothing_does_not_keep_what_is_wanted_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serving, "SLICE_S", 0.05)
+    back, loans = threading.Event(), Loans()
+    ours, theirs = pair()
+    large = replace(a_piece(back.set), views=(memoryview(bytes(64 << 20)),))
+    ticket, lent = loans.lend(large)
+    served = ServedConnection(theirs, loans, lambda _: None)
+    ours.sendall(ticket.ask)
+    await until(lambda: not len(loans))
+
+    lent.give_back()
+
+    assert await asyncio.to_thread(back.wait, 5)
+    served.close()
+    ours.close()
+
+
+async def test_nothing_is_written_once_a_connection_is_given_up() -> None:
+    ours, theirs = pair()
+    connection, memory = DataConnection(ours, "tcp from here"), memoryview(bytearray(64))
+    arrival = connection.expect(Ticket(7, NO_SECRET, 64), 1)
+    reading = asyncio.create_task(asyncio.to_thread(arrival.read, [memory]))
+    theirs.sendall(HEADER.pack(7, 64) + b"\1" * 16)
+    await until(lambda: memory[0] == 1)
+
+    connection.close("its stream was given up")
+
+    with suppress(OSError):
+        theirs.sendall(b"\2" * 48)
+    with pytest.raises(TransferCut):
+        await reading
+    assert bytes(memory) == b"\1" * 16 + bytes(48)
+    theirs.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [HEADER.pack(8, 64), HEADER.pack(7, 1 << 60), HEADER.pack(7, 0), b"HTTP/1.1 400 Bad"],
+    ids=["another piece", "too long", "not lent", "garbage"],
+)  # fmt: skip
+async def test_whatever_else_comes_than_the_piece_cuts_the_stream(answer: bytes) -> None:
+    ours, theirs = pair()
+    connection, memory = DataConnection(ours, "tcp from here"), memoryview(bytearray(64))
+    broken: list[TransferCut] = []
+    connection.begin(broken.append)
+    arrival = connection.expect(Ticket(7, NO_SECRET, 64), 1)
+    theirs.sendall(answer)
+
+    with pytest.raises(TransferCut, match="asked for piece 7 of 64 bytes"):
+        await asyncio.to_thread(arrival.read, [memory])
+
+    await until(lambda: broken)
+    assert not any(memory)
+    assert not connection.is_fresh
+    theirs.close()
+
+
+async def test_a_dripping_sender_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "SLICE_S", 0.02)
+    monkeypatch.setattr(connections, "seconds_for", lambda num_bytes: 0.1)
+    ours, theirs = pair()
+    connection, memory = DataConnection(ours, "tcp from here"), memoryview(bytearray(1 << 20))
+    arrival = connection.expect(Ticket(7, NO_SECRET, 1 << 20), 1)
+    theirs.sendall(HEADER.pack(7, 1 << 20))
+
+    async def drip() -> None:
+        while True:
+            theirs.send(b"\1")
+            await asyncio.sleep(0.01)
+
+    dripping = asyncio.create_task(drip())
+    with pytest.raises(TransferCut, match="not there in time"):
+        async with asyncio.timeout(5):
+            await asyncio.to_thread(arrival.read, [memory])
+    dripping.cancel()
+    theirs.close()
+
+
+async def test_pieces_may_be_read_in_any_order_or_not_at_all() -> None:
+    async with sharing() as (it, _, transport):
+        async with aclosing(transport.open(it.address, it.request)) as opened:
+            pieces = [await anext(opened) for _ in range(4)]
+            pieces[1].release()
+
+            found = await asyncio.to_thread(
+                lambda: [bytes(pieces[number].views[0])[:1] for number in (2, 0, 3)]
+            )
+
+            assert found == [b"\2", b"\0", b"\3"]
+            for piece in pieces:
+                piece.release()
+        await it.side.all_back()
+
+
+async def test_a_connection_cut_within_a_piece_costs_that_piece(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuts = [ServedConnection._send]
+
+    def send(
+        self: ServedConnection, parts: list[memoryview], loans: list[Loan], num_bytes: int
+    ) -> bool:
+        if len(cuts) < 3:
+            cuts.append(cuts[0])
+            parts = [parts[0], parts[1][:7]]
+            cuts[0](self, parts, loans, num_bytes)
+            return False
+        return cuts[0](self, parts, loans, num_bytes)
+
+    monkeypatch.setattr(ServedConnection, "_send", send)
+    async with connected("tcp") as it:
+        reservation = await it.grant()
+        await it.compute()
+
+        report = await it.fetch(reservation)
+
+        assert report.num_reopened == 2
+        assert it.decode.receiver.counters.num_bytes == KV_BYTES
+        await it.on_d.call(it.decode.adopt)
+        assert it.decode.holds_kv()
+        await it.assert_nothing_is_left()
+
+
+async def test_blocks_of_a_lease_that_ends_while_its_sender_stalls_are_free_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_over, send = threading.Event(), ServedConnection._send
+
+    def stall(
+        self: ServedConnection, parts: list[memoryview], loans: list[Loan], num_bytes: int
+    ) -> bool:
+        send(self, [parts[0], parts[1][:7]], (), num_bytes)
+        is_over.wait(10)
+        for loan in loans:
+            self._loans.sent(loan)
+        return False
+
+    monkeypatch.setattr(ServedConnection, "_send", stall)
+    async with connected("tcp") as it:
+        fetching = asyncio.create_task(it.fetch(await it.grant()))
+        await it.compute()
+        await until(lambda: it.decode.receiver.state(TRANSFER) is ReceiverState.FILLING)
+
+        await it.on_d.call(lambda: it.decode.receiver.expire(it.decode.clock() + 61))
+
+        with pytest.raises(TransferAborted, match="its time is up"):
+            async with asyncio.timeout(5):
+                await fetching
+        await until(lambda: it.decode.receiver.num_leased_blocks == 0)
+        assert not any(plane.any() for plane in it.decode.cache.planes)
+        is_over.set()
+        await it.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("ticket", [b"abc", Ticket(1, NO_SECRET, 0), Ticket(1, NO_SECRET, 1 << 40)])
+async def test_a_ticket_for_what_no_piece_could_be_is_refused(ticket: bytes | Ticket) -> None:
+    class Forging(TcpSending):
+        async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
+            return Parcel(ticket=ticket if isinstance(ticket, bytes) else ticket.pack())
+
+    half = Forging()
+    async with control_ends(PreparedSide(1), tcp=half) as it:
+        transport = TcpTransport(it.client)
+        with pytest.raises(TransferCut, match="ticket"):
+            await anext(transport.open(it.address, it.request))
+        await it.side.all_back()
+        await transport.close()
+    await half.close()
+
+
+async def test_where_tls_is_asked_for_nobody_is_let_in() -> None:
+    half = TcpSending(WireSecurity(certificate_pem=b"-----BEGIN CERTIFICATE-----"))
+
+    with pytest.raises(TransportFailed, match=r"does not encrypt.*auto or grpc"):
+        await half.meet(RECEIVER, KNOCK)
+
+    assert not half._doors
