@@ -48,6 +48,7 @@ from baton.engine.speculation.speculation import Speculation
 from baton.platform.models.model_folder import built_in_folder, find_model
 
 MAX_TOKENS = 8
+LOOKED_UP = ("suffix", "ngram", "lookahead")
 HEADS = ("eagle", "p-eagle", "medusa")
 PROMPT_LEN, NUM_NEW = 128, 128
 PLAIN, AGAIN = "plain", "plain again"
@@ -262,7 +263,7 @@ def _any_tokens(vocab_size: int) -> Prompts:
 def loads(dummy_folder: Path) -> Iterator[Load]:
     demo, draft = (load_model(find_model(name)) for name in ("demo", "draft"))
     tokenizer = Tokenizer.from_file(str(find_model("demo") / "tokenizer.json"))
-    looked_up = {name: partial(_engine, demo, name) for name in ("suffix", "ngram")}
+    looked_up = {name: partial(_engine, demo, name) for name in LOOKED_UP}
     heads = {}
     for name in HEADS:
         config = SpeculationConfig(method=name, model=str(built_in_folder(name)))  # type: ignore[arg-type]

@@ -86,10 +86,13 @@ class SchedulerConfig:
 class SpeculationConfig:
     """Guessing tokens ahead, and verifying many in one pass. Changes no token and no logprob."""
 
-    method: Literal["off", "suffix", "ngram", "draft", "mtp", "eagle", "p-eagle", "medusa"] = "off"
+    method: Literal[
+        "off", "suffix", "ngram", "lookahead", "draft", "mtp", "eagle", "p-eagle", "medusa"
+    ] = "off"
     """Who guesses. `suffix`: what stood behind the same tokens in the request, and in outputs that
-    ended lately (of the same tenant and salt). `ngram`: in the request alone. `draft`: a smaller
-    model of the same tokenizer. `mtp`: the head behind the last layer of the model itself. `eagle`,
+    ended lately (of the same tenant and salt). `ngram`: in the request alone. `lookahead`:
+    there, and what the model itself drew behind guesses that were wrong. `draft`: a smaller model
+    of the same tokenizer. `mtp`: the head behind the last layer of the model itself. `eagle`,
     `p-eagle`, which guesses all of them in one pass, `medusa`: heads that were trained for it."""
     model: str = ""
     """The smaller model of the method `draft`, or the heads of the others, named as models are.
@@ -120,7 +123,7 @@ class SpeculationConfig:
 
     def __post_init__(self) -> None:
         _check_positive(max_tokens=self.max_tokens, memory_gib=self.memory_gib)
-        if self.model and self.method in ("off", "suffix", "ngram", "mtp"):
+        if self.model and self.method in ("off", "suffix", "ngram", "lookahead", "mtp"):
             raise ValueError(
                 f"speculation.model (--draft-model) {self.model} does nothing with the method "
                 f"{self.method}: set speculation.method to draft (--speculate draft), or drop it"

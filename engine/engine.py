@@ -417,7 +417,10 @@ class Engine:
         now, outputs, first = self.clock(), [], 0
         for run in runs:
             stop = first + len(run.rows)
-            given = verified(run.drafted, tokens[first:stop], are_finite[first:stop])
+            drawn = tokens[first:stop]
+            given = verified(run.drafted, drawn, are_finite[first:stop])
+            if self.speculation is not None and run.drafted and not self._redraws:
+                self.speculation.drew(run.request, run.drafted, drawn, are_finite[first:stop])
             rows = range(first, first + len(given))
             said = tuple([logprob_by_row[row] for row in rows if row in logprob_by_row])
             outputs.append(self._settle(run, given, said, now))

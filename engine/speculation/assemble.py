@@ -17,6 +17,7 @@ from baton.engine.speculation.draft_budget import FixedBudget, PayingBudget
 from baton.engine.speculation.draft_model import ModelDrafter
 from baton.engine.speculation.drafter import Drafter
 from baton.engine.speculation.head_drafter import HeadDrafter
+from baton.engine.speculation.lookahead import LookaheadDrafter
 from baton.engine.speculation.medusa_drafter import MedusaDrafter
 from baton.engine.speculation.ngram import NgramDrafter
 from baton.engine.speculation.speculation import Speculation
@@ -47,6 +48,9 @@ def speculation_of(
     if speculation.method in ("mtp", "eagle", "p-eagle", "medusa"):
         reader = _reader(config, info, device, draft)
         return Speculation(reader, decided, reader=reader)
+    if speculation.method == "lookahead":
+        lookahead = LookaheadDrafter()
+        return Speculation(lookahead, decided, refiner=lookahead)
     return Speculation(_drafter(config, info, device, draft), decided)
 
 

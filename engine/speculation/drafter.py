@@ -24,6 +24,14 @@ class Draft(NamedTuple):
 NO_DRAFT = Draft((), ())
 
 
+class Refiner(Protocol):
+    """Who drafts by what the model draws behind drafts, wrong ones among them. Belongs to the
+    engine's thread."""
+
+    def drew(self, request: Request, drafted: Sequence[int], drawn: Sequence[int]) -> None:
+        """What the model says behind what `request` knows by now, and behind each of `drafted`."""
+
+
 class Drafter(Protocol):
     """Belongs to the engine's thread."""
 

@@ -20,7 +20,7 @@ from baton.engine.request.step_report import StepReport
 from baton.engine.schedule.lineup import Lineup
 from baton.engine.schedule.scheduler import NO_DRAFTS, Drafts
 from baton.engine.speculation.draft_budget import DraftBudget
-from baton.engine.speculation.drafter import Draft, Drafter
+from baton.engine.speculation.drafter import Draft, Drafter, Refiner
 from baton.engine.speculation.feature_plane import FeaturePlane
 from baton.engine.speculation.hidden_reader import HiddenReader, Shown
 from baton.engine.speculation.survival import Survival
@@ -45,11 +45,18 @@ class Speculation:
     """Belongs to the engine's thread; `metrics` is for any."""
 
     def __init__(
-        self, drafter: Drafter, budget: DraftBudget, *, reader: HiddenReader | None = None
+        self,
+        drafter: Drafter,
+        budget: DraftBudget,
+        *,
+        reader: HiddenReader | None = None,
+        refiner: Refiner | None = None,
     ) -> None:
-        """`reader` is the drafter itself, if it drafts by what the model computes."""
+        """`reader` is the drafter itself, if it drafts by what the model computes, and `refiner`, if
+        by what the model draws behind drafts."""
         self.drafter = drafter
         self.reader = reader
+        self._refiner = refiner
         self._budget = budget
         self._survival = Survival()
         self._confidences: dict[Request, Sequence[float]] = {}
@@ -104,6 +111,17 @@ class Speculation:
         """A pass is computed, and `is_reading`, or its features are kept."""
         assert self.reader is not None
         self.reader.read(shown, hidden, features, is_resting=self.is_paused)
+
+    def drew(
+        self,
+        request: Request,
+        drafted: Sequence[int],
+        drawn: Sequence[int],
+        are_finite: Sequence[bool],
+    ) -> None:
+        """A pass has drawn so behind what it knows and behind each of `drafted`."""
+        if self._refiner is not None and all(are_finite):
+            self._refiner.drew(request, drafted, drawn)
 
     def verified(self, request: Request, num_drafted: int, num_accepted: int) -> None:
         """Of the first `num_drafted` tokens that were drafted for it so many were right."""
