@@ -7,6 +7,7 @@
 
     code         the demo model and its draft, on source of the Python standard library
     again        the same, each round with the prompts of the first
+    always       the methods that look texts up, on code, never resting: what their drafts are worth
     dummy        65 million made-up weights in bfloat16, read from memory in each pass; drafts are
                  right so often, and cost nothing to make
 
@@ -205,11 +206,21 @@ def _requests(load: Load, number: int, prompts: Sequence[Sequence[int]]) -> list
     ]
 
 
-def _engine(model: LoadedModel, method: str = "off", draft: Drafting | None = None) -> Engine:
+def _engine(
+    model: LoadedModel,
+    method: str = "off",
+    draft: Drafting | None = None,
+    *,
+    is_adaptive: bool = True,
+) -> Engine:
     config = EngineConfig(
         cache=CacheConfig(prefix_caching=False),
         scheduler=SchedulerConfig(max_batch_tokens=8192),
-        speculation=SpeculationConfig(method=method, max_tokens=MAX_TOKENS),  # type: ignore[arg-type]
+        speculation=SpeculationConfig(
+            method=method,  # type: ignore[arg-type]
+            max_tokens=MAX_TOKENS,
+            adaptive=is_adaptive,
+        ),
     )
     engine = engine_around(model, config, "cpu", draft=draft)
     if torch.get_num_threads() == 1:
@@ -264,6 +275,9 @@ def loads(dummy_folder: Path) -> Iterator[Load]:
     demo, draft = (load_model(find_model(name)) for name in ("demo", "draft"))
     tokenizer = Tokenizer.from_file(str(find_model("demo") / "tokenizer.json"))
     looked_up = {name: partial(_engine, demo, name) for name in LOOKED_UP}
+    always = {
+        f"{name}, always": partial(_engine, demo, name, is_adaptive=False) for name in LOOKED_UP
+    }
     heads = {}
     for name in HEADS:
         config = SpeculationConfig(method=name, model=str(built_in_folder(name)))  # type: ignore[arg-type]
@@ -277,6 +291,13 @@ def loads(dummy_folder: Path) -> Iterator[Load]:
             prompts=_code(tokenizer),
             temperature=temperature,
             methods={**looked_up, "draft": partial(_engine, demo, "draft", draft), **heads},
+        )
+        yield Load(
+            name=f"always, temperature {temperature:g}",
+            model=demo,
+            prompts=_code(tokenizer),
+            temperature=temperature,
+            methods=always,
         )
     yield Load(
         name="again",

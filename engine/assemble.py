@@ -104,7 +104,8 @@ def load_draft(
     if config.method in ("mtp", "eagle", "p-eagle", "medusa") and loaded.groups.mesh.size > 1:
         raise InvalidConfig(
             f"speculation.method {config.method}: its head reads hidden states on one device, and "
-            f"this model is on {loaded.groups.mesh.size} ranks; take suffix, ngram, lookahead or draft"
+            f"this model is on {loaded.groups.mesh.size} ranks; "
+            "take suffix, ngram, lookahead or draft"
         )
     match config.method:
         case "mtp":

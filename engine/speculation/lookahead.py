@@ -6,7 +6,8 @@ draws behind wrong ones are better guesses (Jacobi iterations).
     n-grams      c x y w   x y z u        a row's input and what was drawn behind it
 
 N-grams that come up so, and those of the text itself, are pooled. A draft is what they say behind
-the last token, then behind theirs; where they say nothing, what is guessed for that position.
+the last token, then behind theirs; where they say nothing, what is guessed for that position, or,
+at the end of a draft, any token.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.engine.request.request import Request
-from baton.engine.speculation.drafter import Draft
+from baton.engine.speculation.drafter import NO_DRAFT, Draft
 from baton.engine.speculation.ngram_pool import LENGTH, MAX_NGRAMS, Match, NgramPool
 
 STRETCH = 2048
@@ -24,7 +25,8 @@ IN_PLACE, ELSEWHERE = (0.8, 0.9), (0.3, 0.65)
 """Confidences of an n-gram's second token and of those behind it: where the token before it is the
 same, and else."""
 AS_GUESSED, GUESSED, ANY = 0.55, 0.14, 0.03
-"""Of a second token that is as guessed, of what is only guessed, and of what is not even that."""
+"""Of a second token that is as guessed, of what is only guessed, and of what is only there to be
+refined: it costs a row where rows are free."""
 NO_TOKEN = -1
 
 
@@ -104,10 +106,11 @@ def _pool_text(one: _Trajectory, tokens: Sequence[int], max_tokens: int) -> int:
 
 
 def _draft(one: _Trajectory, tokens: Sequence[int], max_tokens: int) -> Draft:
-    before, last = tokens[-2] if len(tokens) > 1 else NO_TOKEN, tokens[-1]
+    """Empty where nothing says what comes first."""
     drafted: list[int] = []
     confidences: list[float] = []
     while len(drafted) < max_tokens:
+        before, last = [NO_TOKEN, *tokens[-2:], *drafted][-2:]
         guess = one.guess(len(tokens) + len(drafted))
         match = one.pool.find(before, last, guess)
         if match is not None:
@@ -116,10 +119,11 @@ def _draft(one: _Trajectory, tokens: Sequence[int], max_tokens: int) -> Draft:
         elif guess is not None:
             drafted.append(guess)
             confidences.append(GUESSED)
-        else:  # any will do to begin with
+        elif drafted:
             drafted.append(tokens[-1 - len(drafted) % len(tokens)])
             confidences.append(ANY)
-        before, last = (tokens[-1], *drafted)[-2:]
+        else:
+            return NO_DRAFT
     return Draft(drafted[:max_tokens], confidences[:max_tokens])
 
 

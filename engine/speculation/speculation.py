@@ -52,8 +52,8 @@ class Speculation:
         reader: HiddenReader | None = None,
         refiner: Refiner | None = None,
     ) -> None:
-        """`reader` is the drafter itself, if it drafts by what the model computes, and `refiner`, if
-        by what the model draws behind drafts."""
+        """`reader` is the drafter itself, if it drafts by what the model computes, and `refiner`,
+        if by what the model draws behind drafts."""
         self.drafter = drafter
         self.reader = reader
         self._refiner = refiner

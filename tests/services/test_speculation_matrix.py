@@ -29,9 +29,10 @@ from baton.engine.passes.echo import EchoRunner, echo_info
 from baton.engine.request.request import Request
 from baton.engine.speculation.draft_budget import FixedBudget
 from baton.engine.speculation.draft_model import ModelDrafter
-from baton.engine.speculation.drafter import Drafter
+from baton.engine.speculation.drafter import Drafter, Refiner
 from baton.engine.speculation.head_drafter import HeadDrafter
 from baton.engine.speculation.hidden_reader import HiddenReader
+from baton.engine.speculation.lookahead import LookaheadDrafter
 from baton.engine.speculation.medusa_drafter import MedusaDrafter
 from baton.engine.speculation.ngram import NgramDrafter
 from baton.engine.speculation.speculation import Speculation
@@ -49,7 +50,7 @@ ASKED = {
     "json": {"grammar": GRAMMAR},
     "logprobs": {"ignore_eos": True, "num_logprobs": 2},
 }
-METHODS = ("suffix", "ngram", "draft", "mtp", "p-eagle", "medusa")
+METHODS = ("suffix", "ngram", "lookahead", "draft", "mtp", "p-eagle", "medusa")
 STRIKES = ("drain", "kill")
 FEW = ("suffix", "draft", "p-eagle")
 """What they draft by differs most. `eagle` is drafted with as `mtp` is."""
@@ -81,11 +82,14 @@ def drafting(method: str, runner: EchoRunner) -> Speculation:
     eos = (0,)
     drafter: Drafter
     reader: HiddenReader | None = None
+    refiner: Refiner | None = None
     match method:
         case "suffix":
             drafter = SuffixDrafter()
         case "ngram":
             drafter = NgramDrafter()
+        case "lookahead":
+            drafter = refiner = LookaheadDrafter()
         case "draft":
             small = echo_runner(NUM_BLOCKS)
             drafter = ModelDrafter(small, max_batch_tokens=64, eos_token_ids=eos)
@@ -95,7 +99,8 @@ def drafting(method: str, runner: EchoRunner) -> Speculation:
             head = EchoHead(runner, is_parallel=method == "p-eagle")
             own = KvCache(runner.cache.layout, NUM_BLOCKS)
             drafter = reader = HeadDrafter(method, head, own, eos_token_ids=eos)
-    return Speculation(ErringDrafter(drafter, 7), FixedBudget(MAX_DRAFTED), reader=reader)
+    erring = ErringDrafter(drafter, 7)
+    return Speculation(erring, FixedBudget(MAX_DRAFTED), reader=reader, refiner=refiner)
 
 
 Said = tuple[list[int], list[TokenLogprob]]
