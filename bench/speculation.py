@@ -15,7 +15,8 @@ Engines stay from round to round: what they have learnt of prices stays, too. Ou
 a token that differs ends the run. `--cpu-time` counts the CPU seconds of one thread, on machines
 that others use, too; the engines see no other clock.
 
-    python -m bench.speculation [--batches 1 4 16] [--rounds 3] [--only code ...] [--cpu-time]
+    python -m bench.speculation [--batches 1 4 16] [--rounds 3] [--only code ...]
+                               [--methods suffix ...] [--cpu-time]
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -234,7 +235,7 @@ def _knowing(model: LoadedModel, share: float) -> Engine:
     return engine
 
 
-def _code(tokenizer: Tokenizer) -> Prompts:
+def code_prompts(tokenizer: Tokenizer) -> Prompts:
     files = ("argparse", "tarfile", "inspect", "typing", "subprocess", "shutil", "zipfile")
     texts = [tokenizer.encode(_source_of(name)).ids for name in files]
 
@@ -288,21 +289,21 @@ def loads(dummy_folder: Path) -> Iterator[Load]:
         yield Load(
             name=f"code, temperature {temperature:g}",
             model=demo,
-            prompts=_code(tokenizer),
+            prompts=code_prompts(tokenizer),
             temperature=temperature,
             methods={**looked_up, "draft": partial(_engine, demo, "draft", draft), **heads},
         )
         yield Load(
             name=f"always, temperature {temperature:g}",
             model=demo,
-            prompts=_code(tokenizer),
+            prompts=code_prompts(tokenizer),
             temperature=temperature,
             methods=always,
         )
     yield Load(
         name="again",
         model=demo,
-        prompts=_again(_code(tokenizer)),
+        prompts=_again(code_prompts(tokenizer)),
         temperature=0.0,
         methods=looked_up,
     )
@@ -323,6 +324,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 4, 16, 32, 64])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--methods", nargs="*", default=[])
     parser.add_argument("--cpu-time", action="store_true")
     options = parser.parse_args()
     if options.cpu_time:
@@ -332,6 +334,8 @@ def main() -> None:
         for load in loads(stack.enter_context(model_folder())):
             if options.only and not any(load.name.startswith(name) for name in options.only):
                 continue
+            chosen = {n: m for n, m in load.methods.items() if n in (options.methods or (n,))}
+            load = replace(load, methods=chosen)
             for batch in options.batches:
                 for row in measure(load, batch, options.rounds):
                     rows.append(row)
