@@ -145,6 +145,8 @@ def prices(model: LoadedModel, prompts: Sequence[Sequence[int]]) -> list[float]:
                 times.append(engine.clock() - started)
         assert engine.stats.num_drafted >= rows * len(requests) * (STEPS - WARM_STEPS)
         known[rows] = median(times)
+    for more, fewer in pairwise(reversed(known)):  # a row less takes no longer: that is noise
+        known[fewer] = min(known[fewer], known[more])
     ratios = [1.0]
     for (low, at_low), (high, at_high) in pairwise(known.items()):
         for rows in range(low + 1, high + 1):
@@ -238,9 +240,10 @@ def main() -> None:
             for batch in options.batches
         }
     priced["free rows", 1] = [1.0] * (MAX_ROWS + 1)
-    rows = [[f"{name}, batch {b}", *[p[n] for n in ROWS]] for (name, b), p in priced.items()]
-    print(table(("prices", *map(str, ROWS)), rows), end="\n\n")
-    ranked, won = [], []
+    rows = [(f"{name}, batch {b}", *[p[n] for n in ROWS]) for (name, b), p in priced.items()]
+    print(table(("prices", *map(str, ROWS)), rows), end="\n\n", flush=True)
+    ranked: list[list[str | float]] = []
+    won: list[list[str | float]] = []
     for heat in (0.0, 0.7):
         for method, draft in _drafts(demo).items():
             ranks = ranks_of(demo, method, draft, prompts, heat)
@@ -254,10 +257,9 @@ def main() -> None:
                     [f"{title}; {name}", str(batch), chained[0], str(chained[1]), branched[0],
                      str(branched[1]), f"{100 * (branched[0] / chained[0] - 1):.1f}"]
                 )  # fmt: skip
-    header = ("ranks", "position", "first", "second", "third", "fourth")
-    print(table(header, ranked), end="\n\n")
-    header = ("method; prices", "batch", "chain", "rows", "tree", "rows", "won, %")
-    print(table(header, won), surroundings(), sep="\n\n")
+    print(table(("ranks", "position", "first", "second", "third", "fourth"), ranked), end="\n\n")
+    won_header = ("method; prices", "batch", "chain", "rows", "tree", "rows", "won, %")
+    print(table(won_header, won), surroundings(), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@
 
     code         the demo model and its draft, on source of the Python standard library
     again        the same, each round with the prompts of the first
-    always       the methods that look texts up, on code, never resting: what their drafts are worth
+    always       the methods that look texts up, on code, never resting: what their drafts are worth,
+                 and what those of lookahead are if nothing is made of wrong guesses
     dummy        65 million made-up weights in bfloat16, read from memory in each pass; drafts are
                  right so often, and cost nothing to make
 
@@ -44,8 +45,9 @@ from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig, Spec
 from baton.engine.engine import Engine
 from baton.engine.request.request import Request
 from baton.engine.speculation.assemble import Drafting
-from baton.engine.speculation.draft_budget import PayingBudget
+from baton.engine.speculation.draft_budget import FixedBudget, PayingBudget
 from baton.engine.speculation.drafter import Draft
+from baton.engine.speculation.lookahead import LookaheadDrafter
 from baton.engine.speculation.speculation import Speculation
 from baton.platform.models.model_folder import built_in_folder, find_model
 
@@ -235,6 +237,13 @@ def _knowing(model: LoadedModel, share: float) -> Engine:
     return engine
 
 
+def _unrefined(model: LoadedModel) -> Engine:
+    """Looks ahead by the n-grams of the text alone."""
+    engine = _engine(model)
+    engine.speculation = Speculation(LookaheadDrafter(), FixedBudget(MAX_TOKENS))
+    return engine
+
+
 def code_prompts(tokenizer: Tokenizer) -> Prompts:
     files = ("argparse", "tarfile", "inspect", "typing", "subprocess", "shutil", "zipfile")
     texts = [tokenizer.encode(_source_of(name)).ids for name in files]
@@ -285,6 +294,7 @@ def loads(dummy_folder: Path) -> Iterator[Load]:
         heads[name] = partial(
             _engine, demo, name, load_draft(config, find_model("demo"), demo, "cpu")
         )
+    always["lookahead unrefined, always"] = partial(_unrefined, demo)
     for temperature in (0.0, 0.7):
         yield Load(
             name=f"code, temperature {temperature:g}",
