@@ -7,7 +7,7 @@
 
     code         the demo model and its draft, on source of the Python standard library
     again        the same, each round with the prompts of the first
-    always       the methods that look texts up, on code, never resting: what their drafts are worth,
+    always       the methods that look texts up, on code, never resting: what drafts are worth,
                  and what those of lookahead are if nothing is made of wrong guesses
     dummy        65 million made-up weights in bfloat16, read from memory in each pass; drafts are
                  right so often, and cost nothing to make
