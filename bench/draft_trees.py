@@ -240,7 +240,10 @@ def main() -> None:
             for batch in options.batches
         }
     priced["free rows", 1] = [1.0] * (MAX_ROWS + 1)
-    rows = [(f"{name}, batch {b}", *[p[n] for n in ROWS]) for (name, b), p in priced.items()]
+    rows: list[list[str | float]] = [
+        [f"{name}, batch {batch}", *[ratios[n] for n in ROWS]]
+        for (name, batch), ratios in priced.items()
+    ]
     print(table(("prices", *map(str, ROWS)), rows), end="\n\n", flush=True)
     ranked: list[list[str | float]] = []
     won: list[list[str | float]] = []
