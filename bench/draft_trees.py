@@ -127,24 +127,17 @@ def ranks_of(
 
 def prices(model: LoadedModel, prompts: Sequence[Sequence[int]]) -> list[float]:
     """By rows drafted for each request: a step, in steps without. All drafts are wrong."""
-    known: dict[int, float] = {}
-    for rows in (0, *ROWS):
-        engine = _engine(model)
-        drafter = KnowingDrafter(0.0)
-        requests = [_request(i, prompt, 0.0) for i, prompt in enumerate(prompts)]
-        drafter.answers = {each.request_id: [ANY_TOKEN] * 4 * NUM_NEW for each in requests}
-        if rows:
-            engine.speculation = Speculation(drafter, FixedBudget(rows))
-        for each in requests:
-            engine.add(each)
-        times = []
-        for step in range(STEPS):
+    engines = {rows: _wrong_engine(model, prompts, rows) for rows in (0, *ROWS)}
+    times: dict[int, list[float]] = {rows: [] for rows in engines}
+    for step in range(STEPS):  # in turns: a machine that others use is slow for seconds
+        for rows, engine in engines.items():
             started = engine.clock()
             engine.step()
             if step >= WARM_STEPS:
-                times.append(engine.clock() - started)
-        assert engine.stats.num_drafted >= rows * len(requests) * (STEPS - WARM_STEPS)
-        known[rows] = median(times)
+                times[rows].append(engine.clock() - started)
+    for rows, engine in engines.items():
+        assert engine.stats.num_drafted >= rows * len(prompts) * (STEPS - WARM_STEPS)
+    known = {rows: median(each) for rows, each in times.items()}
     for more, fewer in pairwise(reversed(known)):  # a row less takes no longer: that is noise
         known[fewer] = min(known[fewer], known[more])
     ratios = [1.0]
@@ -153,6 +146,17 @@ def prices(model: LoadedModel, prompts: Sequence[Sequence[int]]) -> list[float]:
             share = (rows - low) / (high - low)
             ratios.append((at_low + share * (at_high - at_low)) / known[0])
     return ratios
+
+
+def _wrong_engine(model: LoadedModel, prompts: Sequence[Sequence[int]], rows: int) -> Engine:
+    engine, drafter = _engine(model), KnowingDrafter(0.0)
+    requests = [_request(i, prompt, 0.0) for i, prompt in enumerate(prompts)]
+    drafter.answers = {each.request_id: [ANY_TOKEN] * 4 * NUM_NEW for each in requests}
+    if rows:
+        engine.speculation = Speculation(drafter, FixedBudget(rows))
+    for each in requests:
+        engine.add(each)
+    return engine
 
 
 def chain(ranks: Ranks) -> list[float]:
