@@ -110,6 +110,8 @@ class Engine:
             discard=self._discard,
         )
         self._request_by_id: dict[str, Request] = {}
+        self._is_read = False
+        """Whether hidden states of this step are shown to who drafts by them."""
         self._read_s = 0.0
         """Of this step: until who drafts had read what the pass gave."""
 
@@ -188,7 +190,7 @@ class Engine:
         """Run one forward pass over what the scheduler picks; nothing runs if it picks nothing."""
         started_at, num_preempted = self.clock(), self._scheduler.num_preempted
         self._read_s = 0.0
-        drafts = self._draft()
+        drafts = self._begin_drafting()
         drafted_at = self.clock()
         chunks, first_scheduled = self._schedule(drafted_at, drafts, hooks)
         scheduled_at = self.clock()
@@ -204,6 +206,7 @@ class Engine:
             outputs = self._sample(chunks, logits, lineup)
         if lineup is None:
             outputs = self._embed(chunks) + outputs
+        sampled_at = self.clock()
         report = StepReport(
             outputs=outputs,
             first_scheduled=first_scheduled,
@@ -219,25 +222,26 @@ class Engine:
             draft_ms=(drafted_at - started_at + self._read_s) * 1e3,
             schedule_ms=(scheduled_at - drafted_at) * 1e3,
             forward_ms=(forwarded_at - scheduled_at - self._read_s) * 1e3,
-            sample_ms=(self.clock() - forwarded_at) * 1e3,
+            sample_ms=(sampled_at - forwarded_at) * 1e3,
         )
         self.stats.add(report)
         if self.speculation is not None:
-            self.speculation.learn(report, self.clock() - started_at)
+            self.speculation.learn(report, sampled_at - started_at)
         return report
 
-    def _draft(self) -> Drafts:
+    def _begin_drafting(self) -> Drafts:
         """Guesses for the pass that is planned next, unless that is in flight already."""
-        if self.speculation is None or self._ahead.lineup is not None:
+        speculation = self.speculation
+        if speculation is None:
             return NO_DRAFTS
-        return self.speculation.draft(self._scheduler.running)
-
-    @property
-    def _is_read(self) -> bool:
-        """Whether hidden states of this step are shown to who drafts by them."""
-        if self.speculation is None or self.speculation.reader is None:
-            return False
-        return self.features is not None or self.speculation.is_reading  # all features are kept
+        is_asleep = speculation.is_asleep
+        if speculation.reader is not None:
+            self._is_read = self.features is not None or not is_asleep
+            if speculation.reader.taps is not None:
+                speculation.reader.taps.is_on = self._is_read
+        if is_asleep or self._ahead.lineup is not None:
+            return NO_DRAFTS
+        return speculation.draft(self._scheduler.running)
 
     def _may_go_ahead(self, lineup: Lineup) -> bool:
         """What is launched ahead is shown to nobody; what is in flight already was."""

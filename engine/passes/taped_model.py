@@ -67,14 +67,18 @@ class TapedModel:
         A pass of decodes is too short to be stopped after each layer: they are told of afterwards.
         """
         tape, of = self.forward_tape, pass_of(batch)
+        play = tape.play
         if self.taps is not None:
-            self.taps.found = [rows[: of.num_outputs] for rows in tape.further]
+            if self.taps.is_on:
+                self.taps.found = [rows[: of.num_outputs] for rows in tape.further]
+            else:
+                play = tape.play_bare
         if on_layer is ignore_layer:
-            tape.play(of)
+            play(of)
         elif batch.sequences.max_query_len > 1:
             tape.play_by_layer(of, on_layer)
         else:
-            tape.play(of)
+            play(of)
             for layer in range(len(tape.marks)):
                 on_layer(layer)
         return tape.result[: of.num_outputs]
@@ -112,7 +116,7 @@ def record(
         return None
     try:
         taped = _record(model, cache, batch, trials.recorded, taps)
-        if trials.run_taped(taped) == trials.run_model(model):
+        if trials.run_taped(taped) == trials.run_model(model) and trials.is_bare_alike(taped):
             return taped
         reason = "a part of it computes with torch"
     except NotRecordable as error:
@@ -172,6 +176,18 @@ class _Trials:
             hidden = taped.forward(taped.batch.fill(chunks))
             found += [_bits(hidden), *self._tapped(), _bits(taped.logits(hidden))]
         return found + self._kv()
+
+    def is_bare_alike(self, taped: TapedModel) -> bool:
+        """Whether what nobody taps is the same."""
+        if self.taps is None:
+            return True
+        found = []
+        for is_on in (False, True):
+            self.wipe()
+            self.taps.is_on = is_on
+            hidden = [_bits(taped.forward(taped.batch.fill(each))) for each in self.played]
+            found.append(hidden + self._kv())
+        return found[0] == found[1]
 
     def run_model(self, model: Decoder) -> list[bytes]:
         """The same, without the tape."""

@@ -74,11 +74,6 @@ class Speculation:
         return self._budget.is_paused
 
     @property
-    def is_reading(self) -> bool:
-        """It is to be shown the hidden states of all tokens that the next pass computes."""
-        return self.reader is not None and not self._budget.is_pause_deep
-
-    @property
     def is_collapsed(self) -> bool:
         """Drafts have lost time because few of them are right, and have won none since."""
         return (
@@ -86,6 +81,12 @@ class Speculation:
             and self._acceptance is not None
             and (self._acceptance < COLLAPSED)
         )
+
+    @property
+    def is_asleep(self) -> bool:
+        """Nothing will be drafted for many steps: in this one it need neither be asked for drafts
+        nor shown what the pass computes."""
+        return self._budget.is_pause_deep
 
     def draft(self, running: Sequence[Request]) -> Drafts:
         """What to verify in the next pass."""
@@ -108,7 +109,7 @@ class Speculation:
     def read(
         self, shown: Sequence[Shown], hidden: Tensor, features: FeaturePlane | None = None
     ) -> None:
-        """A pass is computed, and `is_reading`, or its features are kept."""
+        """A pass is computed: unless it `is_asleep`, or its features are kept."""
         assert self.reader is not None
         self.reader.read(shown, hidden, features, is_resting=self.is_paused)
 

@@ -147,16 +147,30 @@ class Recorder:
             return bytes_of_all.view(tensor.dtype).view(-1, *tensor.shape[1:])
 
         entries = [call.entry(each) for call, each in zip(self._calls, args, strict=True)]
+        bare = [entries[number] for number in self._numbers_for(found)] if further else entries
         return Tape(
             calls=tuple(self._calls),
             args=tuple(args),
             entries=(Entry * len(entries))(*entries),
+            bare_entries=(Entry * len(bare))(*bare),
             marks=tuple(self._marks),
             memory=memory,
             result=whole(found, result),
             further=tuple(map(whole, kept, further)),
             given=tuple(fields),
         )
+
+    def _numbers_for(self, result: _Buffer) -> list[int]:
+        """The calls that it takes to write `result`, and all memory that was there before."""
+        needed, numbers = {id(result)}, []
+        for number, call in reversed(list(enumerate(self._calls))):
+            written = [self._find(t.data_ptr()) for t in call.outputs.values() if t is not None]
+            if written and all(buffer and id(buffer) not in needed for buffer in written):
+                continue
+            numbers.append(number)
+            touched = (self._find(tensor.data_ptr()) for tensor in call.tensors().values())
+            needed |= {id(buffer) for buffer in touched if buffer is not None}
+        return numbers[::-1]
 
     def _kept(self, tensor: Tensor) -> _Buffer:
         """Its memory, which nothing else gets until the pass is over."""
@@ -215,6 +229,8 @@ class Tape:
     args: tuple[Args, ...]
     """The arguments that each call is given instead."""
     entries: ctypes.Array[Entry]
+    bare_entries: ctypes.Array[Entry]
+    """Those of them that `result` needs: without what only `further` does."""
     marks: tuple[int, ...]
     """By layer: calls that come before its end."""
     memory: Tensor
@@ -229,6 +245,10 @@ class Tape:
         address = tensor.data_ptr()
         for args, field in self.given:
             setattr(args, field, address)
+
+    def play_bare(self, of: Pass) -> None:
+        """For `result` alone: what lies in `further` then means nothing."""
+        play(self.bare_entries, of)
 
     def play(self, of: Pass, *, seconds: ctypes.Array[ctypes.c_double] | None = None) -> None:
         """`seconds` has one for each of the calls, to which what it took is added."""

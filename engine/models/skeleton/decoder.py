@@ -78,7 +78,7 @@ class Decoder(nn.Module):
         `taps` are given what enters their layers.
         """
         x = self.embedded(batch)
-        tapping = None if taps is None else Tapping(taps, batch.output_rows)
+        tapping = Tapping(taps, batch.output_rows) if taps is not None and taps.is_on else None
         x, residual = self.through(x, None, batch.sequences, caches, on_layer, tapping)
         return self.outputs(x, residual, batch.output_rows)
 

@@ -20,6 +20,8 @@ class Taps:
 
     def __init__(self, layers: Sequence[int]) -> None:
         self.layers = tuple(layers)
+        self.is_on = True
+        """Whether anybody will read it: if not, passes need not fill it."""
         self.found: list[Tensor] = []  # [S, D] each
         """Of the last pass, in the order of `layers`."""
 
@@ -33,6 +35,7 @@ class Tapping:
     """One pass, of which `rows` [S] are wanted."""
 
     def __init__(self, taps: Taps, rows: Tensor) -> None:
+        """`taps` are on."""
         taps.found = []
         self._taps = taps
         self._rows = rows

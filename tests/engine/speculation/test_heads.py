@@ -371,6 +371,27 @@ def test_a_pass_in_flight_when_a_rest_ends_is_read_first(tmp_path: Path) -> None
     assert engine.stats.num_drafted > 10
 
 
+def test_deep_in_a_rest_passes_are_as_without_a_head(tmp_path: Path) -> None:
+    target = make_qwen3(tmp_path / "target")
+    EagleReference(3, target, tmp_path / "head")
+    engine = make_engine(target, "eagle", tmp_path / "head")
+    budget = Waking(NUM_DRAFTED)
+    reader = engine.speculation.reader if engine.speculation is not None else None
+    assert isinstance(reader, HeadDrafter) and reader.taps is not None
+    engine.speculation = Speculation(reader, budget, reader=reader)
+    request = Request("r", PROMPT, sampling=replace(ALMOST_GREEDY, max_tokens=60))
+    engine.add(request)
+    tapped = []
+    while engine.has_work:
+        rests, reader.taps.found = budget.is_pause_deep, []
+        engine.step()
+        tapped.append(rests != bool(reader.taps.found))
+
+    assert all(tapped)
+    assert request.output == answer(make_engine(target, "off"), request.sampling)
+    assert engine.stats.num_drafted > 10
+
+
 def test_a_head_of_another_model_is_refused(tmp_path: Path) -> None:
     target = make_llama(tmp_path / "target")
     EagleReference(1, target, tmp_path / "head")

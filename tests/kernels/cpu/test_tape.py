@@ -103,6 +103,24 @@ def test_a_result_that_was_there_early_is_still_there_at_the_end() -> None:
     assert torch.equal(tape.result[:NUM_TOKENS], gelu(x))
 
 
+def test_what_is_wanted_besides_costs_nothing_while_nobody_wants_it() -> None:
+    x = torch.randn(NUM_TOKENS, WIDTH)
+    with Recorder() as recorder:
+        result = gelu(x)
+        besides = add(add(x, x), result)
+        result = add(result, x)
+    tape = recorder.tape(result, max_tokens=NUM_TOKENS, max_outputs=NUM_OUTPUTS, further=(besides,))
+    tape.memory.zero_()
+
+    tape.play_bare(Pass(num_tokens=NUM_TOKENS))
+
+    assert torch.equal(tape.result[:NUM_TOKENS], result)
+    assert not tape.further[0].any()
+    assert (len(tape.bare_entries), len(tape.entries)) == (2, 4)
+    tape.play(Pass(num_tokens=NUM_TOKENS))
+    assert torch.equal(tape.further[0][:NUM_TOKENS], besides)
+
+
 def test_layers_are_told_of_one_by_one(num_threads: int) -> None:
     model = Model()
     tape, told = model.tape(), list[int]()
