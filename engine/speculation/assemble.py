@@ -6,14 +6,14 @@ from baton.core.errors import InvalidConfig
 from baton.core.kv_layout import KvLayout
 from baton.engine.batch.static_batch import PassLimits
 from baton.engine.checkpoint.load import LoadedModel
-from baton.engine.config import EngineConfig
+from baton.engine.config import EngineConfig, SpeculationConfig
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.models.config.info import ModelInfo
 from baton.engine.models.heads.draft_head import DraftHead
 from baton.engine.models.heads.medusa import MedusaHeads
 from baton.engine.passes.runner import ModelRunner
 from baton.engine.passes.taped_head import record_head
-from baton.engine.speculation.draft_budget import FixedBudget, PayingBudget
+from baton.engine.speculation.draft_budget import DraftBudget, FixedBudget, PayingBudget
 from baton.engine.speculation.draft_model import ModelDrafter
 from baton.engine.speculation.drafter import Drafter
 from baton.engine.speculation.head_drafter import HeadDrafter
@@ -43,15 +43,19 @@ def speculation_of(
     speculation = config.speculation
     if speculation.method == "off":
         return None
-    budget = PayingBudget if speculation.adaptive else FixedBudget
-    decided = budget(speculation.max_tokens)
     if speculation.method in ("mtp", "eagle", "p-eagle", "medusa"):
         reader = _reader(config, info, device, draft)
-        return Speculation(reader, decided, reader=reader)
+        return Speculation(reader, _budget(speculation, reader.num_passes), reader=reader)
     if speculation.method == "lookahead":
         lookahead = LookaheadDrafter()
-        return Speculation(lookahead, decided, refiner=lookahead)
-    return Speculation(_drafter(config, info, device, draft), decided)
+        return Speculation(lookahead, _budget(speculation), refiner=lookahead)
+    return Speculation(_drafter(config, info, device, draft), _budget(speculation))
+
+
+def _budget(speculation: SpeculationConfig, steps_before: int = 0) -> DraftBudget:
+    if not speculation.adaptive:
+        return FixedBudget(speculation.max_tokens)
+    return PayingBudget(speculation.max_tokens, steps_before=steps_before)
 
 
 def num_draft_blocks(config: EngineConfig, layout: KvLayout, max_model_len: int) -> int:

@@ -103,10 +103,11 @@ class FixedBudget:
 class PayingBudget:
     """As much as pays, and nothing for a while where it does not."""
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, *, steps_before: int = 0) -> None:
+        """`steps_before`: the last steps of a rest, in which the drafter gets ready."""
         self._max_tokens = max_tokens
         self._prices = StepPrices()
-        self._pause = Pause()
+        self._pause = Pause(steps_before)
         self._depth = 0
         """What was said last."""
         self._was_asked = self._is_refused = False
@@ -178,15 +179,17 @@ class PayingBudget:
         return best
 
     def learn(self, report: StepReport, seconds: float) -> None:
+        if self._pause.is_deep:  # what steps take will be measured when it matters again
+            self._pause.rest(seconds)
+            self._was_plain = False
+            return
         was_asked, self._was_asked = self._was_asked, False
         if not report.num_requests:
             return
+        draft_s = report.draft_ms / 1e3
         if self._pause.is_on:
             self._pause.rest(seconds)
-        if self._pause.is_deep:  # what steps take will be measured when it matters again
-            self._was_plain = False
-            return
-        draft_s = report.draft_ms / 1e3
+            self._pause.lose(draft_s)
         if self._depth and was_asked:
             self._token_times.append(draft_s / self._depth)
         balance = self._balance(report, seconds, draft_s) if was_asked else None

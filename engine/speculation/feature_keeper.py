@@ -41,6 +41,7 @@ class FeatureKeeper:
 
     name = "features"
     is_costly = False
+    num_passes = 0
     num_missing: int = 0
     num_recalled: int = 0
 

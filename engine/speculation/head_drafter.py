@@ -134,6 +134,7 @@ class _Reading:
 
 class HeadDrafter:
     is_costly = True
+    num_passes = MIN_READ
 
     def __init__(
         self,
@@ -205,11 +206,14 @@ class HeadDrafter:
         self._catch_up(many)
 
     def _add_unread(self) -> None:
-        while self._unread:
-            shown, rows = self._unread.popleft()
-            for each, joined in zip(shown, _split(shown, self._head.joined(rows)), strict=True):
-                if each.request.phase is Phase.RUNNING:  # who was preempted is shown all again
-                    self._add(each, joined)
+        if not self._unread:
+            return
+        shown = [each for of_pass, _ in self._unread for each in of_pass]
+        joined = self._head.joined(torch.cat([rows for _, rows in self._unread]))
+        self._unread.clear()
+        for each, rows in zip(shown, _split(shown, joined), strict=True):
+            if each.request.phase is Phase.RUNNING:  # who was preempted is shown all again
+                self._add(each, rows)
 
     def _cut_drafts(self, shown: Sequence[Shown]) -> None:
         """Those of the last pass before a rest: what comes after may be shown with a gap."""

@@ -27,6 +27,7 @@ MOST_SHOWN = 64
 class MedusaDrafter:
     name = "medusa"
     is_costly = True
+    num_passes = 1
     num_missing: int = 0
     num_recalled: int = 0
     """This and those before and behind it: see `HiddenReader`."""

@@ -33,8 +33,8 @@ MIN_REST = 32.0
 MAX_GROWTH = 4.0
 """Times that a rest becomes as long, at most, because those before came to nothing."""
 LEAST_STAKE = 0.1
-STEPS_BEFORE = 64
-"""The last steps of a rest, in which who reads hidden states gets ready."""
+STEPS_BEFORE = 16
+"""The last steps of a rest, in which is measured anew what steps take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +56,17 @@ class Balance:
 class Pause:
     """Single-threaded; `num_pauses` and `has_lost` may be read by others."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps_before: int = STEPS_BEFORE) -> None:
+        """`steps_before`: the last steps of a rest, in which to get ready."""
+        self._steps_before = max(steps_before, STEPS_BEFORE)
         self.num_pauses = 0
         """Rests for loss."""
         self.has_lost = False
         """Drafts lost time, or were not worth a row, and have won none since."""
+        self.is_deep = False
+        """It rests, and will for many more steps."""
         self._rest_s = 0.0
         """Of the rest that is left."""
-        self._was_far = False
-        """From its end, at its last step."""
         self._grown_s = 0.0
         """Of this, what it is longer because others came to nothing."""
         self._growth = 1.0
@@ -84,11 +86,6 @@ class Pause:
         return self._rest_s > 0
 
     @property
-    def is_deep(self) -> bool:
-        """It will last for many more steps."""
-        return self.is_on and self._was_far
-
-    @property
     def is_trial(self) -> bool:
         return self._num_trial_tokens > 0
 
@@ -102,7 +99,11 @@ class Pause:
     def rest(self, seconds: float) -> None:
         """A step of a rest is over."""
         self._rest_s -= seconds
-        self._was_far = self._rest_s > STEPS_BEFORE * seconds
+        self.is_deep = self._rest_s > self._steps_before * seconds
+
+    def lose(self, seconds: float) -> None:
+        """So much went into drafts to come: the next rest is as long as if they had lost it."""
+        self._lost_s += seconds
 
     def left(self) -> None:
         """A request has left."""
@@ -111,6 +112,7 @@ class Pause:
             self._growth = 1.0
             self._rest_s -= self._grown_s
             self._grown_s = 0.0
+            self.is_deep = self.is_deep and self.is_on
 
     def add(self, balance: Balance, stake: Callable[[], float]) -> None:
         """A step is over that was drafted for. `stake`: what right drafts could win, in shares of
@@ -142,7 +144,7 @@ class Pause:
         self._rest_s = base_s * self._growth
         self._grown_s = self._rest_s - base_s
         self._growth = min(2 * self._growth, MAX_GROWTH)
-        self._was_far = False
+        self.is_deep = False
         self._num_who_rest, self._num_left = balance.num_running, 0
         self.has_lost |= is_loss
         self.num_pauses += is_loss
