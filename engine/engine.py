@@ -241,7 +241,8 @@ class Engine:
                 speculation.reader.taps.is_on = self._is_read
         if is_asleep or self._ahead.lineup is not None:
             return NO_DRAFTS
-        return speculation.draft(self._scheduler.running)
+        running, joining = self._scheduler.running, self._scheduler.joining
+        return speculation.draft([*running, *joining] if joining else running)
 
     def _may_go_ahead(self, lineup: Lineup) -> bool:
         """What is launched ahead is shown to nobody; what is in flight already was."""

@@ -51,9 +51,13 @@ class Lineup:
     @staticmethod
     def fits(request: Request) -> bool:
         """Whether it does nothing but decode, and has begun to."""
+        return request.scheduled_at is not None and Lineup.decodes(request)
+
+    @staticmethod
+    def decodes(request: Request) -> bool:
+        """Whether it has nothing else to do, from its first step on if that is to come."""
         return (
             request.num_pending == 1
-            and request.scheduled_at is not None
             and request.embedding is None
             and request.prompt_logprobs is None
             and not request.cache_points

@@ -127,6 +127,11 @@ class Scheduler:
         """The most urgent, and the oldest of those, first. Live."""
         return self._running
 
+    @property
+    def joining(self) -> list[Request]:
+        """Adopted requests that may come in with the next step."""
+        return list(islice(self._adopted, self._num_joining)) if self._may_admit else []
+
     def __iter__(self) -> Iterator[Request]:
         """Every unfinished request."""
         return chain(self._running, self._adopted, self._waiting)
@@ -235,7 +240,7 @@ class Scheduler:
         """By request that decodes, or is adopted and may come in now: as many as are pending, but
         everybody else who runs is left one."""
         decoding = [request for request in self._running if self._is_decoding(request)]
-        joining = list(islice(self._adopted, self._num_joining)) if self._may_admit else []
+        joining = self.joining
         spare = self.config.max_batch_tokens - len(self._running) - len(joining)
         num_decoded: dict[Request, int] = {}
         for request in (*decoding, *joining):

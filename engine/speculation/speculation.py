@@ -89,7 +89,7 @@ class Speculation:
         return self._budget.is_pause_deep
 
     def draft(self, running: Sequence[Request]) -> Drafts:
-        """What to verify in the next pass."""
+        """What to verify in the next pass; who was taken over is among them, and about to run."""
         if self._confidences:
             self._confidences = {}
         if not self._budget.begins(len(running)):
@@ -190,7 +190,7 @@ class Speculation:
 
 def _num_wanted(request: Request) -> int:
     """Tokens that it may still get beside the next, if it does nothing but decode."""
-    if not Lineup.fits(request):
+    if not Lineup.decodes(request):
         return 0
     return request.ending.num_tokens - len(request.tokens) - 1
 

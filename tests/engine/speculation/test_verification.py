@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from tests import tiny_tokenizers
 from tests.echo_engines import BLOCK_SIZE, VOCAB, make_engine, make_request, run
+from tests.engine.speculation.handing_over import handed_over
 from tests.grammar_compilers import LETTERS
 from tests.guessing_drafter import guessing
 
@@ -178,6 +179,20 @@ def test_a_request_that_leaves_in_mid_draft_leaves_nothing_behind() -> None:
     assert gone is not None and gone.output == answers["0"][: len(gone.output)]
     assert len(gone.tokens) == gone.num_computed + 1
     assert engine.pool.num_in_use == 0
+
+
+def test_a_request_that_was_taken_over_is_drafted_for_from_its_first_step_on() -> None:
+    prompt, answer = list(range(11)), echo_output(range(11), 20, VOCAB)
+    other = make_engine()
+    engine = drafting({"r": answer}, errs_every=100)
+    request = handed_over(other, engine, prompt, GREEDY)
+
+    report = engine.step()
+
+    assert report.num_drafted == report.num_accepted == 5
+    assert report.first_scheduled == (request,)
+    run(engine)
+    assert request.output == answer
 
 
 def test_a_grammar_that_was_tried_with_drafts_goes_on_where_it_was() -> None:
