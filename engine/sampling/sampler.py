@@ -48,9 +48,25 @@ def draw(logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]) -> 
     return _drawn(logits, plan, eos_token_ids)
 
 
-def _drawn(logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]) -> Drawn:
+@torch.inference_mode()
+def draw_and_weigh(
+    logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]
+) -> tuple[Drawn, Tensor]:
+    """As `draw`, and how likely each token was [S], by the model, its penalties and its rules; not
+    by temperature and what comes after it."""
     plan.next_draw()
     scores = plan.scores(logits, eos_token_ids)
+    drawn = _drawn_by(scores, logits, plan)
+    shares = scores.softmax(-1).gather(-1, drawn.tokens.unsqueeze(-1)).squeeze(-1)
+    return drawn, shares.nan_to_num_(0.0)
+
+
+def _drawn(logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]) -> Drawn:
+    plan.next_draw()
+    return _drawn_by(plan.scores(logits, eos_token_ids), logits, plan)
+
+
+def _drawn_by(scores: Tensor, logits: Tensor, plan: SamplingPlan) -> Drawn:
     best, are_finite = best_finite_token(scores)
     if scores is not logits:
         _, are_finite = best_finite_token(logits)

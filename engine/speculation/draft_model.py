@@ -21,7 +21,7 @@ from baton.engine.batch.batch import Chunk
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.passes.runner import Runner
 from baton.engine.request.request import Phase, Request
-from baton.engine.sampling.sampler import draw
+from baton.engine.sampling.sampler import draw_and_weigh
 from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.speculation.drafter import NO_DRAFT, Draft
 
@@ -165,8 +165,7 @@ class ModelDrafter:
             logits.device,
             has_own_noise=self._has_own_noise,
         )
-        tokens, are_finite = draw(logits, plan, self._eos_token_ids)
-        said = logits.softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        (tokens, are_finite), said = draw_and_weigh(logits, plan, self._eos_token_ids)
         found = zip(kept, tokens.tolist(), said.tolist(), are_finite.tolist(), strict=True)
         going: list[_Drafting] = []
         for number, token, confidence, is_finite in found:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.request.request import Request
-from baton.engine.sampling.sampler import draw
+from baton.engine.sampling.sampler import draw_and_weigh
 from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.sampling.sampling_row import SamplingRow
 from baton.engine.speculation.drafter import Draft
@@ -97,9 +97,8 @@ def _draw(
     eos_token_ids: Collection[int],
     has_own_noise: bool,
 ) -> list[tuple[int, float, bool]]:
-    """Of each row of `logits` [S, V]: a token, its share before noise and rules, and whether all
-    logits are finite."""
+    """Of each row of `logits` [S, V]: a token, its share of what may come before noise has its say,
+    and whether all logits are finite."""
     plan = SamplingPlan(rows, logits.device, has_own_noise=has_own_noise)
-    tokens, are_finite = draw(logits, plan, eos_token_ids)
-    said = logits.softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    (tokens, are_finite), said = draw_and_weigh(logits, plan, eos_token_ids)
     return list(zip(tokens.tolist(), said.tolist(), are_finite.tolist(), strict=True))

@@ -14,7 +14,7 @@ from tests.sampled_rows import SampledToken, sample
 
 from baton.core.messages import SamplingParams
 from baton.engine.sampling import sampler
-from baton.engine.sampling.sampler import prompt_logprobs
+from baton.engine.sampling.sampler import draw_and_weigh, prompt_logprobs
 from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.sampling.sampling_row import SamplingRow
 from baton.kernels.sampling import gumbel, token_filter
@@ -300,6 +300,18 @@ def test_logprobs_of_a_prompt_are_those_of_the_tokens_that_follow() -> None:
     assert prompt_logprobs(logits, [4, 4, 49], 0)[0].top == ()
     assert len(prompt_logprobs(logits, [4, 4, 49], 99)[0].top) == 50
     assert prompt_logprobs(logits[:0], [], 2) == []
+
+
+def test_a_token_is_weighed_among_those_that_are_allowed() -> None:
+    """A draft that a grammar filtered is as likely as the grammar makes it."""
+    rows = [make_row(temperature=0.0), make_row(temperature=0.0, allowed_token_ids=(1, 2))]
+    logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]] * 2)
+
+    drawn, shares = draw_and_weigh(logits, SamplingPlan(rows, logits.device), ())
+
+    assert drawn.tokens.tolist() == [0, 1]
+    assert shares[0] == pytest.approx(logits[0].softmax(-1)[0].item())
+    assert shares[1] == pytest.approx(logits[0, 1:3].softmax(-1)[0].item())
 
 
 def test_the_logits_are_left_as_they_are() -> None:
