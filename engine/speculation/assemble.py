@@ -45,17 +45,23 @@ def speculation_of(
         return None
     if speculation.method in ("mtp", "eagle", "p-eagle", "medusa"):
         reader = _reader(config, info, device, draft)
-        return Speculation(reader, _budget(speculation, reader.num_passes), reader=reader)
+        return Speculation(reader, _budget(speculation, reader), reader=reader)
     if speculation.method == "lookahead":
         lookahead = LookaheadDrafter()
         return Speculation(lookahead, _budget(speculation), refiner=lookahead)
     return Speculation(_drafter(config, info, device, draft), _budget(speculation))
 
 
-def _budget(speculation: SpeculationConfig, steps_before: int = 0) -> DraftBudget:
+def _budget(
+    speculation: SpeculationConfig, reader: HeadDrafter | MedusaDrafter | None = None
+) -> DraftBudget:
     if not speculation.adaptive:
         return FixedBudget(speculation.max_tokens)
-    return PayingBudget(speculation.max_tokens, steps_before=steps_before)
+    if reader is None:
+        return PayingBudget(speculation.max_tokens)
+    return PayingBudget(
+        speculation.max_tokens, steps_before=reader.num_passes, at_once=reader.drafts_at_once
+    )
 
 
 def num_draft_blocks(config: EngineConfig, layout: KvLayout, max_model_len: int) -> int:

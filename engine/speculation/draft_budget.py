@@ -11,13 +11,12 @@ prompts, whose passes are bound by arithmetic, each row costs what a token of a 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from statistics import median_low
 from typing import Protocol
 
 from baton.engine.request.step_report import StepReport
+from baton.engine.speculation.draft_prices import DraftPrices
 from baton.engine.speculation.pause import Balance, Pause
 from baton.engine.speculation.step_prices import StepPrices
 
@@ -25,8 +24,6 @@ MIN_GAIN = 1.03
 """Times the tokens a second without drafts that they must promise."""
 PLAIN_EVERY, NUM_PLAIN = 128, 2
 """After so many steps with drafts come so many without: what those take is to stay known."""
-NUM_TIMES = 15
-"""Steps that the time of drafting is the median of."""
 MAX_STALL, MAX_DRAFTING = 3.0, 32.0
 """A step, and drafting in it, that takes more times what a step without drafts does counts as if it
 took so many."""
@@ -103,8 +100,9 @@ class FixedBudget:
 class PayingBudget:
     """As much as pays, and nothing for a while where it does not."""
 
-    def __init__(self, max_tokens: int, *, steps_before: int = 0) -> None:
-        """`steps_before`: the last steps of a rest, in which the drafter gets ready."""
+    def __init__(self, max_tokens: int, *, steps_before: int = 0, at_once: bool = False) -> None:
+        """`steps_before`: the last steps of a rest, in which the drafter gets ready. `at_once`: it
+        makes all tokens of a draft in one pass."""
         self._max_tokens = max_tokens
         self._prices = StepPrices()
         self._pause = Pause(steps_before)
@@ -112,8 +110,8 @@ class PayingBudget:
         """What was said last."""
         self._was_asked = self._is_refused = False
         """For this step: to draft; and nothing of it was worth it."""
-        self._token_times: deque[float] = deque(maxlen=NUM_TIMES)
-        """What it took to draft one token for all, lately; now and then prompts are read first."""
+        self._at_once = at_once
+        self._draft_prices = DraftPrices(at_once=at_once)
         self._num_drafting = 0
         """Steps with drafts since what others take was measured."""
         self._num_plain_left = 0
@@ -150,7 +148,7 @@ class PayingBudget:
         begins = self._pause.begins_trial()
         if begins:
             self._prices.forget_drafted()
-            self._token_times.clear()
+            self._draft_prices.forget()
         return begins
 
     def depth(self, num_running: int, num_asking: int, share: float | None) -> int:
@@ -159,7 +157,7 @@ class PayingBudget:
         if share is not None and plain_s is not None:
             self._depth = self._best_depth(num_running, num_asking, share, plain_s)
         if self._pause.is_trial:
-            self._depth = max(1, self._depth)
+            self._depth = max(self._max_tokens if self._at_once else 1, self._depth)
         self._is_refused = not self._depth
         return self._depth
 
@@ -191,7 +189,7 @@ class PayingBudget:
             self._pause.rest(seconds)
             self._pause.lose(draft_s)
         if self._depth and was_asked:
-            self._token_times.append(draft_s / self._depth)
+            self._draft_prices.add(self._depth, draft_s)
         balance = self._balance(report, seconds, draft_s) if was_asked else None
         self._measure(report, seconds - draft_s)
         if balance is not None:
@@ -250,18 +248,23 @@ class PayingBudget:
 
     def _stake(self, num_running: int) -> float:
         """What it would win to draft all that may be, and were all of it right."""
-        depths = range(1, self._max_tokens + 1)
-        best = max((1 + at) / self._ratio(num_running, at * num_running) for at in depths)
+        plain_s = self._prices.plain_s(num_running)
+        best = 0.0
+        for depth in range(1, self._max_tokens + 1):
+            ratio = self._ratio(num_running, depth * num_running)
+            if plain_s is not None:
+                ratio += self._draft_prices.seconds(depth) / plain_s
+            best = max(best, (1 + depth) / ratio)
         return best - 1
 
     def _best_depth(self, num_running: int, num_asking: int, share: float, plain_s: float) -> int:
         num_tried = self._prices.max_tried(num_running) // num_asking
-        token_s = median_low(self._token_times) if self._token_times else 0.0
+        deepest = self._max_tokens if self._at_once else max(1, 2 * num_tried)
         best, best_rate, gain = 0, MIN_GAIN, 0.0
-        for depth in range(1, min(self._max_tokens, max(1, 2 * num_tried)) + 1):
+        for depth in range(1, min(self._max_tokens, deepest) + 1):
             gain += share**depth * num_asking / num_running
             ratio = self._ratio(num_running, depth * num_asking)
-            rate = (1 + gain) / (ratio + depth * token_s / plain_s)
+            rate = (1 + gain) / (ratio + self._draft_prices.seconds(depth) / plain_s)
             if rate > best_rate:
                 best, best_rate = depth, rate
         return best

@@ -168,6 +168,11 @@ class HeadDrafter:
         """Where those of the last pass were kept."""
 
     @property
+    def drafts_at_once(self) -> bool:
+        """Whether a deeper draft takes hardly longer."""
+        return self._mask is not None
+
+    @property
     def is_taped(self) -> bool:
         """Whether its short passes are played without Python."""
         return self._taped is not None

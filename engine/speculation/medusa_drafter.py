@@ -28,6 +28,7 @@ class MedusaDrafter:
     name = "medusa"
     is_costly = True
     num_passes = 1
+    drafts_at_once = True
     num_missing: int = 0
     num_recalled: int = 0
     """This and those before and behind it: see `HiddenReader`."""

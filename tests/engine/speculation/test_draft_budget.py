@@ -109,11 +109,19 @@ class Loop:
     """The same with all there is: what came of drafts says what is hoped of the next."""
 
     def __init__(
-        self, num_requests: int, step_time: StepTime, share_right: float, draft_s: float = 0.0
+        self,
+        num_requests: int,
+        step_time: StepTime,
+        share_right: float,
+        draft_s: float = 0.0,
+        *,
+        at_once: bool = False,
     ) -> None:
+        """`draft_s` is of each token drafted, or of all of them `at_once`."""
         self.step_time, self.share_right, self.draft_s = step_time, share_right, draft_s
+        self.at_once = at_once
         self.drafter = Saying(0.8, draft_s)
-        self.speculation = Speculation(self.drafter, PayingBudget(MAX_TOKENS))
+        self.speculation = Speculation(self.drafter, PayingBudget(MAX_TOKENS, at_once=at_once))
         self.running = [decoding(str(i)) for i in range(num_requests)]
         self.random = Random(0)
         self.reading_s = 0.0
@@ -143,7 +151,8 @@ class Loop:
             self.speculation.verified(request, len(draft), right)
             num_right += right
         num_drafted, prompts = sum(map(len, drafts.values())), self.num_prompt_tokens
-        draft_s = self.drafter.num_asked * self.draft_s
+        num_passes = min(1, self.drafter.num_asked) if self.at_once else self.drafter.num_asked
+        draft_s = num_passes * self.draft_s
         if draft_s:
             draft_s, self.reading_s = draft_s + self.reading_s, 0.0
         pass_s = self.step_time(num, num_drafted + prompts)
@@ -227,6 +236,20 @@ def test_the_time_in_which_prompts_are_read_is_not_what_a_draft_takes() -> None:
     loop.run(40)
 
     assert loop.run(40) > 2
+
+
+def test_a_deep_draft_that_takes_no_longer_than_a_short_one_is_made_deep() -> None:
+    """One token would not pay for the pass that drafts it; eight do."""
+    assert Loop(1, memory_bound, 0.8, 9e-3, at_once=True).run(1000) > 1.7
+    assert Loop(1, memory_bound, 0.8, 9e-3).run(3000) > 0.99
+
+
+def test_drafts_that_can_win_little_are_tried_seldom() -> None:
+    """All right they would win a tenth: they lose a twentieth as much as what could win a lot."""
+    loop = Loop(1, lambda _, drafted: 10e-3 + 1e-3 * drafted, 0.0, 7e-3)
+    loop.run(100)
+
+    assert loop.run(20_000) > 0.9985
 
 
 def test_a_draft_model_that_becomes_quick_is_noticed() -> None:
