@@ -112,8 +112,9 @@ class Engine:
         self._request_by_id: dict[str, Request] = {}
         self._is_read = False
         """Whether hidden states of this step are shown to who drafts by them."""
-        self._read_s = 0.0
-        """Of this step: until who drafts had read what the pass gave."""
+        self._recall_s = self._read_s = 0.0
+        """Of this step: until who drafts had read what is kept of prompts, and what the pass gave.
+        """
 
     @property
     def has_work(self) -> bool:
@@ -189,7 +190,7 @@ class Engine:
     def step(self, hooks: StepHooks = ALONE) -> StepReport:
         """Run one forward pass over what the scheduler picks; nothing runs if it picks nothing."""
         started_at, num_preempted = self.clock(), self._scheduler.num_preempted
-        self._read_s = 0.0
+        self._recall_s = self._read_s = 0.0
         drafts = self._begin_drafting()
         drafted_at = self.clock()
         chunks, first_scheduled = self._schedule(drafted_at, drafts, hooks)
@@ -219,7 +220,8 @@ class Engine:
             num_running=self.num_running,
             num_waiting=self.num_waiting,
             num_blocks_in_use=self.pool.num_in_use,
-            draft_ms=(drafted_at - started_at + self._read_s) * 1e3,
+            recall_ms=self._recall_s * 1e3,
+            draft_ms=(drafted_at - started_at - self._recall_s + self._read_s) * 1e3,
             schedule_ms=(scheduled_at - drafted_at) * 1e3,
             forward_ms=(forwarded_at - scheduled_at - self._read_s) * 1e3,
             sample_ms=(sampled_at - forwarded_at) * 1e3,
@@ -242,7 +244,11 @@ class Engine:
         if is_asleep or self._ahead.lineup is not None:
             return NO_DRAFTS
         running, joining = self._scheduler.running, self._scheduler.joining
-        return speculation.draft([*running, *joining] if joining else running)
+        drafts = speculation.draft(
+            [*running, *joining] if joining else running, self.features, clock=self.clock
+        )
+        self._recall_s = speculation.recall_s
+        return drafts
 
     def _may_go_ahead(self, lineup: Lineup) -> bool:
         """What is launched ahead is shown to nobody; what is in flight already was."""

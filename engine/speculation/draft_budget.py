@@ -184,7 +184,9 @@ class PayingBudget:
         was_asked, self._was_asked = self._was_asked, False
         if not report.num_requests:
             return
-        draft_s = report.draft_ms / 1e3
+        recall_s, draft_s = report.recall_ms / 1e3, report.draft_ms / 1e3
+        seconds -= recall_s  # work of prompts, once each: drafts are judged without
+        self._pause.lose(recall_s)
         if self._pause.is_on:
             self._pause.rest(seconds)
             self._pause.lose(draft_s)

@@ -79,6 +79,9 @@ class FeatureKeeper:
     def forget(self, request: Request) -> None:
         """It knows of no request."""
 
+    def recall(self, requests: Sequence[Request], features: FeaturePlane | None) -> None:
+        """It reads nothing."""
+
     def discard(self, request: Request) -> None:
         """Its blocks are wiped with all that they hold."""
 

@@ -243,7 +243,6 @@ class HeadDrafter:
         drafts = [GrowingDraft(request) for request in requests]
         readings: list[_Reading] = []
         growing: list[GrowingDraft] = []
-        self._recall(requests)
         for draft in drafts:
             reading = self._readings.get(draft.request)
             if reading is not None and self._may_draft(reading, max_tokens):
@@ -275,10 +274,11 @@ class HeadDrafter:
         self._readings[request] = reading
         return reading
 
-    def _recall(self, requests: Sequence[Request]) -> None:
-        """Read what is kept of computed tokens and was not read yet, up to `MAX_READ` of all; who
-        is not up to date then is not drafted for."""
-        features, num_left = self._features, MAX_READ
+    @torch.inference_mode()
+    def recall(self, requests: Sequence[Request], features: FeaturePlane | None) -> None:
+        """Of computed tokens that were not read yet, `MAX_READ` of all; who is not up to date then
+        is not drafted for."""
+        self._features, num_left = features, MAX_READ
         if features is None:
             return
         for request in requests:

@@ -56,6 +56,9 @@ class HiddenReader(Protocol):
         is drafted for never. `is_resting`: nothing will be drafted for many steps, and to read must
         take next to no time."""
 
+    def recall(self, requests: Sequence[Request], features: FeaturePlane | None) -> None:
+        """They are about to be drafted for: read what is kept of those that it has not read."""
+
     def discard(self, request: Request) -> None:
         """Forget it: what it was shown is wrong, and nobody may come upon what was made of it."""
 

@@ -69,6 +69,9 @@ class MedusaDrafter:
     def forget(self, request: Request) -> None:
         """The next pass takes the place of all that is kept."""
 
+    def recall(self, requests: Sequence[Request], features: FeaturePlane | None) -> None:
+        """It needs nothing of prompts."""
+
     def discard(self, request: Request) -> None:
         self.forget(request)
 

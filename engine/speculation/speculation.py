@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from baton.core.clock import Clock, monotonic
 from baton.engine.request.request import Request
 from baton.engine.request.step_report import StepReport
 from baton.engine.schedule.lineup import Lineup
@@ -61,6 +62,8 @@ class Speculation:
         self._survival = Survival()
         self._confidences: dict[Request, Sequence[float]] = {}
         """Of what was drafted for this step."""
+        self.recall_s = 0.0
+        """Of the last `draft`: until the reader had read what is kept of prompts."""
         self._num_proposed = 0
         self._num_verified_at: list[int] = []
         self._num_accepted_at: list[int] = []
@@ -88,8 +91,15 @@ class Speculation:
         nor shown what the pass computes."""
         return self._budget.is_pause_deep
 
-    def draft(self, running: Sequence[Request]) -> Drafts:
+    def draft(
+        self,
+        running: Sequence[Request],
+        features: FeaturePlane | None = None,
+        *,
+        clock: Clock = monotonic,
+    ) -> Drafts:
         """What to verify in the next pass; who was taken over is among them, and about to run."""
+        self.recall_s = 0.0
         if self._confidences:
             self._confidences = {}
         if not self._budget.begins(len(running)):
@@ -103,6 +113,10 @@ class Speculation:
         depth = self._budget.depth(len(running), len(asking), share)
         if not depth:
             return NO_DRAFTS
+        if self.reader is not None:
+            started_at = clock()
+            self.reader.recall(asking, features)
+            self.recall_s = clock() - started_at
         drafts = zip(asking, self.drafter.propose(asking, depth), strict=True)
         return self._chosen(len(running), {request: _cut(request, d) for request, d in drafts})
 

@@ -150,7 +150,7 @@ class StepWatch:
         return StepTime(
             started_at=started,
             step_s=step_s,
-            draft_s=report.draft_ms / 1e3,
+            draft_s=(report.recall_ms + report.draft_ms) / 1e3,
             schedule_s=report.schedule_ms / 1e3,
             forward_s=report.forward_ms / 1e3,
             sample_s=report.sample_ms / 1e3,

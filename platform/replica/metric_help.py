@@ -41,6 +41,7 @@ _STEPS: Mapping[str, str] = {
     "requests_finished_total": "Requests that the engine finished",
     "requests_aborted_total": "Requests that were taken back",
     "requests_open": "Requests that gateways have open here",
+    "draft_recall_seconds_total": "Time of steps spent reading kept features of prompts",
     "draft_seconds_total": "Time of steps spent guessing",
     "schedule_seconds_total": "Time of steps spent choosing who runs",
     "forward_seconds_total": "Time of steps spent in the model; on a GPU, launching it",

@@ -126,6 +126,8 @@ class Loop:
         self.random = Random(0)
         self.reading_s = 0.0
         """Of drafting, once: prompts are read first."""
+        self.recall_s = 0.0
+        """Of each step that drafts: there is always a new prompt to be read first."""
         self.num_prompt_tokens = 0
         """Computed in each step beside."""
         self.seconds = 0.0
@@ -156,13 +158,15 @@ class Loop:
         if draft_s:
             draft_s, self.reading_s = draft_s + self.reading_s, 0.0
         pass_s = self.step_time(num, num_drafted + prompts)
-        seconds = draft_s + pass_s * self.random.uniform(0.9, 1.1)
+        recall_s = self.recall_s if self.drafter.num_asked else 0.0
+        seconds = recall_s + draft_s + pass_s * self.random.uniform(0.9, 1.1)
         report = StepReport(
             num_tokens=num + prompts,
             num_requests=num + bool(prompts),
             num_drafted=num_drafted,
             num_accepted=num_right,
             num_running=num,
+            recall_ms=recall_s * 1e3,
             draft_ms=draft_s * 1e3,
         )
         self.speculation.learn(report, seconds)
@@ -236,6 +240,18 @@ def test_the_time_in_which_prompts_are_read_is_not_what_a_draft_takes() -> None:
     loop.run(40)
 
     assert loop.run(40) > 2
+
+
+def test_reading_what_came_with_prompts_ends_no_drafts_that_win_and_prolongs_rests_of_others() -> (
+    None
+):
+    good, bad = Loop(1, memory_bound, 0.9, 0.5e-3), Loop(1, memory_bound, 0.0, 0.5e-3)
+    good.recall_s = bad.recall_s = 40e-3
+
+    good.run(500)
+    assert good.num_drafted > 1500
+    bad.run(200)
+    assert bad.run(10_000) > 0.99
 
 
 def test_a_deep_draft_that_takes_no_longer_than_a_short_one_is_made_deep() -> None:

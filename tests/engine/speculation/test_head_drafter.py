@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tests.echo_head import FEATURES, EchoHead
 from tests.guessing_drafter import ErringDrafter
 from torch import Tensor
 
+from baton.core.clock import ManualClock
 from baton.core.kv_pool import Holder, HolderKind
 from baton.core.messages import Pooling, SamplingParams
 from baton.engine.config import SchedulerConfig
@@ -195,6 +197,14 @@ def test_features_that_came_with_a_long_prompt_are_read_beside_several_passes(
     copy_kv(other, engine, lease, [*prompt, *echo_output(prompt, 4, VOCAB)])
     sampling = SamplingParams(temperature=0.0, max_tokens=60)
     request = Request("r", prompt, output=echo_output(prompt, 1, VOCAB), sampling=sampling)
+    clock = engine.clock = ManualClock()
+    recall = HeadDrafter.recall
+
+    def slow(drafter: HeadDrafter, *given: Any) -> None:
+        recall(drafter, *given)
+        clock.advance(1.0)
+
+    monkeypatch.setattr(HeadDrafter, "recall", slow)
 
     engine.adopt(request, lease)
     neighbour = make_request("n", range(5), max_tokens=30)
@@ -205,6 +215,7 @@ def test_features_that_came_with_a_long_prompt_are_read_beside_several_passes(
     assert max(nums_read) <= max_read + 2 * head_drafter.MIN_READ
     assert (request.num_draft_missing, head.num_first) == (0, 2)
     assert engine.stats.num_accepted == engine.stats.num_drafted > 40
+    assert engine.stats.recall_ms > engine.stats.draft_ms == 0  # told apart from drafting
 
 
 def test_of_prompts_that_were_only_embedded_no_features_are_found() -> None:

@@ -264,13 +264,13 @@ def test_a_replica_that_drafts_nothing_keeps_what_the_head_of_another_reads(
     handed = handed_over(keeper, decode, PROMPT, ALMOST_GREEDY)
     request = Request("alone", PROMPT, sampling=ALMOST_GREEDY)
     alone.add(request)
-    decode.step()
     while len(request.tokens) < len(handed.tokens):
         alone.step()
 
     drafts = []
     for engine, asked in ((decode, handed), (alone, request)):
-        assert engine.speculation is not None
+        assert engine.speculation is not None and engine.speculation.reader is not None
+        engine.speculation.reader.recall([asked], engine.features)
         (draft,) = engine.speculation.drafter.propose([asked], NUM_DRAFTED)
         drafts.append((asked.tokens, draft.tokens))
 
