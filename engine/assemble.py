@@ -11,7 +11,12 @@ import torch
 from baton.core.errors import InvalidConfig
 from baton.engine.cache_plan import plan_cache
 from baton.engine.checkpoint.load import LoadedModel, load_model
-from baton.engine.checkpoint.load_heads import load_eagle_head, load_medusa_heads, load_mtp_head
+from baton.engine.checkpoint.load_heads import (
+    joins_features,
+    load_eagle_head,
+    load_medusa_heads,
+    load_mtp_head,
+)
 from baton.engine.config import EngineConfig, SpeculationConfig
 from baton.engine.engine import Engine
 from baton.engine.grammar.grammar import GrammarCompiler
@@ -86,11 +91,12 @@ def _load(
 
 
 def _drafting(config: EngineConfig) -> SpeculationConfig:
-    """What heads are read for: to draft, or to join what is kept for those that do elsewhere."""
+    """What heads are read for: to draft, or to join what is kept for those that do elsewhere, if
+    they join anything."""
     elsewhere = config.keeps_features_for
-    if config.speculation.method == "off" and elsewhere is not None and elsewhere.model:
-        return elsewhere
-    return config.speculation
+    if config.speculation.method != "off" or elsewhere is None or not elsewhere.model:
+        return config.speculation
+    return elsewhere if joins_features(Path(elsewhere.model)) else config.speculation
 
 
 def load_draft(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import groupby
+from math import prod
 from pathlib import Path
 
 import torch
@@ -75,8 +76,7 @@ def load_eagle_head(
     """
     raw = read_json(folder / "config.json")
     stored = read_entries(folder)
-    config = LLAMA.parse_config({**raw, "architectures": ["LlamaForCausalLM"]})
-    config = replace(config, max_model_len=loaded.info.max_model_len)
+    config = replace(read_head_config(folder), max_model_len=loaded.info.max_model_len)
     _check_model(folder, config, loaded)
     head: EagleHead | Eagle3Head
     mask_token = _mask_token(folder, raw, stored, config.vocab_size) if is_parallel else None
@@ -99,6 +99,26 @@ def load_eagle_head(
     _read(head, family, folder, stored, loaded.info.dtype, device, heads=config.heads)
     head.share(loaded.model)
     return head.to(device).eval()
+
+
+def read_head_config(folder: Path) -> ModelConfig:
+    """Of the Llama layers of a head of EAGLE. Raises CheckpointError if it cannot be read."""
+    raw = read_json(folder / "config.json")
+    return LLAMA.parse_config({**raw, "architectures": ["LlamaForCausalLM"]})
+
+
+def joins_features(folder: Path) -> bool:
+    """Whether the head there joins what it reads of a model by weights of its own, as EAGLE-3 does;
+    the first EAGLE takes what the model gives. Raises CheckpointError if it cannot be read."""
+    return "norm.weight" in read_entries(folder)
+
+
+def head_bytes(folder: Path, item_bytes: int) -> int:
+    """What the weights there take, of any head, in items of so many bytes. Raises CheckpointError
+    if there are none."""
+    is_medusa = any((folder / name).exists() for name in MEDUSA_FILES)
+    entries = _medusa_entries(folder) if is_medusa else read_entries(folder)
+    return item_bytes * sum(prod(entry.shape) for entry in entries.values())
 
 
 def _joined_kind(

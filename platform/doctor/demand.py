@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from baton.core.kv_layout import KvLayout
+from baton.core.kv_layout import ITEM_BYTES, OUTPUTS, DraftFeatures, KvLayout
+from baton.core.messages import Role
 from baton.engine.cache_plan import CPU_CACHE_BYTES
 from baton.engine.checkpoint.load import read_config
+from baton.engine.checkpoint.load_heads import head_bytes, read_head_config
 from baton.engine.checkpoint.prepared_bytes import prepared_bytes
 from baton.engine.checkpoint.quantized.methods import parse_layout
 from baton.engine.config import CacheConfig
@@ -15,9 +17,12 @@ from baton.engine.models.config.description import read_json
 from baton.engine.models.config.info import check_kv_dtype
 from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.models.registry import family_of
+from baton.engine.models.skeleton.mtp import MtpHead
 from baton.engine.sharding.cutting import share_of
 from baton.engine.sharding.stages import keep_stage, spread_layers
 from baton.engine.speculation.assemble import num_draft_blocks
+from baton.engine.speculation.feature_keeper import MAX_SHARE
+from baton.engine.speculation.feature_keeper import share_of as feature_share
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.pools import PoolConfig
 from baton.platform.doctor.node_checks import GIB, Demand
@@ -38,11 +43,12 @@ def demand_of(config: DeploymentConfig, folder: Path, *, is_on_gpu: bool) -> Dem
             weights += pool.replicas * of_replica.weight_bytes
             least += pool.replicas * _least_bytes(of_replica, config.quantize, folder)
             kv += pool.replicas * of_replica.kv_bytes
+        for role in Role:
+            kv += config.pool(role).num_engines * _feature_bytes(config, role, model)
         draft = draft_memory(config, model)
         if draft is not None:
-            drafts = Path(config.decode.speculation.model)
             weights += config.decode.num_engines * draft.weight_bytes
-            least += config.decode.num_engines * _least_bytes(draft, "none", drafts)
+            least += config.decode.num_engines * _least_draft_bytes(draft, config)
             kv += config.decode.num_engines * draft.kv_bytes
     disk = config.tiers.disk
     return Demand(
@@ -71,18 +77,59 @@ class ModelMemory:
 
 
 def draft_memory(config: DeploymentConfig, model: ModelConfig) -> ModelMemory | None:
-    """What the draft model of one decode engine keeps. None without one, which `config` names by
-    its folder. Raises CheckpointError if it cannot be read, InvalidConfig if its KV has no room."""
-    pool = config.decode
-    if pool.speculation.method != "draft":
-        return None
-    draft, dtype = read_config(Path(pool.speculation.model)), served_dtype(config.dtype, model)
+    """What the draft model, or the head, of one decode engine keeps. None without one; `config`
+    names it by its folder. Raises CheckpointError if it cannot be read, InvalidConfig if its KV has
+    no room."""
+    pool, dtype = config.decode, served_dtype(config.dtype, model)
+    folder = Path(pool.speculation.model)
+    match pool.speculation.method:
+        case "draft":
+            draft = read_config(folder)
+            weights = prepared_bytes(family_of(draft.architecture).build(draft), dtype, "none")
+        case "eagle" | "p-eagle":
+            draft = replace(read_head_config(folder), max_model_len=model.max_model_len)
+            weights = _head_bytes(folder, dtype)
+            if not weights:  # told by its shapes: about as much
+                weights = prepared_bytes(family_of(draft.architecture).build(draft), dtype, "none")
+        case "mtp":
+            family = family_of(model.architecture)
+            if not family.further_layers:
+                return None  # the engine refuses it
+            draft = replace(model, layers=model.layers[-1:])
+            weights = prepared_bytes(MtpHead(model, family), dtype, "none")
+        case "medusa":
+            return ModelMemory(weight_bytes=_head_bytes(folder, dtype), kv_bytes=0)
+        case _:
+            return None
     layout = kv_layout(CacheConfig(block_size=pool.cache.block_size), draft, dtype)
     longest = min(draft.max_model_len, pool.scheduler.max_model_len or draft.max_model_len)
-    return ModelMemory(
-        weight_bytes=prepared_bytes(family_of(draft.architecture).build(draft), dtype, "none"),
-        kv_bytes=num_draft_blocks(pool.engine, layout, longest) * layout.block_bytes,
-    )
+    num_blocks = num_draft_blocks(pool.engine, layout, longest)
+    return ModelMemory(weight_bytes=weights, kv_bytes=num_blocks * layout.block_bytes)
+
+
+def _head_bytes(folder: Path, dtype: str) -> int:
+    """0 where the weights are not here yet."""
+    has_weights = any(path.suffix in (".safetensors", ".bin", ".pt") for path in folder.iterdir())
+    return head_bytes(folder, ITEM_BYTES[dtype]) if has_weights else 0
+
+
+def _least_draft_bytes(draft: ModelMemory, config: DeploymentConfig) -> int:
+    if config.decode.speculation.method != "draft":
+        return draft.weight_bytes
+    return _least_bytes(draft, "none", Path(config.decode.speculation.model))
+
+
+def _feature_bytes(config: DeploymentConfig, role: Role, model: ModelConfig) -> int:
+    """What features for heads add to so many blocks; they are among so many bytes."""
+    cache, wanted = config.pool(role).cache, config.engine(role).keeps_features_for
+    if wanted is None or cache.num_blocks is None or cache.memory_gib is not None:
+        return 0
+    layout = kv_layout(cache, model, config.dtype)
+    dtype = served_dtype(config.dtype, model)
+    features = DraftFeatures(kind=OUTPUTS, width=model.hidden_size, dtype=dtype)
+    if wanted.features == "auto" and feature_share(features, layout) > MAX_SHARE:
+        return 0
+    return cache.num_blocks * cache.block_size * features.token_bytes
 
 
 def _least_bytes(counted: ModelMemory, quantize: str, folder: Path) -> int:

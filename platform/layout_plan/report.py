@@ -36,7 +36,9 @@ class Plan:
     topology: GpuTopology | None
     """The topology of the machine it is for."""
     draft: ModelMemory | None
-    """What a draft model takes besides, on one rank of each decode engine."""
+    """What `drafter` takes besides, on one rank of each decode engine."""
+    drafter: str
+    """Such as: the draft model."""
     layouts: Sequence[LayoutPlan]
     refused: Sequence[Refused]
 
@@ -56,7 +58,7 @@ def show(console: Console, plan: Plan) -> None:
         console.print(line)
     if plan.draft is not None:
         console.print(
-            f"the draft model: {shown(plan.draft.weight_bytes)} of weights and "
+            f"{plan.drafter}: {shown(plan.draft.weight_bytes)} of weights and "
             f"{shown(plan.draft.kv_bytes)} of KV besides, on the first rank of each decode engine"
         )
     for refused in plan.refused[:MAX_REFUSED]:

@@ -38,7 +38,7 @@ class Job:
 
 def run(config: DeploymentConfig, folder: Path, job: Job) -> None:
     """Raises CheckpointError, or InvalidConfig, also if the one layout that is given is refused."""
-    topology = _topology(job.topology)
+    topology, method = _topology(job.topology), config.decode.speculation.method
     model = read_config(folder)
     wanted = [config.prefill.parallel.mesh]
     if not job.is_given:
@@ -55,6 +55,7 @@ def run(config: DeploymentConfig, folder: Path, job: Job) -> None:
         is_quantised=parse_layout(read_json(folder / "config.json")) is not None,
         topology=topology,
         draft=draft_memory(config, model),
+        drafter="the draft model" if method == "draft" else f"the heads of {method}",
         layouts=[each for each in found if isinstance(each, LayoutPlan)],
         refused=[each for each in found if isinstance(each, Refused)],
     )

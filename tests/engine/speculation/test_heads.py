@@ -279,6 +279,24 @@ def test_a_replica_that_drafts_nothing_keeps_what_the_head_of_another_reads(
     assert handed.num_draft_missing == keeper.stats.num_drafted == 0
 
 
+def test_who_keeps_features_for_a_head_of_the_first_eagle_loads_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, heads = make_llama(tmp_path / "target"), tmp_path / "head"
+    EagleReference(1, folder, heads)
+    speculation = SpeculationConfig(method="eagle", model=str(heads), features="on")
+    config = EngineConfig(
+        cache=CacheConfig(block_size=4, num_blocks=64), keeps_features_for=speculation
+    )
+    drafting = assemble_engine(folder, replace(config, speculation=speculation))
+    monkeypatch.setattr("baton.engine.assemble.load_eagle_head", None)  # an error if it is called
+
+    keeper = assemble_engine(folder, config)
+
+    assert keeper.features is not None
+    assert keeper.pool.layout == drafting.pool.layout
+
+
 @torch.inference_mode()
 def test_p_eagle_drafts_in_one_pass_what_its_formulas_say(tmp_path: Path) -> None:
     target = make_qwen3(tmp_path / "target")

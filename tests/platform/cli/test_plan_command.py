@@ -72,6 +72,7 @@ def test_what_a_draft_model_takes_is_told() -> None:
     assert 0 < few["draft"]["kv_bytes"] <= 1 << 29
     assert few["draft"]["weight_bytes"] > 1 << 20
     assert "the draft model: 3.3 MiB of weights" in baton("demo", "--speculate", "draft").stdout
+    assert "the heads of eagle:" in baton("demo", "--speculate", "eagle").stdout
 
 
 def test_what_no_model_could_take_is_not_told_of(folder: Path) -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from tests.tiny_checkpoints import make_deepseek_v3, make_llama, make_mixtral
 
 from baton.core.errors import InvalidConfig
+from baton.core.messages import Role
+from baton.engine.assemble import assemble_engine
 from baton.engine.checkpoint.load import load_model, read_config
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.speculation.head_drafter import HeadDrafter
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.doctor.demand import demand_of, kv_bytes, weight_bytes
 from baton.platform.doctor.node_checks import GIB
-from baton.platform.models.model_folder import find_model
+from baton.platform.models.model_folder import built_in_folder, find_model
 
 DEMO = find_model("demo")
 
@@ -44,6 +49,31 @@ def test_each_decode_engine_has_the_draft_model_and_its_kv_besides() -> None:
 
     weights = weight_bytes(plain, read_config(find_model("draft")))
     assert more == 2 * (weights + 3 * GIB)
+
+
+@pytest.mark.parametrize("method", ["eagle", "p-eagle", "medusa"])
+def test_heads_and_features_are_counted_as_the_engine_has_them(method: str) -> None:
+    heads = {"method": method, "model": str(built_in_folder(method)), "features": "on"}
+    sized: dict[str, object] = {"decode__cache__num_blocks": 100, "prefill__cache__num_blocks": 70}
+    plain, drafting = config(**sized), config(**sized, decode__speculation=heads)
+
+    more = (
+        demand_of(drafting, DEMO, is_on_gpu=False).memory_bytes
+        - demand_of(plain, DEMO, is_on_gpu=False).memory_bytes
+    )
+
+    engine = assemble_engine(DEMO, drafting.engine(Role.DECODE))
+    reader = engine.speculation.reader if engine.speculation is not None else None
+    (file,) = built_in_folder(method).glob("*.safetensors")
+    own = 4 * sum(tensor.numel() for tensor in load_file(file).values())
+    if isinstance(reader, HeadDrafter):
+        own += sum(plane.nbytes for plane in reader._cache.planes)
+    if engine.features is not None:
+        assert isinstance(engine.runner.cache, KvCache) and engine.runner.cache.features is not None
+        own += engine.runner.cache.features.nbytes * 170 // 100
+    assert (engine.features is not None) == (method != "medusa")
+    assert engine.info.dtype == "float32"
+    assert more == own
 
 
 def test_a_pool_of_blocks_is_as_large_as_its_blocks() -> None:
