@@ -33,6 +33,7 @@ from baton.engine.config import CacheConfig, EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.models.config.description import architecture_of
 from baton.engine.models.registry import family_of
+from baton.engine.speculation.carrying import Needs, Speeds, Way
 from baton.engine.speculation.feature_keeper import MAX_SHARE, share_of
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.doctor.demand import kv_layout
@@ -86,26 +87,32 @@ class Shape:
         return self.layout.block_bytes / self.layout.block_size
 
 
-def sizes(link_gb_s: float, device_tflops: float) -> Iterator[tuple[str | float, ...]]:
-    """A row each: bytes and time to carry a token, FLOPs and time to compute it, what is chosen."""
+def sizes(speeds: Speeds) -> Iterator[tuple[str | float, ...]]:
+    """A row each: bytes and time to carry a token, time to compute it, what the rule chooses."""
     for method, name, kv_dtype in HEADS:
         model = Shape.of(name, kv_dtype)
         features = DraftFeatures(kind=OUTPUTS, width=model.width, dtype="bfloat16")
         share = share_of(features, model.layout)
-        carry_us = features.token_bytes / link_gb_s / 1e3
-        compute_us = 2 * model.num_active / device_tflops / 1e6
-        chosen = "carry" if share <= MAX_SHARE else "neither"
-        if chosen == "carry" and carry_us > compute_us:
-            chosen = "carry, the dearer"
+        needs = Needs(carried_bytes=features.token_bytes, computed_flops=2 * model.num_active)
+        carry_us, compute_us = _us(needs, "carry", speeds), _us(needs, "compute", speeds)
+        chosen = needs.cheaper(speeds) if share <= MAX_SHARE else "neither: blocks grow too much"
         what = f"{method}, {name}, KV {kv_dtype}"
         yield what, features.token_bytes, 100 * share, carry_us, compute_us, chosen
     for name, small in DRAFTS:
         model, draft = Shape.of(name, "auto"), Shape.of(small, "auto")
-        compute_us = 2 * draft.num_active / device_tflops / 1e6
-        carry_us = draft.token_bytes / link_gb_s / 1e3 + compute_us  # computed on P before
+        flops = 2 * draft.num_active
+        needs = Needs(
+            carried_bytes=draft.token_bytes, carried_flops=flops, computed_flops=flops
+        )  # whoever computes it
+        carry_us, compute_us = _us(needs, "carry", speeds), _us(needs, "compute", speeds)
         what = f"draft, {name} by {small}"
         share = 100 * draft.token_bytes / model.token_bytes
-        yield what, draft.token_bytes, share, carry_us, compute_us, "compute"
+        chosen = needs.cheaper(speeds)
+        yield what, draft.token_bytes, share, carry_us, compute_us, chosen
+
+
+def _us(needs: Needs, way: Way, speeds: Speeds) -> float:
+    return 1e6 * needs.seconds(way, speeds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +213,8 @@ def main() -> None:
     args = parser.parse_args()
     print(surroundings(), "\n")
     header = ("", "bytes/token", "% of KV", "carry, us", "compute, us", "chosen")
-    print(table(header, sizes(args.link, args.device)), "\n")
+    speeds = Speeds(link_bytes_s=1e9 * args.link, device_flops_s=1e12 * args.device)
+    print(table(header, sizes(speeds)), "\n")
     print(
         table(
             (

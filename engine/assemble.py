@@ -145,7 +145,7 @@ def engine_around(
     the head, that drafts for it, if one does. Raises InvalidConfig."""
     speculation = speculation_of(config, loaded.info, device, draft)  # KV has what that leaves
     head = None if draft is None or isinstance(draft, (LoadedModel, MedusaHeads)) else draft
-    features = features_of(config, loaded, head)
+    features = features_of(config, loaded, head, device)
     plan, groups = plan_cache(loaded, config, device, features=features), loaded.groups
     if speculation is None and features is not None:
         speculation = keeping(FeatureKeeper.of(head))

@@ -18,6 +18,7 @@ import torch
 
 from baton.core.errors import CheckpointError, InvalidConfig
 from baton.core.kv_layout import WIDE, KvLayout
+from baton.engine.checkpoint.active_parameters import active_parameters
 from baton.engine.checkpoint.dummy import dummy_entries
 from baton.engine.checkpoint.files.tensor_files import StoredEntry, TensorEntry, read_entries
 from baton.engine.checkpoint.fingerprint import fingerprint
@@ -63,6 +64,8 @@ class LoadedModel:
     """What this rank has of it."""
     info: ModelInfo
     """The facts of the whole model."""
+    num_active: int = 0
+    """Parameters of the whole model that a token has to do with; 0: not known."""
     groups: MeshGroups = ONE_RANK
     """The groups of the ranks that have a part each."""
     stages: Stages = ()
@@ -111,6 +114,7 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     split among so many.
     """
     config, model, entries, placements = _plan(folder, load_format, max_model_len, streaming)
+    num_active = active_parameters(model)
     wanted = _serving_dtype(dtype, config, entries[placements[0].source])
     _check_quantize(quantize, device, wanted)
     cutter = None
@@ -148,6 +152,7 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     return LoadedModel(
         model=model.to(device).eval(),
         info=_info(config, wanted, quantize, fingerprint(config, entries, wanted, rounding)),
+        num_active=num_active,
         groups=groups,
         stages=stages,
         held=held if held.modules else None,

@@ -25,6 +25,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.models.heads.draft_head import DraftHead
 from baton.engine.models.skeleton.taps import Taps
 from baton.engine.request.request import Request
+from baton.engine.speculation.carrying import SPEEDS, Needs
 from baton.engine.speculation.draft_budget import FixedBudget
 from baton.engine.speculation.drafter import NO_DRAFT, Draft
 from baton.engine.speculation.feature_plane import FeaturePlane
@@ -98,9 +99,10 @@ def keeping(keeper: FeatureKeeper) -> Speculation:
 
 
 def features_of(
-    config: EngineConfig, loaded: LoadedModel, head: DraftHead | None
+    config: EngineConfig, loaded: LoadedModel, head: DraftHead | None, device: str
 ) -> DraftFeatures | None:
-    """What to keep for heads as `config` says; None: nothing. The log tells which, and why."""
+    """What to keep for heads as `config` says; None: nothing. The log tells which, and why: of
+    prompts whose features are cheaper computed than carried, so is all of the KV."""
     wanted = config.keeps_features_for
     if wanted is None or not wanted.wants_features:
         return None
@@ -119,14 +121,20 @@ def features_of(
     )
     layout = loaded.info.layout(config.cache.block_size, config.cache.kv_dtype)
     share = share_of(features, layout)
-    is_kept = wanted.features == "on" or share <= MAX_SHARE
+    needs = Needs(carried_bytes=features.token_bytes, computed_flops=2 * loaded.num_active)
+    speeds = SPEEDS[device if device in SPEEDS else "cuda"]
+    is_cheaper = not loaded.num_active or needs.cheaper(speeds) == "carry"
+    is_kept = wanted.features == "on" or (is_cheaper and share <= MAX_SHARE)
     logger.log(
         logging.INFO if is_kept else logging.WARNING,
-        "features for %s, %d items of %s a token, would add %.0f %% to a block of KV: %s",
+        "features for %s, %d items of %s a token, would add %.0f %% to a block of KV, and take "
+        "%.1f us to carry, against %.1f us to compute: %s",
         wanted.method,
         features.width,
         features.dtype,
         100 * share,
+        1e6 * needs.seconds("carry", speeds),
+        1e6 * needs.seconds("compute", speeds),
         "kept and handed over" if is_kept else "not kept; set speculation.features to on for them",
     )
     return features if is_kept else None

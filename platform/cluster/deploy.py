@@ -48,6 +48,11 @@ def build_app(config: DeploymentConfig, folder: Path | None) -> serve.Applicatio
     replicas ask for a token is settled here, for all of them.
     """
     config = _with_token_settled(config)
+    if config.wants_features_in_vain:
+        log.warning(
+            "speculation.features is on, but nothing is kept: replicas are on several ranks, and "
+            "features are those of a model on one; drafts do without what others computed"
+        )
     anywhere = _placed({**NO_CPU}, PlacementConfig())
     registry = _deployment(config, RegistryActor, REGISTRY, 1, anywhere).bind(config)
     pools = [

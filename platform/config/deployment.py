@@ -245,13 +245,22 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
         speculation = self.decode.speculation
         hands_over = self.prefill.replicas > 0  # other numbers of replicas are live; layouts stay
         is_kept = speculation.wants_features and (hands_over or speculation.features == "on")
-        if any(pool.parallel.mesh.size > 1 for pool in (self.prefill, self.decode)):
-            is_kept = False  # they are those of a model on one device
+        is_kept = is_kept and not self._has_ranks  # they are those of a model on one device
         return replace(
             self.pool(role).engine,
             kv_shares=self.gateway.kv_shares,
             keeps_features_for=speculation if is_kept else None,
         )
+
+    @property
+    def wants_features_in_vain(self) -> bool:
+        """Features were asked for, and none are kept."""
+        speculation = self.decode.speculation
+        return speculation.wants_features and speculation.features == "on" and self._has_ranks
+
+    @property
+    def _has_ranks(self) -> bool:
+        return any(pool.parallel.mesh.size > 1 for pool in (self.prefill, self.decode))
 
     @property
     def wanted_replicas(self) -> dict[Role, int]:

@@ -15,6 +15,7 @@ from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SpeculationConfig
 from baton.engine.engine import Engine
 from baton.engine.request.request import Request
+from baton.engine.speculation.carrying import SPEEDS, Needs, Speeds, Way
 from baton.engine.speculation.drafter import Draft, Drafter
 from baton.platform.models.model_folder import built_in_folder, find_model
 
@@ -129,6 +130,31 @@ def test_features_that_would_make_blocks_much_larger_are_kept_only_where_they_ar
         assert (engine.features is not None) == is_kept
         assert (engine.speculation is not None) == is_kept
     assert "not kept; set speculation.features to on" in caplog.text
+
+
+def test_features_are_kept_where_they_are_cheaper_carried_than_computed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speculation = SpeculationConfig(
+        method="eagle", model=str(built_in_folder("eagle")), features="auto"
+    )
+    config = EngineConfig(cache=CacheConfig(num_blocks=8), keeps_features_for=speculation)
+    near, far = (Speeds(link_bytes_s=link, device_flops_s=1e12) for link in (1e9, 1e6))
+
+    for speeds, is_kept in ((near, True), (far, False)):
+        monkeypatch.setitem(SPEEDS, "cpu", speeds)
+        assert (assemble_engine(find_model("demo"), config).features is not None) == is_kept
+    assert "us to compute: not kept" in caplog.text
+
+
+def test_what_is_made_anew_for_the_same_work_is_never_carried() -> None:
+    kv = Needs(carried_bytes=1.0, carried_flops=1e9, computed_flops=1e9)
+    features = Needs(carried_bytes=8192.0, computed_flops=16e9)
+    for link in (1e8, 1e9, 1e11):
+        speeds = Speeds(link_bytes_s=link, device_flops_s=400e12)
+        assert kv.cheaper(speeds) == "compute"
+        ways: list[Way] = ["carry", "compute"]
+        assert features.cheaper(speeds) == min(ways, key=lambda w: features.seconds(w, speeds))
 
 
 @pytest.mark.parametrize(

@@ -333,4 +333,7 @@ def test_who_hands_over_kv_keeps_what_heads_draft_by() -> None:
     assert kept(**{"decode.speculation": {**mtp, "features": "on"}, **alone}) == ["mtp", "mtp"]
     for pool in ("prefill", "decode"):  # a head is on one device, and neither side keeps for none
         ranks = {f"{pool}.parallel": {"tensor": 2}}
-        assert kept(**{"decode.speculation": {**mtp, "features": "on"}, **ranks}) == [None, None]
+        on = {"decode.speculation": {**mtp, "features": "on"}}
+        assert kept(**on, **ranks) == [None, None]
+        assert override(DeploymentConfig(), {**on, **ranks}).wants_features_in_vain
+        assert not override(DeploymentConfig(), on).wants_features_in_vain
