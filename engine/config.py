@@ -108,9 +108,9 @@ class SpeculationConfig:
     features: Literal["auto", "on", "off"] = "off"
     """What heads (`mtp`, `eagle`, `p-eagle`) read of each token, kept in the blocks of KV and
     handed over with it: a decode replica then drafts with prompts that a prefill replica computed.
-    To read them counts as drafting, which may make `adaptive` drafting rest: measure before turning
-    it on. `auto`: where there are prefill replicas, and blocks grow by a quarter at most. Nowhere,
-    if replicas of either pool are on several ranks. Tiers that were written with them are not found
+    To keep them takes time in every pass, also while drafts rest: measure before turning it on.
+    `auto`: where there are prefill replicas, blocks grow by a quarter at most, and to carry them is
+    cheaper than to compute them. Nowhere, if replicas of either pool are on several ranks. Tiers that were written with them are not found
     without, nor the other way round."""
     acceptance: Literal["draws", "published"] = "draws"
     """Which drafts are kept. `draws`: those that the model draws itself, so that no token is other
