@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,7 +67,7 @@ class TapedModel:
         A pass of decodes is too short to be stopped after each layer: they are told of afterwards.
         """
         tape, of = self.forward_tape, pass_of(batch)
-        play = tape.play
+        play: Callable[[Pass], None] = tape.play
         if self.taps is not None:
             if self.taps.is_on:
                 self.taps.found = [rows[: of.num_outputs] for rows in tape.further]

@@ -32,7 +32,7 @@ def drafting_engine(role: Role) -> Engine:
             echo_info(vocab_size=VOCAB_SIZE, max_model_len=2048), num_blocks=512, block_size=4
         )
         drafter = ModelDrafter(small, max_batch_tokens=64, eos_token_ids=())
-        engine.speculation = Speculation(ErringDrafter(drafter, 5), FixedBudget(4))
+        engine.speculation = Speculation(ErringDrafter(drafter, 4), FixedBudget(4))
     return engine
 
 
