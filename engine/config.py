@@ -110,8 +110,8 @@ class SpeculationConfig:
     handed over with it: a decode replica then drafts with prompts that a prefill replica computed.
     To keep them takes time in every pass, also while drafts rest: measure before turning it on.
     `auto`: where there are prefill replicas, blocks grow by a quarter at most, and to carry them is
-    cheaper than to compute them. Nowhere, if replicas of either pool are on several ranks. Tiers that were written with them are not found
-    without, nor the other way round."""
+    cheaper than to compute them. Nowhere, if replicas of either pool are on several ranks. Tiers
+    that were written with them are not found without, nor the other way round."""
     acceptance: Literal["draws", "published"] = "draws"
     """Which drafts are kept. `draws`: those that the model draws itself, so that no token is other
     than without drafts. `published`: the rule min(1, p/q) with residual; tokens are distributed as
