@@ -16,7 +16,7 @@ from baton.router.placement import Placement, PlacementRequest
 from baton.router.prompt import Prompt
 from baton.router.pulling import Holding
 from baton.router.ranking import Ranking
-from baton.router.routing_policy import Costs, Held, RoutingPolicy, cheapest
+from baton.router.routing_policy import Costs, Held, RoutingPolicy, cheapest, least
 from baton.router.sources import num_has, source_for
 from baton.router.view import PoolView, ReplicaView, View
 
@@ -24,8 +24,6 @@ MAX_PREFILL_CANDIDATES = 2
 
 MAX_TOLD = 8
 """Candidates that a decision tells of: the cheapest."""
-MANY = 256
-"""Candidates that take longer to sort than to look for the cheapest of."""
 
 
 class Options(NamedTuple):
@@ -43,18 +41,8 @@ class Options(NamedTuple):
 
     def ranked(self, prompt: Prompt, first: int) -> list[int]:
         """The place of the one that was chosen, then the cheapest: as many as are told of."""
-        total = self.costs.total
-        if len(total) > MANY:
-            least = total.argpartition(MAX_TOLD)[: MAX_TOLD + 1]
-            order = least[total.take(least).argsort()]
-        else:
-            order = total.argsort()[: MAX_TOLD + 1]
-        found = total.take(order).tolist()
-        if len(set(found)) < len(found):  # of equals, who is drawn
-            order = (~(total > found[-1])).nonzero()[0]
-            draws = self.candidates.drawn_by(prompt.draw).take(order)
-            order = order[np.lexsort((draws, total.take(order)))]
-        others = [place for place in order[: MAX_TOLD + 1].tolist() if place != first]
+        order = least(prompt, self.candidates, self.costs, MAX_TOLD)
+        others = [place for place in order if place != first]
         return [first, *others[: MAX_TOLD - 1]]
 
 

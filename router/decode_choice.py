@@ -4,6 +4,9 @@ prompt; or the one that another choice of the same request runs on, if it has ro
 
 from __future__ import annotations
 
+from baton.kernels.cpu.library import library_without_torch
+from baton.kernels.routing import choices_cpu as compiled
+from baton.router.columns import Numbers
 from baton.router.eligible import opened
 from baton.router.placement import PlacementRequest
 from baton.router.prompt import drawn, mix
@@ -27,15 +30,18 @@ def choose_decode(request: PlacementRequest, view: View) -> tuple[ReplicaView | 
 def _least_busy(replicas: PoolView, request: PlacementRequest) -> ReplicaView:
     """Of equal work, who has more of the prompt: the pool computes less. Then by draw: fair among
     all replicas over many requests, and the same each time for one of them."""
+    pool, draw, found = replicas.pool, drawn(request.request_id), library_without_torch()
+    if found is None:
+        return replicas[_least_busy_of(replicas, draw)]
+    facts = pool.num_busy_tokens, replicas.cached, replicas.expected, pool.candidates.draws
+    return replicas[compiled.least_busy(found, facts, replicas.places, MANY_TOKENS, draw)]
+
+
+def _least_busy_of(replicas: PoolView, draw: int) -> int:
+    """The definition."""
     num_busy, num_has = replicas.pool.num_busy_tokens, replicas.soon
     if replicas.places is not None:
         num_busy = num_busy[replicas.places]
-    costs = num_busy - num_has
-    costs *= MANY_TOKENS
-    costs -= num_has
-    place = int(costs.argmin())
-    equals = (costs == costs[place]).nonzero()[0]
-    if len(equals) > 1:
-        draws = mix(replicas.candidates.draws[equals], drawn(request.request_id))
-        place = int(equals[draws.argmin()])
-    return replicas[place]
+    costs: Numbers = (num_busy - num_has) * MANY_TOKENS - num_has
+    equals = (costs == costs.min()).nonzero()[0]
+    return int(equals[mix(replicas.candidates.draws[equals], draw).argmin()])

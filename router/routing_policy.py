@@ -16,6 +16,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from baton.kernels.cpu.library import library_without_torch
+from baton.kernels.routing import choices_cpu as compiled
 from baton.router.candidate import Candidate
 from baton.router.candidates import Candidates
 from baton.router.columns import Numbers
@@ -74,12 +76,24 @@ class RoutesAtOnce:
 
 def cheapest(prompt: Prompt, candidates: Candidates, costs: Costs) -> int:
     """The place of the candidate that wins. Raises ValueError if there is none."""
-    total = costs.total
-    first = int(total.argmin())
-    if math.isnan(total[first]):  # of all the least, if there is one
-        total = np.where(np.isnan(total), math.inf, total)
-        first = int(total.argmin())
-    equals = (total == total[first]).nonzero()[0]
-    if len(equals) == 1:
-        return first
-    return int(equals[candidates.drawn_by(prompt.draw)[equals].argmin()])
+    return least(prompt, candidates, costs, 1)[0]
+
+
+def least(prompt: Prompt, candidates: Candidates, costs: Costs, num: int) -> Sequence[int]:
+    """The places of the `num` that cost least, the first of whom wins; of all, if they are fewer.
+    Raises ValueError if there is none."""
+    total, places = costs.total, candidates.places
+    if not len(total):
+        raise ValueError("nobody to choose from")
+    found = library_without_torch()
+    if found is None:
+        return _least(prompt, candidates, total, num)
+    draws = candidates.columns.draws
+    return compiled.least(found, np.ascontiguousarray(total, float), draws, places, prompt.draw, num)
+
+
+def _least(prompt: Prompt, candidates: Candidates, total: Numbers, num: int) -> Sequence[int]:
+    """The definition."""
+    comparable = np.where(np.isnan(total), math.inf, total)
+    order: list[int] = np.lexsort((candidates.drawn_by(prompt.draw), comparable))[:num].tolist()
+    return order

@@ -7,13 +7,12 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 from struct import Struct
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
+
+from baton.kernels.routing.addresses import Writable, address
 
 _ADDRESS, _NUM, _BYTES = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p
 _ASKED = Struct("13d")
-
-Writable: TypeAlias = Any
-"""An array of numbers of 64 bits that lie end to end, whosever it is: nothing here knows numpy."""
 
 
 class Rows(NamedTuple):
@@ -58,19 +57,14 @@ def cost_terms(
     _call(library)(
         _ASKED.pack(*asked),
         *columns,
-        None if places is None else _at(places),
+        None if places is None else address(places),
         num,
-        _at(held),
+        address(held),
         charged.buffer_info()[0] if charged else None,
         len(charged) // 2,
         *line,
-        _at(out),
+        address(out),
     )
-
-
-def _at(numbers: Writable) -> Any:
-    """An array's own word of its address takes longer than the call."""
-    return ctypes.byref(ctypes.c_char.from_buffer(numbers))
 
 
 @cache
