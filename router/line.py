@@ -134,6 +134,12 @@ class Line:
         waiting = self._waiting[prompt.number]
         return waiting.candidate.busy_s(now) + waiting.candidate.ahead_s(waiting.due_s)
 
+    def at_once_s(self, prompt: Prompt, now: float) -> float:
+        """Until a prompt in line is computed there, if no later one passes it."""
+        waiting = self._waiting[prompt.number]
+        candidate = waiting.candidate
+        return candidate.busy_s(now) + candidate.ahead_s(prompt.arrived_s) + waiting.work_s
+
     def leave(self, prompt: Prompt) -> None:
         """Safe to repeat."""
         waiting = self._waiting.pop(prompt.number, None)

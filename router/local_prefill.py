@@ -6,6 +6,8 @@ that is clearly sooner than waiting for a prefill replica.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from baton.router.eligible import OVERDUE_S
@@ -16,6 +18,9 @@ from baton.router.view import PoolView, ReplicaView, View
 
 CLEARLY = 1.25
 """How many times what computing a prompt here takes, waiting for a prefill replica must take."""
+
+ROUNDED_UP = 1 + 1e-9
+"""Sums of the same times in another order differ by less."""
 
 
 def why_here(
@@ -47,12 +52,17 @@ def why_here(
 
 
 def why_sooner_here(
-    prompt: Prompt, decode: ReplicaView, peers: PoolView, view: View, now: float
+    prompt: Prompt,
+    decode: ReplicaView,
+    peers: PoolView,
+    view: View,
+    now: float,
+    at_most_s: float = math.inf,
 ) -> str:
     """Why `decode` should not wait for a prefill replica; empty: it should.
 
     Where none of them answers, nobody waits. Computing it here holds up all that decode here, who
-    count as much as this request.
+    count as much as this request. `at_most_s`: what it takes at one of them.
     """
     here, there = decode.candidate, peers.candidates
     if there.are_all_overdue(now, OVERDUE_S):
@@ -61,6 +71,8 @@ def why_sooner_here(
         return ""
     work_s = here.speed.prefill_s(prompt.num_tokens, decode.num_cached_tokens)
     here_s = here.busy_s(now) + work_s * (1 + here.num_running)
+    if CLEARLY * here_s >= at_most_s * ROUNDED_UP + view.rates.latency_s:
+        return ""
     ahead_s, _ = there.ahead(np.full(len(there), prompt.arrived_s))
     works_s = there.prefill_s(prompt.num_tokens, peers.soon)
     there_s = float((there.busy_s(now) + ahead_s + works_s).min()) + view.rates.latency_s

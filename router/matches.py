@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
 from baton.core.ids import Epoch
@@ -20,16 +20,19 @@ class Matches:
             WeakKeyDictionary()
         )
 
-    def num_tokens(self, prompt: PromptNames, epoch: Epoch) -> int:
-        """How many leading tokens of the prompt a replica has."""
+    def num_tokens(self, prompts: Sequence[PromptNames], epoch: Epoch) -> list[int]:
+        """How many leading tokens of each prompt a replica has."""
         version, layout = self._index.version(epoch), self._layout_of(epoch)
         if version is None or layout is None:
-            return 0
-        known = self._known.get(prompt)
-        if known is None:
-            known = self._known[prompt] = {}
-        seen = known.get(epoch)
-        if seen is None or seen[0] != version:
-            num_blocks = self._index.num_cached_blocks_of(epoch, prompt.under(layout))
-            seen = known[epoch] = version, num_blocks * layout.block_size
-        return seen[1]
+            return [0] * len(prompts)
+        known_by_prompt, found = self._known, []
+        for prompt in prompts:
+            known = known_by_prompt.get(prompt)
+            if known is None:
+                known = known_by_prompt[prompt] = {}
+            seen = known.get(epoch)
+            if seen is None or seen[0] != version:
+                num_blocks = self._index.num_cached_blocks_of(epoch, prompt.under(layout))
+                seen = known[epoch] = version, num_blocks * layout.block_size
+            found.append(seen[1])
+        return found

@@ -40,8 +40,10 @@ from baton.router.view import PoolView, ReplicaView, View
 LINE_PER_REPLICA = 4
 """Prompts in line for each prefill replica: enough to choose from; more wait their turn outside."""
 
-NumCached = Callable[[PromptNames, Epoch], int]
-"""How many leading tokens of a prompt a replica has."""
+NumCached = Callable[[Sequence[PromptNames], Epoch], Sequence[int]]
+"""How many leading tokens of each prompt a replica has."""
+NOTHING = PromptNames()
+"""No prompt: replicas are looked at for what they do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,8 @@ class Placer:
         chosen = self._line.arrive(prompt, options.candidates, options.held, now, options.costs)
         if chosen is not None:
             return self._answers.apart(asked, options, chosen)
-        why = why_sooner_here(prompt, decode, peers, view, now)
+        there_s = self._line.at_once_s(prompt, now)
+        why = why_sooner_here(prompt, decode, peers, view, now, at_most_s=there_s)
         if why:
             self._line.leave(prompt)
             return self._answers.here(asked, why)
@@ -207,7 +210,7 @@ class Placer:
         The caller sends one on its way before it asks for the next.
         """
         while self._in_line:
-            view = look(PromptNames())  # the one before has taken a place
+            view = look(NOTHING)  # the one before has taken a place
             if not view.decode.pool.is_open.any():
                 return
             takers = view.prefill.where(~view.prefill.pool.is_draining)
@@ -264,12 +267,11 @@ class Placer:
 
     def _num_held(self, prompts: Sequence[Prompt], candidate: Candidate) -> Sequence[int]:
         assert candidate.epoch is not None, "replicas of a fleet have one"
+        names = [self._in_line[prompt.number].names for prompt in prompts]
+        held = self._num_cached(names, candidate.epoch)
         return [
-            min(
-                self._num_cached(self._in_line[prompt.number].names, candidate.epoch),
-                prompt.num_tokens - 1,
-            )
-            for prompt in prompts
+            min(num_held, prompt.num_tokens - 1)
+            for num_held, prompt in zip(held, prompts, strict=True)
         ]
 
     def _why_here(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -233,9 +233,9 @@ class Fleet:
         replica = self._replica(epoch)
         return None if replica is None else replica.candidate
 
-    def num_cached(self, prompt: PromptNames, epoch: Epoch) -> int:
-        """How many leading tokens of a prompt a replica has."""
-        return self._matches.num_tokens(prompt, epoch)
+    def num_cached(self, prompts: Sequence[PromptNames], epoch: Epoch) -> list[int]:
+        """How many leading tokens of each prompt a replica has."""
+        return self._matches.num_tokens(prompts, epoch)
 
     def _layout_of(self, epoch: Epoch) -> KvLayout | None:
         info = self._replica_by_epoch.get(epoch)

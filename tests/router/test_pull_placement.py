@@ -156,7 +156,7 @@ def place(
         rates,
     )
     wanted = PlacementRequest(request_id=RequestId("r"), num_tokens=num_tokens, **request)
-    placer = Placer(Routing(Cost()), lambda names, epoch: 0)
+    placer = Placer(Routing(Cost()), lambda names, epoch: [0] * len(names))
     placement = placer.place(wanted, PromptNames(), view, now=0.0)
     assert isinstance(placement, Placement)
     return placement
