@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -23,9 +22,6 @@ class Recent(Generic[K, V]):
     def __contains__(self, key: K) -> bool:
         return key in self._entries
 
-    def has_any(self, keys: Iterable[K]) -> bool:
-        return not self._entries.keys().isdisjoint(keys)
-
     def get(self, key: K) -> V | None:
         value = self._entries.get(key)
         if value is not None:
@@ -35,8 +31,10 @@ class Recent(Generic[K, V]):
     def pop(self, key: K) -> V | None:
         return self._entries.pop(key, None)
 
-    def put(self, key: K, value: V) -> None:
+    def put(self, key: K, value: V) -> K | None:
+        """The key that is forgotten for it, if one is."""
         self._entries[key] = value
         self._entries.move_to_end(key)
         if len(self._entries) > self._max_entries:
-            self._entries.popitem(last=False)
+            return self._entries.popitem(last=False)[0]
+        return None

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from baton.core.block_hash import BlockNames
+from baton.kernels.names.name_set import new_name_set
 from baton.router.recent import Recent
 
 MAX_TAILS = 200_000
-STRETCH = 64
-"""Blocks that are looked for in one go."""
-MAX_BACK = 16 * STRETCH
+MAX_BACK = 1024
 """Blocks that a turn may add to its conversation and be known as its continuation."""
 
 
 class Sessions:
     def __init__(self, max_tails: int = MAX_TAILS) -> None:
         self._session_by_tail: Recent[bytes, str] = Recent(max_tails)
+        self._tails = new_name_set()
+        """The same, to look for many blocks among them."""
         self._tail_by_name: Recent[str, bytes] = Recent(max_tails)
         """Of sessions that have a name: what the last turn left behind."""
         self._num_begun = 0
@@ -35,12 +37,12 @@ class Sessions:
         if not names:
             return "", True
         tail = self._tail(names)
-        session = None if tail is None else self._session_by_tail.pop(tail)
+        session = None if tail is None else self._take(tail)
         is_first_turn = session is None
         if session is None:
             self._num_begun += 1
             session = f"chain-{self._num_begun}"
-        self._session_by_tail.put(names[-1], session)
+        self._put(names[-1], session)
         return session, is_first_turn
 
     def known(self, names: Sequence[bytes], given: str = "") -> tuple[str, bool]:
@@ -52,20 +54,26 @@ class Sessions:
         return session or "", session is None
 
     def _tail(self, names: Sequence[bytes]) -> bytes | None:
-        """The last of its blocks that is a session's tail: most turns add few."""
-        known, num_names = self._session_by_tail, len(names)
-        for end in range(num_names, max(num_names - MAX_BACK, 0), -STRETCH):
-            last = names[max(end - STRETCH, 0) : end]
-            if known.has_any(last):
-                return next(name for name in reversed(list(last)) if name in known)
-        return None
+        """The last of its blocks that is a session's tail."""
+        found = self._tails.last(BlockNames.of(names), max(len(names) - MAX_BACK, 0))
+        return None if found < 0 else names[found]
+
+    def _put(self, tail: bytes, session: str) -> None:
+        self._tails.add(tail)
+        forgotten = self._session_by_tail.put(tail, session)
+        if forgotten is not None:
+            self._tails.remove(forgotten)
+
+    def _take(self, tail: bytes) -> str | None:
+        self._tails.remove(tail)
+        return self._session_by_tail.pop(tail)
 
     def _is_new(self, given: str, names: Sequence[bytes]) -> bool:
         before = self._tail_by_name.pop(given)
         tail = names[-1] if names else b""
         self._tail_by_name.put(given, tail)
         if before is not None:
-            self._session_by_tail.pop(before)
+            self._take(before)
         if tail:
-            self._session_by_tail.put(tail, given)
+            self._put(tail, given)
         return before is None

@@ -184,7 +184,7 @@ def test_what_conversations_begin_with_is_charged_to_all_of_them() -> None:
 
 def test_a_session_is_known_by_the_tail_that_its_next_turn_continues() -> None:
     sessions = Sessions()
-    a, b, c, d, x = (letter.encode() for letter in "abcdx")
+    a, b, c, d, x = (letter.encode() * 16 for letter in "abcdx")
 
     first, begins = sessions.of([a, b])
     assert begins and sessions.of([a, b, c]) == (first, False)
