@@ -16,7 +16,7 @@ from baton.router.placement import Placement, PlacementRequest
 from baton.router.prompt import Prompt
 from baton.router.pulling import Holding
 from baton.router.ranking import Ranking
-from baton.router.routing_policy import Costs, Held, RoutingPolicy, cheapest, least
+from baton.router.routing_policy import Costs, Held, RoutingPolicy, least
 from baton.router.sources import num_has, source_for
 from baton.router.view import PoolView, ReplicaView, View
 
@@ -27,22 +27,28 @@ MAX_TOLD = 8
 
 
 class Options(NamedTuple):
-    """The replicas that one of is chosen from, and what each would cost."""
+    """The replicas that one of is chosen from, at least one, and what each would cost."""
 
     replicas: PoolView
     candidates: Candidates
     held: Held
     costs: Costs
+    order: Sequence[int]
+    """Places of the cheapest: as many as are told of."""
 
     @classmethod
     def of(cls, replicas: PoolView, prompt: Prompt, policy: RoutingPolicy, now: float) -> Options:
         candidates, held = replicas.candidates, Held(replicas.soon)
-        return cls(replicas, candidates, held, policy.costs(prompt, candidates, held, now))
+        costs = policy.costs(prompt, candidates, held, now)
+        return cls(replicas, candidates, held, costs, least(prompt, candidates, costs, MAX_TOLD))
 
-    def ranked(self, prompt: Prompt, first: int) -> list[int]:
+    @property
+    def cheapest(self) -> int:
+        return self.order[0]
+
+    def ranked(self, first: int) -> list[int]:
         """The place of the one that was chosen, then the cheapest: as many as are told of."""
-        order = least(prompt, self.candidates, self.costs, MAX_TOLD)
-        others = [place for place in order if place != first]
+        others = [place for place in self.order if place != first]
         return [first, *others[: MAX_TOLD - 1]]
 
 
@@ -69,7 +75,7 @@ class Answers:
         source = source_for(decode, view, request)
         considered: Sequence[Considered]
         if chosen_of is not None:
-            ranked = chosen_of.ranked(asked.prompt, chosen_of.replicas.place(decode))
+            ranked = chosen_of.ranked(chosen_of.replicas.place(decode))
             considered = self._considered(asked, chosen_of, ranked, source)
             num_candidates = len(chosen_of.replicas)
         else:
@@ -77,8 +83,7 @@ class Answers:
             considered = (self.alone(asked, decode, source),)
             if len(others):
                 options = Options.of(others, asked.prompt, self._policy, asked.now)
-                first = cheapest(asked.prompt, options.candidates, options.costs)
-                ranked = options.ranked(asked.prompt, first)[: MAX_TOLD - 1]
+                ranked = options.order[: MAX_TOLD - 1]
                 considered += tuple(self._considered(asked, options, ranked))
             num_candidates = 1 + len(others)
         self._policy.placed(asked.prompt, decode.candidate)
@@ -94,12 +99,18 @@ class Answers:
         )
 
     def apart(
-        self, asked: Question, options: Options, first: int, bound_late: str = ""
+        self,
+        asked: Question,
+        options: Options,
+        first: int,
+        bound_late: str = "",
+        foreseen_s: float | None = None,
     ) -> Placement:
         """The one at `first` computes the prompt, for the decode replica. `bound_late`: why it is
-        that one, though another may cost less by now; empty: it was chosen at once."""
+        that one, though another may cost less by now; empty: it was chosen at once. `foreseen_s`:
+        to its first token, as predicted when it came into line; None: it comes now."""
         request, decode = asked.request, asked.decode
-        ranked = options.ranked(asked.prompt, first)
+        ranked = options.ranked(first)
         best, costs = options.replicas[first], options.costs.total
         source = source_for(best, asked.view, request)
         considered = self._considered(asked, options, ranked, source)
@@ -116,13 +127,16 @@ class Answers:
         return Placement(
             decode=decode.info,
             prompt=asked.prompt,
-            prefill=tuple(info.endpoint for info, *_ in considered.known[:MAX_PREFILL_CANDIDATES]),
+            prefill=tuple(
+                [options.replicas.known(one).endpoint for one in ranked[:MAX_PREFILL_CANDIDATES]]
+            ),
             num_prefill_tokens=max(request.num_tokens - num_has(best, source), 1),
             source=None if source is None else source.info.endpoint,
             reason=_told(why, source, is_beside=asked.is_beside),
             considered=considered,
             num_candidates=len(costs),
-            foreseen_s=considered.first_token_s,
+            in_line_s=0.0 if foreseen_s is None else asked.now - asked.prompt.arrived_s,
+            foreseen_s=considered.first_token_s if foreseen_s is None else foreseen_s,
         )
 
     def alone(self, asked: Question, replica: ReplicaView, source: Holding | None) -> Considered:
@@ -145,26 +159,22 @@ class Answers:
         return others.where(is_other)
 
     def _considered(
-        self, asked: Question, options: Options, ranked: list[int], source: Holding | None = None
+        self, asked: Question, options: Options, ranked: Sequence[int], source: Holding | None = None
     ) -> Ranking:
         """Those at these places; the first has `source` to fetch from."""
-        replicas, costs = options.replicas, options.costs
-        places, every = np.array(ranked), replicas.pool.replicas
-        rows = ranked if replicas.places is None else replicas.places.take(places).tolist()
+        costs, places = options.costs, np.array(ranked)
+        every = list(map(options.replicas.known, ranked))
         wait_s, work_s = self._delays_s(asked, options, places)
         num_held, fetch_s = options.held.tokens.take(places), 0.0
         if source is not None:  # it is fetched while it waits
-            first = every[rows[0]]
+            first = every[0]
             whole_s = _fetch_s(asked, source, first.info, int(num_held[0]))
             fetch_s = max(whole_s - float(wait_s[0]), 0.0)
             num_held[0] = max(int(num_held[0]), source.num_tokens)
             speed = first.candidate.speed
             work_s[0] = speed.prefill_s(asked.prompt.num_tokens, int(num_held[0]))
         return Ranking(
-            known=[
-                (one.info, one.candidate.corrected_s, one.heard_at_s)
-                for one in map(every.__getitem__, rows)
-            ],
+            known=[(one.info, one.candidate.corrected_s, one.heard_at_s) for one in every],
             decided_s=asked.now,
             costs=costs.total.take(places),
             num_held=num_held,

@@ -27,7 +27,7 @@ from baton.router.candidate import Candidate, Waiting
 from baton.router.candidates import Candidates, works_s
 from baton.router.columns import Numbers
 from baton.router.prompt import Prompt
-from baton.router.routing_policy import Costs, Held, RoutingPolicy, cheapest
+from baton.router.routing_policy import Held, RoutingPolicy, cheapest
 
 MAX_OFFERED = 8
 """Of each line, the first few are offered to a candidate that has none of its own."""
@@ -69,16 +69,16 @@ class Line:
         candidates: Candidates,
         held: Held,
         now: float,
-        costs: Costs | None = None,
+        place: int | None = None,
     ) -> int | None:
-        """Choose among `candidates`, at least one, by `costs` if they are known already.
+        """Choose among `candidates`, at least one; `place`: that of the cheapest, if it is known.
 
         The place of the one to send it to.
         """
         turns = self._policy.turns
-        if costs is None:
+        if place is None:
             costs = self._policy.costs(prompt, candidates, held, now)
-        place = cheapest(prompt, candidates, costs)
+            place = cheapest(prompt, candidates, costs)
         candidate, num_held = candidates[place], int(held.tokens[place])
         if turns is None or (not candidate.waiting and candidate.takes(prompt, num_held)):
             self._policy.placed(prompt, candidate)

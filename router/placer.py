@@ -16,7 +16,7 @@ has cached counts as there if fetching it is clearly cheaper than computing it (
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 
 from baton.core.ids import Epoch
@@ -32,7 +32,7 @@ from baton.router.placement import Placement, PlacementRequest
 from baton.router.prompt import Prompt, drawn
 from baton.router.prompt_names import PromptNames
 from baton.router.pulling import PullRates
-from baton.router.routing_policy import RoutingPolicy, cheapest
+from baton.router.routing_policy import RoutingPolicy
 from baton.router.sessions import Sessions
 from baton.router.sources import source_for
 from baton.router.view import PoolView, ReplicaView, View
@@ -144,7 +144,7 @@ class Placer:
         if why:
             return self._answers.here(asked, why)
         options = Options.of(peers, prompt, self._policy, now)
-        chosen = self._line.arrive(prompt, options.candidates, options.held, now, options.costs)
+        chosen = self._line.arrive(prompt, options.candidates, options.held, now, options.cheapest)
         if chosen is not None:
             return self._answers.apart(asked, options, chosen)
         there_s = self._line.at_once_s(prompt, now)
@@ -164,7 +164,7 @@ class Placer:
         replicas = opened(view.decode, request)
         prompt = self._prompt(request, names, replicas[0], now)
         options = Options.of(replicas, prompt, self._policy, now)
-        decode = replicas[cheapest(prompt, options.candidates, options.costs)]
+        decode = replicas[options.cheapest]
         why = self._why_here(request, decode, view, is_beside=False, has_peers=False)
         return self._answers.here(Question(request, prompt, decode, False, view, now), why, options)
 
@@ -199,8 +199,7 @@ class Placer:
         self, request: PlacementRequest, names: PromptNames, replicas: PoolView, now: float
     ) -> ReplicaView:
         prompt = self._prompt(request, names, replicas[0], now, is_kept=False)
-        options = Options.of(replicas, prompt, self._policy, now)
-        return replicas[cheapest(prompt, options.candidates, options.costs)]
+        return replicas[Options.of(replicas, prompt, self._policy, now).cheapest]
 
     def served(
         self, look: Callable[[PromptNames], View], now: float
@@ -219,11 +218,7 @@ class Placer:
                 return
             candidate, prompt = found
             entry = self._in_line.pop(prompt.number)
-            placement = self._bound(entry, candidate, look(entry.names), now)
-            yield (
-                prompt,
-                replace(placement, in_line_s=now - prompt.arrived_s, foreseen_s=entry.foreseen_s),
-            )
+            yield prompt, self._bound(entry, candidate, look(entry.names), now)
 
     def foreseen(self, prompt: Prompt, now: float) -> tuple[int, float]:
         """How many go before one in line, and how long it takes to its first token."""
@@ -237,15 +232,14 @@ class Placer:
         options = Options.of(ready(view.prefill, entry.request), entry.prompt, self._policy, now)
         first = options.candidates.place(chosen)
         if first is None:  # an earlier attempt failed there
-            first = cheapest(entry.prompt, options.candidates, options.costs)
-            return self._answers.apart(asked, options, first)
+            return self._answers.apart(asked, options, options.cheapest, "", entry.foreseen_s)
         if chosen is entry.choice:
             in_line_s = now - entry.prompt.arrived_s
             why = f"its turn for {chosen.name} came after {in_line_s:.1f} s in line"
         else:
             why = f"{chosen.name} was free, and it gained by leaving the line of "
             why += entry.choice.name
-        return self._answers.apart(asked, options, first, why)
+        return self._answers.apart(asked, options, first, why, entry.foreseen_s)
 
     def stranded(self, view: View, now: float) -> list[Prompt]:
         """Those whose replica takes nobody any more, or is late: they are in line no more."""

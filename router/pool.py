@@ -31,6 +31,8 @@ class KnownReplica:
 
     def __init__(self, info: ReplicaInfo, candidate: Candidate) -> None:
         self.info = info
+        self.endpoint = info.endpoint
+        """The same, whatever is new of the replica."""
         self.candidate = candidate
         """What it has to compute, as far as this gateway can tell."""
         self.is_connected = False

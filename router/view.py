@@ -93,6 +93,10 @@ class PoolView(Sequence[ReplicaView]):
             self.pool.replicas[row], row, int(self.cached[row]), int(self.expected[row])
         )
 
+    def known(self, place: int) -> KnownReplica:
+        """One of these, whatever it has of the prompt."""
+        return self.pool.replicas[place if self.places is None else self.places[place]]
+
     def __iter__(self) -> Iterator[ReplicaView]:
         return map(self.__getitem__, range(len(self)))
 
