@@ -159,7 +159,11 @@ class Answers:
         return others.where(is_other)
 
     def _considered(
-        self, asked: Question, options: Options, ranked: Sequence[int], source: Holding | None = None
+        self,
+        asked: Question,
+        options: Options,
+        ranked: Sequence[int],
+        source: Holding | None = None,
     ) -> Ranking:
         """Those at these places; the first has `source` to fetch from."""
         costs, places = options.costs, np.array(ranked)

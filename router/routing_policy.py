@@ -89,7 +89,9 @@ def least(prompt: Prompt, candidates: Candidates, costs: Costs, num: int) -> Seq
     if found is None:
         return _least(prompt, candidates, total, num)
     draws = candidates.columns.draws
-    return compiled.least(found, np.ascontiguousarray(total, float), draws, places, prompt.draw, num)
+    return compiled.least(
+        found, np.ascontiguousarray(total, float), draws, places, prompt.draw, num
+    )
 
 
 def _least(prompt: Prompt, candidates: Candidates, total: Numbers, num: int) -> Sequence[int]:

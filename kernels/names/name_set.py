@@ -46,5 +46,9 @@ class ReferenceSet:
         for end in range(len(names), start, -STRETCH):
             some = list(names[max(end - STRETCH, start) : end])
             if not self._names.isdisjoint(some):
-                return end - 1 - next(n for n, name in enumerate(reversed(some)) if name in self._names)
+                return (
+                    end
+                    - 1
+                    - next(n for n, name in enumerate(reversed(some)) if name in self._names)
+                )
         return -1

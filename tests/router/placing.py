@@ -30,7 +30,9 @@ def prefill(name: str, *, is_ready: bool = True, **facts: Any) -> ReplicaView:
 
 
 def placer(local_prefill_tokens: int = 64, policy: RoutingPolicy | None = None) -> Placer:
-    return Placer(Routing(policy or Cost(), local_prefill_tokens), lambda names, epoch: [0] * len(names))
+    return Placer(
+        Routing(policy or Cost(), local_prefill_tokens), lambda names, epoch: [0] * len(names)
+    )
 
 
 def place(

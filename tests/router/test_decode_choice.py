@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import replace
 
-from tests.router.placing import LONG, decode, place, place_at, prefill
+import numpy as np
+import pytest
+from tests.gateway.fleet.known_replicas import view_of
+from tests.router.placing import LONG, asked, decode, place, place_at, prefill
 
 from baton.core.messages import Capacity
+from baton.router import decode_choice, routing_policy
+from baton.router.candidate import Candidate
+from baton.router.candidates import CandidateTable
+from baton.router.decode_choice import choose_decode
+from baton.router.prompt import Prompt
+from baton.router.routing_policy import Costs, least
+from baton.router.speed import ConstantRate
 
 
 def test_the_decode_replica_with_the_least_work_wins() -> None:
@@ -70,3 +82,37 @@ def test_a_neighbour_that_is_full_or_lost_does_not_hold_a_request_up() -> None:
     for neighbour in (full, lost):
         request = replace(LONG, near=neighbour.info.epoch, lost=frozenset({lost.info.epoch}))
         assert place_at(request, decode=[neighbour, decode("other")], prefill=[])[0] == "other"
+
+
+def test_who_is_least_does_not_depend_on_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equals, infinite costs and such that are no numbers, of all or of some; decode replicas."""
+    draw = random.Random(1)
+    every = CandidateTable(Candidate(f"{n}", ConstantRate(tokens_per_s=1.0)) for n in range(30)).all
+
+    def answers() -> list[object]:
+        draw.seed(1)
+        found: list[object] = []
+        for number in range(60):
+            places = np.array(sorted(draw.sample(range(30), draw.randrange(1, 30))))
+            some = every if number % 2 else every.at(places)
+            costs = draw.choices([0.0, 1.0, 2.5, math.inf, math.nan], k=len(some))
+            prompt = Prompt(number=number, num_tokens=9, arrived_s=0.0, draw=draw.getrandbits(64))
+            found.append(list(least(prompt, some, Costs(np.array(costs)), draw.randrange(1, 12))))
+            replicas = [
+                decode(
+                    f"{n}",
+                    num_open=draw.randrange(5),
+                    num_cached_tokens=draw.choice([0, 8]),
+                    num_expected_tokens=draw.choice([0, 16]),
+                )
+                for n in range(8)
+            ]
+            chosen, _ = choose_decode(asked(f"r{number}"), view_of(replicas, []))
+            assert chosen is not None
+            found.append(chosen.info.replica_id)
+        return found
+
+    compiled = answers()
+    for module in (decode_choice, routing_policy):
+        monkeypatch.setattr(module, "library_without_torch", lambda: None)
+    assert answers() == compiled

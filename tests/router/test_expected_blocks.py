@@ -33,23 +33,3 @@ def test_what_is_expected_is_the_longest_that_a_prompt_has_in_common_with_one_on
             depth = num_leading(chain(asked), set(chain(text)))
             wanted[epoch] = max(depth, wanted.get(epoch, 0))
     assert found == {epoch: depth for epoch, depth in wanted.items() if depth}
-
-
-def test_a_thousand_prompts_that_begin_alike_are_passed_in_one_stretch_and_join_again() -> None:
-    blocks = ExpectedBlocks()
-    alike = "what all of them begin with"
-    ever = blocks.add(chain(alike), Epoch("1"))
-
-    others = [blocks.add(chain(f"{alike}{n}"), Epoch(str(n % 3))) for n in range(1000)]
-    assert len(list(blocks._passed(chain(f"{alike}!")))) == 1
-    assert blocks.depths(chain(f"{alike}!")).by_epoch() == {
-        Epoch(str(n)): len(alike) for n in range(3)
-    }
-
-    halfway = blocks.add(chain(alike[:9]), Epoch("1"))
-    for one in (*others, halfway):
-        blocks.remove(one)
-        blocks.remove(one)
-    assert len(list(blocks._passed(chain(alike)))) == 1
-    blocks.remove(ever)
-    assert not blocks._stretches
