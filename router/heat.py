@@ -10,13 +10,14 @@ in full.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp2
 from typing import NamedTuple
 
 import numpy as np
 
+from baton.core.block_hash import DIGEST_BYTES, BlockNames
 from baton.router.columns import Numbers
 from baton.router.prompt import Prompt
 from baton.router.recent import Recent
@@ -31,7 +32,7 @@ class _Uses:
     at_s: float
 
     def by(self, now: float) -> float:
-        return self.count * math.exp2((self.at_s - now) / HALF_LIFE_S)
+        return self.count * exp2((self.at_s - now) / HALF_LIFE_S)
 
 
 class Charge(NamedTuple):
@@ -76,15 +77,19 @@ class Heat:
         """
         ends, sums = [0], [0.0]
         end, sum_, depth = 0, 0.0, 1
-        names, find = prompt.names, self._uses_by_name.get
-        num_names = len(names) if num_replicas else 0
-        while depth <= num_names and (uses := find(names[depth - 1])) is not None:
-            others = uses.by(now) - 1.0
+        find, block_size = self._uses_by_name.get, prompt.block_size
+        packed = BlockNames.of(prompt.names).packed if num_replicas else b""
+        num_names = len(packed) // DIGEST_BYTES
+        while depth <= num_names:
+            behind = depth * DIGEST_BYTES
+            uses = find(packed[behind - DIGEST_BYTES : behind])
+            if uses is None:
+                break
+            others = uses.count * exp2((uses.at_s - now) / HALF_LIFE_S) - 1.0
             if others < 0.01:
                 break
-            weight = 1.0 / (1.0 + others / num_replicas)
-            before, end = end, depth * prompt.block_size
-            sum_ += (end - before) * weight
+            before, end = end, depth * block_size
+            sum_ += (end - before) * (1.0 / (1.0 + others / num_replicas))
             ends.append(end)
             sums.append(sum_)
             depth *= 2
