@@ -15,7 +15,9 @@
               it counts nothing
     surplus   30 * work * by how much more than the mean the candidate was sent, half of this work
               included: where too much is, work is dear, so those conversations leave that lose
-              little by it. While few conversations began lately, it counts little
+              little by it. While few conversations began lately, it counts little. New ones even
+              it out for nothing: once none begin, only those that are there can, and what is
+              beyond 7 % is charged 11 times
 
 Both count the less the more wait: what waits evens out by itself.
 
@@ -59,6 +61,9 @@ FEW, MANY = 8.0, 32.0
 FEW_BEGUN = 4.0
 """Conversations a candidate, besides one: fewer can not be spread evenly, and had better stay where
 they are."""
+SPARE, HASTE = 0.07, 10.0
+"""Once no conversations begin, what a candidate has beyond so much more than the mean is charged so
+many times on top. Tried: 0.03 to 0.1, and 5 to 30."""
 
 
 class Cost:
@@ -86,6 +91,8 @@ class Cost:
             price=BASE_PRICE + self._weights.scarcity * in_line,
             balance_s=self._balance_unit_s(num_recent),
             evenness=self._evenness(len(candidates), now) if mean_s else 0.0,
+            spare=SPARE,
+            haste=HASTE * self._none_begin(len(candidates), now),
             mean_recent_s=candidates.mean_recent_units,
             mean_recent_now_s=mean_s,
             num_waiting=in_line,
@@ -110,6 +117,12 @@ class Cost:
         """What is charged for a second of work to one that was sent twice the mean."""
         num_besides = self._begun(now) / num_candidates - 1.0
         return self._weights.evenness * min(max(num_besides, 0.0) / FEW_BEGUN, 1.0)
+
+    def _none_begin(self, num_candidates: int, now: float) -> float:
+        """Whether new conversations even nothing out any more: 1, if none has begun for as long as
+        it took, lately, until as many as there are candidates had."""
+        per_s = self._num_begun * math.log(2) / RECENT_HALF_LIFE_S
+        return min(per_s * max(now - self._begun_at_s, 0.0) / num_candidates, 1.0)
 
     def placed(self, prompt: Prompt, candidate: Candidate) -> None:
         """Learn what is typical, and what conversations begin with."""

@@ -40,6 +40,10 @@ class Asked(NamedTuple):
     """Charged to one that was sent twice the mean."""
     evenness: float
     """Charged for a second of work to one that was sent twice the mean; 0: to nobody."""
+    spare: float
+    """Beyond so much more than the mean,"""
+    haste: float
+    """so many times as much is charged on top."""
     mean_recent_s: float
     """As the columns have it."""
     mean_recent_now_s: float
@@ -96,7 +100,8 @@ def reference(
     surplus_s.fill(0.0)
     if asked.evenness:
         over = work_s / (2.0 * asked.mean_recent_now_s) + shares - 1.0
-        np.multiply(np.maximum(over, 0.0) * asked.evenness, work_s, out=surplus_s)
+        charged = np.maximum(over, 0.0) + np.maximum(over - asked.spare, 0.0) * asked.haste
+        np.multiply(charged * asked.evenness, work_s, out=surplus_s)
     if asked.num_waiting:
         terms[-3:-1] /= 1.0 + asked.num_waiting
     np.add.reduce(terms[1:-1], out=total_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,16 @@ from baton.router.candidates import CandidateTable
 from baton.router.columns import RECENT_HALF_LIFE_S
 from baton.router.heat import Heat
 from baton.router.policies import cost_terms
-from baton.router.policies.cost import BASE_PRICE, DEFAULTS, FEW, FEW_BEGUN, MANY, Cost
+from baton.router.policies.cost import (
+    BASE_PRICE,
+    DEFAULTS,
+    FEW,
+    FEW_BEGUN,
+    HASTE,
+    MANY,
+    SPARE,
+    Cost,
+)
 from baton.router.prompt import Prompt, mix, mixed
 from baton.router.routing_policy import Held, cheapest
 from baton.router.speed import ConstantRate, MeasuredSpeed
@@ -103,6 +113,8 @@ def plain_costs(prompt: Prompt, candidates: list[Candidate], held: list[int]) ->
     few = min(max(mean_sent - FEW, 0.0) / MANY, 1.0)
     begun = NUM_BEGUN * 2 ** ((prompt.arrived_s - NOW) / RECENT_HALF_LIFE_S) / len(candidates)
     evenness = DEFAULTS.evenness * min(max(begun - 1.0, 0.0) / FEW_BEGUN, 1.0)
+    num_missing = NUM_BEGUN * math.log(2) / RECENT_HALF_LIFE_S * max(NOW - prompt.arrived_s, 0.0)
+    haste = HASTE * min(num_missing / len(candidates), 1.0)
     costs = []
     for one, num_held, (recent_s, _) in zip(candidates, held, recent, strict=True):
         cached = min(num_held, prompt.num_tokens - 1)
@@ -118,7 +130,7 @@ def plain_costs(prompt: Prompt, candidates: list[Candidate], held: list[int]) ->
             + price * work_s * own / (prompt.num_tokens - cached)
             + (num_behind + one.num_running) * work_s
             + DEFAULTS.balance * turns.typical_s * few * balance / (1 + in_line)
-            + evenness * over * work_s / (1 + in_line)
+            + evenness * (over + haste * max(over - SPARE, 0.0)) * work_s / (1 + in_line)
         )
     return costs
 

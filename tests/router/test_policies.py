@@ -111,9 +111,9 @@ def test_who_loses_little_by_it_leaves_a_replica_that_was_sent_too_much() -> Non
     candidates = CandidateTable(Candidate(n, ConstantRate(tokens_per_s=100.0)) for n in "ab").all
     cost = Cost(CostWeights(balance=0.0))
 
-    def chosen(num_held: int) -> int:
+    def chosen(num_held: int, now: float = 0.0) -> int:
         held = Held(np.array([num_held, 0.0]))
-        return cheapest(ASKS, candidates, cost.costs(ASKS, candidates, held, 0.0))
+        return cheapest(ASKS, candidates, cost.costs(ASKS, candidates, held, now))
 
     for number, place in enumerate((0, 0, 0, 1)):
         sent = prompt(number, 40_000, names="abcd"[number])
@@ -125,6 +125,7 @@ def test_who_loses_little_by_it_leaves_a_replica_that_was_sent_too_much() -> Non
 
     assert few == [0, 0]  # nobody has begun here that could be spread
     assert [chosen(num_held) for num_held in (500, 960)] == [1, 0]
+    assert [chosen(960, now) for now in (10.0, 400.0)] == [0, 1]  # nobody begins any more
 
 
 def test_a_conversation_stays_where_it_was_and_prefixes_have_their_replicas() -> None:

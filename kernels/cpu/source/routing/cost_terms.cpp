@@ -29,7 +29,7 @@ extern "C" {
 // One prompt, and what holds for all replicas; kernels/routing/cost_terms_cpu.py packs it.
 struct BatonAsked {
   double now, late_s, num_tokens, arrived_s, latest_s, stretch, later_s;  // by `turns.py`
-  double price, balance_s, evenness, mean_recent_s, mean_recent_now_s, crowd;
+  double price, balance_s, evenness, spare, haste, mean_recent_s, mean_recent_now_s, crowd;
 };
 
 // One replica's numbers are a column of [rows of Column][stride]. `places`: which of them; null: the first
@@ -90,7 +90,8 @@ void baton_cost_terms(const BatonAsked* asked, const double* numbers, int64_t st
     surplus_s[i] = 0.0;
     if (a.evenness != 0.0) {
       const double over = work_s[i] / (2.0 * a.mean_recent_now_s) + share - 1.0;
-      surplus_s[i] = std::max(over, 0.0) * a.evenness * work_s[i];
+      const double charged = std::max(over, 0.0) + std::max(over - a.spare, 0.0) * a.haste;
+      surplus_s[i] = charged * a.evenness * work_s[i];
     }
     if (a.crowd != 0.0) {
       balance_s[i] /= 1.0 + a.crowd;
