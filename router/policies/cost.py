@@ -17,7 +17,7 @@
               included: where too much is, work is dear, so those conversations leave that lose
               little by it. While few conversations began lately, it counts little. New ones even
               it out for nothing: once none begin, only those that are there can, and what is
-              beyond 7 % is charged 11 times
+              beyond 10 % is charged 11 times
 
 Both count the less the more wait: what waits evens out by itself.
 
@@ -61,7 +61,7 @@ FEW, MANY = 8.0, 32.0
 FEW_BEGUN = 4.0
 """Conversations a candidate, besides one: fewer can not be spread evenly, and had better stay where
 they are."""
-SPARE, HASTE = 0.07, 10.0
+SPARE, HASTE = 0.1, 10.0
 """Once no conversations begin, what a candidate has beyond so much more than the mean is charged so
 many times on top. Tried: 0.03 to 0.1, and 5 to 30."""
 
