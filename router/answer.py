@@ -74,6 +74,7 @@ class Answers:
         request, decode, view = asked.request, asked.decode, asked.view
         source = source_for(decode, view, request)
         considered: Sequence[Considered]
+        ranked: Sequence[int]
         if chosen_of is not None:
             ranked = chosen_of.ranked(chosen_of.replicas.place(decode))
             considered = self._considered(asked, chosen_of, ranked, source)

@@ -88,8 +88,9 @@ class Heat:
             others = uses.count * exp2((uses.at_s - now) / HALF_LIFE_S) - 1.0
             if others < 0.01:
                 break
+            weight = 1.0 / (1.0 + others / num_replicas)
             before, end = end, depth * block_size
-            sum_ += (end - before) * (1.0 / (1.0 + others / num_replicas))
+            sum_ += (end - before) * weight
             ends.append(end)
             sums.append(sum_)
             depth *= 2
