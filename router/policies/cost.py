@@ -120,9 +120,10 @@ class Cost:
 
     def _none_begin(self, num_candidates: int, now: float) -> float:
         """Whether new conversations even nothing out any more: 1, if none has begun for as long as
-        it took, lately, until as many as there are candidates had."""
+        it took, lately, until as many as there are candidates had; 0, if for half as long."""
         per_s = self._num_begun * math.log(2) / RECENT_HALF_LIFE_S
-        return min(per_s * max(now - self._begun_at_s, 0.0) / num_candidates, 1.0)
+        num_missing = per_s * (now - self._begun_at_s) / num_candidates
+        return min(max(2.0 * num_missing - 1.0, 0.0), 1.0)
 
     def placed(self, prompt: Prompt, candidate: Candidate) -> None:
         """Learn what is typical, and what conversations begin with."""

@@ -114,7 +114,7 @@ def plain_costs(prompt: Prompt, candidates: list[Candidate], held: list[int]) ->
     begun = NUM_BEGUN * 2 ** ((prompt.arrived_s - NOW) / RECENT_HALF_LIFE_S) / len(candidates)
     evenness = DEFAULTS.evenness * min(max(begun - 1.0, 0.0) / FEW_BEGUN, 1.0)
     num_missing = NUM_BEGUN * math.log(2) / RECENT_HALF_LIFE_S * max(NOW - prompt.arrived_s, 0.0)
-    haste = HASTE * min(num_missing / len(candidates), 1.0)
+    haste = HASTE * min(max(2 * num_missing / len(candidates) - 1, 0.0), 1.0)
     costs = []
     for one, num_held, (recent_s, _) in zip(candidates, held, recent, strict=True):
         cached = min(num_held, prompt.num_tokens - 1)
