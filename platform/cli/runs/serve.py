@@ -42,15 +42,16 @@ from baton.platform.cluster.local_cluster import (
     worker_environment,
 )
 from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.machine.child_processes import descendants, end
 from baton.platform.machine.interpreter import collector_at_rest
 from baton.platform.observe.gateway_pages import gateway_url, reachable
 from baton.platform.observe.logs import Lines, start_log
 
 log = logging.getLogger(__name__)
 console = Console(highlight=False)
-RAY_STARTS = 3
-"""Ray's node gives its agents 15 s, which no setting makes more: a loaded machine may need longer,
-and the next time finds in memory what they read."""
+RAY_STARTS = 2
+"""On a loaded machine. Ray's node gives its agents 15 s, which no setting makes more: they may need
+longer, and find in memory the next time what they read."""
 WATCH_PERIOD_S = 1.0
 """How often it is looked whether the kernel had to end somebody."""
 
@@ -170,6 +171,7 @@ def _join_or_start(config: DeploymentConfig) -> None:
         ray.init(address=config.ray.address, logging_level=logging.ERROR)
         return
     os.environ.update(worker_environment())
+    before = descendants(os.getpid())
     for num_left in reversed(range(RAY_STARTS)):
         try:
             ray.init(
@@ -180,12 +182,17 @@ def _join_or_start(config: DeploymentConfig) -> None:
                 logging_level=logging.ERROR,
             )
         except Exception as error:
-            if not num_left or not came_late(error):
+            if not num_left or not came_late(error) or not _is_overloaded():
                 raise
             log.warning("Ray did not come up in time, on a machine that is overloaded: once more")
             ray.shutdown()
+            end(descendants(os.getpid()) - before)  # of a node that it did not get, it ends nobody
         else:
             return
+
+
+def _is_overloaded() -> bool:
+    return os.getloadavg()[0] > (os.cpu_count() or 1)
 
 
 def _import_serve() -> None:
