@@ -1,25 +1,32 @@
 """The gateway's identity, for clients that want to be sure: a certificate and its key.
 
 The files are looked at for every handshake, so that a renewed certificate needs no restart. One
-that cannot be used takes nothing away: the last good one stays, and the log says why.
+that cannot be used takes nothing away: the last good one stays, the log says why, and it is tried
+again, as what was in its way (rights, a full table of open files) may show in no stamp.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
+from baton.core.clock import Clock, monotonic
 from baton.core.errors import InvalidConfig
 from baton.gateway.access.config import GatewayConfig
 
 log = logging.getLogger(__name__)
 
-Stamp = tuple[tuple[int, int, int] | None, ...]
-"""By file: inode, size and time of its last change; None while it is away."""
+Stamp = tuple[tuple[int, int, int, int] | None, ...]
+"""By file: inode, size, and times of the last change of its content and of its owner and rights;
+None while it is away."""
+
+RETRY_S = 5.0
+"""Between attempts to load files that cannot be used and do not change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +41,15 @@ class _Loaded:
 class TlsIdentity:
     """Files that have been seen to fit together. gRPC asks from threads of its own."""
 
-    def __init__(self, cert_file: str, key_file: str) -> None:
+    def __init__(self, cert_file: str, key_file: str, clock: Clock = monotonic) -> None:
         """Raises InvalidConfig, naming the setting that is at fault."""
         self._cert_file, self._key_file = cert_file, key_file
+        self._clock = clock
         self._lock = Lock()
         self._loaded = self._load(self._look())
         self._seen = self._loaded.stamp
+        self._fault = ""
+        self._retry_at = math.inf
 
     def context(self) -> ssl.SSLContext:
         """For a handshake that begins now."""
@@ -53,15 +63,24 @@ class TlsIdentity:
     def _renewed(self) -> _Loaded:
         with self._lock:
             stamp = self._look()
-            if stamp != self._seen:
+            if stamp != self._seen or self._clock() >= self._retry_at:
                 self._seen = stamp
-                try:
-                    self._loaded = self._load(stamp)
-                except InvalidConfig as error:
-                    log.error("the renewed certificate is not used: %s", error)
-                else:
-                    log.info("the certificate has been renewed: %s", self._cert_file)
+                self._reload(stamp)
             return self._loaded
+
+    def _reload(self, stamp: Stamp) -> None:
+        """Keeps what there is if the files cannot be used."""
+        try:
+            self._loaded = self._load(stamp)
+        except InvalidConfig as error:
+            self._retry_at = self._clock() + RETRY_S
+            if str(error) != self._fault:
+                log.error("the renewed certificate is not used: %s", error)
+            self._fault = str(error)
+        else:
+            self._retry_at = math.inf
+            self._fault = ""
+            log.info("the certificate has been renewed: %s", self._cert_file)
 
     def _look(self) -> Stamp:
         return _stamp(self._cert_file), _stamp(self._key_file)
@@ -93,12 +112,12 @@ def tls_identity(config: GatewayConfig) -> TlsIdentity | None:
     return TlsIdentity(config.tls_cert_file, config.tls_key_file)
 
 
-def _stamp(path: str) -> tuple[int, int, int] | None:
+def _stamp(path: str) -> tuple[int, int, int, int] | None:
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _read(key: str, path: str) -> bytes:
@@ -116,6 +135,6 @@ def _at_fault(cert_file: str) -> str:
     """The certificate if it cannot be read on its own, else its key."""
     try:
         ssl.create_default_context(cafile=cert_file)
-    except ssl.SSLError:
+    except OSError:  # an SSLError is one as well; others if it went meanwhile
         return "gateway.tls_cert_file"
     return "gateway.tls_key_file"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import ssl
 import subprocess
 from pathlib import Path
@@ -16,9 +18,10 @@ from tests.gateway.scripted import MODEL, Script, serving, tokens_of
 
 from baton.client.errors import Unavailable
 from baton.client.retry import RetryPolicy
+from baton.core.clock import ManualClock
 from baton.core.errors import InvalidConfig
 from baton.gateway.access.config import GatewayConfig
-from baton.gateway.access.tls import tls_identity
+from baton.gateway.access.tls import RETRY_S, TlsIdentity, tls_identity
 
 ONCE = RetryPolicy(max_attempts=1)
 
@@ -93,6 +96,52 @@ async def test_a_renewed_certificate_is_shown_at_once_and_a_broken_one_is_not(
 
     assert renewed == kept == [MODEL]
     assert "gateway.tls_cert_file cannot be used" in caplog.text
+
+
+def test_files_that_could_not_be_read_are_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, newer = make_certificate(tmp_path), make_certificate(tmp_path, "newer")
+    clock = ManualClock()
+    identity = TlsIdentity(str(made.cert_file), str(made.key_file), clock)
+    old = identity.pem()
+    made.key_file.write_bytes(newer.key_file.read_bytes())
+    made.cert_file.write_bytes(newer.cert_file.read_bytes())
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        pems = [identity.pem()]
+        clock.advance(RETRY_S)
+        pems.append(identity.pem())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    pems.append(identity.pem())  # too early
+
+    assert pems == [old] * 3
+    assert caplog.text.count("is not used: gateway.tls_cert_file: cannot read") == 1
+    clock.advance(RETRY_S)
+    assert identity.pem() != old
+
+
+def test_files_of_which_only_owner_or_rights_have_changed_are_tried_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, newer = make_certificate(tmp_path), make_certificate(tmp_path, "newer")
+    identity = TlsIdentity(str(made.cert_file), str(made.key_file), ManualClock())
+    old = identity.pem()
+    made.cert_file.write_bytes(newer.cert_file.read_bytes())  # its key is yet to come
+    with monkeypatch.context() as patch:  # and it goes while the fault is looked for
+        patch.setattr(ssl, "create_default_context", lambda cafile: Path("/none").read_bytes())
+        assert identity.pem() == old
+    assert "is not used: gateway.tls_cert_file cannot be used" in caplog.text
+
+    there = made.key_file.stat()
+    key = newer.key_file.read_bytes()
+    made.key_file.write_bytes(key + b"\n" * (there.st_size - len(key)))
+    os.utime(made.key_file, ns=(there.st_atime_ns, there.st_mtime_ns))
+    assert made.key_file.stat().st_size == there.st_size
+    assert identity.pem()[1] == newer.cert_file.read_bytes()
 
 
 async def test_who_opens_a_connection_and_shakes_no_hands_has_a_place_and_loses_it(
