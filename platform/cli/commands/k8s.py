@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,8 +12,9 @@ import msgspec
 import typer
 import yaml
 
+from baton.core.clock import monotonic
 from baton.core.errors import InvalidConfig
-from baton.platform.cli.terminal.errors import told_in_one_line
+from baton.platform.cli.terminal.errors import complain, told_in_one_line
 from baton.platform.kubernetes.rendered import read_service
 from baton.platform.kubernetes.upgrade import SERVE, Effect, Outcome, predict
 
@@ -57,13 +60,27 @@ def leave(
     ] = False,
 ) -> None:
     """Empty this Ray node before its pod ends: replicas come up elsewhere, requests move there."""
-    from baton.platform.cluster.node_departure import own_node, wait_for_others, wait_until_empty
+    from baton.platform.cluster.node_departure import (
+        ANSWERED_WITHIN_S,
+        hard_limit,
+        own_node,
+        wait_for_others,
+        wait_until_empty,
+    )
 
-    with told_in_one_line("baton k8s leave"):
-        if head:
-            wait_for_others(own_node(), seconds, typer.echo)
-        else:
-            wait_until_empty(own_node(), seconds, typer.echo)
+    command = "baton k8s leave"
+    deadline = monotonic() + seconds
+
+    def end() -> None:
+        complain(command, "no answer from Ray in the time that this node has; it ends as it is")
+        os._exit(1)
+
+    with told_in_one_line(command), hard_limit(seconds, end), ExitStack() as connection:
+        with hard_limit(ANSWERED_WITHIN_S if head else seconds, end):
+            node = connection.enter_context(own_node())
+        # A second to say what is left.
+        wait = wait_for_others if head else wait_until_empty
+        wait(node, max(0.0, deadline - monotonic() - 1), typer.echo)
 
 
 @app.command()

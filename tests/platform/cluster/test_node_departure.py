@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+
 import pytest
 
 from baton.core.clock import ManualClock
 from baton.core.errors import DeadlineExceeded
 from baton.platform.cluster.node_departure import (
+    ANSWERED_WITHIN_S,
     TOLD_WITHIN_S,
+    NoAnswer,
+    hard_limit,
     wait_for_others,
     wait_until_empty,
 )
@@ -84,3 +94,81 @@ def test_a_head_that_leaves_alone_waits_for_nobody_who_stays() -> None:
 def test_a_head_goes_in_time_even_if_others_do_not() -> None:
     with pytest.raises(DeadlineExceeded, match="2 nodes have not left after 100 s"):
         left_last(1, 1000, 100)
+
+
+def test_a_node_asks_again_while_ray_does_not_answer() -> None:
+    class Flaky(Node):
+        num_calls = 0
+
+        def answer(self) -> None:
+            self.num_calls += 1
+            if self.num_calls in (1, 2, 4):
+                raise NoAnswer("the GCS is away")
+
+        def announce(self, seconds: float) -> None:
+            self.answer()
+            super().announce(seconds)
+
+        def num_actors(self) -> int:
+            self.answer()
+            return super().num_actors()
+
+    node = Flaky(1, 0)
+
+    assert leave(node, 90)[-1] == "nothing is left on this node"
+    assert node.announced == [89]
+
+    class Away(Node):
+        def announce(self, seconds: float) -> None:
+            raise NoAnswer("the GCS is away")
+
+    with pytest.raises(DeadlineExceeded, match=r"not known .*the GCS is away.* after 5 s"):
+        leave(Away(1), 5)
+
+
+@pytest.mark.parametrize("answers_until", [0.0, 60.0])
+def test_a_head_whose_gcs_has_gone_ends_soon(answers_until: float) -> None:
+    clock = ManualClock()
+
+    class Silent(Head):
+        def num_leaving(self) -> int:
+            if self.clock() >= answers_until:
+                clock.advance(1)
+                raise NoAnswer("the GCS is away")
+            return super().num_leaving()
+
+    with pytest.raises(NoAnswer):
+        wait_for_others(Silent(clock, 0, 200), 295, list[str]().append, clock, clock.advance)
+
+    assert answers_until + ANSWERED_WITHIN_S <= clock() <= answers_until + ANSWERED_WITHIN_S + 2
+
+
+def test_what_takes_longer_than_its_limit_is_ended_and_nothing_else_is() -> None:
+    ended = threading.Event()
+    with hard_limit(0.01, ended.set):
+        assert ended.wait(10)
+    ended.clear()
+    with hard_limit(0.02, ended.set):
+        pass
+    assert not ended.wait(0.06)
+
+
+@pytest.mark.wide
+def test_the_command_ends_in_time_though_the_gcs_never_answers() -> None:
+    with socket.create_server(("", 0)) as hung:
+        address = f"127.0.0.1:{hung.getsockname()[1]}"
+        baton = "from baton.platform.cli.main import app; app()"
+        command = [sys.executable, "-c", baton, "k8s", "leave", "--seconds", "2"]
+        began = time.monotonic()
+        done = subprocess.run(
+            command,
+            env={**os.environ, "RAY_ADDRESS": address},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        took = time.monotonic() - began
+
+    assert done.returncode == 1
+    assert "no answer from Ray in the time that this node has" in done.stderr
+    assert took < 30  # of which the interpreter's start is most; Ray alone waits for minutes
