@@ -38,6 +38,8 @@ ANSWERED_WITHIN_S = 10.0
 """By the head's own GCS, or the head goes."""
 CALL_S = 5.0
 """For one answer of Ray's."""
+CLOSED_WITHIN_S = 2.0
+"""The connection to Ray, which asks the GCS once more."""
 
 
 class NoAnswer(Unavailable):
@@ -184,8 +186,9 @@ def _answers() -> Iterator[None]:
 
 
 @contextmanager
-def own_node() -> Iterator[RayNode]:
-    """Raises Unavailable where no Ray node runs."""
+def own_node(end: Callable[[], object]) -> Iterator[RayNode]:
+    """Raises Unavailable where no Ray node runs. Calls `end`, to leave the process, if Ray does not
+    let go of it afterwards."""
     import ray
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
@@ -197,4 +200,5 @@ def own_node() -> Iterator[RayNode]:
         context = ray.get_runtime_context()
         yield RayNode(context.get_node_id(), GcsClient(address=context.gcs_address))
     finally:
-        ray.shutdown()
+        with hard_limit(CLOSED_WITHIN_S, end):
+            ray.shutdown()

@@ -75,9 +75,10 @@ def leave(
         complain(command, "no answer from Ray in the time that this node has; it ends as it is")
         os._exit(1)
 
-    with told_in_one_line(command), hard_limit(seconds, end), ExitStack() as connection:
+    # What went wrong is told before the connection is closed, which may hang as well.
+    with hard_limit(seconds, end), ExitStack() as connection, told_in_one_line(command):
         with hard_limit(ANSWERED_WITHIN_S if head else seconds, end):
-            node = connection.enter_context(own_node())
+            node = connection.enter_context(own_node(end))
         # A second to say what is left.
         wait = wait_for_others if head else wait_until_empty
         wait(node, max(0.0, deadline - monotonic() - 1), typer.echo)
