@@ -121,7 +121,7 @@ Each failure names the value and the remedy.
   {{- fail (printf "%s: env RAY_enable_autoscaler_v2: set autoscaler.version instead, and autoscaler.enabled" $where) -}}
   {{- end -}}
 {{- end -}}
-{{- if and (get .pod "priority") (semverCompare "<2.56.0-0" $root.Values.rayVersion) -}}
+{{- if and (get .pod "priority") (semverCompare "<2.56.0" (include "baton.rayRelease" $root)) -}}
 {{- fail (printf "%s: priority: Ray %s has none; it takes 2.56, or leave it out" $where $root.Values.rayVersion) -}}
 {{- end -}}
 {{- range $key := list "idleTimeoutSeconds" "priority" -}}
@@ -270,7 +270,7 @@ Each failure names the value and the remedy.
   {{- fail "upgrade.surge: stepSizePercent must not be above maxSurgePercent; lower it" -}}
   {{- end -}}
 {{- end -}}
-{{- if and (eq .Values.rayAuth.mode "token") (semverCompare "<2.52.0-0" .Values.rayVersion) -}}
+{{- if and (eq .Values.rayAuth.mode "token") (semverCompare "<2.52.0" (include "baton.rayRelease" .)) -}}
 {{- fail (printf "rayAuth.mode token: Ray %s has none; it takes 2.52, or the mode disabled" .Values.rayVersion) -}}
 {{- end -}}
 {{- end }}

@@ -107,6 +107,11 @@ groups:
 {{- get (.root.Values.config.metrics | default dict) (printf "%s_port" .role) | default (get $default .role) -}}
 {{- end }}
 
+{{/* The numbers of Ray's version alone: Python's 2.60.0rc1 or 3.0.0.dev0 is no version to semverCompare. */}}
+{{- define "baton.rayRelease" -}}
+{{- regexFind "^[0-9]+\\.[0-9]+(\\.[0-9]+)?" .Values.rayVersion -}}
+{{- end }}
+
 {{/* Accelerators of a pod as Ray counts them: of a device plugin, or of claims, which Ray is told of. */}}
 {{- define "baton.numDevices" -}}
 {{- get .rayStartParams "num-gpus" | default (get .rayResources "GPU") | default .accelerator.count | int -}}
