@@ -112,6 +112,19 @@ def test_every_selector_finds_those_that_it_is_for() -> None:
     assert all(chosen(labels, there) for labels in of_release(policies))
 
 
+def test_pods_that_an_older_chart_made_are_still_selected() -> None:
+    """They were `app.kubernetes.io/name: baton` and had the instance, the component, no more."""
+    rendered = render(FOLLOWED, Release(api_versions=OPERATED))
+    kept = ("app.kubernetes.io/instance", "app.kubernetes.io/component")
+    there = {
+        name: {key: value for key, value in labels.items() if key in kept or "ray.io/" in key}
+        | {"app.kubernetes.io/name": "baton"}
+        for name, labels in pods(rendered).items()
+    }
+
+    assert all(chosen(selector, there) for _, selector in selectors(rendered))
+
+
 def test_what_follows_is_scraped_by_a_service_monitor_where_pod_monitors_are_not_wanted() -> None:
     rendered = render(FOLLOWED, Release(api_versions=OPERATED))
     services = {

@@ -14,16 +14,21 @@
 {{- end -}}
 {{- end }}
 
-{{/* By which objects of this release are selected. On Ray's pods there is nothing else: whatever
-changes with a chart's version would make a new cluster of every upgrade; and app.kubernetes.io/name is
-KubeRay's there, as its Service of a RayService's head selects that. */}}
+{{/* By which Deployments and Services of this release are selected. A Deployment's never change. */}}
 {{- define "baton.selectorLabels" -}}
-app.kubernetes.io/part-of: {{ include "baton.name" . }}
+app.kubernetes.io/name: {{ include "baton.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{/* By which Ray's pods are selected, together with KubeRay's ray.io/*: also those of a cluster that an
+older chart made, and that stays. No app.kubernetes.io/name, which is KubeRay's there, as its Service of
+a RayService's head selects that; nothing that changes with a chart's version, or every upgrade would
+make a new cluster. */}}
+{{- define "baton.releaseLabels" -}}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
 {{- define "baton.labels" -}}
-app.kubernetes.io/name: {{ include "baton.name" . }}
 {{ include "baton.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}

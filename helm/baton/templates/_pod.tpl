@@ -16,7 +16,7 @@ version.
 {{- end -}}
 metadata:
   labels:
-    {{- include "baton.selectorLabels" $root | nindent 4 }}
+    {{- include "baton.releaseLabels" $root | nindent 4 }}
     app.kubernetes.io/component: {{ .kind }}
     {{- with $pod.podLabels }}
     {{- toYaml . | nindent 4 }}
