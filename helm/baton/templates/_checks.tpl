@@ -35,6 +35,11 @@ Each failure names the value and the remedy.
 {{- end }}
 
 {{- define "baton.checkNames" -}}
+{{- range $key := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" -}}
+  {{- if hasKey ($.Values.commonLabels | default dict) $key -}}
+  {{- fail (printf "commonLabels: by %s a ServiceMonitor selects its Service; use another label" $key) -}}
+  {{- end -}}
+{{- end -}}
 {{- if not (regexMatch "^[0-9]+\\.[0-9]+(\\.[0-9]+)?([-+.a-z].*)?$" .Values.rayVersion) -}}
 {{- fail (printf "rayVersion: %q is no version; name that of the image's Ray, such as 2.60.0" .Values.rayVersion) -}}
 {{- end -}}
@@ -133,7 +138,12 @@ Each failure names the value and the remedy.
 {{- if and (ne $where "head") (gt (addf $drain 30) (.pod.terminationGracePeriodSeconds | float64)) -}}
 {{- fail (printf "%s: terminationGracePeriodSeconds is %v, and a drain may take %v s (config.health.drain_s) after replacements have come up; allow 30 s more than that" $where .pod.terminationGracePeriodSeconds $drain) -}}
 {{- end -}}
-{{- if hasKey $.pod.podLabels "app.kubernetes.io/name" -}}
+{{- range $key := list "app.kubernetes.io/instance" "app.kubernetes.io/component" "ray.io/is-ray-node" "ray.io/cluster" "ray.io/node-type" "ray.io/group" -}}
+  {{- if hasKey ($.pod.podLabels | default dict) $key -}}
+  {{- fail (printf "%s: podLabels: by %s Services and network policies select the pod; use another label" $where $key) -}}
+  {{- end -}}
+{{- end -}}
+{{- if hasKey ($.pod.podLabels | default dict) "app.kubernetes.io/name" -}}
 {{- fail (printf "%s: podLabels: app.kubernetes.io/name is KubeRay's, whose Service of the head selects it; use another label" $where) -}}
 {{- end -}}
 {{- range $name, $devices := dict "accelerator" .pod.accelerator "rdma" .pod.rdma -}}
