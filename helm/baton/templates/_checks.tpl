@@ -289,7 +289,7 @@ Each failure names the value and the remedy.
 {{- if and .Values.faultTolerance.enabled (not .Values.faultTolerance.redisAddress) -}}
 {{- fail "faultTolerance.enabled: set faultTolerance.redisAddress to host:port of your Redis" -}}
 {{- end -}}
-{{- if and .Values.faultTolerance.enabled (not (regexMatch "^(rediss?://)?[^/@:]+:[0-9]+$" .Values.faultTolerance.redisAddress)) -}}
+{{- if and .Values.faultTolerance.enabled (not (regexMatch "^(rediss?://)?([^/@:]+|\\[[0-9a-fA-F:.]+\\]):[0-9]+$" .Values.faultTolerance.redisAddress)) -}}
 {{- fail "faultTolerance.redisAddress: it is host:port, or rediss://host:port for TLS; name the port, and give user and password by redisUsername and redisPassword" -}}
 {{- end -}}
 {{- $timeout := .Values.rayService.initializingTimeout -}}

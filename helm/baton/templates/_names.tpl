@@ -122,12 +122,12 @@ groups:
 {{- get .rayStartParams "num-gpus" | default (get .rayResources "GPU") | default .accelerator.count | int -}}
 {{- end }}
 
-{{/* CPUs of a pod as Ray counts them, whole ones; empty: it looks itself. */}}
+{{/* CPUs of a pod as Ray counts them, whole ones; empty: it looks itself, or they are a quantity such as 2k. */}}
 {{- define "baton.numCpus" -}}
 {{- $cpus := get .rayStartParams "num-cpus" | default (get .rayResources "CPU") | default (.resources.limits).cpu | default (.resources.requests).cpu | default "" | toString -}}
-{{- if hasSuffix "m" $cpus -}}
+{{- if regexMatch "^[0-9.]+m$" $cpus -}}
 {{- divf (trimSuffix "m" $cpus | float64) 1000 | ceil -}}
-{{- else if $cpus -}}
+{{- else if regexMatch "^[0-9]+(\\.[0-9]+)?$" $cpus -}}
 {{- float64 $cpus | ceil -}}
 {{- end -}}
 {{- end }}
