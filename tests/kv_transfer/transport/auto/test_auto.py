@@ -366,6 +366,7 @@ async def test_two_real_replicas_of_one_host_come_to_share_memory() -> None:
         measured = {way.name: way.bytes_per_s for way in it.inner.ways()}
 
         assert {"shm", "grpc"} <= measured.keys()
+        assert "tcp" not in measured  # only where it is asked for by name
         assert all(measured.values()), it.inner.ways()
         again = TransferId("kv-again")
         second = await it.grant(again)
