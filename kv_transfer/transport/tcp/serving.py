@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from baton.core.block_views import stretches
@@ -20,8 +21,8 @@ from baton.kv_transfer.transport.tcp.frames import (
 )
 from baton.kv_transfer.transport.tcp.lent import Loan, Loans
 
-MAX_TOGETHER_BYTES = 1 << 20
-"""Of pieces that are sent in one call; one alone may be longer."""
+ENOUGH_BYTES = 1 << 20
+"""Pieces are sent in one call until they have so many together."""
 MAX_ASKS = 64
 """Read at once."""
 IDLE_S = 600.0
@@ -84,38 +85,49 @@ class ServedConnection:
             asked += more
         return True
 
-    def _answer(self, asks: Sequence[tuple[int, bytes]]) -> bool:
+    def _answer(self, asks: Iterable[tuple[int, bytes]]) -> bool:
         """Send the pieces, several small ones together. False if it cannot go on."""
-        parts: list[memoryview] = []
-        loans: list[Loan] = []
-        num_bytes = 0
-        for number, secret in asks:
-            loan = self._loans.claim(number, secret)
-            size = 0 if loan is None else loan.piece.num_bytes
-            if parts and num_bytes + size > MAX_TOGETHER_BYTES:
-                if not self._send(parts, loans, num_bytes):
-                    if loan is not None:
-                        self._loans.sent(loan)
-                    return False
-                parts, loans, num_bytes = [], [], 0
-            parts.append(memoryview(HEADER.pack(number, size)))
-            if loan is not None:
-                loans.append(loan)
-                parts += stretches(loan.piece.views)
-                num_bytes += size
-        return self._send(parts, loans, num_bytes)
+        waiting = deque(asks)
+        while waiting:
+            if not self._send_next(waiting):
+                return False
+        return True
 
-    def _send(self, parts: list[memoryview], loans: Sequence[Loan], num_bytes: int) -> bool:
-        until = monotonic() + seconds_for(num_bytes)
+    def _send_next(self, waiting: deque[tuple[int, bytes]]) -> bool:
+        """Claims no more than it sends at once: what is claimed, P cannot have back."""
+        parts: list[memoryview] = []
+        loans: deque[tuple[int, Loan]] = deque()
+        num_bytes = 0
         try:
-            while parts:
-                with suppress(BlockingIOError):  # not a byte went
-                    advance(parts, self._socket.sendmsg(parts[:MAX_PARTS]))
-                # A call that does not send all has waited for long.
-                is_vain = self._is_closed or any(loan.is_wanted_back for loan in loans)
-                if parts and (is_vain or monotonic() > until):
-                    return False
-            return True
+            while waiting and num_bytes < ENOUGH_BYTES:
+                number, secret = waiting.popleft()
+                loan = self._loans.claim(number, secret)
+                size = 0 if loan is None else loan.piece.num_bytes
+                num_bytes += HEADER.size + size
+                parts.append(memoryview(HEADER.pack(number, size)))
+                if loan is not None:
+                    loans.append((num_bytes, loan))
+                    parts += stretches(loan.piece.views)
+            return self._send(parts, loans, num_bytes)
         finally:
-            for loan in loans:
+            for _, loan in loans:
                 self._loans.sent(loan)
+
+    def _send(
+        self, parts: list[memoryview], loans: deque[tuple[int, Loan]], num_bytes: int
+    ) -> bool:
+        """`loans`, each with the number of bytes behind which it ends, leave as their bytes do."""
+        until = monotonic() + seconds_for(num_bytes)
+        num_sent = 0
+        while parts:
+            with suppress(BlockingIOError):  # not a byte went
+                num_now = self._socket.sendmsg(parts[:MAX_PARTS])
+                advance(parts, num_now)
+                num_sent += num_now
+            while loans and loans[0][0] <= num_sent:
+                self._loans.sent(loans.popleft()[1])
+            # A call that does not send all has waited for long.
+            is_vain = self._is_closed or any(loan.is_wanted_back for _, loan in loans)
+            if parts and (is_vain or monotonic() > until):
+                return False
+        return True

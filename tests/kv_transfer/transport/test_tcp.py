@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
+from typing import TypeAlias
 
 import msgspec
 import pytest
@@ -36,6 +39,7 @@ from baton.kv_transfer.transport.tcp.tcp import TcpSending, TcpTransport
 
 KNOCK = msgspec.msgpack.encode(Knock("127.0.0.1"))
 NO_SECRET = bytes(SECRET_BYTES)
+Sent: TypeAlias = deque[tuple[int, Loan]]
 
 
 @asynccontextmanager
@@ -81,10 +85,12 @@ async def visit(port: int, words: bytes) -> bytes:
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends of a TCP connection."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        ours = socket.create_connection(door.getsockname())
-        return ours, door.accept()[0]
+    """Two ends of a TCP connection, which takes little before it is read."""
+    with socket.create_server(("127.0.0.1", 0)) as door, socket.socket() as ours:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 10)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+        ours.connect(door.getsockname())
+        return ours.dup(), door.accept()[0]
 
 
 async def test_streams_in_turn_use_one_connection_and_it_is_closed_when_idle(
@@ -224,6 +230,50 @@ async def test_a_receiver_that_reads_nothing_does_not_keep_what_is_wanted_back(
     ours.close()
 
 
+async def test_every_piece_is_given_back_when_a_receiver_leaves_in_the_middle() -> None:
+    back: list[int] = []
+    loans, over = Loans(), threading.Event()
+    ours, theirs = pair()
+    data = (memoryview(bytes(4 << 20)),)
+    lent = [
+        loans.lend(replace(a_piece(partial(back.append, number)), views=data))
+        for number in range(3)
+    ]
+    ServedConnection(theirs, loans, lambda _: over.set())
+    ours.sendall(b"".join(ticket.ask for ticket, _ in lent))
+    await until(lambda: len(loans) < 3)
+
+    lent[1][1].give_back()
+    assert back == [1]  # at once: it is not its turn
+    ours.close()
+
+    assert await asyncio.to_thread(over.wait, 5)
+    for _, piece in (lent[0], lent[2]):
+        piece.give_back()
+    assert back == [1, 0, 2]
+
+
+async def test_a_piece_that_was_taken_does_not_cut_those_sent_together_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serving, "SLICE_S", 0.05)
+    loans, over, size = Loans(), threading.Event(), 400 << 10
+    ours, theirs = pair()
+    data = (memoryview(bytes(size)),)
+    lent = [loans.lend(replace(a_piece(lambda: None), views=data)) for _ in range(2)]
+    connection = DataConnection(ours, "tcp from here")
+    arrivals = [connection.expect(ticket, 1) for ticket, _ in lent]
+    ServedConnection(theirs, loans, lambda _: over.set())
+    memory = memoryview(bytearray(size))
+
+    await asyncio.to_thread(arrivals[0].read, [memory])
+    lent[0][1].give_back()
+    assert not await asyncio.to_thread(over.wait, 0.2)
+    await asyncio.to_thread(arrivals[1].read, [memory])
+
+    connection.close("it is over")
+
+
 async def test_nothing_is_written_once_a_connection_is_given_up() -> None:
     ours, theirs = pair()
     connection, memory = DataConnection(ours, "tcp from here"), memoryview(bytearray(64))
@@ -306,9 +356,7 @@ async def test_a_connection_cut_within_a_piece_costs_that_piece(
 ) -> None:
     cuts = [ServedConnection._send]
 
-    def send(
-        self: ServedConnection, parts: list[memoryview], loans: list[Loan], num_bytes: int
-    ) -> bool:
+    def send(self: ServedConnection, parts: list[memoryview], loans: Sent, num_bytes: int) -> bool:
         if len(cuts) < 3:
             cuts.append(cuts[0])
             parts = [parts[0], parts[1][:7]]
@@ -335,13 +383,9 @@ async def test_blocks_of_a_lease_that_ends_while_its_sender_stalls_are_free_at_o
 ) -> None:
     is_over, send = threading.Event(), ServedConnection._send
 
-    def stall(
-        self: ServedConnection, parts: list[memoryview], loans: list[Loan], num_bytes: int
-    ) -> bool:
-        send(self, [parts[0], parts[1][:7]], (), num_bytes)
+    def stall(self: ServedConnection, parts: list[memoryview], loans: Sent, num_bytes: int) -> bool:
+        send(self, [parts[0], parts[1][:7]], deque(), num_bytes)
         is_over.wait(10)
-        for loan in loans:
-            self._loans.sent(loan)
         return False
 
     monkeypatch.setattr(ServedConnection, "_send", stall)
