@@ -91,11 +91,16 @@ class TcpTransport:
             connection.close("its stream was given up")
             raise
         finally:
-            await _last_reads(connection, arrivals)
-            asking.cancel()
+            try:
+                await _last_reads(connection, arrivals)
+            except BaseException:  # cancelled now, or once more
+                connection.close("its stream was given up")
+                raise
+            finally:
+                asking.cancel()
+                self._pool.keep(address, request, connection)
+                _release(arrivals)
             await asyncio.gather(asking, return_exceptions=True)
-            self._pool.keep(address, request, connection)
-            _release(arrivals)
 
     async def settle(self, address: str, request: SettleTransfer) -> Outcome:
         return await self._control.settle(address, request)

@@ -405,6 +405,20 @@ async def test_blocks_of_a_lease_that_ends_while_its_sender_stalls_are_free_at_o
         await it.assert_nothing_is_left()
 
 
+async def test_a_stream_that_is_given_up_while_it_ends_leaves_nothing() -> None:
+    async with sharing(PreparedSide(4, is_endless=True)) as (it, half, transport):
+        opened = transport.open(it.address, it.request)
+        await anext(opened)  # and may still be read
+
+        ending = asyncio.create_task(opened.aclose())
+        await asyncio.sleep(0.05)
+        ending.cancel()
+
+        await asyncio.gather(ending, return_exceptions=True)
+        await until(lambda: not half._served)
+        await it.side.all_back()
+
+
 @pytest.mark.parametrize("ticket", [b"abc", Ticket(1, NO_SECRET, 0), Ticket(1, NO_SECRET, 1 << 40)])
 async def test_a_ticket_for_what_no_piece_could_be_is_refused(ticket: bytes | Ticket) -> None:
     class Forging(TcpSending):
