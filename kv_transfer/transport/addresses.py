@@ -10,7 +10,11 @@ def host_of(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
 
 
+def family_of(host: str) -> socket.AddressFamily:
+    """Of the address listened at, and so of the one to connect to: a name may have both."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 def listen(host: str) -> socket.socket:
     """At a port that the system chooses. Raises OSError if `host` is not of this machine."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, 0), family=family)
+    return socket.create_server((host, 0), family=family_of(host))

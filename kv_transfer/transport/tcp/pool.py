@@ -12,7 +12,7 @@ import msgspec
 from baton.core.errors import TransportFailed
 from baton.core.ids import Epoch
 from baton.kv_transfer.handoff.messages import OpenTransfer
-from baton.kv_transfer.transport.addresses import host_of
+from baton.kv_transfer.transport.addresses import family_of, host_of
 from baton.kv_transfer.transport.control.client import ControlClient
 from baton.kv_transfer.transport.tcp.connection import DataConnection
 from baton.kv_transfer.transport.tcp.frames import WELCOME, hello_of
@@ -151,7 +151,9 @@ def _epochs(request: OpenTransfer) -> tuple[Epoch, Epoch]:
 async def _admitted(at: tuple[str, int], hello: bytes) -> socket.socket:
     """Raises OSError."""
     loop = asyncio.get_running_loop()
-    [(family, kind, protocol, _, target), *_] = await loop.getaddrinfo(*at, type=socket.SOCK_STREAM)
+    [(family, kind, protocol, _, target), *_] = await loop.getaddrinfo(
+        *at, family=family_of(at[0]), type=socket.SOCK_STREAM
+    )
     connection = socket.socket(family, kind, protocol)
     try:
         connection.setblocking(False)

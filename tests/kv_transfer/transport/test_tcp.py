@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import pytest
@@ -108,6 +108,23 @@ async def test_streams_in_turn_use_one_connection_and_it_is_closed_when_idle(
         await until(lambda: not half._served)
         assert transport._pool.num_idle == 0
         assert await bytes_of(it, transport) == expected  # by a new one
+
+
+async def test_a_name_with_addresses_of_both_families_is_reached_where_it_is_listened_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with sharing() as (it, _, transport):
+        loop = asyncio.get_running_loop()
+        resolve = loop.getaddrinfo
+
+        async def both(host: str, port: int, *, family: int = 0, **options: Any) -> list[Any]:
+            newer = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", port, 0, 0))
+            older = await resolve(host, port, family=socket.AF_INET, **options)
+            return [each for each in (newer, *older) if family in (0, each[0])]
+
+        monkeypatch.setattr(loop, "getaddrinfo", both)
+
+        assert len(await bytes_of(it, transport)) == 40
 
 
 async def test_strangers_are_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
