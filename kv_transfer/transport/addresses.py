@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from ipaddress import ip_address
 
 
 def host_of(address: str) -> str:
@@ -16,5 +17,16 @@ def family_of(host: str) -> socket.AddressFamily:
 
 
 def listen(host: str) -> socket.socket:
-    """At a port that the system chooses. Raises OSError if `host` is not of this machine."""
-    return socket.create_server((host, 0), family=family_of(host))
+    """At a port that the system chooses.
+
+    Raises OSError if `host` is not of this machine, or stands for all its addresses.
+    """
+    try:
+        door = socket.create_server((host, 0), family=family_of(host))
+    except (ValueError, TypeError) as error:  # what can be no name, such as one with a NUL
+        raise OSError(str(error)) from error
+    at = door.getsockname()[0]
+    if ip_address(at).is_unspecified:  # whoever asked has not reached it there
+        door.close()
+        raise OSError(f"{at} is every address of this machine")
+    return door

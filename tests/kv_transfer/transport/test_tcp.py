@@ -164,6 +164,16 @@ async def test_only_so_many_strangers_are_listened_to(monkeypatch: pytest.Monkey
             writer.close()
 
 
+@pytest.mark.parametrize("host", ["", "0", "::", "a\0b"])
+async def test_it_listens_only_at_an_address_of_its_own(host: str) -> None:
+    half = TcpSending()
+
+    with pytest.raises(TransportFailed, match="cannot listen at"):
+        await half.meet(RECEIVER, msgspec.msgpack.encode(Knock(host)))
+
+    assert not half._doors
+
+
 async def test_an_idle_connection_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp, "MAX_SERVED", 1)
     async with sharing() as (it, half, transport):
