@@ -242,12 +242,12 @@ class TcpSending:
                 if not self._has_room():
                     raise OSError("all connections are in use")
                 await loop.sock_sendall(visitor, WELCOME)
+            self._served.add(ServedConnection(visitor, self._loans, self._ended))
         except BaseException as error:
             visitor.close()
-            if isinstance(error, OSError | TimeoutError):
+            if isinstance(error, OSError | TimeoutError | RuntimeError):  # RuntimeError: no thread
                 return
             raise
-        self._served.add(ServedConnection(visitor, self._loans, self._ended))
 
     def _has_room(self) -> bool:
         """The one idle longest makes room for another: its D sees so, and opens a new one."""

@@ -31,7 +31,7 @@ from baton.kv_transfer.handoff.transport import LentPiece, Parcel
 from baton.kv_transfer.transport.tcp import connection as connections
 from baton.kv_transfer.transport.tcp import pool, serving, tcp
 from baton.kv_transfer.transport.tcp.connection import DataConnection
-from baton.kv_transfer.transport.tcp.frames import HEADER, SECRET_BYTES, Ticket, hello_of
+from baton.kv_transfer.transport.tcp.frames import HEADER, SECRET_BYTES, WELCOME, Ticket, hello_of
 from baton.kv_transfer.transport.tcp.lent import Loan, Loans
 from baton.kv_transfer.transport.tcp.pool import Door, Knock
 from baton.kv_transfer.transport.tcp.serving import ServedConnection
@@ -172,6 +172,23 @@ async def test_it_listens_only_at_an_address_of_its_own(host: str) -> None:
         await half.meet(RECEIVER, msgspec.msgpack.encode(Knock(host)))
 
     assert not half._doors
+
+
+async def test_who_cannot_be_served_is_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with sharing() as (_, half, _transport):
+        door = msgspec.msgpack.decode(await half.meet(RECEIVER, KNOCK), type=Door)
+        unraised: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: unraised.append(what))
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            assert await visit(door.port, hello_of(RECEIVER, door.admission)) == WELCOME
+
+        await until(lambda: not half._strangers)
+        assert not half._served
+        assert not unraised
 
 
 async def test_an_idle_connection_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
