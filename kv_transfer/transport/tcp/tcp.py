@@ -163,7 +163,8 @@ class TcpSending:
         self._doors: dict[str, tuple[int, asyncio.Task[None]]] = {}
         """By host: the port, and who welcomes there."""
         self._opening = asyncio.Lock()
-        self._strangers: set[asyncio.Task[None]] = set()
+        self._strangers: dict[asyncio.Task[None], None] = {}
+        """The one that came first is first."""
         self._served: set[ServedConnection] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -221,11 +222,13 @@ class TcpSending:
                     await asyncio.sleep(0.1)
                     continue
                 if len(self._strangers) >= MAX_STRANGERS:
-                    visitor.close()
-                    continue
+                    oldest = next(iter(self._strangers))  # who was told speaks at once
+                    del self._strangers[oldest]
+                    oldest.cancel()
                 greeting = asyncio.create_task(self._greet(visitor))
-                self._strangers.add(greeting)
-                greeting.add_done_callback(self._strangers.discard)
+                self._strangers[greeting] = None
+                greeting.add_done_callback(lambda ended: self._strangers.pop(ended, None))
+                await asyncio.sleep(0)  # it may have spoken already
 
     async def _greet(self, visitor: socket.socket) -> None:
         """Serve it if it says what only those say who were told; else close it."""
