@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, NoReturn
 
 from baton.gateway.output.pieces import PieceWriter
@@ -18,8 +19,8 @@ Schemas = Mapping[str, Mapping[str, Any] | None]
 TEXT = frozenset({"string"})
 WORDS = {"True": "true", "False": "false", "None": "null"}
 """As templates written in Python show them."""
-MAX_DEPTH = 16
-"""Of schemas within a schema, and of references."""
+MAX_SCHEMAS = 256
+"""Schemas, and values of an enum, that are looked at to tell the types of one argument."""
 
 
 class TypedArguments:
@@ -67,8 +68,21 @@ class TextValue:
 
 
 def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
-    """The types, as JSON calls them, of what fits `schema`, which is part of `root`."""
-    return frozenset(_types(schema, root))
+    """The types, as JSON calls them, of what fits `schema`, which is part of `root`.
+
+    Each part is looked at once, however often it is referred to.
+    """
+    found: set[str] = set()
+    parts, seen = [schema], {id(schema)}
+    for part in parts:  # grows
+        if not isinstance(part, Mapping):
+            continue
+        found.update(_own_types(part))
+        for inner in islice(_parts(part, root), MAX_SCHEMAS):
+            if id(inner) not in seen and len(seen) < MAX_SCHEMAS:
+                seen.add(id(inner))
+                parts.append(inner)
+    return frozenset(found)
 
 
 def value_of(text: str, types: frozenset[str]) -> str:
@@ -93,22 +107,23 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(constant)  # NaN is no JSON
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
-    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
-        return
+def _own_types(schema: Mapping[str, Any]) -> Iterator[str]:
     named = schema.get("type")
     if isinstance(named, str | list):
         yield from [named] if isinstance(named, str) else filter(_is_text, named)
     elif "const" in schema:
         yield from _types_of(schema["const"])
     elif isinstance(values := schema.get("enum"), list):
-        yield from (name for value in values for name in _types_of(value))
-    inner = [schema.get(several) for several in ("anyOf", "oneOf", "allOf")]
+        yield from (name for value in values[:MAX_SCHEMAS] for name in _types_of(value))
+
+
+def _parts(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Any]:
+    """What else a value of `schema` fits, or may fit."""
+    for several in ("anyOf", "oneOf", "allOf"):
+        if isinstance(schemas := schema.get(several), list):
+            yield from schemas
     if isinstance(reference := schema.get("$ref"), str):
-        inner.append([_referred(reference, root)])
-    for schemas in filter(None, inner):
-        for one in schemas if isinstance(schemas, list) else ():
-            yield from _types(one, root, depth + 1)
+        yield _referred(reference, root)
 
 
 def _is_text(value: object) -> bool:
