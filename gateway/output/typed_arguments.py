@@ -37,8 +37,10 @@ class TypedArguments:
 
     def types(self, key: str) -> frozenset[str]:
         """Those that `key` may have; empty if nothing is known."""
-        properties = self._schema.get("properties")
-        property_ = properties.get(key) if isinstance(properties, Mapping) else None
+        schema = resolved(self._schema)
+        properties = schema.get("properties")
+        other = schema.get("additionalProperties")
+        property_ = properties.get(key, other) if isinstance(properties, Mapping) else other
         return types_of(property_, self._schema)
 
     def begin(self, key: str) -> None:
@@ -83,6 +85,14 @@ def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
                 seen.add(id(inner))
                 parts.append(inner)
     return frozenset(found)
+
+
+def resolved(root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What `root` refers to, if it does nothing else than to name one of its definitions."""
+    if not isinstance(reference := root.get("$ref"), str) or "properties" in root:
+        return root
+    found = _referred(reference, root)
+    return found if isinstance(found, Mapping) else root
 
 
 def value_of(text: str, types: frozenset[str]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from baton.gateway.output import typed_arguments
-from baton.gateway.output.typed_arguments import types_of
+from baton.gateway.output.pieces import PieceWriter
+from baton.gateway.output.typed_arguments import TypedArguments, types_of
 
 
 def test_a_schema_that_refers_to_itself_is_looked_at_once(monkeypatch: Any) -> None:
@@ -23,3 +24,12 @@ def test_a_schema_that_refers_to_itself_is_looked_at_once(monkeypatch: Any) -> N
     wide = {"anyOf": [dict(one) for _ in range(10_000)]}
     assert types_of({"allOf": [dict(wide) for _ in range(100)]}, root) == frozenset()
     assert len(looked) < 1_000
+
+
+def test_types_come_from_all_places_that_give_an_argument_its_schema() -> None:
+    text = {"type": "string"}
+    open_ = {"properties": {"a": {"type": "integer"}}, "additionalProperties": text}
+    for root in (open_, {"$ref": "#/$defs/all", "$defs": {"all": open_}}):
+        arguments = TypedArguments(PieceWriter(), root)
+        assert (arguments.types("a"), arguments.types("b")) == ({"integer"}, {"string"})
+    assert TypedArguments(PieceWriter(), {"additionalProperties": text}).types("b") == {"string"}
