@@ -179,6 +179,12 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.policy not in POLICY_NAMES:
             raise ValueError(f"policy {self.policy!r}: give one of {', '.join(POLICY_NAMES)}")
+        for alias in self.model_aliases:
+            if not alias or alias != alias.strip() or not alias.isprintable():
+                raise ValueError(
+                    f"model_aliases has {alias!r}: give names that are not empty, without spaces "
+                    "around them, line breaks or control characters"
+                )
         self._check_keys()
         self._check_shares()
         if not self.operator_keys and not is_loopback(self.admin_host):

@@ -91,6 +91,8 @@ def test_a_pool_hands_its_engine_the_engines_own_branch(tmp_path: Path) -> None:
         ("gateway: {port: 70000}", "<= 65535 - at `$.gateway.port`"),
         ("gateway: {port: '80'}", "got `str` - at `$.gateway.port`"),
         ("gateway: {api_keys: ['']}", "empty key - at `$.gateway`"),
+        ("gateway: {model_aliases: [ok, ' ']}", "model_aliases has ' ': give names"),
+        ('gateway: {model_aliases: ["a\\nb"]}', "line breaks"),
         ("gateway: {tenants: {a: {api_keys: []}}}", "at least one key in api_keys"),
         ("gateway: {tenants: {a: {api_keys: [k], kvshare: 1}}}", "field `kvshare`"),
         ("gateway: {tenants: {a: {api_keys: [k], kv_share: 2}}}", "<= 1.0 - at `$.gateway.tenants"),
