@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,9 @@ class _Writing:
     rules: tuple[str, ...] = ()
     between: str | None = None
     """What stands before the mark of a further call; None where `rest` has all calls."""
+    bare_begin: str = ""
+    """What models begin calls with that forget the mark above, and parsers take for one."""
+    bare_rest: str = ""
 
 
 def calls_grammar(
@@ -69,16 +72,22 @@ def optional_calls(
     writing = _writing(name, tools, special_by_mark)
     if writing is None:
         return None
-    begin = writing.begin
-    if begin in special_by_mark:
-        mark = written_mark(begin, special_by_mark)
-        text, rest = f"text: ANY {mark}\nANY: /(?s:.*)/", "REST: /(?s:.*)/"
-    else:
-        text = f"text[suffix={_quoted(begin)}]: /(?s:.*)/"
-        rest = f"REST: ~/(?s:.*){_in_regex(begin)}(?s:.*)/"
+    rests = {writing.begin: writing.rest}
+    if writing.bare_begin:
+        rests[writing.bare_begin] = writing.bare_rest
+    spelled = [begin for begin in rests if begin not in special_by_mark]
+    lines = []
+    for index, (begin, rest) in enumerate(rests.items()):
+        if begin in special_by_mark:
+            text = f"text{index}: FREE {written_mark(begin, special_by_mark)}"
+        else:
+            others = [other for other in spelled if other != begin]
+            text = f"text{index}[suffix={_quoted(begin)}]: {_without(others)}"
+        lines += [text, f"call{index}: {rest}"]
     some = "*" if tools.is_parallel and writing.between is not None else "?"
-    lines = (f"calls: (text call){some} REST", text, rest, f"call: {writing.rest}")
-    return "\n".join((*lines, *writing.rules))
+    called = " | ".join(f"text{index} call{index}" for index in range(len(rests)))
+    lines += [f"FREE: {_without(spelled)}", *writing.rules]
+    return "\n".join((f"calls: ({called}){some} FREE", *lines))
 
 
 def _writing(name: str, tools: ToolUse, special_by_mark: SpecialByMark) -> _Writing | None:
@@ -95,32 +104,61 @@ def _writing(name: str, tools: ToolUse, special_by_mark: SpecialByMark) -> _Writ
             called = _called(tools)
             return _Writing(begin=HERMES_BEGIN, rest=rest, rules=called, between='"\\n"')
         case "mistral" if formats.MISTRAL_ARGUMENTS in special_by_mark:
-            named = _by_name(tools, "", f" {mark(formats.MISTRAL_ARGUMENTS)} ", "")
+            call_id = f"({mark(formats.MISTRAL_ID)} /[a-zA-Z0-9_-]{{1,64}}/)?"
+            between = f" {call_id} {mark(formats.MISTRAL_ARGUMENTS)} "
+            named = _by_name(tools, "", between, "")
             return _Writing(begin=formats.MISTRAL_CALLS, rest="named", rules=named, between="")
         case "mistral":
             rest = f"/ ?/ {listed}"
             return _Writing(begin=formats.MISTRAL_CALLS, rest=rest, rules=_called(tools))
         case "phi":
-            rest = f"{listed} {mark(formats.PHI_CALLS_END)}"
-            return _Writing(begin=formats.PHI_CALLS, rest=rest, rules=_called(tools))
+            return _Writing(
+                begin=formats.PHI_CALLS,
+                rest=f"{listed} {mark(formats.PHI_CALLS_END)}",
+                rules=_called(tools),
+                bare_begin=formats.PHI_LIST,
+                bare_rest=listed.removeprefix('"[" '),
+            )
         case "kimi":
-            one = f"{mark(formats.KIMI_CALL)} named {mark(formats.KIMI_CALL_END)}"
+            rest_of_one = f"named {mark(formats.KIMI_CALL_END)}"
             arguments = f' ":" /[0-9]{{1,4}}/ {mark(formats.KIMI_ARGUMENTS)} '
-            rules = (f"one: {one}", *_by_name(tools, "functions.", arguments, ""))
-            rest = f"{several('one', '')} {mark(formats.KIMI_CALLS_END)}"
-            return _Writing(begin=formats.KIMI_CALLS, rest=rest, rules=rules)
+            rules = (
+                f"one: {mark(formats.KIMI_CALL)} {rest_of_one}",
+                *_by_name(tools, "functions.", arguments, ""),
+            )
+            return _Writing(
+                begin=formats.KIMI_CALLS,
+                rest=f"{several('one', '')} {mark(formats.KIMI_CALLS_END)}",
+                rules=rules,
+                bare_begin=formats.KIMI_CALL,
+                bare_rest=f"{rest_of_one} one*" if tools.is_parallel else rest_of_one,
+            )
         case "deepseek":
             separator = mark(formats.SEPARATOR)
-            one = f"{mark(formats.CALL_BEGIN)} (named | fenced) {mark(formats.CALL_END)}"
+            rest_of_one = f"(named | fenced) {mark(formats.CALL_END)}"
             rules = (
-                f"one: {one}",
+                f"one: {mark(formats.CALL_BEGIN)} {rest_of_one}",
                 f'fenced: "function" {separator} named_in_fence "\\n```"',
                 *_by_name(tools, "", f" {separator} ", ""),
                 *_by_name(tools, "", ' "\\n```json\\n" ', "_in_fence", has_arguments=False),
             )
-            rest = f"{several('one', BREAK)} {mark(formats.CALLS_END)}"
-            return _Writing(begin=formats.CALLS_BEGIN, rest=rest, rules=rules)
-        case "qwen3_coder" | "glm" if (tagged := _tagged_calls(name, tools, mark)) is not None:
+            return _Writing(
+                begin=formats.CALLS_BEGIN,
+                rest=f"{several('one', BREAK)} {mark(formats.CALLS_END)}",
+                rules=rules,
+                bare_begin=formats.CALL_BEGIN,
+                bare_rest=f"{rest_of_one} ({BREAK} one)*" if tools.is_parallel else rest_of_one,
+            )
+        case "qwen3_coder" if (tagged := _tagged_calls(name, tools, mark)) is not None:
+            return _Writing(
+                begin=HERMES_BEGIN,
+                rest=f'{_quoted(LINE + xml_calls.FUNCTION)} tagged "\\n" {mark(HERMES_END)}',
+                rules=tagged,
+                between='"\\n"',
+                bare_begin=xml_calls.FUNCTION,
+                bare_rest="tagged",
+            )
+        case "glm" if (tagged := _tagged_calls(name, tools, mark)) is not None:
             rest = f"tagged {mark(HERMES_END)}"
             return _Writing(begin=HERMES_BEGIN, rest=rest, rules=tagged, between='"\\n"')
     return None
@@ -169,7 +207,7 @@ def _tagged_calls(name: str, tools: ToolUse, mark: Mark) -> tuple[str, ...] | No
 def _in_tags(name: str, function: str, arguments: str) -> str:
     if name == "glm":
         return f"{_quoted(function)} {BREAK} {arguments}"
-    return f'{_quoted(f"{LINE}{xml_calls.FUNCTION}{function}>{LINE}")} {arguments} "</function>\\n"'
+    return f'{_quoted(f"{function}>{LINE}")} {arguments} "</function>"'
 
 
 def _value_begin(name: str, key: str, mark: Mark) -> str:
@@ -221,6 +259,14 @@ def _harmony_call(tools: ToolUse, special_by_mark: SpecialByMark) -> str:
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
+
+
+def _without(marks: Sequence[str]) -> str:
+    """Any text that has none of `marks`, as a regex of Lark's notation."""
+    if not marks:
+        return "/(?s:.*)/"
+    # A complement alone has special tokens, too.
+    return f"/(?s:.*)/ & ~/(?s:.*)({'|'.join(map(_in_regex, marks))})(?s:.*)/"
 
 
 def _in_regex(mark: str) -> str:

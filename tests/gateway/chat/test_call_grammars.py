@@ -100,6 +100,39 @@ def takes_all(name: str, tokenizer: Tokenizer, ids: Mapping[str, int], text: str
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
+def qwen3_coder_bare(days: str) -> str:
+    return qwen3_coder(days).removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
+
+
+def bare(call: str, begin: str, end: str) -> str:
+    return call.removeprefix(begin).removesuffix(end)
+
+
+BARE: dict[str, tuple[str, str]] = {
+    "qwen3_coder": (qwen3_coder_bare("3"), qwen3_coder_bare("soon")),
+    "phi": (f"functools[{LISTED % GOOD}]", f"functools[{LISTED % BAD}]"),
+    "kimi": (
+        bare(kimi(GOOD), formats.KIMI_CALLS, formats.KIMI_CALLS_END),
+        bare(kimi(BAD), formats.KIMI_CALLS, formats.KIMI_CALLS_END),
+    ),
+    "deepseek": (
+        bare(deepseek(GOOD), CALLS_BEGIN, CALLS_END),
+        bare(deepseek(BAD), CALLS_BEGIN, CALLS_END),
+    ),
+}
+"""Without the mark that calls begin with: parsers read them all the same."""
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_calls_fit_their_schema_without_their_mark(name: str) -> None:
+    tokenizer = Tokenizer.from_str(text_tokenizer().to_json())
+
+    good, bad = BARE[name]
+    assert takes_all(name, tokenizer, {}, f"So:\n{good}\nDone.")
+    assert not takes_all(name, tokenizer, {}, f"So:\n{bad}")
+    assert not takes_all(name, tokenizer, {}, f"{CASES[name][0][0]}\n{bad}")
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_text_is_free_and_calls_fit_their_schema(name: str) -> None:
     tokenizer = Tokenizer.from_str(text_tokenizer().to_json())
@@ -111,9 +144,13 @@ def test_text_is_free_and_calls_fit_their_schema(name: str) -> None:
 
 
 NAMED = f"{formats.MISTRAL_CALLS}get_weather{formats.MISTRAL_ARGUMENTS}%s"
+WITH_ID = NAMED.replace("[ARGS]", "[CALL_ID]abcDEF123[ARGS]")
 SPECIAL = {
     **{name: CASES[name] for name in ("hermes", "phi", "kimi", "deepseek", "glm")},
-    "mistral": ([NAMED % GOOD, NAMED % GOOD * 2], [NAMED % BAD, "[TOOL_CALLS]"]),
+    "mistral": (
+        [NAMED % GOOD, NAMED % GOOD * 2, WITH_ID % GOOD],
+        [NAMED % BAD, "[TOOL_CALLS]", WITH_ID % BAD],
+    ),
 }
 
 
