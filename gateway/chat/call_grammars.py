@@ -32,6 +32,16 @@ BREAK = r"/\n?/"
 PLAIN_WORDS = frozenset({"type", "description", "title", "default", "enum", "examples"})
 """What a schema of a text may say that can be held to where the text has no quotes."""
 
+OBJECT_WORDS = frozenset(
+    {
+        *("type", "properties", "required", "additionalProperties", "description", "title"),
+        *("$schema", "$id", "$defs", "definitions", "default", "examples"),
+    }
+)
+"""What a schema of arguments may say that tags can be held to."""
+TEXT_ENDS = (xml_calls.PARAMETER_END, xml_calls.PARAMETER, xml_calls.FUNCTION_END)
+"""Where a parser takes a text for ended, or for never ended."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Writing:
@@ -149,18 +159,17 @@ def _writing(name: str, tools: ToolUse, special_by_mark: SpecialByMark) -> _Writ
                 bare_begin=formats.CALL_BEGIN,
                 bare_rest=f"{rest_of_one} ({BREAK} one)*" if tools.is_parallel else rest_of_one,
             )
-        case "qwen3_coder" if (tagged := _tagged_calls(name, tools, mark)) is not None:
+        case "qwen3_coder" | "glm" if (tagged := _tagged_calls(name, tools, mark)) is not None:
+            begin = "" if name == "glm" else f"{_quoted(LINE + xml_calls.FUNCTION)} "
+            end = "" if name == "glm" else '"\\n" '
             return _Writing(
                 begin=HERMES_BEGIN,
-                rest=f'{_quoted(LINE + xml_calls.FUNCTION)} tagged "\\n" {mark(HERMES_END)}',
+                rest=f"{begin}tagged {end}{mark(HERMES_END)}",
                 rules=tagged,
                 between='"\\n"',
-                bare_begin=xml_calls.FUNCTION,
+                bare_begin="" if name == "glm" else xml_calls.FUNCTION,
                 bare_rest="tagged",
             )
-        case "glm" if (tagged := _tagged_calls(name, tools, mark)) is not None:
-            rest = f"tagged {mark(HERMES_END)}"
-            return _Writing(begin=HERMES_BEGIN, rest=rest, rules=tagged, between='"\\n"')
     return None
 
 
@@ -188,7 +197,10 @@ def _tagged_calls(name: str, tools: ToolUse, mark: Mark) -> tuple[str, ...] | No
     for index, function in enumerate(tools.functions):
         schema = function.parameters or NO_PARAMETERS
         properties = schema.get("properties", {})
-        if "$ref" in schema or not isinstance(properties, dict):
+        required = schema.get("required") or ()
+        if not OBJECT_WORDS.issuperset(schema) or schema.get("additionalProperties"):
+            return None
+        if not isinstance(properties, dict) or not isinstance(required, list | tuple):
             return None
         written = []
         for number, (key, value) in enumerate(properties.items()):
@@ -198,7 +210,7 @@ def _tagged_calls(name: str, tools: ToolUse, mark: Mark) -> tuple[str, ...] | No
                 return None
             rules += lines
             argument = f"({_value_begin(name, key, mark)} {rule})"
-            is_required = key in schema.get("required", ())
+            is_required = key in required
             written.append(argument if is_required else f"{argument}?")
         rules.append(f"tagged{index}: {_in_tags(name, function.name, ' '.join(written))}")
     return tuple(rules)
@@ -234,10 +246,14 @@ def _tagged_value(
         return [f"{rule}: {rule}_json {end} {after}", f"{rule}_json: {json_body(value)}"]
     if not isinstance(schema, Mapping) or not PLAIN_WORDS.issuperset(schema):
         return None
-    if types == TEXT and (words := schema.get("enum")):
+    if "enum" in schema:
+        values = schema["enum"] if isinstance(schema["enum"], list) else []
+        words = [word for word in values if isinstance(word, str)]
+        if types != TEXT or not words:
+            return None
         return [f"{rule}: ({' | '.join(map(_quoted, words))}) {end} {after}"]
     if end.startswith('"'):
-        return [f"{rule}: {rule}_text {after}", f"{rule}_text[suffix={end}]: /(?s:.*)/"]
+        return [f"{rule}: {rule}_text {after}", f"{rule}_text[suffix={end}]: {_without(TEXT_ENDS)}"]
     return [f"{rule}: {rule.upper()} {end} {after}", f"{rule.upper()}: /(?s:.*)/"]
 
 

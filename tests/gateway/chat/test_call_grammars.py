@@ -81,7 +81,12 @@ CASES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
     "qwen3_coder": (
         [qwen3_coder("3"), qwen3_coder("3", UNIT % "F")],
-        [qwen3_coder("soon"), qwen3_coder("3", UNIT % "K"), qwen3_coder("3", UNIT % "F" * 2)],
+        [
+            qwen3_coder("soon"),
+            qwen3_coder("3").replace("lo </b>", "</function>"),
+            qwen3_coder("3", UNIT % "K"),
+            qwen3_coder("3", UNIT % "F" * 2),
+        ],
     ),
     "glm": ([glm("3")], [glm("soon")]),
 }
@@ -185,3 +190,19 @@ async def test_a_strict_tool_is_held_to_its_schema_or_the_answer_says_that_it_is
     assert response.headers.get("x-baton-ignored") == ignored
     assert "x-baton-ignored" not in trusted.headers
     assert held is None or json.dumps(["city"]).replace(" ", "") in held.source.replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "is_held"),
+    [
+        ({"properties": {"a": {"type": "string"}}, "required": None}, True),
+        ({"properties": {"a": {"type": "string", "enum": ["a", 1]}}}, True),
+        ({"properties": {"a": {"type": ["string", "null"], "enum": ["a", None]}}}, False),
+        ({"additionalProperties": {"type": "string"}}, False),
+        ({"anyOf": [{"required": ["a"]}]}, False),
+    ],
+)
+def test_tags_are_held_to_what_they_can_be(words: dict[str, Any], is_held: bool) -> None:
+    function = Function(name="f", parameters={"type": "object", **words})
+    tools = ToolUse(functions=(function,), mode=ToolMode.AUTO)
+    assert (optional_calls("qwen3_coder", tools) is not None) == is_held
