@@ -109,9 +109,8 @@ def separate_calls(
         yield from reader.drop_space()
         if not (yield from reader.take_word(";")):
             break
-        yield from reader.skip_space()
-        if not (yield from reader.peek()):
-            return
+        if not (yield from reader.peek_behind_space()):
+            break
 
 
 def deepseek(reader: TextReader, out: PieceWriter) -> Parse[None]:

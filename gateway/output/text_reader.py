@@ -110,6 +110,18 @@ class TextReader:
         while (yield from self.peek()) and self._text[self._next] in SPACE:
             self._next += 1
 
+    def peek_behind_space(self) -> Parse[str]:
+        """The next character behind white space, which is read; "" at the end.
+
+        "" also if that space is longer than what can be held, which is then to be read again.
+        """
+        try:
+            yield from self.skip_space()
+            return (yield from self.peek())
+        except Malformed:
+            self.rewind()
+            return ""
+
     def drop_space(self) -> Parse[None]:
         """What follows a marker: read, and released."""
         self.release()

@@ -9,6 +9,7 @@ from tests.gateway.output.test_tools_parsers import FORMATS, call, parsed
 
 from baton.gateway.output.output_parser import OutputParser
 from baton.gateway.output.pieces import CallArguments, CallStart, Content, Piece
+from baton.gateway.output.text_reader import MAX_HELD
 
 CITY = 'São "Tomé"\n  {island} '
 WANTED = {"city": CITY, "days": 3, "where": {"lat": 0.5, "on": [True, None]}, "unit": "C"}
@@ -159,3 +160,19 @@ def test_what_is_no_call_of_theirs_is_content(name: str, text: str) -> None:
 def test_llama4_may_write_json() -> None:
     assert parsed("llama4", ['{"name": "f", "parameters": {"a": 1}}']) == call(0, "f", '{"a": 1}')
     assert parsed("llama4", ["[get_weather(days='3')]"]) == call(0, "get_weather", '{"days": 3}')
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "shown"),
+    [
+        ("llama4", "", ""),
+        ("llama4", "<|python_start|>", "<|python_start|>"),
+        ("llama3", '<|python_tag|>{"name": "f", "parameters": {}};', ";"),
+    ],
+)
+def test_white_space_without_end_is_no_call(name: str, begin: str, shown: str) -> None:
+    space = " " * MAX_HELD
+
+    pieces = parsed(name, [f"{begin}{space}hello"])
+
+    assert pieces[-1] == Content(f"{shown}{space}hello")
