@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from baton.gateway.output.formats import CallFormat, is_call
 from baton.gateway.output.json_call import copy_value
@@ -19,6 +21,7 @@ CALL_ENDS = ("<end_function_call>", "<tool_call|>")
 RESPONSES = ("<start_function_response>", "<|tool_response>")
 """The model's turn ends so: what comes next is for others to say."""
 QUOTES = ("<escape>", '<|"|>')
+OPENINGS = (*QUOTES, "{", "[", '"')
 MARKERS = (*CALL_BEGINS, *CALL_ENDS, *QUOTES, *RESPONSES)
 
 NAME = re.compile(r"[^\s<>{}\"]+")
@@ -51,13 +54,20 @@ def _call(reader: TextReader, out: PieceWriter, schemas: Schemas) -> Parse[None]
     out.start_call(name)
     reader.release()
     arguments = TypedArguments(out, schemas.get(name))
-    try:
+    with _closing(reader, arguments.end):
         yield from _members(reader, arguments)
+
+
+@contextmanager
+def _closing(reader: TextReader, close: Callable[[], None]) -> Iterator[None]:
+    """Of what is being written: also where it breaks off, but if the output was cut it is cut."""
+    try:
+        yield
     except Malformed:
         if not reader.is_cut_short:
-            arguments.end()
+            close()
         raise
-    arguments.end()
+    close()
     reader.release()
 
 
@@ -73,8 +83,8 @@ def _members(reader: TextReader, arguments: TypedArguments, depth: int = 0) -> P
             yield from reader.expect(quote)
         yield from reader.expect(":")
         arguments.begin(key)
-        yield from _value(reader, arguments, arguments.types(key) if depth == 0 else None, depth)
         reader.release()
+        yield from _value(reader, arguments, arguments.types(key) if depth == 0 else None, depth)
         yield from reader.skip_space()
         if not (yield from reader.take_word(",")):
             break
@@ -84,46 +94,71 @@ def _members(reader: TextReader, arguments: TypedArguments, depth: int = 0) -> P
 def _value(
     reader: TextReader, arguments: TypedArguments, types: frozenset[str] | None, depth: int
 ) -> Parse[None]:
-    if depth > MAX_DEPTH:
-        raise Malformed
-    yield from reader.skip_space()
-    if quote := (yield from _quote(reader)):
-        yield from _text(reader, arguments, quote)
-    elif (yield from reader.take_word("{")):
+    """All that is written of it is released. If there is none, null is written."""
+    try:
+        if depth > MAX_DEPTH:
+            raise Malformed
+        yield from reader.skip_space()
+        opening = (yield from _quote(reader)) or (yield from reader.peek())
+        bare = "" if opening in OPENINGS else (yield from _run(reader, BARE))
+    except Malformed:
+        if not reader.is_cut_short:
+            arguments.write("null")
+        raise
+    if opening in QUOTES:
+        yield from _text(reader, arguments, opening)
+    elif opening == "{":
+        reader.take()
         inner = arguments.nested()
-        yield from _members(reader, inner, depth + 1)
-        inner.end()
-    elif (yield from reader.take_word("[")):
-        yield from _items(reader, arguments, depth + 1)
-    elif (yield from reader.peek()) == '"':
-        yield from copy_value(reader, arguments.write)
+        with _closing(reader, inner.end):
+            yield from _members(reader, inner, depth + 1)
+    elif opening == "[":
+        reader.take()
+        arguments.write("[")
+        reader.release()
+        with _closing(reader, lambda: arguments.write("]")):
+            yield from _items(reader, arguments, depth + 1)
+    elif opening == '"':
+        yield from _json_text(reader, arguments)
     else:
-        arguments.write(value_of((yield from _run(reader, BARE)), types or frozenset()))
+        arguments.write(value_of(bare, types or frozenset()))
+        reader.release()
 
 
 def _items(reader: TextReader, arguments: TypedArguments, depth: int) -> Parse[None]:
-    arguments.write("[")
+    """Of a list whose bracket has been read; the one that closes it is read, too."""
     yield from reader.skip_space()
-    if not (yield from reader.take_word("]")):
-        while True:
-            yield from _value(reader, arguments, None, depth)
-            yield from reader.skip_space()
-            if not (yield from reader.take_word(",")):
-                break
-            arguments.write(", ")
-        yield from reader.expect("]")
-    arguments.write("]")
+    if (yield from reader.take_word("]")):
+        return
+    while True:
+        yield from _value(reader, arguments, None, depth)
+        yield from reader.skip_space()
+        if not (yield from reader.take_word(",")):
+            break
+        arguments.write(", ")
+        reader.release()
+    yield from reader.expect("]")
 
 
 def _text(reader: TextReader, arguments: TypedArguments, quote: str) -> Parse[None]:
     value = TextValue(arguments)
-    end = yield from reader.copy_until((quote,), value.feed, keeps_space=True)
-    if not end:
-        yield from reader.peek()
+    with _closing(reader, value.end):
+        if not (yield from reader.copy_until((quote,), value.feed, keeps_space=True)):
+            yield from reader.peek()
+            raise Malformed
+
+
+def _json_text(reader: TextReader, arguments: TypedArguments) -> Parse[None]:
+    def write(text: str) -> None:
+        arguments.write(text)
+        reader.release()
+
+    try:
+        yield from copy_value(reader, write)
+    except Malformed:
         if not reader.is_cut_short:
-            value.end()
-        raise Malformed
-    value.end()
+            arguments.write('"')
+        raise
 
 
 def _quote(reader: TextReader) -> Parse[str]:

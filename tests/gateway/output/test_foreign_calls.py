@@ -176,3 +176,28 @@ def test_white_space_without_end_is_no_call(name: str, begin: str, shown: str) -
     pieces = parsed(name, [f"{begin}{space}hello"])
 
     assert pieces[-1] == Content(f"{shown}{space}hello")
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments", "rest"),
+    [
+        ("a:[1,2 ,],b:3}", {"a": [1, 2, None]}, "],b:3}"),
+        ("a:,b:QUOTExQUOTE}", {"a": None}, ",b:QUOTExQUOTE}"),
+        ("a:{b:1;c<}}", {"a": {"b": "1;c"}}, "<}}"),
+        ("a:[[{b:QUOTEx", {"a": [[{"b": "x"}]]}, ""),
+        ('a:[{b:"x', {"a": [{"b": "x"}]}, ""),
+        (f"a:{'[' * 20}1", {"a": [[[[[[[[[[[[[[[[[None]]]]]]]]]]]]]]]]]}, "[[[1"),
+        (f"a:[{'123456789,' * 7_000}1]}}", {"a": [123456789] * 7_000 + [1]}, ""),
+        (f'a:"{"x" * MAX_HELD}",b:1}}', {"a": "x" * MAX_HELD, "b": 1}, ""),
+    ],
+)
+def test_the_arguments_of_gemma_are_json_wherever_they_break_off(
+    written: str, arguments: dict[str, object], rest: str
+) -> None:
+    text, quote = f"<|tool_call>call:f{{{written}", '<|"|>'
+
+    start, found, *shown = parsed("gemma", [text.replace("QUOTE", quote)])
+
+    assert start == CallStart(0, "0", "f")
+    assert isinstance(found, CallArguments) and json.loads(found.text) == arguments
+    assert shown == ([Content(rest.replace("QUOTE", quote))] if rest else [])
