@@ -4,7 +4,7 @@ mistral    ids of calls have nine letters and digits, or the template refuses th
 kimi       ids are functions.NAME:NUMBER, as the model writes them; NUMBER counts all calls
 gemma      what a tool returns has the tool's name
 phi        tools are part of the system message, and calls are text
-glm        a message of calls alone has an empty text
+glm, llama4   a message of calls alone has an empty text
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def for_template(
             return [_with_ids(message, _short_id) for message in messages]
         case "kimi" | "gemma":
             return _with_names(messages, has_own_ids=call_format == "kimi")
-        case "glm":
+        case "glm" | "llama4":
             return [{**message, "content": message.get("content") or ""} for message in messages]
         case "phi" if PHI_TOOLS in template:
             return _with_tools_in_system([_with_calls_as_text(m) for m in messages], tools)

@@ -101,15 +101,16 @@ def llama3(tools: Collection[str]) -> CallFormat:
 def separate_calls(
     reader: TextReader, out: PieceWriter, tools: Collection[str], *, is_marked: bool
 ) -> Parse[None]:
-    """Calls with a semicolon between them, and not what follows. If not `is_marked` they must be
-    of one of `tools`."""
+    """Calls, which may have a semicolon between them, and not what follows. If not `is_marked`
+    they must be of one of `tools`."""
     accepts = bool if is_marked else tools.__contains__
     call = partial(read_call, reader, out, accepts)
     while (yield from is_call(call(), reader, out, is_sure=is_marked or out.num_calls > 0)):
         yield from reader.drop_space()
-        if not (yield from reader.take_word(";")):
-            break
-        if not (yield from reader.peek_behind_space()):
+        if (yield from reader.take_word(";")):
+            if not (yield from reader.peek_behind_space()):
+                break
+        elif (yield from reader.peek()) != "{":
             break
 
 

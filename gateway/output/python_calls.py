@@ -1,6 +1,7 @@
 """Calls written as Python, as Llama 4 may: [f(city="Paris", days=3), g()].
 
-From the very beginning of an output, or never. Llama 4 may also write JSON as Llama 3 does.
+From the very beginning of an output, or never. Llama 4 may also write JSON as Llama 3 does,
+and behind its marks: <|python_start|>content<|python_end|>{"name": "f", "parameters": {}}{...}
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def llama4(schemas: Schemas) -> CallFormat:
             yield from separate_calls(reader, out, schemas, is_marked=is_marked)
         if is_marked and (yield from reader.copy_until((PYTHON_END,), out.content)):
             yield from reader.drop_space()
+            yield from separate_calls(reader, out, schemas, is_marked=True)
         yield from content(reader, out)
 
     return parse

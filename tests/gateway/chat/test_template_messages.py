@@ -37,6 +37,7 @@ GEMMA = "{{ tools | tojson }}{# <start_function_call> #}" + MESSAGES.replace(
     "WRITTEN", CALLS + "{% if m.role == 'tool' %} of {{ m.name }}{% endif %}"
 )
 GLM = "{{ tools | tojson }}{# <tool_call><arg_key> #}" + MESSAGES.replace("WRITTEN", CALLS)
+LLAMA4 = GLM.replace("<tool_call><arg_key>", "<|python_start|>")
 PHI = (
     "{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message and "
     "message['tools'] is not none %}{{ '<system>' + message['content'] + '<|tool|>' + "
@@ -69,6 +70,7 @@ HISTORY = [*USER, *turn("call_Aa0"), *turn("call_Aa0"), *turn("abcdefgh9")]
         ),
         (GEMMA, [f"<assistant>[call_Aa0 get_weather {PARIS}]", "12 C of get_weather"]),
         (GLM, [f"<assistant>[call_Aa0 get_weather {PARIS}]"]),
+        (LLAMA4, [f"<assistant>[call_Aa0 get_weather {PARIS}]"]),
         (PHI, ['<|tool|>[{"name":"get_weather"', '<|tool_call|>[{"name":"get_weather"']),
     ],
 )

@@ -162,6 +162,19 @@ def test_llama4_may_write_json() -> None:
     assert parsed("llama4", ["[get_weather(days='3')]"]) == call(0, "get_weather", '{"days": 3}')
 
 
+@pytest.mark.parametrize("between", ["", "\n", "; "])
+def test_llama4_calls_behind_its_marks(between: str) -> None:
+    one = '{"name": "f", "parameters": {"a": 1}}'
+    text = f"<|python_start|>Let me see.<|python_end|>{one}{between}{one} Done."
+
+    assert parsed("llama4", list(text)) == [
+        Content("Let me see."),
+        *call(0, "f", '{"a": 1}'),
+        *call(1, "f", '{"a": 1}'),
+        Content("Done."),
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "begin", "shown"),
     [
