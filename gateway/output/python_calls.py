@@ -23,6 +23,7 @@ MARKERS = (PYTHON_BEGIN, PYTHON_END)
 NAME = re.compile(r"[\w.:/-]+")
 PLAIN = re.compile(r"[^'\"()\[\]{}\\]+")
 IN_QUOTES = {quote: re.compile(rf"[^\\{quote}]+") for quote in "'\""}
+JSON_WORDS = {"true": True, "false": False, "null": None}
 OPENING, CLOSING = "([{", ")]}"
 
 
@@ -134,7 +135,11 @@ def _write(out: PieceWriter, name: str, text: str, schema: Mapping[str, Any] | N
         called = ast.parse(f"f{text}", mode="eval").body
         if not isinstance(called, ast.Call) or called.args:
             raise Malformed
-        values = {each.arg: ast.literal_eval(each.value) for each in called.keywords if each.arg}
+        values = {
+            each.arg: ast.literal_eval(_JsonWords().visit(each.value))
+            for each in called.keywords
+            if each.arg
+        }
         written = {
             key: json.dumps(value, ensure_ascii=False, allow_nan=False)
             for key, value in values.items()
@@ -153,3 +158,10 @@ def _write(out: PieceWriter, name: str, text: str, schema: Mapping[str, Any] | N
         is_quoted = isinstance(value, str) and types and "string" not in types
         arguments.write(value_of(value, types) if is_quoted else written[key])
     arguments.end()
+
+
+class _JsonWords(ast.NodeTransformer):
+    """Makes Python of the words that JSON has of its own."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(JSON_WORDS[node.id]) if node.id in JSON_WORDS else node
