@@ -46,6 +46,8 @@ def qwen3_coder(schemas: Schemas) -> CallFormat:
         if marker != FUNCTION:
             yield from reader.expect(FUNCTION)
         name = yield from _name(reader, FUNCTION_NAME)
+        if marker == FUNCTION and name not in schemas:
+            raise Malformed  # prose about calls
         yield from reader.expect(">")
         with _arguments(reader, out, name, schemas.get(name)) as arguments:
             while (yield from _opens(reader, PARAMETER, FUNCTION_END)):

@@ -150,6 +150,7 @@ def test_a_value_without_quotes_becomes_what_its_schema_says(
         ("llama4", "[f(**x)]"),
         ("llama4", r"[f(a='\ud800')]"),
         ("llama4", "[unknown(a=1)]"),
+        ("qwen3_coder", "`<function=unknown>` in the docs"),
         ("gemma", "<start_function_call>f{a:1}<end_function_call>"),
     ],
 )
@@ -159,6 +160,7 @@ def test_what_is_no_call_of_theirs_is_content(name: str, text: str) -> None:
 
 def test_llama4_may_write_json() -> None:
     assert parsed("llama4", ['{"name": "f", "parameters": {"a": 1}}']) == call(0, "f", '{"a": 1}')
+    assert parsed("llama4", ["[f(a=[true, null])]"]) == call(0, "f", '{"a": [true, null]}')
     assert parsed("llama4", ["[get_weather(days='3')]"]) == call(0, "get_weather", '{"days": 3}')
 
 
