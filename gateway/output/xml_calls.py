@@ -50,7 +50,7 @@ def qwen3_coder(schemas: Schemas) -> CallFormat:
             raise Malformed  # prose about calls
         yield from reader.expect(">")
         with _arguments(reader, out, name, schemas.get(name)) as arguments:
-            while (yield from _opens(reader, PARAMETER, FUNCTION_END)):
+            while (yield from _opens(reader, PARAMETER, FUNCTION_END, HERMES_END)):
                 key = yield from _name(reader, ARGUMENT_NAME)
                 yield from reader.expect(">")
                 yield from reader.take_word("\n")
@@ -58,7 +58,9 @@ def qwen3_coder(schemas: Schemas) -> CallFormat:
                 ends = (PARAMETER_END, PARAMETER, FUNCTION_END)
                 types = arguments.types(key)
                 end = yield from _copy_value(reader, arguments, key, types, ends, is_on_lines=True)
-                if end != PARAMETER_END:
+                if end == PARAMETER_END:
+                    reader.release()
+                else:
                     reader.rewind()
 
     return _any_calls(call, (HERMES_BEGIN, FUNCTION), (HERMES_END,))
@@ -188,13 +190,15 @@ class _LastBreak:
             self._write(text.removesuffix("\n"))
 
 
-def _opens(reader: TextReader, opening: str, closing: str) -> Parse[bool]:
-    """Which of the two comes next, and is read. Raises Malformed."""
+def _opens(reader: TextReader, opening: str, *closings: str) -> Parse[bool]:
+    """Whether `opening` comes next, or one of `closings`; it is read. Raises Malformed."""
     yield from reader.skip_space()
     if (yield from reader.take_word(opening)):
         return True
-    yield from reader.expect(closing)
-    return False
+    for closing in closings:
+        if (yield from reader.take_word(closing)):
+            return False
+    raise Malformed
 
 
 def _name(reader: TextReader, pattern: re.Pattern[str]) -> Parse[str]:
