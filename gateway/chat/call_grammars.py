@@ -196,7 +196,7 @@ def _tagged_calls(name: str, tools: ToolUse, mark: Mark) -> tuple[str, ...] | No
     rules = ["tagged: " + " | ".join(f"tagged{index}" for index in range(len(tools.functions)))]
     for index, function in enumerate(tools.functions):
         schema = function.parameters or NO_PARAMETERS
-        properties = schema.get("properties", {})
+        properties = schema.get("properties")
         required = schema.get("required") or ()
         if not OBJECT_WORDS.issuperset(schema) or schema.get("additionalProperties"):
             return None

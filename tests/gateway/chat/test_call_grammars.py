@@ -198,6 +198,7 @@ async def test_a_strict_tool_is_held_to_its_schema_or_the_answer_says_that_it_is
         ({"properties": {"a": {"type": "string"}}, "required": None}, True),
         ({"properties": {"a": {"type": "string", "enum": ["a", 1]}}}, True),
         ({"properties": {"a": {"type": ["string", "null"], "enum": ["a", None]}}}, False),
+        ({}, False),
         ({"additionalProperties": {"type": "string"}}, False),
         ({"anyOf": [{"required": ["a"]}]}, False),
     ],
