@@ -25,7 +25,8 @@ import torch
 from bench.report import surroundings, table
 
 from baton.core.kv_layout import OUTPUTS, DraftFeatures, KvLayout
-from baton.core.messages import Role, SamplingParams
+from baton.core.replicas import Role
+from baton.core.sampling import SamplingParams
 from baton.engine.assemble import engine_around, load_draft
 from baton.engine.checkpoint.active_parameters import active_parameters
 from baton.engine.checkpoint.load import load_model

@@ -38,7 +38,7 @@ from bench.speculation import HEADS, KnowingDrafter, code_prompts
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.assemble import engine_around, load_draft
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig

@@ -24,7 +24,7 @@ import psutil
 import uvloop
 
 from baton.core.ids import ReplicaId
-from baton.core.messages import ReplicaInfo, Role
+from baton.core.replicas import ReplicaInfo, Role
 from baton.core.step_times import StepTimes
 from baton.platform.config.deployment import DEMO_MODEL, DeploymentConfig, override
 from baton.platform.machine.interpreter import spare_what_stays

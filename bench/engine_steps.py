@@ -24,7 +24,7 @@ from bench import scheduling
 from bench.report import surroundings, table
 from torch import Tensor
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import CacheConfig, EngineConfig

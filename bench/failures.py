@@ -24,7 +24,8 @@ from bench.paced_replica import PacedReplica, spawn
 from bench.report import percentile, surroundings, table
 
 from baton.core.ids import Epoch, new_request_id
-from baton.core.messages import HEARTBEAT_S, Membership, Role, SamplingParams
+from baton.core.replicas import HEARTBEAT_S, Membership, Role
+from baton.core.sampling import SamplingParams
 from baton.engine.passes.echo import echo_output
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.requests.generation import Generation

@@ -18,7 +18,7 @@ import grpc.aio
 from tests.partial_replica import PartialReplica
 
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
-from baton.core.messages import HEARTBEAT_S, Capacity
+from baton.core.replicas import HEARTBEAT_S, Capacity
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import listen, new_server
 from baton.proto.kv_events_wire import kv_events_to_proto

@@ -29,7 +29,8 @@ from tests.gateway.fleet.known_replicas import make_replica
 from tests.gateway.fleet.scripted_replica import snapshot
 
 from baton.core.ids import new_request_id
-from baton.core.messages import ReplicaInfo, Role, SamplingParams
+from baton.core.replicas import ReplicaInfo, Role
+from baton.core.sampling import SamplingParams
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.requests.generation import Generation
 from baton.router.placer import Routing

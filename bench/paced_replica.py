@@ -24,7 +24,7 @@ from bench.paced_runner import PacedRunner
 
 from baton.core.chaos import ChaosRule, Fault
 from baton.core.ids import ReplicaId
-from baton.core.messages import ReplicaInfo, Role
+from baton.core.replicas import ReplicaInfo, Role
 from baton.core.step_times import StepTimes
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine

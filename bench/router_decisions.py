@@ -29,22 +29,22 @@ from baton.core.block_hash import BlockNames
 from baton.core.ids import Epoch, ReplicaId, RequestId
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
 from baton.core.kv_layout import KvLayout
-from baton.core.messages import Capacity, ReplicaInfo, Role
+from baton.core.replicas import Capacity, ReplicaInfo, Role
 from baton.core.step_times import StepTimes
-from baton.router.candidate import Candidate
+from baton.router.cache.expected_blocks import Expected
+from baton.router.cache.kv_index import KvIndex
+from baton.router.cache.matches import Matches
+from baton.router.cache.prompt_names import PromptNames
+from baton.router.cache.pulling import PullRates
 from baton.router.defaults import DEFAULT_POLICY
-from baton.router.expected_blocks import Expected
-from baton.router.kv_index import KvIndex
-from baton.router.matches import Matches
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.placer import LINE_PER_REPLICA, Placer, Routing
 from baton.router.policies.by_name import policy
-from baton.router.pool import KnownReplica, Pool
 from baton.router.prompt import Prompt
-from baton.router.prompt_names import PromptNames
-from baton.router.pulling import PullRates
-from baton.router.speed import MeasuredSpeed
-from baton.router.view import View, look
+from baton.router.replicas.candidate import Candidate
+from baton.router.replicas.pool import KnownReplica, Pool
+from baton.router.replicas.view import View, look
+from baton.router.speeds.speed import MeasuredSpeed
 
 DRAW = random.Random(1)
 LAYOUT = KvLayout(

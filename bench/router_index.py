@@ -34,7 +34,7 @@ from baton.kernels.names import block_names
 from baton.kernels.names.holder_table import ReferenceTable, new_holder_table
 from baton.proto import replica_pb2 as pb
 from baton.proto.kv_events_wire import kv_events_from_proto, kv_events_to_proto
-from baton.router.kv_index import KvIndex
+from baton.router.cache.kv_index import KvIndex
 
 LONG, SHORT, BLOCK = 131_072, 4_096, 16
 ROOT = bytes(16)

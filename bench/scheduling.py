@@ -18,7 +18,7 @@ from itertools import count
 
 from bench.report import surroundings, table
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.config import SchedulerConfig
 from baton.engine.memory.kv_cache import KvCache

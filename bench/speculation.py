@@ -38,7 +38,7 @@ from bench.report import surroundings, table
 from bench.small_llama import model_folder
 from tokenizers import Tokenizer
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.assemble import engine_around, load_draft
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig

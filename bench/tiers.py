@@ -31,7 +31,9 @@ from typing import Any
 from bench.report import number, percentile, surroundings, table
 
 from baton.core.ids import ReplicaId, new_request_id
-from baton.core.messages import Receipt, Role, SamplingParams
+from baton.core.messages import Receipt
+from baton.core.replicas import Role
+from baton.core.sampling import SamplingParams
 from baton.decode_service.worker import DecodeWorker
 from baton.gateway.requests.generation import Generation
 from baton.platform.config.deployment import DeploymentConfig, override

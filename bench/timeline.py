@@ -27,7 +27,8 @@ from matplotlib import pyplot
 from matplotlib.patches import Patch
 
 from baton.core.ids import ReplicaId, new_request_id
-from baton.core.messages import ReplicaAddress, Role, SamplingParams
+from baton.core.replicas import ReplicaAddress, Role
+from baton.core.sampling import SamplingParams
 from baton.decode_service.worker import DecodeWorker
 from baton.gateway.requests.generation import Generation
 from baton.platform.config.deployment import DeploymentConfig, override

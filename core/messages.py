@@ -13,19 +13,14 @@ protobuf.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from baton.core.ids import Epoch, ReplicaId, RequestId, TransferId
+from baton.core.ids import Epoch, RequestId, TransferId
 from baton.core.kv_layout import KvLayout
 from baton.core.parking import Parking
-from baton.core.step_times import StepTimes
-
-
-class Role(StrEnum):
-    PREFILL = "prefill"
-    DECODE = "decode"
+from baton.core.replicas import ReplicaAddress
+from baton.core.sampling import FinishReason, SamplingParams, TokenLogprob
 
 
 class Pooling(StrEnum):
@@ -38,90 +33,6 @@ class Pooling(StrEnum):
     LOGITS = "logits"
     """The last token's logits: of a classifier all labels', in their order; of a model that
     generates those of the `allowed_token_ids`, in theirs."""
-
-
-class GrammarKind(StrEnum):
-    JSON_SCHEMA = "json_schema"
-    REGEX = "regex"
-    LARK = "lark"
-
-
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """What an output must be: a sentence of this language, then an end-of-sequence token."""
-
-    kind: GrammarKind
-    source: str
-    """A JSON schema, a regular expression (Rust's dialect) or a grammar in Lark's notation."""
-
-
-class FinishReason(StrEnum):
-    STOP = "stop"
-    """An end-of-sequence token or one of the request's stop tokens; it is the last output token."""
-    LENGTH = "length"
-    """The request's max_tokens, or the model's context, is used up."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How the next token is drawn. Every field has its value here; the gateway fills in defaults.
-
-    Transforms apply in this order: repetition, presence and frequency penalties, bias, what may not
-    be drawn (minimum length, bad words, allowed tokens, grammar), temperature, top-k, typical-p,
-    top-p, min-p. Temperature 0 takes the most probable token that may be drawn.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    """Keep the k most probable tokens; 0 keeps all."""
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    """Keep the tokens of the most typical information that hold this mass (Meister et al. 2023)."""
-    repetition_penalty: float = 1.0
-    """Over tokens of prompt and output (Keskar et al. 2019)."""
-    presence_penalty: float = 0.0
-    """Over output tokens, as OpenAI defines it."""
-    frequency_penalty: float = 0.0
-    """Over output tokens, as OpenAI defines it."""
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token, what is added to its logit)."""
-    allowed_token_ids: tuple[int, ...] = ()
-    """Nothing else is drawn; empty allows all."""
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    """Token sequences that the output may not contain."""
-    grammar: Grammar | None = None
-    max_tokens: int = 16
-    min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    num_logprobs: int | None = None
-    """None: no logprobs. 0: of the sampled token. n: of the n most probable tokens as well."""
-    num_prompt_logprobs: int | None = None
-    """The same, of the prompt's tokens but the first."""
-    seed: int = 0
-    """64 bits. With `choice` and the position it names the random numbers of a token."""
-    choice: int = 0
-    """Which of a request's parallel completions this is."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    token: int
-    logprob: float
-    """Natural log of the model's probability, before temperature and filters."""
-    top: tuple[tuple[int, float], ...] = ()
-    """(token, logprob) of the most probable tokens, best first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaAddress:
-    """Where a replica's gRPC server listens, and which incarnation of it is meant."""
-
-    replica_id: ReplicaId
-    epoch: Epoch
-    address: str
-    """host:port"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,126 +271,3 @@ class TokenUpdate:
             finish_reason=later.finish_reason,
             receipt=later.receipt or self.receipt,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """Gateway -> replica: what waits at the gateway for any replica of this role."""
-
-    num_requests: int = 0
-    num_tokens: int = 0
-    """Tokens of them that a prefill replica would have to compute."""
-    credit_id: int = 0
-    """The credit that the gateway goes by; what it sent before, it sent by an earlier one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
-    """Replica -> gateway: how full it is, how fast, and how much this gateway may send."""
-
-    max_open: int = 0
-    """Decode: requests this gateway may have open on the replica."""
-    credit_tokens: int = 0
-    """Prefill: tokens this gateway may have placed there whose first token has not come: those it
-    is lent, and those of such prompts that are computed already."""
-    credit_id: int = 0
-    """Of these two: which credit they are; a higher one came later."""
-    num_running: int = 0
-    num_waiting: int = 0
-    num_queued_tokens: int = 0
-    """Tokens known but not yet computed."""
-    num_context_tokens: int = 0
-    """Tokens of context that a step of those who decode reads, all together."""
-    num_blocks: int = 0
-    num_free_blocks: int = 0
-    """Free or merely cached."""
-    is_draining: bool = False
-    """Place nothing more; what runs is to move elsewhere."""
-    slowness: float = 1.0
-    """How many times what `step_times` says recent steps took."""
-    step_times: StepTimes | None = None
-    """None: as last said."""
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether what it says of its speed can be at all."""
-        is_slowness = math.isfinite(self.slowness) and self.slowness >= 0
-        return is_slowness and (self.step_times is None or self.step_times.is_sound)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaInfo:
-    """What a replica registers about itself. But for its readiness, constant for an incarnation; in
-    another role it is another incarnation."""
-
-    replica_id: ReplicaId
-    epoch: Epoch
-    role: Role
-    address: str
-    layout: KvLayout
-    num_blocks: int
-    max_model_len: int
-    """Tokens of prompt and output together."""
-    max_open: int
-    """Requests the replica takes at once, from all gateways together."""
-    max_queued_tokens: int
-    """Prefill only: more queued tokens than these are refused."""
-    max_chunk: int
-    """Tokens of one prompt in one pass, at most."""
-    model: str = ""
-    """What its tokens are those of. While a deployment is updated there may be two."""
-    is_ready: bool = True
-    is_flipped: bool = False
-    """It was started in the other role."""
-
-    @property
-    def endpoint(self) -> ReplicaAddress:
-        return ReplicaAddress(replica_id=self.replica_id, epoch=self.epoch, address=self.address)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartingReplica:
-    """A replica that does not serve yet, for those who wait for it."""
-
-    replica_id: ReplicaId
-    role: Role
-    stage: str
-    """What it does: `loading weights`."""
-    fraction: float | None = None
-    """How much of that is done, where it can be told."""
-    failure: str = ""
-    """Why it gave up; then it ends."""
-    is_final: bool = False
-    """Starting it anew would fail in the same way."""
-    stage_s: float = 0.0
-    """For how long it has been at this stage, by the registry's clock."""
-    is_flipped: bool = False
-    """It was started in the other role, and takes this one."""
-
-    def at(self, stage: str, fraction: float | None = None) -> StartingReplica:
-        return replace(self, stage=stage, fraction=fraction)
-
-    def failed(self, failure: str, *, is_final: bool) -> StartingReplica:
-        return replace(self, failure=failure, is_final=is_final)
-
-
-HEARTBEAT_S = 1.0
-"""How often replicas tell the registry that they are there."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Membership:
-    """The registry's view at one moment. A hint: liveness is the stream itself.
-
-    A new incarnation of the registry starts empty; its first snapshots remove nothing from a
-    gateway's view until the replicas had time to register again.
-    """
-
-    incarnation: Epoch
-    version: int
-    age_s: float
-    """Seconds since this incarnation began."""
-    replicas: tuple[ReplicaInfo, ...]
-    starting: tuple[StartingReplica, ...] = ()
-    left: tuple[Epoch, ...] = ()
-    """Who said farewell lately: of all others that are missing, nothing was heard for a while."""

@@ -6,15 +6,9 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from baton.core.messages import (
-    FinishReason,
-    GenerateRequest,
-    PrefillDone,
-    Receipt,
-    ReplicaAddress,
-    TokenLogprob,
-    TokenUpdate,
-)
+from baton.core.messages import GenerateRequest, PrefillDone, Receipt, TokenUpdate
+from baton.core.replicas import ReplicaAddress
+from baton.core.sampling import FinishReason, TokenLogprob
 from baton.core.tracing import NO_SPAN, Span, trace_id
 from baton.decode_service.session import GatewaySession
 from baton.engine.grammar.matchers import PendingMatcher

@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from baton.core.errors import BatonError, InvalidRequest
-from baton.core.messages import ReplicaAddress
+from baton.core.replicas import ReplicaAddress
 from baton.decode_service.generating import Generating
 from baton.decode_service.pulling import Pulling
 from baton.decode_service.remote_prefill import OnFirstToken, RemotePrefill

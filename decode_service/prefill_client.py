@@ -16,13 +16,8 @@ from baton.core.errors import (
     StaleEpoch,
     Unavailable,
 )
-from baton.core.messages import (
-    PrefillDone,
-    PrefillGranted,
-    PrefillProgress,
-    PrefillRequest,
-    ReplicaAddress,
-)
+from baton.core.messages import PrefillDone, PrefillGranted, PrefillProgress, PrefillRequest
+from baton.core.replicas import ReplicaAddress
 from baton.proto.channels import Channels, explain
 from baton.proto.replica_pb2_grpc import PrefillStub
 from baton.proto.wire import done_from_proto, granted_from_proto, prefill_to_proto

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from baton.core.errors import Unavailable
-from baton.core.messages import ReplicaAddress
+from baton.core.replicas import ReplicaAddress
 from baton.decode_service.prefill_patience import PrefillPatience
 
 LOOK_S = 0.2

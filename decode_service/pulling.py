@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from baton.core.messages import ReplicaAddress
+from baton.core.replicas import ReplicaAddress
 from baton.core.tracing import Span
 from baton.decode_service.adoption import adopt
 from baton.decode_service.generating import Generating

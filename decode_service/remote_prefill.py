@@ -26,8 +26,8 @@ from baton.core.messages import (
     PrefillGranted,
     PrefillProgress,
     PrefillRequest,
-    ReplicaAddress,
 )
+from baton.core.replicas import ReplicaAddress
 from baton.core.tracing import Span
 from baton.decode_service.adoption import adopt
 from baton.decode_service.generating import Generating

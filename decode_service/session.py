@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.core.ids import Epoch, RequestId
-from baton.core.messages import Capacity, TokenUpdate
+from baton.core.messages import TokenUpdate
+from baton.core.replicas import Capacity
 from baton.core.step_times import StepTimes
 from baton.replica_core.capacity_news import CapacityNews
 

@@ -15,15 +15,9 @@ from dataclasses import replace
 
 from baton.core.errors import Cancelled, Unavailable
 from baton.core.ids import Epoch, ReplicaId, RequestId
-from baton.core.messages import (
-    Capacity,
-    Demand,
-    GenerateRequest,
-    ParkedStream,
-    PullOffered,
-    PullRequest,
-)
+from baton.core.messages import GenerateRequest, ParkedStream, PullOffered, PullRequest
 from baton.core.parking import TakeStream
+from baton.core.replicas import Capacity, Demand
 from baton.decode_service.departures import Departures
 from baton.decode_service.lifecycle import Lifecycle, failed
 from baton.decode_service.prefill_client import GrpcPrefillClient

@@ -17,7 +17,7 @@ from torch import Tensor
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import InvalidRequest
 from baton.core.kv_pool import Holder
-from baton.core.messages import FinishReason, TokenLogprob
+from baton.core.sampling import FinishReason, TokenLogprob
 from baton.engine.batch.batch import Chunk
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.config import EngineConfig

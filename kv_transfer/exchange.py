@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from baton.core.clock import Clock
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_pool import KvPool
-from baton.core.messages import ReplicaAddress
 from baton.core.metrics import Family
 from baton.core.owner_thread import OwnerThread
+from baton.core.replicas import ReplicaAddress
 from baton.kv_transfer.config import DEFAULTS, ExchangeConfig
 from baton.kv_transfer.handoff.scores import SourceScores
 from baton.kv_transfer.handoff.transport import Transport

@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import replace
 
 from baton.core.ids import Epoch
-from baton.core.messages import Capacity, Demand
+from baton.core.replicas import Capacity, Demand
 from baton.core.step_times import StepTimes
 from baton.prefill_service.open_prompts import OpenPrompts
 from baton.prefill_service.session import PrefillSession

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from baton.core.ids import Epoch
-from baton.core.messages import Capacity
+from baton.core.replicas import Capacity
 from baton.core.step_times import StepTimes
 from baton.replica_core.capacity_news import CapacityNews
 

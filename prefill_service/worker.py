@@ -16,8 +16,6 @@ from baton.core.errors import EngineFailed, Overloaded, Unavailable
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_pool import Holder, HolderKind
 from baton.core.messages import (
-    Capacity,
-    Demand,
     PrefillDone,
     PrefillGranted,
     PrefillProgress,
@@ -25,6 +23,7 @@ from baton.core.messages import (
     PullOffered,
     PullRequest,
 )
+from baton.core.replicas import Capacity, Demand
 from baton.core.tracing import Span
 from baton.engine.engine import Engine
 from baton.engine.request.request import Request

@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from baton.core.clock import Clock, monotonic
-from baton.core.messages import ReplicaAddress
+from baton.core.replicas import ReplicaAddress
 from baton.core.wire_security import PLAIN, WireSecurity
 from baton.proto.channel_options import (
     CHANNEL_OPTIONS,

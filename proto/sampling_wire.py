@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from baton.core.errors import InvalidRequest
-from baton.core.messages import Grammar, GrammarKind, SamplingParams
+from baton.core.sampling import Grammar, GrammarKind, SamplingParams
 from baton.proto import replica_pb2 as pb
 
 _GRAMMAR_TO_PROTO = {

@@ -1,6 +1,6 @@
-"""How the messages of `core/messages.py` are written as protobuf (proto/replica.proto).
+"""How messages of core (`messages.py`, `replicas.py`, `sampling.py`) are protobuf (replica.proto).
 
-`to_proto` and `from_proto` pairs, one per message, in the order of the module they mirror.
+`to_proto` and `from_proto` pairs, one per message, in the order of the modules they mirror.
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ from baton.core.errors import (
 from baton.core.ids import Epoch, ReplicaId, RequestId, TransferId
 from baton.core.messages import (
     CachePoint,
-    Capacity,
-    Demand,
-    FinishReason,
     GenerateRequest,
     ParkedStream,
     Pooling,
@@ -34,11 +31,11 @@ from baton.core.messages import (
     PullOffered,
     PullRequest,
     Receipt,
-    ReplicaAddress,
-    TokenLogprob,
     TokenUpdate,
 )
 from baton.core.parking import Parking, TakeStream
+from baton.core.replicas import Capacity, Demand, ReplicaAddress
+from baton.core.sampling import FinishReason, TokenLogprob
 from baton.core.step_times import StepTimes
 from baton.proto import replica_pb2 as pb
 from baton.proto.kv_wire import layout_from_proto, layout_to_proto

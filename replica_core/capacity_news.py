@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from baton.core.messages import HEARTBEAT_S, Capacity
+from baton.core.replicas import HEARTBEAT_S, Capacity
 from baton.core.step_times import StepTimes
 
 COALESCE_S = 0.1

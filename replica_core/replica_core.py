@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from baton.core.errors import Unavailable
 from baton.core.ids import TransferId
 from baton.core.kv_pool import Census
-from baton.core.messages import Capacity
 from baton.core.metrics import Family, Sample
+from baton.core.replicas import Capacity
 from baton.core.step_times import StepTimes, StepWork
 from baton.core.tracing import NO_TRACES
 from baton.engine.engine import Engine

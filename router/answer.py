@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from baton.core.messages import ReplicaInfo, Role
-from baton.router.candidates import Candidates
-from baton.router.columns import Numbers, Places
-from baton.router.decisions import Considered
+from baton.core.replicas import ReplicaInfo, Role
+from baton.router.cache.pulling import Holding
 from baton.router.eligible import opened, ready
+from baton.router.explain.decisions import Considered
+from baton.router.explain.ranking import Ranking
 from baton.router.placement import Placement, PlacementRequest
+from baton.router.policies.routing_policy import Costs, Held, RoutingPolicy, least
 from baton.router.prompt import Prompt
-from baton.router.pulling import Holding
-from baton.router.ranking import Ranking
-from baton.router.routing_policy import Costs, Held, RoutingPolicy, least
+from baton.router.replicas.candidates import Candidates
+from baton.router.replicas.view import PoolView, ReplicaView, View
 from baton.router.sources import num_has, source_for
-from baton.router.view import PoolView, ReplicaView, View
+from baton.router.table.columns import Numbers, Places
 
 MAX_PREFILL_CANDIDATES = 2
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 
 from baton.core.config_node import ConfigNode, Count
-from baton.router.pulling import PullRates
+from baton.router.cache.pulling import PullRates
 
 DEFAULTS = PullRates()
 Rate = Annotated[float, msgspec.Meta(gt=0)]

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from baton.kernels.cpu.library import library_without_torch
 from baton.kernels.routing import choices_cpu as compiled
-from baton.router.columns import Numbers
 from baton.router.eligible import opened
 from baton.router.placement import PlacementRequest
 from baton.router.prompt import drawn, mix
-from baton.router.view import PoolView, ReplicaView, View
+from baton.router.replicas.view import PoolView, ReplicaView, View
+from baton.router.table.columns import Numbers
 
 MANY_TOKENS = 1 << 22
 """More than any prompt has: what is less than one of them settles equals."""

@@ -8,10 +8,10 @@ Where nobody is left by the last two, all are.
 
 from __future__ import annotations
 
-from baton.router.columns import Mask
 from baton.router.placement import PlacementRequest
-from baton.router.pool import Pool
-from baton.router.view import PoolView
+from baton.router.replicas.pool import Pool
+from baton.router.replicas.view import PoolView
+from baton.router.table.columns import Mask
 
 OVERDUE_S = 0.5
 """A replica whose oldest prompt is later than this is not waited for."""

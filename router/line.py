@@ -23,11 +23,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from baton.router.candidate import Candidate, Waiting
-from baton.router.candidates import Candidates, works_s
-from baton.router.columns import Numbers
+from baton.router.policies.routing_policy import Held, RoutingPolicy, cheapest
 from baton.router.prompt import Prompt
-from baton.router.routing_policy import Held, RoutingPolicy, cheapest
+from baton.router.replicas.candidate import Candidate, Waiting
+from baton.router.replicas.candidates import Candidates, works_s
+from baton.router.table.columns import Numbers
 
 MAX_OFFERED = 8
 """Of each line, the first few are offered to a candidate that has none of its own."""

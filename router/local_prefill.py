@@ -13,8 +13,8 @@ import numpy as np
 from baton.router.eligible import OVERDUE_S
 from baton.router.placement import PlacementRequest
 from baton.router.prompt import Prompt
+from baton.router.replicas.view import PoolView, ReplicaView, View
 from baton.router.sources import source_for
-from baton.router.view import PoolView, ReplicaView, View
 
 CLEARLY = 1.25
 """How many times what computing a prompt here takes, waiting for a prefill replica must take."""

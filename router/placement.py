@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.core.ids import Epoch, RequestId
-from baton.core.messages import GenerateRequest, ReplicaAddress, ReplicaInfo
-from baton.router.decisions import Considered
+from baton.core.messages import GenerateRequest
+from baton.core.replicas import ReplicaAddress, ReplicaInfo
+from baton.router.cache.prompt_names import wants_prompt_logprobs
+from baton.router.explain.decisions import Considered
 from baton.router.prompt import Prompt
-from baton.router.prompt_names import wants_prompt_logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

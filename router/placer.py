@@ -21,21 +21,21 @@ from itertools import count
 
 from baton.core.ids import Epoch
 from baton.router.answer import Answers, Options, Question
-from baton.router.candidate import Candidate
-from baton.router.decisions import Considered
+from baton.router.cache.prompt_names import PromptNames
+from baton.router.cache.pulling import PullRates
 from baton.router.decode_choice import choose_decode
 from baton.router.defaults import DEFAULT_POLICY, LOCAL_PREFILL_TOKENS
 from baton.router.eligible import in_time, is_late, opened, ready
+from baton.router.explain.decisions import Considered
 from baton.router.line import Line
 from baton.router.local_prefill import why_here, why_sooner_here
 from baton.router.placement import Placement, PlacementRequest
+from baton.router.policies.routing_policy import RoutingPolicy
 from baton.router.prompt import Prompt, drawn
-from baton.router.prompt_names import PromptNames
-from baton.router.pulling import PullRates
-from baton.router.routing_policy import RoutingPolicy
+from baton.router.replicas.candidate import Candidate
+from baton.router.replicas.view import PoolView, ReplicaView, View
 from baton.router.sessions import Sessions
 from baton.router.sources import source_for
-from baton.router.view import PoolView, ReplicaView, View
 
 LINE_PER_REPLICA = 4
 """Prompts in line for each prefill replica: enough to choose from; more wait their turn outside."""

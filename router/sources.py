@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from baton.router.cache.pulling import Holding, best_source
 from baton.router.placement import PlacementRequest
-from baton.router.pool import KnownReplica
 from baton.router.prompt import drawn, mix, mixed
-from baton.router.pulling import Holding, best_source
-from baton.router.view import PoolView, ReplicaView, View
+from baton.router.replicas.pool import KnownReplica
+from baton.router.replicas.view import PoolView, ReplicaView, View
 
 MAX_ASKED = 8
 """Holders of each role that are compared: the one with most may be the one that is far away."""

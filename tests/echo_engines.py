@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baton.core.kv_layout import DraftFeatures
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.passes.echo import EchoRunner, echo_info

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from baton.core.errors import InvalidRequest
-from baton.core.messages import Grammar, GrammarKind
+from baton.core.sampling import Grammar, GrammarKind
 
 LETTERS = Grammar(GrammarKind.REGEX, "[a-z]+")
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.core.ids import ReplicaId, new_request_id
-from baton.core.messages import FinishReason, Receipt, Role, SamplingParams, TokenLogprob
+from baton.core.messages import Receipt
+from baton.core.replicas import Role
+from baton.core.sampling import FinishReason, SamplingParams, TokenLogprob
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.passes.echo import EchoRunner, echo_info

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from baton.core.messages import TokenLogprob
+from baton.core.sampling import TokenLogprob
 from baton.engine.sampling import sampler
 from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.sampling.sampling_row import SamplingRow

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from baton.core.messages import Grammar
+from baton.core.sampling import Grammar
 
 
 class TokenMatcher(Protocol):

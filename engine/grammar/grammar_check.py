@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from baton.core.errors import InvalidRequest
-from baton.core.messages import Grammar, GrammarKind
+from baton.core.sampling import Grammar, GrammarKind
 from baton.engine.grammar.grammar_readers import GrammarReaders
 from baton.engine.grammar.grammar_size import check_size
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 
 from baton.core.errors import InvalidRequest
-from baton.core.messages import Grammar, GrammarKind
+from baton.core.sampling import Grammar, GrammarKind
 
 MAX_SIZE = 50_000
 TOO_LARGE = MAX_SIZE + 1

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from baton.core.errors import BatonError, InvalidRequest, Unavailable
-from baton.core.messages import Grammar
+from baton.core.sampling import Grammar
 from baton.engine.grammar.grammar import GrammarCompiler, TokenMatcher
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from baton.core.errors import InvalidRequest
-from baton.core.messages import Grammar
+from baton.core.sampling import Grammar
 from baton.engine.grammar.grammar_check import GrammarChecker, next_tokens, raise_if_failed
 from baton.engine.models.config.info import ModelInfo
 from baton.kernels.sampling.token_mask import WORD_BITS, num_words, pack_tokens

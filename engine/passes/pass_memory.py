@@ -23,7 +23,7 @@ import torch
 
 from baton.core.errors import InvalidConfig
 from baton.core.kv_layout import KvLayout
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.batch.batch import Chunk, ignore_layer, make_batch
 from baton.engine.batch.static_batch import PassLimits, StaticBatch
 from baton.engine.checkpoint.load import LoadedModel

@@ -11,7 +11,7 @@ from math import isfinite
 
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, InvalidRequest, Unavailable
-from baton.core.messages import FinishReason, TokenLogprob
+from baton.core.sampling import FinishReason, TokenLogprob
 from baton.engine.request.request import Request
 from baton.engine.request.step_report import RequestOutput
 

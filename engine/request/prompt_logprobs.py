@@ -15,7 +15,7 @@ from math import isfinite
 
 from torch import Tensor
 
-from baton.core.messages import TokenLogprob
+from baton.core.sampling import TokenLogprob
 from baton.engine.passes.runner import Runner
 from baton.engine.sampling.sampler import prompt_logprobs
 

@@ -14,7 +14,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from baton.core.kv_pool import Holder, HolderKind
-from baton.core.messages import CachePoint, FinishReason, Pooling, SamplingParams, TokenLogprob
+from baton.core.messages import CachePoint, Pooling
+from baton.core.sampling import FinishReason, SamplingParams, TokenLogprob
 from baton.engine.grammar.grammar import TokenMatcher
 from baton.engine.request.pooling import Embedding
 from baton.engine.request.prompt_logprobs import PromptLogprobs

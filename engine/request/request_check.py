@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.core.errors import InvalidRequest
-from baton.core.messages import FinishReason
+from baton.core.sampling import FinishReason
 from baton.engine.models.config.info import ModelInfo
 from baton.engine.request.pooling import Embedding
 from baton.engine.request.request import Request

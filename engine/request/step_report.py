@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.core.errors import BatonError
-from baton.core.messages import FinishReason, TokenLogprob
+from baton.core.sampling import FinishReason, TokenLogprob
 from baton.core.step_times import StepWork
 from baton.engine.mesh.expert_load import ExpertLoad
 from baton.engine.request.request import Request

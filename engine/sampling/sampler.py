@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from baton.core.messages import TokenLogprob
+from baton.core.sampling import TokenLogprob
 from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.kernels.sampling.best_token import best_finite_token
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.sampling.acceptance import DRAFTING, are_kept, redrawn
 from baton.engine.sampling.allowed_tokens import forbid_tokens
 from baton.engine.sampling.sampling_row import SamplingRow

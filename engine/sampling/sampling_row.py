@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.grammar.grammar import TokenMatcher
 from baton.engine.sampling.token_counts import TokenCounts
 

@@ -42,7 +42,7 @@ from torch.nn import functional
 from train import encode
 from transformers import LlamaForCausalLM
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.request.request import Request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from typing import Literal
 
-from baton.core.messages import FinishReason
+from baton.core.sampling import FinishReason
 from baton.gateway.output.output_parser import OutputParser
 from baton.gateway.output.pieces import Piece
 from baton.gateway.text.output_text import TextDelta

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from baton.core.errors import InvalidRequest
-from baton.core.messages import Grammar, GrammarKind
+from baton.core.sampling import Grammar, GrammarKind
 from baton.gateway.grammars.structured_output import OutputRule
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}

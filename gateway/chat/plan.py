@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from baton.core.errors import InvalidRequest
-from baton.core.messages import Grammar, GrammarKind
 from baton.core.parking import Parking
+from baton.core.sampling import Grammar, GrammarKind
 from baton.gateway.chat.cache_points import find_cache_points
 from baton.gateway.chat.call_grammars import calls_grammar, optional_calls
 from baton.gateway.chat.conversation import (

@@ -1,7 +1,7 @@
 """The queue for a place while there is none: requests of all tenants, before any work is done.
 
     place --> found at once, if nobody else is first, or it needs not what the first waits for
-          '-> in line --wake--> placed        whose turn it is: `router/fair_queue.py`
+          '-> in line --wake--> placed        whose turn it is: `router/fairness/fair_queue.py`
                       '-> Overloaded          too many wait, or it would wait longer than it may
 
 How long a wait is going to be is told by how fast places came lately: who is refused hears when to
@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import Overloaded
 from baton.core.ids import RequestId
-from baton.router.fair_queue import Entry, FairQueue
+from baton.router.fairness.fair_queue import Entry, FairQueue
 
 T = TypeVar("T")
 

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 
 from baton.core.clock import Clock
 from baton.core.ids import Epoch
-from baton.core.messages import Capacity, GenerateRequest
+from baton.core.messages import GenerateRequest
+from baton.core.replicas import Capacity
 from baton.gateway.fleet.fleet import Fleet
 from baton.gateway.requests.generation import Estimate
-from baton.router.decisions import Came, Considered, Decision, Decisions
+from baton.router.explain.decisions import Came, Considered, Decision, Decisions
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.placer import Outlook
-from baton.router.prediction_errors import PredictionErrors
+from baton.router.speeds.prediction_errors import PredictionErrors
 
 TYPICAL_WEIGHT = 0.05
 """Of the last prompt in what one takes."""

@@ -22,8 +22,9 @@ import grpc.aio
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import BatonError, Unavailable
 from baton.core.ids import Epoch, RequestId
-from baton.core.messages import GenerateRequest, ParkedStream, ReplicaInfo, TokenUpdate
+from baton.core.messages import GenerateRequest, ParkedStream, TokenUpdate
 from baton.core.parking import TakeStream
+from baton.core.replicas import ReplicaInfo
 from baton.gateway.fleet.replica_link import ReplicaLink
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels

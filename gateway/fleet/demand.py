@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from baton.core.messages import Demand
+from baton.core.replicas import Demand
 
 COALESCE_S = 0.05
 KEEP_S = 1.0

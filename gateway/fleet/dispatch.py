@@ -20,9 +20,10 @@ from weakref import WeakValueDictionary
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import DeadlineExceeded, Overloaded, Unavailable
 from baton.core.ids import Epoch, RequestId, new_epoch
-from baton.core.messages import GenerateRequest, ParkedStream, Role
+from baton.core.messages import GenerateRequest, ParkedStream
 from baton.core.metrics import Family, gauge
 from baton.core.parking import TakeStream
+from baton.core.replicas import Role
 from baton.gateway.access.api_keys import BACKGROUND
 from baton.gateway.fleet.admission import AdmissionQueue, Turn
 from baton.gateway.fleet.decision_log import Asked, DecisionLog, FirstToken
@@ -44,12 +45,12 @@ from baton.gateway.requests.generation import (
 from baton.gateway.requests.prompt_progress import PromptProgress
 from baton.gateway.requests.readiness import Missing, Wanted, missing
 from baton.proto.channels import Channels
-from baton.router.capture import capture, captured_replicas
-from baton.router.decisions import Decisions
+from baton.router.cache.prompt_names import PromptNames, names_of
+from baton.router.cache.pulling import RateMeter
+from baton.router.explain.capture import capture, captured_replicas
+from baton.router.explain.decisions import Decisions
 from baton.router.placement import placement_request
 from baton.router.placer import Placer, Routing
-from baton.router.prompt_names import PromptNames, names_of
-from baton.router.pulling import RateMeter
 
 log = logging.getLogger(__name__)
 

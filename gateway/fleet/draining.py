@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from baton.core.errors import InvalidRequest, Unavailable
-from baton.core.messages import ReplicaInfo, Role
+from baton.core.replicas import ReplicaInfo, Role
 from baton.gateway.fleet.fleet import Fleet
 
 

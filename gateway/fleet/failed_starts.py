@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from baton.core.clock import Clock
 from baton.core.ids import ReplicaId
-from baton.core.messages import Role, StartingReplica
+from baton.core.replicas import Role, StartingReplica
 
 MANY = 3
 AGAIN_S = 30.0

@@ -23,11 +23,11 @@ import grpc.aio
 from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch, RequestId
 from baton.core.kv_layout import KvLayout
-from baton.core.messages import (
+from baton.core.messages import Receipt
+from baton.core.replicas import (
     HEARTBEAT_S,
     Capacity,
     Membership,
-    Receipt,
     ReplicaInfo,
     Role,
     StartingReplica,
@@ -39,18 +39,18 @@ from baton.gateway.fleet.membership import merge
 from baton.gateway.fleet.prefill_link import PrefillLink
 from baton.gateway.fleet.warm_up import WarmUp
 from baton.proto.channels import Channels
-from baton.router.candidate import Candidate
-from baton.router.expected_blocks import Expected
-from baton.router.kv_index import KvIndex
-from baton.router.link_times import Pair
-from baton.router.matches import Matches
+from baton.router.cache.expected_blocks import Expected
+from baton.router.cache.kv_index import KvIndex
+from baton.router.cache.matches import Matches
+from baton.router.cache.prompt_names import PromptNames
+from baton.router.cache.pulling import PullRates, RateMeter
 from baton.router.placement import Placement
-from baton.router.pool import KnownReplica, Pool
 from baton.router.prompt import Prompt
-from baton.router.prompt_names import PromptNames
-from baton.router.pulling import PullRates, RateMeter
-from baton.router.speed import MeasuredSpeed
-from baton.router.view import View, look
+from baton.router.replicas.candidate import Candidate
+from baton.router.replicas.pool import KnownReplica, Pool
+from baton.router.replicas.view import View, look
+from baton.router.speeds.link_times import Pair
+from baton.router.speeds.speed import MeasuredSpeed
 
 log = logging.getLogger(__name__)
 

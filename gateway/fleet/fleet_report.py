@@ -13,8 +13,8 @@ from typing import Any
 import grpc.aio
 
 from baton.core.ids import Epoch
-from baton.core.messages import ReplicaInfo
 from baton.core.metrics import Family, Kind, Sample
+from baton.core.replicas import ReplicaInfo
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import explain
 

@@ -17,12 +17,12 @@ import grpc
 import grpc.aio
 
 from baton.core.kv_events import KvEvents
-from baton.core.messages import ReplicaInfo, Role
+from baton.core.replicas import ReplicaInfo, Role
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels, explain
 from baton.proto.kv_events_wire import kv_events_from_proto
 from baton.proto.replica_pb2_grpc import ReplicaStub
-from baton.router.kv_index import KvGap, KvIndex
+from baton.router.cache.kv_index import KvGap, KvIndex
 
 log = logging.getLogger(__name__)
 

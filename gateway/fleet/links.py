@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from baton.core.clock import Clock
 from baton.core.errors import Unavailable
 from baton.core.ids import Epoch
-from baton.core.messages import HEARTBEAT_S, ParkedStream, ReplicaInfo, Role
+from baton.core.messages import ParkedStream
 from baton.core.parking import TakeStream
+from baton.core.replicas import HEARTBEAT_S, ReplicaInfo, Role
 from baton.gateway.fleet.decode_link import DecodeLink
 from baton.gateway.fleet.demand import rounded
 from baton.gateway.fleet.fleet_report import KvKnowledge
@@ -22,7 +23,7 @@ from baton.gateway.fleet.kv_watch import KvWatch, OnLearnt
 from baton.gateway.fleet.prefill_link import PrefillLink
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
-from baton.router.kv_index import KvIndex
+from baton.router.cache.kv_index import KvIndex
 
 ALIVE_FOR_S = 3.5 * HEARTBEAT_S
 """After its last word, which each replica says anew with every heartbeat."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from baton.core.ids import Epoch
-from baton.core.messages import Membership, ReplicaInfo
+from baton.core.replicas import Membership, ReplicaInfo
 
 Replicas = Mapping[Epoch, ReplicaInfo]
 

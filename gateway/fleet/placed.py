@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from baton.core.messages import GenerateRequest, Receipt, ReplicaAddress
+from baton.core.messages import GenerateRequest, Receipt
+from baton.core.replicas import ReplicaAddress
 from baton.gateway.fleet.decision_log import FollowedDecision
 from baton.gateway.fleet.fleet import Fleet
 from baton.gateway.requests.prompt_progress import PromptProgress
+from baton.router.cache.prompt_names import PromptNames
 from baton.router.placement import Placement
-from baton.router.prompt_names import PromptNames
 
 
 class Placed:

@@ -22,7 +22,7 @@ import grpc.aio
 
 from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch, ReplicaId
-from baton.core.messages import Capacity, Demand, ReplicaInfo
+from baton.core.replicas import Capacity, Demand, ReplicaInfo
 from baton.gateway.fleet.demand import DemandNews
 from baton.gateway.fleet.kept_stream import keep_open, pump_frames
 from baton.proto import replica_pb2 as pb

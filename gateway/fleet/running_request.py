@@ -29,7 +29,8 @@ from baton.core.errors import (
     Unavailable,
 )
 from baton.core.ids import Epoch
-from baton.core.messages import GenerateRequest, Receipt, ReplicaAddress, TokenUpdate
+from baton.core.messages import GenerateRequest, Receipt, TokenUpdate
+from baton.core.replicas import ReplicaAddress
 from baton.gateway.fleet.accounts import Accounts
 from baton.gateway.fleet.attempt_spans import AttemptSpans
 from baton.gateway.fleet.decode_link import ReplicaLost

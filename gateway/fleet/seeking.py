@@ -20,10 +20,10 @@ from baton.core.messages import GenerateRequest
 from baton.gateway.fleet.decision_log import Asked, DecisionLog
 from baton.gateway.fleet.fleet import Fleet
 from baton.gateway.fleet.placed import Placed
+from baton.router.cache.prompt_names import PromptNames, names_of
 from baton.router.placement import Placement, placement_request
 from baton.router.placer import Placer
 from baton.router.prompt import Prompt
-from baton.router.prompt_names import PromptNames, names_of
 
 
 @dataclass(slots=True, eq=False)

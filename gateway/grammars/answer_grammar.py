@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from baton.core.errors import InvalidRequest
-from baton.core.messages import Grammar, GrammarKind
+from baton.core.sampling import Grammar, GrammarKind
 from baton.engine.grammar.grammar_check import JSON_LAYOUT
 from baton.gateway.grammars.structured_output import OutputRule
 from baton.gateway.output.harmony import CHANNEL, END, MESSAGE, START

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from baton.core.errors import InvalidRequest
-from baton.core.messages import Grammar
+from baton.core.sampling import Grammar
 from baton.engine.grammar.grammar_check import GrammarChecker
 from baton.gateway.grammars.answer_grammar import answer_grammar, free_grammar
 from baton.gateway.grammars.structured_output import OutputRule

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from baton.core.errors import InvalidRequest
-from baton.core.messages import Grammar, GrammarKind
+from baton.core.sampling import Grammar, GrammarKind
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 MAX_CHOICES = 1024

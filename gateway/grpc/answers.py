@@ -8,7 +8,8 @@ from typing import TypeVar
 
 import msgspec
 
-from baton.core.messages import Receipt, TokenLogprob
+from baton.core.messages import Receipt
+from baton.core.sampling import TokenLogprob
 from baton.gateway.requests.choices import ChoiceDelta, Completion
 from baton.gateway.requests.completion_stream import Usage
 from baton.gateway.requests.gateway import Gateway

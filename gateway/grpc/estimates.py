@@ -9,7 +9,7 @@ from baton.gateway.grpc.generate import generate_order
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.order import CompletionOrder
 from baton.proto import inference_pb2 as pb
-from baton.router.prediction_errors import Interval
+from baton.router.speeds.prediction_errors import Interval
 
 
 async def answer_estimate(

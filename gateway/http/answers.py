@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from baton.core.messages import FinishReason, Receipt
+from baton.core.messages import Receipt
+from baton.core.sampling import FinishReason
 from baton.gateway.requests.completion_stream import Usage
 from baton.gateway.requests.prompt_progress import PromptProgress
 

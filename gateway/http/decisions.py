@@ -13,7 +13,7 @@ from baton.core.errors import RequestNotFound
 from baton.gateway.access.api_keys import Caller
 from baton.gateway.http.errors import json_response
 from baton.gateway.requests.gateway import Gateway
-from baton.router.decisions import KEPT_S, Came, Considered, Decision
+from baton.router.explain.decisions import KEPT_S, Came, Considered, Decision
 
 ANSWER_PREFIXES = ("cmpl-", "chatcmpl-", "resp_", "msg_")
 """Of the ids of answers; what follows is the request's."""

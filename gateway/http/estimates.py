@@ -18,7 +18,7 @@ from baton.gateway.http.schemas import ChatBody, CompletionBody
 from baton.gateway.http.unknown_fields import known
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.order import CompletionOrder
-from baton.router.prediction_errors import Interval
+from baton.router.speeds.prediction_errors import Interval
 
 
 class EstimatedInterval(msgspec.Struct, kw_only=True):

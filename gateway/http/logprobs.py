@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from baton.core.messages import TokenLogprob
+from baton.core.sampling import TokenLogprob
 from baton.gateway.http.answers import (
     ChatLogprob,
     ChatLogprobs,

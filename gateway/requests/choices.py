@@ -17,7 +17,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from baton.core.messages import FinishReason, Receipt, TokenLogprob
+from baton.core.messages import Receipt
+from baton.core.sampling import FinishReason, TokenLogprob
 from baton.gateway.requests.completion_stream import CompletionStream, Usage
 from baton.gateway.requests.generation import Generation
 from baton.gateway.text.echo import EchoedPrompt

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.gateway.requests.generation import Generation, Patience
 from baton.gateway.requests.options import SamplingOptions
 from baton.gateway.requests.order import CompletionOrder, Prompt

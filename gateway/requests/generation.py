@@ -12,21 +12,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from baton.core.ids import ReplicaId, RequestId
-from baton.core.messages import (
-    CachePoint,
-    ParkedStream,
-    Pooling,
-    Receipt,
-    SamplingParams,
-    TokenUpdate,
-)
+from baton.core.messages import CachePoint, ParkedStream, Pooling, Receipt, TokenUpdate
 from baton.core.metrics import Family
 from baton.core.parking import Parking, TakeStream
+from baton.core.sampling import SamplingParams
 from baton.core.tracing import UNTRACED, TracedCall
 from baton.gateway.requests.prompt_progress import PromptProgress
 from baton.gateway.requests.readiness import Missing, Wanted
-from baton.router.decisions import Decisions
-from baton.router.prediction_errors import Interval
+from baton.router.explain.decisions import Decisions
+from baton.router.speeds.prediction_errors import Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

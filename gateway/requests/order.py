@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
-from baton.core.messages import CachePoint, Grammar
+from baton.core.messages import CachePoint
+from baton.core.sampling import Grammar
 from baton.gateway.access.api_keys import Caller
 from baton.gateway.requests.options import SamplingOptions
 

@@ -9,7 +9,8 @@ import asyncio
 from dataclasses import dataclass
 
 from baton.core.errors import ContextExceeded, InvalidRequest
-from baton.core.messages import Pooling, SamplingParams
+from baton.core.messages import Pooling
+from baton.core.sampling import SamplingParams
 from baton.gateway.access.api_keys import Caller
 from baton.gateway.requests.completion_stream import Usage
 from baton.gateway.requests.gateway import Gateway

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from baton.core.messages import ReplicaInfo, Role, StartingReplica
+from baton.core.replicas import ReplicaInfo, Role, StartingReplica
 
 Wanted = Mapping[Role, int]
 """Replicas by role, as configured."""

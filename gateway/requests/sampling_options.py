@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from baton.core.errors import ContextExceeded, InvalidRequest
-from baton.core.messages import Grammar, SamplingParams
+from baton.core.sampling import Grammar, SamplingParams
 from baton.gateway.requests.options import RANGES, SamplingOptions, is_huge
 from baton.gateway.text.model_files import BATON_DEFAULTS, SamplingDefaults
 

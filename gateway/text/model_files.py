@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import msgspec
 
 from baton.core.errors import CheckpointError
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.gateway.text.byte_tokenizer import byte_tokenizer_json
 from baton.gateway.text.pooling_files import PoolingFiles
 

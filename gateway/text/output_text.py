@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
-from baton.core.messages import FinishReason, TokenLogprob, TokenUpdate
+from baton.core.messages import TokenUpdate
+from baton.core.sampling import FinishReason, TokenLogprob
 from baton.gateway.text.detokenizer import Detokenizer
 from baton.gateway.text.echo import EchoedPrompt
 from baton.gateway.text.stop import StopFinder

@@ -30,7 +30,8 @@ from baton.core.errors import (
 )
 from baton.core.ids import Epoch, RequestId, TransferId
 from baton.core.kv_layout import KvLayout
-from baton.core.messages import PullOffered, PullRequest, ReplicaAddress
+from baton.core.messages import PullOffered, PullRequest
+from baton.core.replicas import ReplicaAddress
 from baton.kv_transfer.pulling.prefix_fetch import PrefixOffer
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels, explain

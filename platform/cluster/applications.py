@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from baton.core.errors import InvalidConfig
 from baton.core.ids import ReplicaId
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.platform.cluster.serve_document import (
     CONTROLLER_OPTIONS,
     IMPORT_PATH,

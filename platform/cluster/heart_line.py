@@ -19,7 +19,7 @@ import grpc.aio
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import InvalidConfig
 from baton.core.ids import Epoch
-from baton.core.messages import ReplicaInfo
+from baton.core.replicas import ReplicaInfo
 from baton.platform.registry.registry import Registry
 from baton.platform.security.config import SecurityConfig
 from baton.platform.security.connections import load_security

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import ray
 
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.replica.assignment import Assignment
 

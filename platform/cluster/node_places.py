@@ -7,7 +7,7 @@ from typing import Any
 
 import ray
 
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.platform.config.deployment import DeploymentConfig
 
 

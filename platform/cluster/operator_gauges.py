@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ray.util.metrics import Gauge
 
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.platform.replica.assignment import Assignment
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import Unavailable
 from baton.core.ids import Epoch
-from baton.core.messages import Role
 from baton.core.metrics import Family, Sample, gauge
+from baton.core.replicas import Role
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.traffic import TrafficReport
 from baton.platform.planner.planner_metrics import PlannerTold

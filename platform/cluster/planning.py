@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 
 from baton.core.errors import InvalidConfig
 from baton.core.ids import ReplicaId
-from baton.core.messages import Membership, Role
+from baton.core.replicas import Membership, Role
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.flip import check_flip
 from baton.platform.config.live import DECODE, PREFILL

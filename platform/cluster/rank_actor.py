@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from baton.core.ids import ReplicaId
-from baton.core.messages import StartingReplica
+from baton.core.replicas import StartingReplica
 from baton.platform.cluster.actor_log import start_actor_log
 from baton.platform.cluster.node_model import assigned_here
 from baton.platform.cluster.own_address import own_address

@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 
 from baton.core.errors import InvalidConfig
 from baton.core.ids import Epoch
-from baton.core.messages import Membership, ReplicaInfo, StartingReplica
+from baton.core.replicas import Membership, ReplicaInfo, StartingReplica
 from baton.gateway.fleet.traffic import TrafficReport
 from baton.platform.cluster.actor_log import start_actor_log
 from baton.platform.cluster.applications import apply_planned, flip_any, messages

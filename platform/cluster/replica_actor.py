@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ray import serve
 
 from baton.core.ids import ReplicaId
-from baton.core.messages import Role, StartingReplica
+from baton.core.replicas import Role, StartingReplica
 from baton.platform.cluster.actor_log import start_actor_log
 from baton.platform.cluster.node_model import FetchStages, model_here, own_node
 from baton.platform.cluster.operator_gauges import keep_gauges

@@ -15,7 +15,7 @@ from copy import deepcopy
 from typing import Any
 
 from baton.core.errors import InvalidConfig
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.platform.config.deployment import DeploymentConfig, override, parse_config
 from baton.platform.config.live import (
     COUNTED,

@@ -28,7 +28,7 @@ import msgspec
 
 from baton.core.config_node import ConfigNode, Count, NonNegative, Seconds
 from baton.core.errors import ITEM, InvalidConfig
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.core.wire_security import PRIVATE_TRANSPORTS
 from baton.engine.config import EngineConfig
 from baton.gateway.access.config import GatewayConfig

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from baton.core.kv_layout import ITEM_BYTES, OUTPUTS, DraftFeatures, KvLayout
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.engine.cache_plan import CPU_CACHE_BYTES
 from baton.engine.checkpoint.load import read_config
 from baton.engine.checkpoint.load_heads import head_bytes, read_head_config

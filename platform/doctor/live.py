@@ -18,7 +18,7 @@ import msgspec
 
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.kv_layout import KvLayout
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.platform.doctor.finding import Finding, fail
 from baton.platform.doctor.matrix import LiveReplica, Pair, Size, Way
 from baton.platform.doctor.node_checks import unexamined

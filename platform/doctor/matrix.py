@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from baton.core.ids import Epoch, ReplicaId
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.platform.doctor.finding import Finding, Status
 
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from baton.core.errors import CheckpointError, InvalidConfig
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.core.wire_security import WireSecurity
 from baton.kv_transfer.transports import AUTO, TRANSPORTS
 from baton.platform.config.deployment import DeploymentConfig

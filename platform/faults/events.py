@@ -10,7 +10,7 @@ from typing import Protocol
 from baton.core.chaos import Chaos, Fault
 from baton.core.ids import Epoch
 from baton.core.kv_events import KvEvents
-from baton.core.messages import Membership, ReplicaInfo
+from baton.core.replicas import Membership, ReplicaInfo
 
 
 async def chaotic_events(

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from baton.core.kv_pool import Holder, HolderKind
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.assemble import engine_around, find_device, load_draft
 from baton.engine.cache_plan import CPU_CACHE_BYTES
 from baton.engine.checkpoint.load import LoadedModel, load_model

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rich.box import SIMPLE
 from rich.table import Table
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.engine import Engine
 from baton.engine.request.request import Request
 from baton.engine.speculation.speculation import DraftCounts, Speculation

@@ -13,15 +13,16 @@ from typing import Any
 
 from baton.core.errors import InvalidRequest, Unavailable
 from baton.core.ids import RequestId, new_epoch
-from baton.core.messages import GenerateRequest, ParkedStream, Receipt, ReplicaAddress, TokenUpdate
+from baton.core.messages import GenerateRequest, ParkedStream, Receipt, TokenUpdate
 from baton.core.metrics import Family
 from baton.core.parking import TakeStream
+from baton.core.replicas import ReplicaAddress
 from baton.decode_service.worker import DecodeWorker
 from baton.gateway.requests.generation import DecodeRoom, Estimate, Generation
 from baton.gateway.requests.prompt_progress import PromptProgress
 from baton.gateway.requests.readiness import Missing, Wanted
-from baton.router.capture import capture
-from baton.router.decisions import Decisions
+from baton.router.explain.capture import capture
+from baton.router.explain.decisions import Decisions
 
 ATTEMPT = 1
 """There is nowhere else to try."""

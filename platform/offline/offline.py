@@ -13,7 +13,7 @@ from pathlib import Path
 
 from baton.core.errors import Cancelled
 from baton.core.ids import ReplicaId, new_epoch
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.decode_service.worker import DecodeWorker
 from baton.engine.engine import Engine
 from baton.gateway.requests.gateway import Gateway

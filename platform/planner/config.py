@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from baton.core.config_node import ConfigNode, Count, NonNegative, Seconds
-from baton.core.messages import Role
+from baton.core.replicas import Role
 
 PATIENCE = 2.0
 """Times a cold start that replicas may take to come."""

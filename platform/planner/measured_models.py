@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from baton.core.ids import Epoch
-from baton.core.messages import ReplicaInfo, Role
+from baton.core.replicas import ReplicaInfo, Role
 from baton.core.step_times import StepTimes, StepWork, prompt_work
 from baton.gateway.fleet.traffic import ReplicaSpeed
 from baton.platform.planner.capacity import FittedPasses, ReplicaModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.platform.planner.capacity import Load
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.platform.planner.capacity import (
     Load,
     Need,

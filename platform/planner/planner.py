@@ -22,7 +22,7 @@ from msgspec import structs
 
 from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch, ReplicaId
-from baton.core.messages import HEARTBEAT_S, Membership, ReplicaInfo, Role, StartingReplica
+from baton.core.replicas import HEARTBEAT_S, Membership, ReplicaInfo, Role, StartingReplica
 from baton.gateway.fleet.traffic import TrafficReport
 from baton.platform.planner.config import PATIENCE, PlannerConfig
 from baton.platform.planner.measured_models import measured_models

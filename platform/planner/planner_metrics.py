@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from baton.core.messages import Role
 from baton.core.metrics import Counter, Family, Sample, gauge
+from baton.core.replicas import Role
 from baton.platform.planner.capacity import Need
 from baton.platform.planner.config import PlannerConfig
 from baton.platform.planner.observation import Observation

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.platform.planner.plan import Decision
 
 Counts = Mapping[Role, int]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from baton.core.clock import Clock
 from baton.core.ids import Epoch
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.gateway.fleet.traffic import ReplicaSpeed, TrafficReport
 from baton.platform.planner.observation import Observation, PoolCount
 

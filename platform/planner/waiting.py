@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.platform.planner.capacity import Load, Promise, ReplicaModel, max_batch, most_held
 from baton.platform.planner.config import PlannerConfig
 from baton.platform.planner.observation import Observation

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch, ReplicaId, new_epoch
-from baton.core.messages import HEARTBEAT_S, Membership, ReplicaInfo, StartingReplica
+from baton.core.replicas import HEARTBEAT_S, Membership, ReplicaInfo, StartingReplica
 from baton.platform.registry.limit_shares import LimitShares
 
 TTL_S = 3.5 * HEARTBEAT_S

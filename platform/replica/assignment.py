@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from baton.core.ids import Epoch, ReplicaId
-from baton.core.messages import ReplicaInfo, Role, StartingReplica
+from baton.core.replicas import ReplicaInfo, Role, StartingReplica
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.pools import PoolConfig
 

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from baton.core.clock import monotonic
 from baton.core.errors import EngineFailed, InvalidRequest, Unavailable
-from baton.core.messages import ReplicaInfo, Role
+from baton.core.replicas import ReplicaInfo, Role
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.flip import check_flip
 from baton.platform.replica.replica import Replica

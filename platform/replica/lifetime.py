@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from baton.core.errors import EngineFailed
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.engine.assemble import find_device
 from baton.engine.engine import Engine
 from baton.engine.mesh.ranks import MeshGroups

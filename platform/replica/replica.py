@@ -16,7 +16,7 @@ import grpc.aio
 
 from baton.core.chaos import Chaos
 from baton.core.ids import ReplicaId, new_epoch
-from baton.core.messages import ReplicaInfo, Role
+from baton.core.replicas import ReplicaInfo, Role
 from baton.core.wire_security import WireSecurity
 from baton.decode_service.server import DecodeGrpc
 from baton.decode_service.worker import DecodeWorker

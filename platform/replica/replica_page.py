@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from baton.core.messages import Capacity
 from baton.core.metrics import Family, Sample, exposition, gauge
+from baton.core.replicas import Capacity
 from baton.platform.machine.datasheet import datasheet
 from baton.platform.observe.config import MetricsConfig
 from baton.platform.replica.metric_help import HELP

@@ -16,7 +16,7 @@ import grpc.aio
 from baton.core.chaos import Chaos
 from baton.core.errors import EngineFailed, InvalidConfig, InvalidRequest, Unavailable
 from baton.core.ids import ReplicaId
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.core.wire_security import PLAIN, WireSecurity
 from baton.decode_service.worker import DecodeWorker
 from baton.platform.faults.control import unsettle

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from baton.core.errors import EngineFailed
-from baton.core.messages import HEARTBEAT_S, ReplicaInfo, Role, StartingReplica
+from baton.core.replicas import HEARTBEAT_S, ReplicaInfo, Role, StartingReplica
 from baton.engine.engine import Engine
 from baton.kv_transfer.handoff.auditor import audit
 from baton.platform.config.deployment import DeploymentConfig

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from baton.core.errors import CheckpointError, InvalidConfig, ModelUnreachable
-from baton.core.messages import StartingReplica
+from baton.core.replicas import StartingReplica
 
 log = logging.getLogger(__name__)
 

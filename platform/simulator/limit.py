@@ -11,7 +11,7 @@ from baton.platform.simulator.block_names import BlockNames
 from baton.platform.simulator.outcome import Outcome, Served
 from baton.platform.simulator.setup import Setup
 from baton.platform.traces.trace import Trace
-from baton.router.speed import ConstantRate
+from baton.router.speeds.speed import ConstantRate
 
 
 def play_limit(trace: Trace, setup: Setup, seed: int) -> Outcome:

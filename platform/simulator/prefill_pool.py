@@ -25,14 +25,14 @@ from baton.platform.simulator.block_names import BlockNames
 from baton.platform.simulator.outcome import Outcome, Served
 from baton.platform.simulator.setup import Setup
 from baton.platform.traces.trace import Trace
-from baton.router.candidate import Candidate, Speed
-from baton.router.candidates import CandidateTable
-from baton.router.kv_index import KvIndex
+from baton.router.cache.kv_index import KvIndex
 from baton.router.line import Line
+from baton.router.policies.routing_policy import Held, RoutingPolicy
 from baton.router.prompt import Prompt, mixed
-from baton.router.routing_policy import Held, RoutingPolicy
+from baton.router.replicas.candidate import Candidate, Speed
+from baton.router.replicas.candidates import CandidateTable
 from baton.router.sessions import Sessions
-from baton.router.speed import ConstantRate
+from baton.router.speeds.speed import ConstantRate
 
 
 class _Replica:

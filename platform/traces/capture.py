@@ -11,7 +11,7 @@ import msgspec
 
 from baton.core.errors import InvalidConfig
 from baton.platform.traces.trace import Trace, TraceRequest
-from baton.router.capture import CapturedDecision, CapturedRequest, CaptureHead
+from baton.router.explain.capture import CapturedDecision, CapturedRequest, CaptureHead
 
 T = TypeVar("T")
 

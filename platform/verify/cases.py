@@ -9,7 +9,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 
 Prompt = tuple[int, ...]
 

@@ -11,7 +11,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from baton.core.ids import ReplicaId, new_request_id
-from baton.core.messages import Receipt, Role, SamplingParams, TokenLogprob
+from baton.core.messages import Receipt
+from baton.core.replicas import Role
+from baton.core.sampling import SamplingParams, TokenLogprob
 from baton.decode_service.worker import DecodeWorker
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.models.config.info import ModelInfo
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.verify.cases import CASES, GREEDY, NUM_OUTPUT, Case, Prompt, make_prompts

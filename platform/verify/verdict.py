@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from baton.core.messages import TokenLogprob
+from baton.core.sampling import TokenLogprob
 from baton.platform.verify.cases import Case
 from baton.platform.verify.fleets import Answer
 

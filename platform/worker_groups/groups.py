@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import structs
 
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.pools import PlacementConfig
 

@@ -14,10 +14,10 @@ from baton.router.policies.new_tokens_times_batch import NewTokensTimesBatch
 from baton.router.policies.prefix_hash import PrefixHash
 from baton.router.policies.random_choice import RandomChoice
 from baton.router.policies.round_robin import RoundRobin
+from baton.router.policies.routing_policy import RoutingPolicy
 from baton.router.policies.session_sticky import SessionSticky
 from baton.router.policies.sticky_until_saturated import StickyUntilSaturated
 from baton.router.policies.two_choice import TwoChoice
-from baton.router.routing_policy import RoutingPolicy
 
 POLICIES: dict[str, Callable[[], RoutingPolicy]] = {
     "random": RandomChoice,

@@ -29,14 +29,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from baton.router.candidate import Candidate
-from baton.router.candidates import Candidates
-from baton.router.columns import RECENT_HALF_LIFE_S, mean
-from baton.router.heat import Charge, Heat
+from baton.router.cache.heat import Charge, Heat
+from baton.router.fairness.turns import Turns, later_s
 from baton.router.policies.cost_terms import TERMS, Asked, cost_terms
+from baton.router.policies.routing_policy import Costs, Held
 from baton.router.prompt import Prompt
-from baton.router.routing_policy import Costs, Held
-from baton.router.turns import Turns, later_s
+from baton.router.replicas.candidate import Candidate
+from baton.router.replicas.candidates import Candidates
+from baton.router.table.columns import RECENT_HALF_LIFE_S, mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

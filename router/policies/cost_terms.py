@@ -15,11 +15,11 @@ import numpy as np
 from baton.kernels.cpu.library import library_without_torch
 from baton.kernels.routing.cost_terms_cpu import Replicas
 from baton.kernels.routing.cost_terms_cpu import cost_terms as compiled
-from baton.router.candidate import LATE_S
-from baton.router.candidates import Candidates
-from baton.router.columns import Numbers
-from baton.router.heat import Charge
-from baton.router.turns import STRETCH
+from baton.router.cache.heat import Charge
+from baton.router.fairness.turns import STRETCH
+from baton.router.replicas.candidate import LATE_S
+from baton.router.replicas.candidates import Candidates
+from baton.router.table.columns import Numbers
 
 TERMS = ("work_s", "wait_s", "charged_s", "harm_s", "balance_s", "surplus_s")
 """The first is what others are made of; the rest add up to the cost. Price, work and share

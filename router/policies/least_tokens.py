@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from baton.router.candidates import Candidates
+from baton.router.policies.routing_policy import Costs, Held, RoutesAtOnce
 from baton.router.prompt import Prompt
-from baton.router.routing_policy import Costs, Held, RoutesAtOnce
+from baton.router.replicas.candidates import Candidates
 
 
 class LeastTokens(RoutesAtOnce):

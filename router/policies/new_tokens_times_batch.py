@@ -7,9 +7,9 @@ A product needs no weights between its two indicators: they cancel in the compar
 
 from __future__ import annotations
 
-from baton.router.candidates import Candidates
+from baton.router.policies.routing_policy import Costs, Held, RoutesAtOnce
 from baton.router.prompt import Prompt
-from baton.router.routing_policy import Costs, Held, RoutesAtOnce
+from baton.router.replicas.candidates import Candidates
 
 
 class NewTokensTimesBatch(RoutesAtOnce):

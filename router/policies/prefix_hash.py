@@ -6,9 +6,9 @@ replica that comes or goes moves only the prompts that it gets or had.
 
 from __future__ import annotations
 
-from baton.router.candidates import Candidates
+from baton.router.policies.routing_policy import Costs, Held, RoutesAtOnce
 from baton.router.prompt import Prompt, drawn
-from baton.router.routing_policy import Costs, Held, RoutesAtOnce
+from baton.router.replicas.candidates import Candidates
 
 NUM_BLOCKS = 2
 """Of the prompt: one alone is the same system prompt for everybody."""

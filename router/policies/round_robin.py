@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from baton.router.candidate import Candidate
-from baton.router.candidates import Candidates
+from baton.router.policies.routing_policy import Costs, Held, RoutesAtOnce
 from baton.router.prompt import Prompt
-from baton.router.routing_policy import Costs, Held, RoutesAtOnce
+from baton.router.replicas.candidate import Candidate
+from baton.router.replicas.candidates import Candidates
 
 
 class RoundRobin(RoutesAtOnce):

@@ -6,12 +6,12 @@ from math import inf
 
 import numpy as np
 
-from baton.router.candidate import Candidate
-from baton.router.candidates import Candidates
 from baton.router.policies.least_tokens import LeastTokens
+from baton.router.policies.routing_policy import Costs, Held, RoutesAtOnce
 from baton.router.prompt import Prompt
 from baton.router.recent import Recent
-from baton.router.routing_policy import Costs, Held, RoutesAtOnce
+from baton.router.replicas.candidate import Candidate
+from baton.router.replicas.candidates import Candidates
 
 MAX_SESSIONS = 100_000
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from baton.router.candidates import Candidates
+from baton.router.policies.routing_policy import Costs, Held, RoutesAtOnce
 from baton.router.prompt import Prompt
-from baton.router.routing_policy import Costs, Held, RoutesAtOnce
+from baton.router.replicas.candidates import Candidates
 
 NEARLY = 0.8
 """Of the prompt: who has less of it has no affinity."""

@@ -12,10 +12,10 @@ from math import inf
 
 import numpy as np
 
-from baton.router.candidates import Candidates
 from baton.router.policies.prefix_hash import prefix_draw
+from baton.router.policies.routing_policy import Costs, Held, RoutesAtOnce
 from baton.router.prompt import Prompt, mixed
-from baton.router.routing_policy import Costs, Held, RoutesAtOnce
+from baton.router.replicas.candidates import Candidates
 
 SECOND = 0x9E3779B97F4A7C15
 """Makes another hash of the first."""

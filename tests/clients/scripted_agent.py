@@ -29,7 +29,7 @@ from tests.gateway.scripted import (
 )
 from tokenizers import Tokenizer
 
-from baton.core.messages import Grammar
+from baton.core.sampling import Grammar
 from baton.engine.grammar.grammar_check import GrammarChecker
 from baton.gateway.requests.generation import Generation
 

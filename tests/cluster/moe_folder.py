@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.tiny_checkpoints import make_mixtral
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import EngineConfig
 from baton.engine.request.request import Request

@@ -15,7 +15,7 @@ import pytest
 from tests.cluster.test_live_cluster import CODE, complete, prompts, wait_for
 from tests.live_server import Server, start_server, stop_server
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import EngineConfig
 from baton.engine.request.request import Request

@@ -27,7 +27,7 @@ from tests.tiny_checkpoints import (
     make_qwen3,
 )
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.assemble import engine_around
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig

@@ -10,7 +10,7 @@ import pytest
 from tests.tiny_checkpoints import VOCAB_SIZE, make_llama, make_qwen3, transformers_greedy
 
 from baton.core.kv_pool import Holder, HolderKind
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine

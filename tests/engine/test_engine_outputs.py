@@ -9,7 +9,7 @@ from tests.echo_engines import BLOCK_SIZE, VOCAB, make_engine, make_request, run
 from tests.grammar_compilers import LETTERS, AnyToken
 
 from baton.core.kv_pool import Holder, HolderKind
-from baton.core.messages import FinishReason
+from baton.core.sampling import FinishReason
 from baton.engine.config import SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.passes.echo import echo_output

@@ -13,14 +13,14 @@ from tests.in_process_fleet import echo_engine
 from baton.core.errors import EngineFailed
 from baton.core.ids import Epoch
 from baton.core.kv_events import KvEvents
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine import kv_feed
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
 from baton.engine.kv_feed import KvFeed
 from baton.engine.request.request import Request
 from baton.engine.request.step_report import StepReport
-from baton.router.kv_index import KvIndex
+from baton.router.cache.kv_index import KvIndex
 
 REPLICA = Epoch("replica")
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.tiny_checkpoints import make_llama
 
 from baton.core.errors import Unavailable
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.assemble import engine_around
 from baton.engine.checkpoint.load import load_model
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig

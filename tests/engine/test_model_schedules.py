@@ -22,7 +22,7 @@ from tests.engine.scheduled_models import (
 )
 from tests.far_apart import with_wide
 
-from baton.core.messages import FinishReason, SamplingParams
+from baton.core.sampling import FinishReason, SamplingParams
 from baton.engine.config import SchedulerConfig
 from baton.kernels.cpu.library import library
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from baton.core.clock import ManualClock
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.config import CacheConfig, EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread

@@ -17,9 +17,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import DeadlineExceeded, InvalidRequest
 from baton.core.ids import ReplicaId
-from baton.core.messages import FinishReason, ParkedStream, Receipt, TokenLogprob, TokenUpdate
+from baton.core.messages import ParkedStream, Receipt, TokenUpdate
 from baton.core.metrics import Family, gauge
 from baton.core.parking import TakeStream
+from baton.core.sampling import FinishReason, TokenLogprob
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.requests.generation import DecodeRoom, Estimate, Generation
 from baton.gateway.requests.prompt_progress import PromptProgress
@@ -31,8 +32,8 @@ from baton.gateway.text.model_files import SamplingDefaults
 from baton.gateway.text.served_model import ServedModel
 from baton.gateway.text.tokenizer import TextTokenizer
 from baton.platform.observe.listeners import bind_first_free
-from baton.router.decisions import Decisions
-from baton.router.prediction_errors import Interval
+from baton.router.explain.decisions import Decisions
+from baton.router.speeds.prediction_errors import Interval
 
 MODEL = "org/tiny"
 BOS, EOS, USER, ASSISTANT = "<s>", "</s>", "<|user|>", "<|assistant|>"

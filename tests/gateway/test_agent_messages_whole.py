@@ -16,7 +16,7 @@ import pytest
 from anthropic.types import Message
 from tests.in_process_fleet import running_fleet
 
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig
 from baton.engine.engine import Engine

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from tests.in_process_fleet import Fleet, running_fleet
 
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig
 from baton.engine.engine import Engine

@@ -17,7 +17,7 @@ from tests.tiny_checkpoints import make_llama, make_qwen3, transformers_logits
 from tests.tiny_classifiers import LABELS, as_classifier, transformers_label_logits
 from transformers import PreTrainedTokenizerFast
 
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine

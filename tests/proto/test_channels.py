@@ -14,7 +14,8 @@ from tests.kv_transfer.replicas import LAYOUT
 from baton.core.clock import ManualClock
 from baton.core.errors import Overloaded
 from baton.core.ids import ReplicaId, RequestId, TransferId, new_epoch
-from baton.core.messages import PrefillRequest, ReplicaAddress
+from baton.core.messages import PrefillRequest
+from baton.core.replicas import ReplicaAddress
 from baton.decode_service.prefill_client import GrpcPrefillClient
 from baton.proto import channels
 from baton.proto.channel_options import MAX_MESSAGE_BYTES, SERVER_OPTIONS

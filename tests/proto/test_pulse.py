@@ -19,7 +19,8 @@ from tests.partial_replica import PartialReplica
 
 from baton.core.errors import BatonError, Unavailable
 from baton.core.ids import RequestId, TransferId
-from baton.core.messages import PrefillRequest, ReplicaAddress
+from baton.core.messages import PrefillRequest
+from baton.core.replicas import ReplicaAddress
 from baton.decode_service.prefill_client import GrpcPrefillClient
 from baton.kv_transfer.handoff.messages import OpenTransfer
 from baton.kv_transfer.pulling.peer import PeerClient

@@ -25,12 +25,7 @@ from baton.core.ids import Epoch, ReplicaId, RequestId, TransferId
 from baton.core.kv_layout import ITEM_BYTES, WIDE, KvLayout, SideCache
 from baton.core.messages import (
     CachePoint,
-    Capacity,
-    Demand,
-    FinishReason,
     GenerateRequest,
-    Grammar,
-    GrammarKind,
     Pooling,
     PrefillDone,
     PrefillGranted,
@@ -38,11 +33,10 @@ from baton.core.messages import (
     PullOffered,
     PullRequest,
     Receipt,
-    ReplicaAddress,
-    SamplingParams,
-    TokenLogprob,
     TokenUpdate,
 )
+from baton.core.replicas import Capacity, Demand, ReplicaAddress
+from baton.core.sampling import FinishReason, Grammar, GrammarKind, SamplingParams, TokenLogprob
 from baton.core.step_times import StepTimes
 from baton.proto import kv_pb2, wire
 from baton.proto import replica_pb2 as pb

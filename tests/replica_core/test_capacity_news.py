@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from baton.core.messages import Capacity
+from baton.core.replicas import Capacity
 from baton.core.step_times import StepTimes
 from baton.replica_core.capacity_news import CapacityNews
 

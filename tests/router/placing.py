@@ -8,14 +8,14 @@ from typing import Any
 from tests.gateway.fleet.known_replicas import known, make_replica, view_of
 
 from baton.core.ids import RequestId
-from baton.core.messages import Role
+from baton.core.replicas import Role
+from baton.router.cache.prompt_names import PromptNames
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.placer import Placer, Routing
 from baton.router.policies.cost import Cost
+from baton.router.policies.routing_policy import RoutingPolicy
 from baton.router.prompt import Prompt
-from baton.router.prompt_names import PromptNames
-from baton.router.routing_policy import RoutingPolicy
-from baton.router.view import ReplicaView, View
+from baton.router.replicas.view import ReplicaView, View
 
 NAMES = PromptNames()
 LONG = PlacementRequest(request_id=RequestId("r"), num_tokens=1000)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from baton.core.step_times import StepTimes
-from baton.router.candidate import LATE_S, Candidate
-from baton.router.candidates import CandidateTable
-from baton.router.columns import RECENT_HALF_LIFE_S
 from baton.router.prompt import Prompt
-from baton.router.speed import ConstantRate, MeasuredSpeed
+from baton.router.replicas.candidate import LATE_S, Candidate
+from baton.router.replicas.candidates import CandidateTable
+from baton.router.speeds.speed import ConstantRate, MeasuredSpeed
+from baton.router.table.columns import RECENT_HALF_LIFE_S
 
 
 def test_what_comes_later_than_predicted_moves_all_behind_it() -> None:

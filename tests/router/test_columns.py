@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.step_times import StepTimes
-from baton.router.candidate import Candidate, Waiting
-from baton.router.candidates import CandidateTable
-from baton.router.columns import RECENT_HALF_LIFE_S
-from baton.router.heat import Heat
+from baton.router.cache.heat import Heat
+from baton.router.fairness.turns import Turns
 from baton.router.policies import cost_terms
 from baton.router.policies.cost import (
     BASE_PRICE,
@@ -26,10 +24,12 @@ from baton.router.policies.cost import (
     SPARE,
     Cost,
 )
+from baton.router.policies.routing_policy import Held, cheapest
 from baton.router.prompt import Prompt, mix, mixed
-from baton.router.routing_policy import Held, cheapest
-from baton.router.speed import ConstantRate, MeasuredSpeed
-from baton.router.turns import Turns
+from baton.router.replicas.candidate import Candidate, Waiting
+from baton.router.replicas.candidates import CandidateTable
+from baton.router.speeds.speed import ConstantRate, MeasuredSpeed
+from baton.router.table.columns import RECENT_HALF_LIFE_S
 
 NOW = 100.0
 SPEEDS = (

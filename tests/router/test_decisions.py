@@ -9,10 +9,10 @@ import pytest
 
 from baton.core.clock import ManualClock
 from baton.core.ids import Epoch, ReplicaId, RequestId
-from baton.router.candidate import Candidate
-from baton.router.decisions import KEPT_S, Came, Considered, Decision, Decisions
-from baton.router.prediction_errors import PredictionErrors
-from baton.router.speed import ConstantRate
+from baton.router.explain.decisions import KEPT_S, Came, Considered, Decision, Decisions
+from baton.router.replicas.candidate import Candidate
+from baton.router.speeds.prediction_errors import PredictionErrors
+from baton.router.speeds.speed import ConstantRate
 
 CHOSEN = Considered(
     replica_id=ReplicaId("p"),

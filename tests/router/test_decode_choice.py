@@ -11,14 +11,15 @@ import pytest
 from tests.gateway.fleet.known_replicas import view_of
 from tests.router.placing import LONG, asked, decode, place, place_at, prefill
 
-from baton.core.messages import Capacity
-from baton.router import decode_choice, routing_policy
-from baton.router.candidate import Candidate
-from baton.router.candidates import CandidateTable
+from baton.core.replicas import Capacity
+from baton.router import decode_choice
 from baton.router.decode_choice import choose_decode
+from baton.router.policies import routing_policy
+from baton.router.policies.routing_policy import Costs, least
 from baton.router.prompt import Prompt
-from baton.router.routing_policy import Costs, least
-from baton.router.speed import ConstantRate
+from baton.router.replicas.candidate import Candidate
+from baton.router.replicas.candidates import CandidateTable
+from baton.router.speeds.speed import ConstantRate
 
 
 def test_the_decode_replica_with_the_least_work_wins() -> None:

@@ -8,13 +8,13 @@ from tests.gateway.fleet.known_replicas import known, make_replica, view_of
 from tests.router.placing import NAMES, placer
 
 from baton.core.ids import Epoch, RequestId
-from baton.core.messages import Capacity, Role
+from baton.core.replicas import Capacity, Role
 from baton.router.answer import MAX_PREFILL_CANDIDATES
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.policies.cost import BASE_PRICE
-from baton.router.pool import RUNNING_REQUEST_COST
 from baton.router.prompt import Prompt
-from baton.router.view import ReplicaView, View
+from baton.router.replicas.pool import RUNNING_REQUEST_COST
+from baton.router.replicas.view import ReplicaView, View
 
 NUM_TOKENS = 256
 

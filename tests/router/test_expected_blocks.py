@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.router.test_kv_index import chain, num_leading
 
 from baton.core.ids import Epoch
-from baton.router.expected_blocks import ExpectedBlocks
+from baton.router.cache.expected_blocks import ExpectedBlocks
 
 PROMPTS = st.text("ab", max_size=7)
 REPLICAS = st.sampled_from([Epoch("1"), Epoch("2"), Epoch("3")])

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.router.fair_queue import FairQueue
+from baton.router.fairness.fair_queue import FairQueue
 
 
 def served(queue: FairQueue[int], num: int, *, refill: bool = True) -> Counter[str]:

@@ -12,8 +12,8 @@ from baton.core.block_hash import BlockNames, block_hashes
 from baton.core.ids import Epoch
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
 from baton.kernels.names.holder_table import ReferenceTable
-from baton.router.expected_blocks import Expected
-from baton.router.kv_index import STRETCH, KvGap, KvIndex
+from baton.router.cache.expected_blocks import Expected
+from baton.router.cache.kv_index import STRETCH, KvGap, KvIndex
 
 A, B, C = Epoch("a"), Epoch("b"), Epoch("c")
 EPOCHS = (A, B)

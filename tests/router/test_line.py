@@ -9,13 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from baton.router.candidate import Candidate
-from baton.router.candidates import CandidateTable
 from baton.router.line import Line
 from baton.router.policies.cost import Cost
+from baton.router.policies.routing_policy import Held
 from baton.router.prompt import Prompt
-from baton.router.routing_policy import Held
-from baton.router.speed import ConstantRate
+from baton.router.replicas.candidate import Candidate
+from baton.router.replicas.candidates import CandidateTable
+from baton.router.speeds.speed import ConstantRate
 
 TOKENS_PER_S = 1000.0
 CREDIT = 4000

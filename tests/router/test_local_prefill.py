@@ -21,11 +21,11 @@ from tests.router.placing import (
 )
 
 from baton.core.step_times import StepTimes
+from baton.router.cache.prompt_names import PromptNames
 from baton.router.placement import Placement
 from baton.router.policies.by_name import policy
 from baton.router.prompt import Prompt
-from baton.router.prompt_names import PromptNames
-from baton.router.speed import MeasuredSpeed
+from baton.router.speeds.speed import MeasuredSpeed
 
 
 def test_a_short_prompt_is_computed_locally_up_to_the_limit() -> None:

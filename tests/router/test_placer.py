@@ -20,7 +20,7 @@ from tests.router.placing import (
 )
 
 from baton.core.ids import RequestId
-from baton.core.messages import Capacity
+from baton.core.replicas import Capacity
 
 
 def test_a_long_prompt_is_prefilled_elsewhere() -> None:

@@ -9,19 +9,19 @@ from math import inf, nan
 import numpy as np
 import pytest
 
-from baton.router.candidate import Candidate
-from baton.router.candidates import CandidateTable
+from baton.router.cache.heat import Heat
 from baton.router.defaults import DEFAULT_POLICY, POLICY_NAMES
-from baton.router.heat import Heat
+from baton.router.fairness.turns import Turns
 from baton.router.line import Line
 from baton.router.policies.by_name import POLICIES, policy
 from baton.router.policies.cost import BASE_PRICE, Cost, CostWeights
+from baton.router.policies.routing_policy import Costs, Held, cheapest
 from baton.router.policies.sticky_until_saturated import FAR
 from baton.router.prompt import Prompt
-from baton.router.routing_policy import Costs, Held, cheapest
+from baton.router.replicas.candidate import Candidate
+from baton.router.replicas.candidates import CandidateTable
 from baton.router.sessions import Sessions
-from baton.router.speed import ConstantRate
-from baton.router.turns import Turns
+from baton.router.speeds.speed import ConstantRate
 
 BLOCK_SIZE = 100
 

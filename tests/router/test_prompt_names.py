@@ -7,7 +7,7 @@ from dataclasses import replace
 from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.block_hash import block_hashes, root_hash
-from baton.router.prompt_names import STRETCH, PromptNames, way_to_name
+from baton.router.cache.prompt_names import STRETCH, PromptNames, way_to_name
 
 SALT = b"tenant"
 NARROW = replace(make_replica("d").layout, block_size=16)

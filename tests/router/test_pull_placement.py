@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from tests.gateway.fleet.known_replicas import LAYOUT, known, make_replica, view_of
 
 from baton.core.ids import RequestId
-from baton.core.messages import Receipt, Role
-from baton.router.link_times import FORGET_S, LinkTime, LinkTimes
+from baton.core.messages import Receipt
+from baton.core.replicas import Role
+from baton.router.cache.prompt_names import PromptNames
+from baton.router.cache.pulling import Holding, PullRates, RateMeter, best_source
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.placer import Placer, Routing
 from baton.router.policies.cost import Cost
-from baton.router.prompt_names import PromptNames
-from baton.router.pulling import Holding, PullRates, RateMeter, best_source
-from baton.router.view import ReplicaView
+from baton.router.replicas.view import ReplicaView
+from baton.router.speeds.link_times import FORGET_S, LinkTime, LinkTimes
 
 BYTES_PER_TOKEN = LAYOUT.block_bytes // LAYOUT.block_size
 EQUAL = PullRates(

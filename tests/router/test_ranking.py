@@ -8,7 +8,7 @@ from tests.router.placing import LONG, NAMES, decode, placer
 from baton.core.step_times import StepTimes
 from baton.router.placement import Placement
 from baton.router.prompt import Prompt
-from baton.router.speed import MeasuredSpeed
+from baton.router.speeds.speed import MeasuredSpeed
 
 
 def test_what_happens_to_replicas_afterwards_does_not_change_what_was_told_of_them() -> None:

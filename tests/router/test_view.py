@@ -7,12 +7,12 @@ from dataclasses import replace
 from tests.gateway.fleet.known_replicas import known, make_replica
 
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
-from baton.core.messages import ReplicaInfo, Role
-from baton.router.kv_index import KvIndex
-from baton.router.pool import Pool
-from baton.router.prompt_names import PromptNames
-from baton.router.pulling import PullRates
-from baton.router.view import View, look
+from baton.core.replicas import ReplicaInfo, Role
+from baton.router.cache.kv_index import KvIndex
+from baton.router.cache.prompt_names import PromptNames
+from baton.router.cache.pulling import PullRates
+from baton.router.replicas.pool import Pool
+from baton.router.replicas.view import View, look
 
 PROMPT = tuple(range(50))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from tests.gateway.fleet.known_replicas import view_of
 from tests.router.placing import NAMES, asked, decode, lent, placer, send
 
+from baton.router.fairness.turns import Turns
 from baton.router.placement import Placement
 from baton.router.placer import LINE_PER_REPLICA
 from baton.router.prompt import Prompt
-from baton.router.turns import Turns
 
 
 def test_prompts_wait_in_line_and_not_at_a_replica_that_is_busy() -> None:

@@ -14,10 +14,8 @@ from tests.in_process_fleet import (
 )
 
 from baton.core.ids import ReplicaId
-from baton.core.messages import (
-    Role,
-    SamplingParams,
-)
+from baton.core.replicas import Role
+from baton.core.sampling import SamplingParams
 from baton.engine.engine import Engine
 
 PROMPT = [(7 * i) % 250 + 1 for i in range(43)]  # ten full blocks of 4, and a part

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from baton.core.messages import ReplicaInfo, Role
+from baton.core.replicas import ReplicaInfo, Role
 from baton.proto import replica_pb2 as pb
 from baton.proto.replica_pb2_grpc import ReplicaStub
 
@@ -22,7 +22,7 @@ SERVING = """
 import asyncio, base64, pickle, sys, threading, time
 from tests.in_process_fleet import echo_engine
 from baton.core.ids import ReplicaId
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.replica.replica import start_replica
 

@@ -11,12 +11,14 @@ from tests.in_process_fleet import GREEDY, VOCAB_SIZE, Fleet, running_fleet
 
 from baton.core.errors import InvalidRequest
 from baton.core.ids import ReplicaId
-from baton.core.messages import CachePoint, FinishReason, Role
+from baton.core.messages import CachePoint
+from baton.core.replicas import Role
+from baton.core.sampling import FinishReason
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.passes.echo import EchoRunner, echo_info, echo_output
 from baton.gateway.access.cache_salt import CacheSalts
-from baton.router.prompt_names import PromptNames
+from baton.router.cache.prompt_names import PromptNames
 
 PROMPT = list(range(1, 42))
 FOR_AN_HOUR = (CachePoint(len(PROMPT), 3600.0),)

@@ -15,7 +15,9 @@ from tests.in_process_fleet import VOCAB_SIZE, Fleet, running_fleet
 
 from baton.core.errors import Cancelled
 from baton.core.ids import RequestId, new_epoch
-from baton.core.messages import GenerateRequest, ReplicaInfo, SamplingParams, TokenUpdate
+from baton.core.messages import GenerateRequest, TokenUpdate
+from baton.core.replicas import ReplicaInfo
+from baton.core.sampling import SamplingParams
 from baton.engine.passes.echo import echo_output
 from baton.proto import replica_pb2 as pb
 from baton.proto.channel_options import CHANNEL_OPTIONS

@@ -8,7 +8,8 @@ import pytest
 from tests.in_process_fleet import echo_engine
 
 from baton.core.ids import Epoch, RequestId, TransferId
-from baton.core.messages import GenerateRequest, PullOffered, PullRequest, Role
+from baton.core.messages import GenerateRequest, PullOffered, PullRequest
+from baton.core.replicas import Role
 from baton.decode_service.departures import Departures
 from baton.decode_service.generating import Generating
 from baton.decode_service.open_requests import OpenRequests

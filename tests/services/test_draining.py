@@ -26,11 +26,9 @@ from tests.services.migrating import (
 
 from baton.core.errors import InvalidRequest
 from baton.core.ids import ReplicaId
-from baton.core.messages import (
-    Pooling,
-    Role,
-    SamplingParams,
-)
+from baton.core.messages import Pooling
+from baton.core.replicas import Role
+from baton.core.sampling import SamplingParams
 from baton.engine.engine import Engine
 from baton.platform.config.deployment import override
 

@@ -20,7 +20,8 @@ from tests.tiny_checkpoints import (
     transformers_logits,
 )
 
-from baton.core.messages import Role, SamplingParams
+from baton.core.replicas import Role
+from baton.core.sampling import SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine

@@ -13,7 +13,9 @@ from tests.in_process_fleet import GREEDY, VOCAB_SIZE, echo_engine, running_flee
 
 from baton.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from baton.core.ids import ReplicaId, RequestId, TransferId
-from baton.core.messages import PrefillRequest, ReplicaAddress, Role, SamplingParams
+from baton.core.messages import PrefillRequest
+from baton.core.replicas import ReplicaAddress, Role
+from baton.core.sampling import SamplingParams
 from baton.decode_service.prefill_client import GrpcPrefillClient
 from baton.engine.engine import Engine
 from baton.engine.passes.echo import echo_output

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 from baton.core.errors import Unavailable
 from baton.core.ids import Epoch, RequestId
-from baton.core.messages import Capacity, FinishReason, Receipt, TokenLogprob, TokenUpdate
+from baton.core.messages import Receipt, TokenUpdate
+from baton.core.replicas import Capacity
+from baton.core.sampling import FinishReason, TokenLogprob
 from baton.decode_service.session import Frame, GatewaySession
 
 

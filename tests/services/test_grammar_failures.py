@@ -13,7 +13,7 @@ from tests.in_process_fleet import GREEDY, VOCAB_SIZE, Answer, Fleet, echo_engin
 
 from baton.core.errors import DeadlineExceeded, InvalidRequest
 from baton.core.ids import ReplicaId
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.engine.engine import Engine
 from baton.engine.grammar.grammar import GrammarCompiler
 from baton.engine.passes.echo import echo_output

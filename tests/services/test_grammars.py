@@ -21,7 +21,8 @@ from tests.gateway.scripted import (
 from tests.in_process_fleet import Answer, Fleet, running_fleet
 from tests.tiny_checkpoints import make_llama
 
-from baton.core.messages import FinishReason, Grammar, GrammarKind, Role, SamplingParams
+from baton.core.replicas import Role
+from baton.core.sampling import FinishReason, Grammar, GrammarKind, SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine

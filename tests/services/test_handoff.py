@@ -12,7 +12,9 @@ from tests.in_process_fleet import GREEDY, VOCAB_SIZE, Answer, Fleet, echo_engin
 
 from baton.core.errors import TransferCut
 from baton.core.ids import ReplicaId, new_epoch, new_request_id
-from baton.core.messages import FinishReason, GenerateRequest, Role
+from baton.core.messages import GenerateRequest
+from baton.core.replicas import Role
+from baton.core.sampling import FinishReason
 from baton.decode_service.worker import DecodeWorker
 from baton.engine.engine import Engine
 from baton.engine.passes.echo import echo_output

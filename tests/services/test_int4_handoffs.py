@@ -15,7 +15,7 @@ from tests.services.test_tiers import total, written_back
 from tests.tiny_checkpoints import VOCAB_SIZE, make_llama
 
 from baton.core.ids import ReplicaId
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.engine.engine import Engine
 
 PROMPT = [(7 * place) % (VOCAB_SIZE - 3) + 2 for place in range(8 * BLOCK_SIZE + 3)]

@@ -13,7 +13,8 @@ import pytest
 from tests.in_process_fleet import Fleet, running_fleet
 from tests.tiny_checkpoints import FAMILIES, VOCAB_SIZE
 
-from baton.core.messages import Role, SamplingParams
+from baton.core.replicas import Role
+from baton.core.sampling import SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine

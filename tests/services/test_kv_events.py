@@ -14,18 +14,18 @@ from tests.in_process_fleet import Fleet, running_fleet
 
 from baton.core.block_hash import block_hashes, root_hash
 from baton.core.ids import Epoch, ReplicaId
-from baton.core.messages import Membership, ReplicaInfo
 from baton.core.metrics import exposition
+from baton.core.replicas import Membership, ReplicaInfo
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.kv_watch import KvWatch
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.kv_events_wire import kv_events_from_proto
 from baton.proto.replica_pb2_grpc import ReplicaStub
-from baton.router.kv_index import KvIndex
+from baton.router.cache.kv_index import KvIndex
+from baton.router.cache.prompt_names import PromptNames
 from baton.router.placer import Routing
 from baton.router.policies.cost import Cost
-from baton.router.prompt_names import PromptNames
 
 PROMPT = list(range(3, 43))
 P, D = ReplicaId("prefill-1"), ReplicaId("decode-2")

@@ -12,7 +12,8 @@ from tests.in_process_fleet import running_fleet
 from tests.services.test_tiers import tiers_in, total, written_back
 from tests.tiny_checkpoints import VOCAB_SIZE, make_deepseek_v3, transformers_greedy
 
-from baton.core.messages import Role, SamplingParams
+from baton.core.replicas import Role
+from baton.core.sampling import SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine

@@ -14,7 +14,8 @@ from tests.in_process_fleet import Fleet, running_fleet
 
 from baton.core.errors import Unavailable
 from baton.core.ids import Epoch, ReplicaId, RequestId, TransferId
-from baton.core.messages import Capacity, Demand, PrefillRequest, ReplicaInfo, Role
+from baton.core.messages import PrefillRequest
+from baton.core.replicas import Capacity, Demand, ReplicaInfo, Role
 from baton.core.step_times import StepTimes
 from baton.gateway.fleet.prefill_link import PrefillLink
 from baton.prefill_service.lending import MIN_CHUNKS, Lending, lending_budget
@@ -25,7 +26,7 @@ from baton.proto import replica_pb2 as pb
 from baton.proto.channel_options import CHANNEL_OPTIONS
 from baton.proto.channels import Channels
 from baton.proto.replica_pb2_grpc import PrefillStub
-from baton.router.prompt_names import PromptNames
+from baton.router.cache.prompt_names import PromptNames
 
 CHUNK = 100
 

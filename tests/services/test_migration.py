@@ -28,13 +28,8 @@ from tests.services.migrating import (
 from tests.tiny_checkpoints import make_llama
 
 from baton.core.ids import ReplicaId
-from baton.core.messages import (
-    FinishReason,
-    Grammar,
-    GrammarKind,
-    Role,
-    SamplingParams,
-)
+from baton.core.replicas import Role
+from baton.core.sampling import FinishReason, Grammar, GrammarKind, SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig
 from baton.engine.engine import Engine

@@ -21,10 +21,7 @@ from tests.services.migrating import (
 
 from baton.core.errors import DeadlineExceeded, InvalidRequest
 from baton.core.ids import ReplicaId
-from baton.core.messages import (
-    PullOffered,
-    PullRequest,
-)
+from baton.core.messages import PullOffered, PullRequest
 from baton.decode_service.departures import Departures
 
 

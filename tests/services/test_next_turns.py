@@ -7,8 +7,9 @@ import asyncio
 import pytest
 from tests.in_process_fleet import GREEDY, Fleet, running_fleet
 
-from baton.core.messages import Receipt, SamplingParams
-from baton.router.pulling import PullRates, RateMeter
+from baton.core.messages import Receipt
+from baton.core.sampling import SamplingParams
+from baton.router.cache.pulling import PullRates, RateMeter
 
 PROMPT = tuple((5 * i) % 251 + 1 for i in range(42))
 LONG = SamplingParams(max_tokens=24)

@@ -8,14 +8,9 @@ from typing import Any
 import pytest
 
 from baton.core.ids import Epoch, ReplicaId, RequestId
-from baton.core.messages import (
-    FinishReason,
-    GenerateRequest,
-    SamplingParams,
-    TokenLogprob,
-    TokenUpdate,
-)
+from baton.core.messages import GenerateRequest, TokenUpdate
 from baton.core.parking import Parking, TakeStream
+from baton.core.sampling import FinishReason, SamplingParams, TokenLogprob
 from baton.decode_service import parked_streams
 from baton.decode_service.generating import Generating
 from baton.decode_service.parked_streams import PARKED_S, ParkedStreams, as_parked

@@ -9,7 +9,8 @@ import grpc.aio
 from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.ids import RequestId, TransferId
-from baton.core.messages import PrefillDone, PrefillGranted, PrefillRequest, ReplicaAddress
+from baton.core.messages import PrefillDone, PrefillGranted, PrefillRequest
+from baton.core.replicas import ReplicaAddress
 from baton.decode_service.prefill_client import GrpcPrefillClient
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels

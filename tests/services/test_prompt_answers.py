@@ -26,14 +26,9 @@ from transformers import AutoModelForCausalLM
 
 from baton.core.ids import ReplicaId, RequestId, new_epoch
 from baton.core.kv_pool import Holder
-from baton.core.messages import (
-    FinishReason,
-    GenerateRequest,
-    Pooling,
-    Role,
-    SamplingParams,
-    TokenUpdate,
-)
+from baton.core.messages import GenerateRequest, Pooling, TokenUpdate
+from baton.core.replicas import Role
+from baton.core.sampling import FinishReason, SamplingParams
 from baton.decode_service.worker import DecodeWorker
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig

@@ -12,11 +12,13 @@ import pytest
 from tests.in_process_fleet import GREEDY, VOCAB_SIZE, Fleet, running_fleet
 
 from baton.core.ids import ReplicaId, new_epoch, new_request_id
-from baton.core.messages import GenerateRequest, Receipt, Role, SamplingParams
+from baton.core.messages import GenerateRequest, Receipt
+from baton.core.replicas import Role
+from baton.core.sampling import SamplingParams
 from baton.decode_service.worker import DecodeWorker
 from baton.engine.passes.echo import echo_output
 from baton.kv_transfer.pulling.lending import Lender
-from baton.router.pulling import PullRates, RateMeter
+from baton.router.cache.pulling import PullRates, RateMeter
 
 PROMPT = tuple((5 * i) % 251 + 1 for i in range(42))
 NUM_FULL = 40

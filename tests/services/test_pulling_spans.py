@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 
 from baton.core.ids import Epoch, ReplicaId, RequestId
-from baton.core.messages import GenerateRequest, ReplicaAddress
+from baton.core.messages import GenerateRequest
+from baton.core.replicas import ReplicaAddress
 from baton.core.tracing import Span
 from baton.decode_service.generating import Generating
 from baton.decode_service.pulling import Pulling

@@ -12,7 +12,8 @@ from bench.layout_writer import LAYOUTS, write_layout, write_mxfp4_experts
 from tests.in_process_fleet import Fleet, running_fleet
 from tests.tiny_checkpoints import VOCAB_SIZE, make_gpt_oss, make_llama
 
-from baton.core.messages import Role, SamplingParams
+from baton.core.replicas import Role
+from baton.core.sampling import SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from baton.core.errors import TransferCut
 from baton.core.ids import new_epoch, new_request_id
-from baton.core.messages import GenerateRequest, Receipt, Role
+from baton.core.messages import GenerateRequest, Receipt
+from baton.core.replicas import Role
 from baton.decode_service.generating import Generating
 from baton.decode_service.session import GatewaySession
 from baton.engine.engine import Engine

@@ -13,7 +13,7 @@ from tests.services.turning import turning_fleet
 
 from baton.core.errors import InvalidRequest, Unavailable
 from baton.core.kv_pool import Holder, HolderKind
-from baton.core.messages import ReplicaInfo, Role
+from baton.core.replicas import ReplicaInfo, Role
 from baton.platform.config.deployment import override
 from baton.platform.registry.registry import Registry
 

@@ -13,7 +13,7 @@ from tests.in_process_fleet import Fleet, echo_engine, running_fleet
 from tests.secured_clusters import AUTHORITY, write_files
 
 from baton.core.ids import ReplicaId
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.core.wire_security import WireSecurity
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.platform.config.deployment import override

@@ -10,7 +10,8 @@ from tests.guessing_drafter import ErringDrafter
 from tests.in_process_fleet import VOCAB_SIZE, echo_engine, running_fleet
 from tests.services.migrating import LONG, PROMPT, SAMPLED, ask_and_drain, busy, is_empty
 
-from baton.core.messages import Role, SamplingParams
+from baton.core.replicas import Role
+from baton.core.sampling import SamplingParams
 from baton.engine.config import CacheConfig, EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.memory.kv_cache import KvCache

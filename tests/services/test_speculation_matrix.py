@@ -19,7 +19,8 @@ from tests.in_process_fleet import Answer, Fleet, running_fleet
 from tests.services.migrating import busy, slow_down
 
 from baton.core.ids import ReplicaId
-from baton.core.messages import Grammar, GrammarKind, Role, SamplingParams, TokenLogprob
+from baton.core.replicas import Role
+from baton.core.sampling import Grammar, GrammarKind, SamplingParams, TokenLogprob
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.grammar.grammar_check import GrammarChecker

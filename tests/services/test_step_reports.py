@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from baton.core.clock import ManualClock
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.decode_service.step_reports import KEEP_S, StepReports
 from baton.engine.request.request import Request
 from baton.engine.request.step_report import RequestOutput, StepReport

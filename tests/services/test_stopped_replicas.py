@@ -10,9 +10,9 @@ from tests.gateway.fleet.scripted_replica import until
 from tests.in_process_fleet import GREEDY, VOCAB_SIZE, Fleet, running_fleet
 from tests.services.replica_process import ReplicaProcess, replica_process
 
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.engine.passes.echo import echo_output
-from baton.router.prompt_names import PromptNames
+from baton.router.cache.prompt_names import PromptNames
 
 pytestmark = pytest.mark.wide  # processes that import torch
 

@@ -20,7 +20,8 @@ from tests.tiny_checkpoints import FAMILIES, VOCAB_SIZE, transformers_greedy
 
 from baton.core.chaos import POINTS, Fault
 from baton.core.ids import ReplicaId
-from baton.core.messages import Role, SamplingParams
+from baton.core.replicas import Role
+from baton.core.sampling import SamplingParams
 from baton.decode_service.worker import DecodeWorker
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig

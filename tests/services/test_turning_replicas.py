@@ -15,7 +15,8 @@ from tests.services.turning import TurningFleet, turning_fleet
 from baton.core.errors import InvalidRequest, TransferError, Unavailable
 from baton.core.ids import Epoch, RequestId, new_transfer_id
 from baton.core.kv_pool import Holder, HolderKind
-from baton.core.messages import GenerateRequest, PullRequest, Role
+from baton.core.messages import GenerateRequest, PullRequest
+from baton.core.replicas import Role
 from baton.core.tracing import NO_TRACES
 from baton.decode_service.worker import DecodeWorker
 from baton.kv_transfer.transport.control.client import ControlClient

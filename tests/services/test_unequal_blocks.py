@@ -15,7 +15,8 @@ from tests.in_process_fleet import GREEDY, VOCAB_SIZE, echo_engine, running_flee
 from tests.tiny_checkpoints import FAMILIES, transformers_greedy
 from tests.tiny_checkpoints import VOCAB_SIZE as TINY_VOCAB_SIZE
 
-from baton.core.messages import Role, SamplingParams
+from baton.core.replicas import Role
+from baton.core.sampling import SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine

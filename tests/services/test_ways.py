@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.in_process_fleet import GREEDY, VOCAB_SIZE, Fleet, running_fleet
 
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.engine.passes.echo import echo_output
 from baton.kv_transfer.transport.auto.auto import AutoTransport
 from baton.proto import replica_pb2 as pb

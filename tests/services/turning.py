@@ -13,7 +13,7 @@ from tests.in_process_fleet import Fleet, echo_engine, running_fleet
 
 from baton.core.errors import EngineFailed
 from baton.core.ids import Epoch, ReplicaId
-from baton.core.messages import ReplicaInfo, Role, StartingReplica
+from baton.core.replicas import ReplicaInfo, Role, StartingReplica
 from baton.engine.engine import Engine
 from baton.platform.config.deployment import override
 from baton.platform.registry.registry import Registry

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from baton.core.messages import FinishReason
+from baton.core.sampling import FinishReason
 from baton.gateway.chat.choice_reader import ChoiceReader
 from baton.gateway.http import sse
 from baton.gateway.http.errors import MESSAGES

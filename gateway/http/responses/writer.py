@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from baton.core.messages import FinishReason
+from baton.core.sampling import FinishReason
 from baton.gateway.chat.choice_reader import ChoiceReader
 from baton.gateway.chat.plan import ChatPlan
 from baton.gateway.http import sse

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from baton.core.errors import DeadlineExceeded, Unavailable
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.platform.cli.options.gateway_options import AdminUrl, ApiKey, CaFile, admin_pages
 from baton.platform.cli.terminal.errors import told_in_one_line
 from baton.platform.observe.gateway_pages import GatewayPages

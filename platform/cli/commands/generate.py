@@ -11,7 +11,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from baton.core.errors import InvalidRequest
-from baton.core.messages import Grammar
+from baton.core.sampling import Grammar
 from baton.gateway.grammars.structured_output import StructuredOutputs, output_rule
 from baton.gateway.requests.options import SamplingOptions
 from baton.platform.cli.options.completion import complete_model

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from baton.core.errors import InvalidConfig
-from baton.core.messages import Membership
+from baton.core.replicas import Membership
 from baton.gateway.requests.readiness import missing
 from baton.platform.cli.terminal.start_report import StartReport
 from baton.platform.config.deployment import DeploymentConfig

@@ -20,7 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.core.errors import BatonError
-from baton.core.messages import Grammar, Receipt
+from baton.core.messages import Receipt
+from baton.core.sampling import Grammar
 from baton.gateway.access.api_keys import ANYBODY
 from baton.gateway.requests.choices import Completion
 from baton.gateway.requests.gateway import Gateway

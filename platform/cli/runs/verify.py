@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from baton.core.errors import InvalidConfig
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.engine.assemble import engine_around, find_device, load_draft
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import EngineConfig

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 from baton.core.clock import Clock, monotonic
 from baton.core.ids import ReplicaId
-from baton.core.messages import ReplicaInfo, StartingReplica
+from baton.core.replicas import ReplicaInfo, StartingReplica
 from baton.gateway.requests.readiness import Missing
 from baton.platform.cli.terminal.progress import StartBars
 

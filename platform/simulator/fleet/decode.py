@@ -14,13 +14,8 @@ from itertools import count
 from typing import Protocol
 
 from baton.core.ids import TransferId
-from baton.core.messages import (
-    Capacity,
-    Demand,
-    PrefillRequest,
-    ReplicaAddress,
-    ReplicaInfo,
-)
+from baton.core.messages import PrefillRequest
+from baton.core.replicas import Capacity, Demand, ReplicaAddress, ReplicaInfo
 from baton.decode_service.step_reports import StepReports
 from baton.engine.request.request import Request
 from baton.engine.request.step_report import RequestOutput, StepReport

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf
 
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.platform.planner.observation import PoolCount
 from baton.platform.planner.plan import Decision
 from baton.platform.simulator.fleet.agenda import Agenda

@@ -12,17 +12,17 @@ from typing import Protocol
 
 from baton.core.ids import Epoch
 from baton.core.kv_events import KvEvents
-from baton.core.messages import Capacity, Role
+from baton.core.replicas import Capacity, Role
 from baton.platform.simulator.fleet.agenda import Agenda
 from baton.platform.simulator.fleet.knowledge import Knowledge, Replica
 from baton.platform.simulator.fleet.setup import FleetSetup, Part
 from baton.platform.simulator.fleet.turns import Turn
-from baton.router.candidate import Speed
-from baton.router.fair_queue import FairQueue
+from baton.router.cache.prompt_names import PromptNames
+from baton.router.fairness.fair_queue import FairQueue
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.placer import Placer, Routing
 from baton.router.prompt import Prompt
-from baton.router.prompt_names import PromptNames
+from baton.router.replicas.candidate import Speed
 
 LOOK_S = 0.25
 """How often those in line are looked after when nothing happens."""

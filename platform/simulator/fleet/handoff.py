@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton.core.kv_pool import Holder, HolderKind
-from baton.core.messages import PrefillRequest, ReplicaAddress
+from baton.core.messages import PrefillRequest
+from baton.core.replicas import ReplicaAddress
 from baton.engine.request.request import Request
 from baton.kv_transfer.handoff.lease import (
     ReceiverEvent,

@@ -16,19 +16,19 @@ from typing import Protocol
 
 from baton.core.ids import Epoch
 from baton.core.kv_events import KvEvents
-from baton.core.messages import Capacity, Demand, ReplicaInfo, Role
+from baton.core.replicas import Capacity, Demand, ReplicaInfo, Role
 from baton.platform.simulator.fleet.agenda import Agenda
 from baton.platform.simulator.fleet.setup import FleetSetup, Part
 from baton.platform.simulator.fleet.turns import Turn
-from baton.router.candidate import Candidate, Speed
-from baton.router.expected_blocks import Expected
-from baton.router.kv_index import KvIndex
-from baton.router.matches import Matches
+from baton.router.cache.expected_blocks import Expected
+from baton.router.cache.kv_index import KvIndex
+from baton.router.cache.matches import Matches
+from baton.router.cache.prompt_names import PromptNames
+from baton.router.cache.pulling import PullRates
 from baton.router.placement import Placement
-from baton.router.pool import KnownReplica, Pool
-from baton.router.prompt_names import PromptNames
-from baton.router.pulling import PullRates
-from baton.router.view import View, look
+from baton.router.replicas.candidate import Candidate, Speed
+from baton.router.replicas.pool import KnownReplica, Pool
+from baton.router.replicas.view import View, look
 
 
 class Replica(Protocol):

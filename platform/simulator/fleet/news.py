@@ -12,7 +12,7 @@ from typing import Protocol
 
 from baton.core.ids import Epoch
 from baton.core.kv_events import KvEvents
-from baton.core.messages import Capacity, ReplicaInfo
+from baton.core.replicas import Capacity, ReplicaInfo
 from baton.engine.blocks.kv_event_log import KvEventLog
 from baton.platform.simulator.fleet.agenda import Agenda
 from baton.replica_core.capacity_news import COALESCE_S

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.platform.planner.capacity import FittedPasses, ReplicaModel
 from baton.platform.planner.config import PlannerConfig
 from baton.platform.planner.observation import Memory, Observation

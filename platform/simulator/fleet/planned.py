@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.platform.planner.config import PlannerConfig
 from baton.platform.planner.plan import Decision
 from baton.platform.simulator.fleet.play import Fleet

@@ -12,7 +12,7 @@ from math import inf
 from random import Random
 
 from baton.core.ids import Epoch, ReplicaId
-from baton.core.messages import ReplicaInfo, Role
+from baton.core.replicas import ReplicaInfo, Role
 from baton.platform.simulator.arrivals import Arrival, Arrivals
 from baton.platform.simulator.fleet.agenda import Agenda
 from baton.platform.simulator.fleet.decode import DecodeReplica
@@ -28,10 +28,10 @@ from baton.platform.simulator.fleet.pulling import Puller
 from baton.platform.simulator.fleet.setup import Device, FleetSetup, Part
 from baton.platform.simulator.fleet.turns import Turn, Turns
 from baton.platform.traces.trace import Trace
-from baton.router.candidate import Speed
 from baton.router.placer import Routing
 from baton.router.policies.by_name import policy
-from baton.router.speed import ConstantRate, MeasuredSpeed
+from baton.router.replicas.candidate import Speed
+from baton.router.speeds.speed import ConstantRate, MeasuredSpeed
 
 
 class Fleet:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton.core.errors import Overloaded
-from baton.core.messages import Capacity, Demand, ReplicaInfo
+from baton.core.replicas import Capacity, Demand, ReplicaInfo
 from baton.engine.request.request import Request
 from baton.kv_transfer.handoff.lease import SenderEvent
 from baton.platform.simulator.fleet.agenda import Agenda

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from baton.core.ids import RequestId
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.request.request import Request
 from baton.platform.simulator.arrivals import Arrival
 from baton.platform.traces.trace import Trace, TraceRequest
+from baton.router.cache.prompt_names import PromptNames
 from baton.router.placement import Placement
-from baton.router.prompt_names import PromptNames
 
 OWN = 1 << 31
 """Tokens of one request alone are from here on; below, those that a hash id stands for."""

@@ -27,7 +27,7 @@ from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import Census, Holder, HolderKind
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.blocks.kv_event_log import KvEventLog
-from baton.router.kv_index import KvIndex
+from baton.router.cache.kv_index import KvIndex
 
 BLOCK_SIZE = 2
 LAYOUT = KvLayout(

@@ -14,7 +14,7 @@ import torch
 from tests import tiny_tokenizers
 
 from baton.core.errors import InvalidRequest
-from baton.core.messages import Grammar, GrammarKind
+from baton.core.sampling import Grammar, GrammarKind
 from baton.engine.grammar.grammar_check import MAX_SOURCE_BYTES, GrammarChecker
 from baton.engine.grammar.structured_output import LlGuidanceCompiler
 from baton.kernels.sampling.token_mask import num_words, unpack_mask

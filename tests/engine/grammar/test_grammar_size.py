@@ -7,7 +7,7 @@ import json
 import pytest
 
 from baton.core.errors import InvalidRequest
-from baton.core.messages import Grammar, GrammarKind
+from baton.core.sampling import Grammar, GrammarKind
 from baton.engine.grammar.grammar_size import MAX_SIZE, TOO_LARGE, check_size, expression_size
 
 JSON, REGEX, LARK = GrammarKind.JSON_SCHEMA, GrammarKind.REGEX, GrammarKind.LARK

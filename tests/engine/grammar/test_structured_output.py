@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from baton.core.errors import InvalidRequest
-from baton.core.messages import Grammar, GrammarKind, SamplingParams
+from baton.core.sampling import Grammar, GrammarKind, SamplingParams
 from baton.engine.grammar.grammar_check import GrammarChecker
 from baton.engine.grammar.structured_output import LlGuidanceCompiler
 from baton.engine.models.config.info import ModelInfo

@@ -22,7 +22,8 @@ from tests.tiny_checkpoints import (
 from transformers import AutoModelForCausalLM
 
 from baton.core.errors import InvalidConfig
-from baton.core.messages import Role, SamplingParams
+from baton.core.replicas import Role
+from baton.core.sampling import SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.batch.batch import Chunk
 from baton.engine.checkpoint.load import load_model, read_config

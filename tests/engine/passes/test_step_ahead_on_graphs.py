@@ -12,7 +12,7 @@ from tests.engine.computing_capture import graphs_of
 from tests.engine.model_runs import BLOCK_SIZE, NUM_BLOCKS, make_prompt
 from tests.tiny_checkpoints import make_llama
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.batch.decoding import Decoding
 from baton.engine.batch.static_batch import PassLimits
 from baton.engine.checkpoint.load import load_model

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from tests.engine.rank_processes import END_S, HOST
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.assemble import assemble_engine, follow_lead
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine

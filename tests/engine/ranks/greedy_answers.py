@@ -6,7 +6,7 @@ import random
 
 from tests.tiny_checkpoints import VOCAB_SIZE
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.request.request import Request

@@ -15,7 +15,9 @@ from tests.in_process_fleet import running_fleet
 from tests.tiny_checkpoints import FAMILIES, VOCAB_SIZE, transformers_greedy
 
 from baton.core.errors import InvalidConfig
-from baton.core.messages import Pooling, Role, SamplingParams
+from baton.core.messages import Pooling
+from baton.core.replicas import Role
+from baton.core.sampling import SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.cache_plan import plan_cache
 from baton.engine.checkpoint.load import load_model, read_config

@@ -15,7 +15,8 @@ from tests.far_apart import with_wide
 from tests.tiny_checkpoints import make_deepseek_v3, make_llama
 from tests.tiny_classifiers import as_classifier, transformers_label_logits
 
-from baton.core.messages import Pooling, SamplingParams
+from baton.core.messages import Pooling
+from baton.core.sampling import SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine

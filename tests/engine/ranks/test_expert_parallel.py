@@ -19,7 +19,7 @@ from tests.far_apart import with_wide
 from tests.tiny_checkpoints import FAMILIES, transformers_greedy
 
 from baton.core.errors import InvalidConfig
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.checkpoint.load import read_config
 from baton.engine.config import EngineConfig

@@ -15,7 +15,8 @@ from tests.far_apart import with_wide
 from tests.in_process_fleet import running_fleet
 from tests.tiny_checkpoints import FAMILIES, transformers_greedy
 
-from baton.core.messages import Role, SamplingParams
+from baton.core.replicas import Role
+from baton.core.sampling import SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.batch.batch import Chunk
 from baton.engine.config import EngineConfig

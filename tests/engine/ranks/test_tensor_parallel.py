@@ -13,7 +13,7 @@ from tests.far_apart import with_wide
 from tests.tiny_checkpoints import FAMILIES, VOCAB_SIZE, transformers_greedy
 
 from baton.core.errors import InvalidConfig
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.checkpoint.load import read_config
 from baton.engine.mesh.mesh import Mesh
 from baton.engine.request.request import Request

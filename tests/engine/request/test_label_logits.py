@@ -21,7 +21,8 @@ from tests.tiny_checkpoints import VOCAB_SIZE, make_llama, make_qwen3, transform
 from tests.tiny_classifiers import as_classifier, transformers_label_logits
 
 from baton.core.errors import CheckpointError, InvalidRequest
-from baton.core.messages import FinishReason, Pooling, SamplingParams
+from baton.core.messages import Pooling
+from baton.core.sampling import FinishReason, SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.checkpoint.load import check_model
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig

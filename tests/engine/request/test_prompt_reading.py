@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from baton.core.errors import InvalidRequest, Unavailable
-from baton.core.messages import FinishReason, Pooling, SamplingParams, TokenLogprob
+from baton.core.messages import Pooling
+from baton.core.sampling import FinishReason, SamplingParams, TokenLogprob
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine

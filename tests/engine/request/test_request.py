@@ -4,7 +4,7 @@ import pytest
 from tests.grammar_compilers import LETTERS
 from tests.one_of_grammar import OneOf
 
-from baton.core.messages import FinishReason, SamplingParams
+from baton.core.sampling import FinishReason, SamplingParams
 from baton.engine.request.request import Request, finish_reason
 
 EOS = 2

@@ -12,7 +12,7 @@ from tests.echo_engines import VOCAB, make_engine, run
 from tests.guessing_drafter import GuessingDrafter
 from torch import Tensor
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.config import EngineConfig, SchedulerConfig, SpeculationConfig
 from baton.engine.engine import Engine
 from baton.engine.request.request import Request

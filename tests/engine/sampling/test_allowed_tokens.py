@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.one_of_grammar import OneOf
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.sampling.allowed_tokens import bad_tokens, forbid_tokens
 from baton.engine.sampling.sampling_row import SamplingRow
 

@@ -12,7 +12,7 @@ import torch
 from tests.one_of_grammar import OneOf
 from tests.sampled_rows import SampledToken, sample
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.sampling import sampler
 from baton.engine.sampling.sampler import draw_and_weigh, prompt_logprobs
 from baton.engine.sampling.sampling_plan import SamplingPlan

@@ -16,7 +16,7 @@ import torch
 from tests.one_of_grammar import OneOf
 from tests.sampled_rows import sample
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.sampling.sampling_row import SamplingRow
 from baton.kernels.sampling import token_filter, token_penalties, typical
 

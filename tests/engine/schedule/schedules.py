@@ -9,7 +9,7 @@ from tests.engine.no_bytes import NoBytes
 
 from baton.core.clock import ManualClock
 from baton.core.kv_pool import Holder, HolderKind
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.config import SchedulerConfig
 from baton.engine.request.request import Request

@@ -11,7 +11,8 @@ from tests.echo_engines import BLOCK_SIZE, VOCAB, make_engine, make_request, run
 from torch import Tensor
 
 from baton.core.kv_pool import Holder, HolderKind
-from baton.core.messages import CachePoint, Pooling, SamplingParams
+from baton.core.messages import CachePoint, Pooling
+from baton.core.sampling import SamplingParams
 from baton.engine.batch.batch import Chunk, OnLayer
 from baton.engine.batch.decoding import Decoding
 from baton.engine.config import SchedulerConfig

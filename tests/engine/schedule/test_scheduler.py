@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine.schedule.schedules import adopt, compute, make_request, make_scheduler, planned
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.config import SchedulerConfig
 from baton.engine.request.request import Phase, Request
 from baton.engine.schedule.scheduler import ScheduledChunk, Scheduler

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from baton.core.errors import Unavailable
 from baton.core.kv_pool import Holder, HolderKind
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.batch.batch import Chunk, OnLayer
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.request.request import Request
 from baton.engine.schedule.waiting_line import WaitingLine, rank_waiting
 

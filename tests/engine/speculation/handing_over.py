@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baton.core.kv_pool import Holder, HolderKind
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.engine import Engine
 from baton.engine.request.request import Request
 

@@ -10,7 +10,7 @@ import pytest
 from tests.engine.speculation.handing_over import handed_over
 from tokenizers import Tokenizer
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SpeculationConfig
 from baton.engine.engine import Engine

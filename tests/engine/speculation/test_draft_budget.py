@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.request.request import Ending, Request
 from baton.engine.request.step_report import StepReport
 from baton.engine.speculation.draft_budget import PayingBudget

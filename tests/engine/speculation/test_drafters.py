@@ -10,7 +10,7 @@ import pytest
 from tests.echo_engines import BLOCK_SIZE, VOCAB, make_engine, make_request, run
 from torch import Tensor
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer
 from baton.engine.config import SchedulerConfig
 from baton.engine.passes.echo import EchoRunner, echo_info, echo_output

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from baton.core.clock import ManualClock
 from baton.core.kv_pool import Holder, HolderKind
-from baton.core.messages import Pooling, SamplingParams
+from baton.core.messages import Pooling
+from baton.core.sampling import SamplingParams
 from baton.engine.config import SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.memory.kv_cache import KvCache

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from baton.core.errors import BatonError, CheckpointError
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.assemble import assemble_engine, engine_around, load_draft
 from baton.engine.checkpoint.load import load_model
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.echo_engines import VOCAB, make_engine, make_request, run
 
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.config import CacheConfig, EngineConfig, SpeculationConfig
 from baton.engine.engine import Engine
 from baton.engine.request.request import Request

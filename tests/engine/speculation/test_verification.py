@@ -13,7 +13,7 @@ from tests.grammar_compilers import LETTERS
 from tests.guessing_drafter import guessing
 
 from baton.core.errors import Unavailable
-from baton.core.messages import FinishReason, SamplingParams
+from baton.core.sampling import FinishReason, SamplingParams
 from baton.engine.config import SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.grammar.grammar_check import GrammarChecker

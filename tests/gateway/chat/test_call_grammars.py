@@ -11,7 +11,7 @@ from tests.gateway.chat_models import USER, WEATHER, chat_model, dispatcher, sai
 from tests.gateway.scripted import eos_token, serving, text_tokenizer
 from tokenizers import AddedToken, Tokenizer
 
-from baton.core.messages import Grammar, GrammarKind
+from baton.core.sampling import Grammar, GrammarKind
 from baton.engine.grammar.grammar_check import GrammarChecker
 from baton.gateway.chat.call_grammars import optional_calls
 from baton.gateway.chat.functions import Function

@@ -23,7 +23,7 @@ from tests.gateway.chat_models import (
 from tests.gateway.grammars.test_structured_output_requests import takes
 from tests.gateway.scripted import MODEL, error_of, serving, text_of
 
-from baton.core.messages import Grammar, GrammarKind
+from baton.core.sampling import Grammar, GrammarKind
 from baton.gateway.output import formats
 from baton.gateway.output.output_parser import OutputParser
 from baton.gateway.output.pieces import CallArguments

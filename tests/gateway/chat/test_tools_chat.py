@@ -26,7 +26,7 @@ from tests.gateway.scripted import (
     text_of,
 )
 
-from baton.core.messages import GrammarKind
+from baton.core.sampling import GrammarKind
 
 
 async def test_a_call_is_taken_out_of_the_text() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from baton.core.ids import RequestId
-from baton.core.messages import (
-    Receipt,
-    SamplingParams,
-)
+from baton.core.messages import Receipt
+from baton.core.sampling import SamplingParams
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.requests.generation import Generation, RunningGeneration
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.kv_layout import KvLayout
-from baton.core.messages import Capacity, ReplicaInfo, Role
-from baton.router.candidate import Candidate
-from baton.router.pool import KnownReplica, Pool
-from baton.router.pulling import PullRates
-from baton.router.speed import ConstantRate
-from baton.router.view import PoolView, ReplicaView, View
+from baton.core.replicas import Capacity, ReplicaInfo, Role
+from baton.router.cache.pulling import PullRates
+from baton.router.replicas.candidate import Candidate
+from baton.router.replicas.pool import KnownReplica, Pool
+from baton.router.replicas.view import PoolView, ReplicaView, View
+from baton.router.speeds.speed import ConstantRate
 
 NO_PULLS = PullRates(is_enabled=False)
 

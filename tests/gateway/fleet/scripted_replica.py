@@ -15,15 +15,9 @@ from tests.partial_replica import PartialReplica
 
 from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch, RequestId
-from baton.core.messages import (
-    Capacity,
-    FinishReason,
-    GenerateRequest,
-    Membership,
-    Receipt,
-    ReplicaInfo,
-    TokenUpdate,
-)
+from baton.core.messages import GenerateRequest, Receipt, TokenUpdate
+from baton.core.replicas import Capacity, Membership, ReplicaInfo
+from baton.core.sampling import FinishReason
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.proto import replica_pb2 as pb
 from baton.proto.channel_options import SERVER_OPTIONS

@@ -10,16 +10,13 @@ from tests.gateway.fleet.scripted_replica import ScriptedReplica, Step, snapshot
 
 from baton.core.clock import Clock, monotonic
 from baton.core.ids import RequestId, new_epoch
-from baton.core.messages import (
-    GenerateRequest,
-    ReplicaInfo,
-    Role,
-)
+from baton.core.messages import GenerateRequest
+from baton.core.replicas import ReplicaInfo, Role
 from baton.gateway.fleet.fleet import Fleet
 from baton.proto.channels import Channels
+from baton.router.cache.prompt_names import PromptNames
 from baton.router.placement import Placement
 from baton.router.prompt import Prompt
-from baton.router.prompt_names import PromptNames
 
 P = make_replica("p", role=Role.PREFILL)
 

@@ -14,15 +14,15 @@ from tests.in_process_fleet import GREEDY, Answer, Fleet, echo_engine, running_f
 
 from baton.core.clock import monotonic
 from baton.core.ids import ReplicaId, RequestId
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.engine.engine import Engine
 from baton.gateway.fleet.decode_link import DecodeLink
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.requests.generation import Generation
+from baton.router.cache.prompt_names import PromptNames
 from baton.router.placer import Routing
 from baton.router.policies.cost import Cost
 from baton.router.prompt import Prompt
-from baton.router.prompt_names import PromptNames
 
 PROMPT = list(range(3, 43))
 OTHER = list(range(100, 140))

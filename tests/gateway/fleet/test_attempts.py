@@ -29,11 +29,8 @@ from baton.core.errors import (
     Unavailable,
 )
 from baton.core.ids import RequestId
-from baton.core.messages import (
-    FinishReason,
-    GenerateRequest,
-    Receipt,
-)
+from baton.core.messages import GenerateRequest, Receipt
+from baton.core.sampling import FinishReason
 from baton.gateway.fleet.running_request import MAX_ATTEMPTS
 
 

@@ -20,11 +20,13 @@ from tests.router.test_decisions import CHOSEN
 
 from baton.core.clock import ManualClock
 from baton.core.ids import RequestId
-from baton.core.messages import GenerateRequest, Role, SamplingParams
+from baton.core.messages import GenerateRequest
+from baton.core.replicas import Role
+from baton.core.sampling import SamplingParams
 from baton.gateway.fleet.decision_log import Asked, DecisionLog, FirstToken
 from baton.router.placement import Placement
-from baton.router.prediction_errors import PredictionErrors
 from baton.router.prompt import Prompt
+from baton.router.speeds.prediction_errors import PredictionErrors
 
 
 def test_who_gave_up_when_the_first_token_was_late_counts_and_the_impatient_do_not() -> None:

@@ -29,20 +29,17 @@ from baton.core.errors import (
     Overloaded,
 )
 from baton.core.ids import RequestId
-from baton.core.messages import (
-    FinishReason,
-    GenerateRequest,
-    Pooling,
-    Role,
-)
+from baton.core.messages import GenerateRequest, Pooling
+from baton.core.replicas import Role
+from baton.core.sampling import FinishReason
 from baton.gateway.fleet import dispatch as dispatch_module
 from baton.gateway.fleet.decision_log import DecisionLog
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.requests.generation import Generation
-from baton.router.kv_index import KvIndex
-from baton.router.numbering import Depths
+from baton.router.cache.kv_index import KvIndex
+from baton.router.cache.prompt_names import PromptNames
 from baton.router.placer import LINE_PER_REPLICA
-from baton.router.prompt_names import PromptNames
+from baton.router.table.numbering import Depths
 
 
 async def test_requests_wait_their_turn_while_the_replica_is_full() -> None:

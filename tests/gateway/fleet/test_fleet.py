@@ -24,17 +24,15 @@ from tests.in_process_fleet import running_fleet
 from baton.core.clock import ManualClock
 from baton.core.ids import Epoch, new_epoch
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
-from baton.core.messages import (
-    FinishReason,
-    Receipt,
-)
+from baton.core.messages import Receipt
+from baton.core.sampling import FinishReason
 from baton.core.step_times import StepTimes
 from baton.gateway.fleet.fleet import Fleet
 from baton.gateway.fleet.links import ALIVE_FOR_S
 from baton.gateway.fleet.placed import Placed
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
-from baton.router.prompt_names import PromptNames
+from baton.router.cache.prompt_names import PromptNames
 
 
 async def test_a_replica_that_the_registry_does_not_hear_stays_while_its_stream_lives() -> None:

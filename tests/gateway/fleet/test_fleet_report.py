@@ -6,8 +6,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.ids import Epoch
-from baton.core.messages import Capacity, Role
 from baton.core.metrics import exposition
+from baton.core.replicas import Capacity, Role
 from baton.gateway.fleet.fleet_report import (
     TERMS,
     Inspections,

@@ -14,11 +14,7 @@ from tests.gateway.fleet.scripted_replica import ScriptedReplica, snapshot, unti
 from tests.gateway.fleet.small_fleet import PROMPT, P, fleet_of, names, silent
 
 from baton.core.ids import Epoch, ReplicaId, new_epoch
-from baton.core.messages import (
-    Membership,
-    Role,
-    StartingReplica,
-)
+from baton.core.replicas import Membership, Role, StartingReplica
 from baton.gateway.fleet import fleet as fleet_module
 from baton.gateway.fleet.fleet import Fleet
 from baton.proto.channels import Channels

@@ -23,7 +23,7 @@ from baton.proto.channel_options import SERVER_OPTIONS
 from baton.proto.channels import Channels
 from baton.proto.kv_events_wire import kv_events_from_proto, kv_events_to_proto
 from baton.proto.replica_pb2_grpc import add_ReplicaServicer_to_server
-from baton.router.kv_index import KvIndex
+from baton.router.cache.kv_index import KvIndex
 
 D = make_replica("d")
 Said = KvEvents | pb.KvEvents | grpc.StatusCode

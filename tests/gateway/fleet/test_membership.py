@@ -5,7 +5,7 @@ from dataclasses import replace
 from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.ids import Epoch
-from baton.core.messages import HEARTBEAT_S, Membership, ReplicaInfo, Role
+from baton.core.replicas import HEARTBEAT_S, Membership, ReplicaInfo, Role
 from baton.gateway.fleet.fleet import SETTLED_AFTER_S
 from baton.gateway.fleet.membership import merge
 

@@ -18,17 +18,11 @@ from tests.gateway.fleet.scripted_replica import (
 
 from baton.core.errors import BatonError, DeadlineExceeded, Unavailable
 from baton.core.ids import RequestId
-from baton.core.messages import (
-    FinishReason,
-    GenerateRequest,
-    Pooling,
-    Receipt,
-    SamplingParams,
-    TokenUpdate,
-)
+from baton.core.messages import GenerateRequest, Pooling, Receipt, TokenUpdate
+from baton.core.sampling import FinishReason, SamplingParams
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.requests.generation import Generation, RunningGeneration
-from baton.router.prompt_names import PromptNames
+from baton.router.cache.prompt_names import PromptNames
 
 PROMPT = (1, 2, 3, 4, 5)
 

@@ -23,11 +23,7 @@ from baton.core.errors import (
     Unavailable,
 )
 from baton.core.ids import ReplicaId
-from baton.core.messages import (
-    Membership,
-    Role,
-    StartingReplica,
-)
+from baton.core.replicas import Membership, Role, StartingReplica
 from baton.gateway.fleet.failed_starts import AGAIN_S, MANY
 from baton.gateway.requests.generation import RunningGeneration
 from baton.router.placer import Routing

@@ -21,7 +21,7 @@ from tests.gateway.scripted import (
 from tokenizers import AddedToken, Tokenizer
 
 from baton.core.errors import InvalidRequest
-from baton.core.messages import Grammar, GrammarKind
+from baton.core.sampling import Grammar, GrammarKind
 from baton.engine.grammar.grammar_check import GrammarChecker
 from baton.gateway.chat.call_grammars import calls_grammar
 from baton.gateway.chat.functions import Function

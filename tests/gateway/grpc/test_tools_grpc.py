@@ -20,7 +20,7 @@ from tests.gateway.chat_models import (
 )
 from tests.gateway.scripted import Serving, serving, text_of, tokens_of
 
-from baton.core.messages import GrammarKind
+from baton.core.sampling import GrammarKind
 from baton.proto import inference_pb2 as pb
 from baton.proto.inference_pb2_grpc import InferenceStub
 

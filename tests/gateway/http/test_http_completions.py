@@ -18,7 +18,7 @@ from tests.gateway.scripted import (
     tokens_of,
 )
 
-from baton.core.messages import FinishReason
+from baton.core.sampling import FinishReason
 from baton.gateway.access.cache_salt import CacheSalts
 from baton.gateway.text.model_files import SamplingDefaults
 

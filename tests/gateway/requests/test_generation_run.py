@@ -8,7 +8,7 @@ from tests.gateway.scripted import Script, ScriptedDispatcher, tokens_of
 from baton.core.clock import ManualClock
 from baton.core.errors import Unavailable
 from baton.core.ids import RequestId
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.gateway.requests.generation import Generation
 from baton.gateway.requests.generation_run import GenerationRun
 from baton.gateway.requests.metrics import GatewayMetrics

@@ -7,7 +7,7 @@ from dataclasses import replace
 from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.ids import ReplicaId
-from baton.core.messages import ReplicaInfo, Role, StartingReplica
+from baton.core.replicas import ReplicaInfo, Role, StartingReplica
 from baton.gateway.requests.readiness import Missing, missing
 
 WANTED = {Role.DECODE: 2, Role.PREFILL: 1}

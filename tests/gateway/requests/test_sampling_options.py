@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.core.errors import ContextExceeded, InvalidRequest
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.gateway.grpc.options import sampling_options
 from baton.gateway.http.schemas import ChatBody, CompletionBody
 from baton.gateway.requests.options import CommonOptions, SamplingOptions

@@ -13,7 +13,7 @@ from tests.client.cut_proxy import cut_proxy
 from tests.gateway.scripted import json_vocab_size, make_model
 from tests.in_process_fleet import Fleet, running_fleet
 
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.engine.config import CacheConfig, EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.passes.echo import EchoRunner, echo_info

@@ -27,8 +27,9 @@ from tests.gateway.scripted import serving
 from tests.in_process_fleet import Fleet, running_fleet
 
 from baton.core.errors import Unavailable
-from baton.core.messages import ParkedStream, Receipt, Role
+from baton.core.messages import ParkedStream, Receipt
 from baton.core.parking import TakeStream
+from baton.core.replicas import Role
 from baton.engine.engine import Engine
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.running_request import first_request

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.gateway.scripted import text_tokenizer, tokens_of
 
 from baton.core.ids import RequestId
-from baton.core.messages import FinishReason, TokenLogprob, TokenUpdate
+from baton.core.messages import TokenUpdate
+from baton.core.sampling import FinishReason, TokenLogprob
 from baton.gateway.text.output_text import OutputText, TextDelta, merge
 from baton.gateway.text.stop import StopFinder
 

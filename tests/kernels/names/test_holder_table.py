@@ -91,7 +91,7 @@ def test_a_table_that_all_have_left_is_empty(make: type[HolderTable]) -> None:
 @pytest.mark.skipif(len(TABLES) < 2, reason="nothing is compiled here")
 def test_a_process_without_torch_has_the_compiled_table() -> None:
     script = (
-        "import sys; from baton.router.kv_index import KvIndex; "
+        "import sys; from baton.router.cache.kv_index import KvIndex; "
         "print(type(KvIndex()._table).__name__, 'torch' in sys.modules)"
     )
 

@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 from baton.core.ids import Epoch, TransferId, new_epoch
-from baton.core.messages import SamplingParams
+from baton.core.sampling import SamplingParams
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread

@@ -13,7 +13,8 @@ from tests.in_process_fleet import VOCAB_SIZE, Fleet, echo_engine, running_fleet
 
 from baton.core.chaos import POINTS, ChaosRule, Fault
 from baton.core.ids import ReplicaId
-from baton.core.messages import Role, SamplingParams
+from baton.core.replicas import Role
+from baton.core.sampling import SamplingParams
 from baton.engine.engine import Engine
 from baton.engine.passes.echo import echo_output
 

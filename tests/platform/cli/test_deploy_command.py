@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.platform.cli.commands import deploy as deploy_command
 from baton.platform.cli.commands import scale as scale_command
 from baton.platform.cli.main import app

@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from baton.core.errors import InvalidConfig
 from baton.core.ids import Epoch, ReplicaId
-from baton.core.messages import Membership, Role, StartingReplica
+from baton.core.replicas import Membership, Role, StartingReplica
 from baton.platform.cli.runs.deploy import deploy, follow, wait_for
 from baton.platform.cli.terminal.progress import StartBars
 from baton.platform.cli.terminal.start_report import StartReport

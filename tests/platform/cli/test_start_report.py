@@ -11,7 +11,7 @@ from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.clock import ManualClock
 from baton.core.ids import ReplicaId
-from baton.core.messages import Role, StartingReplica
+from baton.core.replicas import Role, StartingReplica
 from baton.gateway.requests.readiness import missing
 from baton.platform.cli.runs.deploy import cause_of
 from baton.platform.cli.terminal.progress import StartBars

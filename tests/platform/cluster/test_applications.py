@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ray import serve
 
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.platform.cluster import applications
 from baton.platform.cluster.applications import (
     apply_planned,

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from baton.core.ids import Epoch, ReplicaId
-from baton.core.messages import Membership, Role, StartingReplica
 from baton.core.metrics import gauge
+from baton.core.replicas import Membership, Role, StartingReplica
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.fleet.traffic import TrafficReport
 from baton.platform.cluster import gateway_node, planner_link

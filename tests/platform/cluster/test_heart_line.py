@@ -11,7 +11,7 @@ import pytest
 from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.clock import ManualClock
-from baton.core.messages import ReplicaInfo
+from baton.core.replicas import ReplicaInfo
 from baton.platform.cluster.heart_line import AVOIDED_S, WHOLE_S, HeartLine, RegistryPort
 from baton.platform.cluster.registry_actor import RemoteRegistry
 from baton.platform.registry.registry import Registry

@@ -8,7 +8,7 @@ from typing import Any
 from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.ids import Epoch
-from baton.core.messages import Membership
+from baton.core.replicas import Membership
 from baton.platform.cluster.registry_actor import RemoteRegistry
 from baton.platform.config.deployment import DeploymentConfig, override
 

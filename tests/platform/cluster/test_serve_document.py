@@ -11,7 +11,7 @@ from ray.serve.schema import ServeApplicationSchema
 
 from baton.core.clock import ManualClock
 from baton.core.errors import InvalidConfig
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.platform.cluster.serve_document import (
     application,
     asleep,

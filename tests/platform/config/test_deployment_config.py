@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.errors import ITEM, InvalidConfig
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.kv_transfer.transports import AUTO, TRANSPORTS
 from baton.platform.config.deployment import (

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from tests.tiny_checkpoints import make_deepseek_v3, make_llama, make_mixtral
 
 from baton.core.errors import InvalidConfig
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.engine.assemble import assemble_engine
 from baton.engine.checkpoint.load import load_model, read_config
 from baton.engine.memory.kv_cache import KvCache

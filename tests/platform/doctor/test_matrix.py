@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.core.ids import Epoch, ReplicaId
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.platform.doctor.finding import Status
 from baton.platform.doctor.matrix import LiveReplica, Size, Way, check_ways, pairs_of
 

@@ -15,8 +15,8 @@ from tests.in_process_fleet import running_fleet
 from tests.platform.planner.planned_deployment import GATEWAY, RULES, Deployment
 from tests.platform.worker_groups.test_adapter import World
 
-from baton.core.messages import Role
 from baton.core.metrics import Family, exposition
+from baton.core.replicas import Role
 from baton.gateway.requests.metrics import GatewayMetrics
 from baton.platform.cluster.planner_link import PlannerLink
 from baton.platform.observe.config import MetricsConfig

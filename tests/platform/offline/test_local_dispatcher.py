@@ -11,7 +11,7 @@ from tests.in_process_fleet import echo_engine
 
 from baton.core.errors import InvalidRequest, Unavailable
 from baton.core.ids import ReplicaId, RequestId, new_epoch
-from baton.core.messages import FinishReason, SamplingParams
+from baton.core.sampling import FinishReason, SamplingParams
 from baton.decode_service.worker import DecodeWorker
 from baton.gateway.requests.generation import Generation
 from baton.kv_transfer.exchange import ExchangeParts

@@ -9,7 +9,7 @@ from tests.gateway.fleet.known_replicas import make_replica
 from baton.core.clock import ManualClock
 from baton.core.errors import Unavailable
 from baton.core.ids import Epoch, ReplicaId
-from baton.core.messages import Membership, ReplicaInfo, Role
+from baton.core.replicas import Membership, ReplicaInfo, Role
 from baton.core.step_times import StepTimes
 from baton.gateway.fleet.traffic import ReplicaSpeed, TrafficReport
 from baton.platform.planner.config import PlannerConfig

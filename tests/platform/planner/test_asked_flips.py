@@ -8,7 +8,7 @@ from dataclasses import replace
 from tests.platform.planner.planned_deployment import Deployment, fails
 
 from baton.core.ids import ReplicaId
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.platform.cluster.planning import keep_planned
 from baton.platform.planner.config import PlannerConfig
 

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.core.step_times import StepTimes
 from baton.platform.planner.capacity import FittedPasses, ReplicaModel
 from baton.platform.planner.config import PlannerConfig

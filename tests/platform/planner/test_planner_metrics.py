@@ -9,8 +9,8 @@ from msgspec import structs
 from tests.platform.planner.planned_deployment import GATEWAY, RULES, Deployment
 
 from baton.core.ids import Epoch
-from baton.core.messages import Role
 from baton.core.metrics import Family
+from baton.core.replicas import Role
 from baton.gateway.fleet.traffic import TrafficReport
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from baton.core.clock import ManualClock
 from baton.core.ids import Epoch
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.core.step_times import StepTimes
 from baton.gateway.fleet.traffic import ReplicaSpeed, TrafficReport
 from baton.platform.planner.observation import Observation, PoolCount

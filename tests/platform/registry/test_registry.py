@@ -8,7 +8,7 @@ from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.clock import ManualClock
 from baton.core.ids import ReplicaId
-from baton.core.messages import Role, StartingReplica
+from baton.core.replicas import Role, StartingReplica
 from baton.gateway.fleet.fleet import WATCH_TIMEOUT_S
 from baton.platform.registry.registry import LEFT_FOR_S, STARTING_TTL_S, Registry
 

@@ -11,8 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from tests.in_process_fleet import Fleet, running_fleet
 
-from baton.core.messages import Role, SamplingParams
 from baton.core.metrics import exposition
+from baton.core.replicas import Role
+from baton.core.sampling import SamplingParams
 from baton.core.step_times import StepWork
 from baton.engine.mesh.mesh import Mesh
 from baton.gateway.fleet.dispatch import ReplicaDispatcher

@@ -9,7 +9,7 @@ import pytest
 
 from baton.core.errors import CheckpointError, ModelUnreachable
 from baton.core.ids import ReplicaId
-from baton.core.messages import Role, StartingReplica
+from baton.core.replicas import Role, StartingReplica
 from baton.platform.replica.startup import IMPORTING, Startup
 
 

@@ -15,7 +15,9 @@ from tests.tiny_checkpoints import make_llama
 from torch import Tensor
 from typer.testing import CliRunner
 
-from baton.core.messages import Receipt, Role, TokenLogprob
+from baton.core.messages import Receipt
+from baton.core.replicas import Role
+from baton.core.sampling import TokenLogprob
 from baton.engine.assemble import engine_around
 from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer
 from baton.engine.checkpoint.load import LoadedModel, load_model

@@ -1,5 +1,5 @@
 // Who is least of several replicas; equals are settled by draw. router/decode_choice.py and
-// router/routing_policy.py have the same in numpy: their definitions, to the same choice.
+// router/policies/routing_policy.py have the same in numpy: their definitions, to the same choice.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -7,7 +7,7 @@
 
 namespace {
 
-// Rows of `numbers`, as router/columns.py has them.
+// Rows of `numbers`, as router/table/columns.py has them.
 enum Column {
   NEXT_FREE, OLDEST_ENDS, TOLD_UNTIL, RECENT, NUM_RECENT, NUM_OPEN, NUM_OPEN_TOKENS, NUM_OPEN_BLOCKS, CREDIT,
   NUM_RUNNING, LINE, NUM_WAITING, STEP, TOKEN, PAIR, MAX_CHUNK, RATE

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from baton.core.messages import Role
+from baton.core.replicas import Role
 from baton.core.step_times import StepTimes
 from baton.platform.planner.config import PlannerConfig
 from baton.platform.planner.plan import Decision

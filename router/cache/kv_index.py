@@ -26,8 +26,8 @@ from baton.core.block_hash import BlockNames
 from baton.core.ids import Epoch
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
 from baton.kernels.names.holder_table import HolderTable, new_holder_table
-from baton.router.expected_blocks import Expected, ExpectedBlocks
-from baton.router.numbering import Depths, Numbering
+from baton.router.cache.expected_blocks import Expected, ExpectedBlocks
+from baton.router.table.numbering import Depths, Numbering
 
 STRETCH = 4096
 """Names that are swept in one go: a tenth of a millisecond, or one where nothing is compiled."""

@@ -17,9 +17,9 @@ from itertools import islice
 from typing import Protocol
 
 from baton.core.ids import Epoch
-from baton.router.columns import RECENT_HALF_LIFE_S, Column, Columns, mean
-from baton.router.pace import Pace
 from baton.router.prompt import Prompt, drawn
+from baton.router.speeds.pace import Pace
+from baton.router.table.columns import RECENT_HALF_LIFE_S, Column, Columns, mean
 
 LATE_S = 0.1
 """A prediction that is off by less says nothing of the replica."""

@@ -7,8 +7,8 @@ from weakref import WeakKeyDictionary
 
 from baton.core.ids import Epoch
 from baton.core.kv_layout import KvLayout
-from baton.router.kv_index import CacheVersion, KvIndex
-from baton.router.prompt_names import PromptNames
+from baton.router.cache.kv_index import CacheVersion, KvIndex
+from baton.router.cache.prompt_names import PromptNames
 
 
 class Matches:

@@ -14,12 +14,12 @@ import numpy as np
 
 from baton.core.ids import Epoch
 from baton.core.kv_layout import KvLayout
-from baton.core.messages import Capacity, ReplicaInfo
-from baton.router.candidate import Candidate
-from baton.router.candidates import Candidates, CandidateTable
-from baton.router.columns import Mask, Numbers, Places
-from baton.router.numbering import Depths, Numbering
-from baton.router.prompt_names import WayToName, way_to_name
+from baton.core.replicas import Capacity, ReplicaInfo
+from baton.router.cache.prompt_names import WayToName, way_to_name
+from baton.router.replicas.candidate import Candidate
+from baton.router.replicas.candidates import Candidates, CandidateTable
+from baton.router.table.columns import Mask, Numbers, Places
+from baton.router.table.numbering import Depths, Numbering
 
 _NO_PLACES = np.zeros(0, np.intp)
 RUNNING_REQUEST_COST = 8

@@ -15,8 +15,8 @@ import math
 
 import numpy as np
 
-from baton.router.columns import Numbers
 from baton.router.prompt import Prompt
+from baton.router.table.columns import Numbers
 
 STRETCH = 3.0
 """Mean against tail: 1 to 20 were tried (docs/router.md)."""

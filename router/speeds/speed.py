@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from baton.core.step_times import StepTimes
-from baton.router.pace import Pace
+from baton.router.speeds.pace import Pace
 
 LONGEST = 1 << 30
 """Tokens: no prompt has more."""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch, ReplicaId, RequestId
-from baton.router.candidate import Candidate
+from baton.router.replicas.candidate import Candidate
 
 KEPT_S = 3600.0
 MAX_KEPT_NAMES = 250_000

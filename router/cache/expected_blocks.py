@@ -9,7 +9,7 @@ import numpy as np
 from baton.core.block_hash import BlockNames
 from baton.core.ids import Epoch
 from baton.kernels.names.prefix_tree import PrefixTree, new_prefix_tree
-from baton.router.numbering import Depths, Numbering
+from baton.router.table.numbering import Depths, Numbering
 
 
 @dataclass(frozen=True, slots=True, eq=False)

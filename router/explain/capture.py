@@ -16,10 +16,10 @@ from typing import Annotated, Literal
 import msgspec
 
 from baton.core.step_times import StepTimes
-from baton.router.candidate import Speed
-from baton.router.decisions import Decision
-from baton.router.speed import ConstantRate, MeasuredSpeed
-from baton.router.view import View
+from baton.router.explain.decisions import Decision
+from baton.router.replicas.candidate import Speed
+from baton.router.replicas.view import View
+from baton.router.speeds.speed import ConstantRate, MeasuredSpeed
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.core.ids import Epoch
-from baton.router.columns import Places
+from baton.router.table.columns import Places
 
 
 class Numbering:

@@ -15,14 +15,14 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
-from baton.core.messages import Capacity, ReplicaInfo
-from baton.router.candidate import Candidate
-from baton.router.candidates import Candidates
-from baton.router.columns import Mask, Numbers, Places
-from baton.router.kv_index import KvIndex
-from baton.router.pool import KnownReplica, Pool
-from baton.router.prompt_names import PromptNames
-from baton.router.pulling import PullRates
+from baton.core.replicas import Capacity, ReplicaInfo
+from baton.router.cache.kv_index import KvIndex
+from baton.router.cache.prompt_names import PromptNames
+from baton.router.cache.pulling import PullRates
+from baton.router.replicas.candidate import Candidate
+from baton.router.replicas.candidates import Candidates
+from baton.router.replicas.pool import KnownReplica, Pool
+from baton.router.table.columns import Mask, Numbers, Places
 
 
 class ReplicaView(NamedTuple):

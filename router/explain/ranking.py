@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from baton.core.messages import ReplicaInfo, Role
-from baton.router.columns import Numbers
-from baton.router.decisions import Considered
+from baton.core.replicas import ReplicaInfo, Role
+from baton.router.explain.decisions import Considered
+from baton.router.table.columns import Numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 from baton.core.block_hash import DIGEST_BYTES, BlockNames
-from baton.router.columns import Numbers
 from baton.router.prompt import Prompt
 from baton.router.recent import Recent
+from baton.router.table.columns import Numbers
 
 HALF_LIFE_S = 600.0
 MAX_PREFIXES = 100_000

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 
 from baton.core.ids import Epoch
 from baton.core.kv_layout import KvLayout
-from baton.core.messages import Receipt, ReplicaInfo
-from baton.router.link_times import LinkTime, LinkTimes, Pair
-from baton.router.pace import Pace
+from baton.core.messages import Receipt
+from baton.core.replicas import ReplicaInfo
+from baton.router.speeds.link_times import LinkTime, LinkTimes, Pair
+from baton.router.speeds.pace import Pace
 
 CLEARLY = 1.25
 """How many times what fetching takes, computing must take."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Generic, TypeVar
 
-from baton.router.turns import PRIORITY_S, bounded_steps
+from baton.router.fairness.turns import PRIORITY_S, bounded_steps
 
 T = TypeVar("T")
 

@@ -18,11 +18,11 @@ import numpy as np
 
 from baton.kernels.cpu.library import library_without_torch
 from baton.kernels.routing import choices_cpu as compiled
-from baton.router.candidate import Candidate
-from baton.router.candidates import Candidates
-from baton.router.columns import Numbers
+from baton.router.fairness.turns import Turns
 from baton.router.prompt import Prompt
-from baton.router.turns import Turns
+from baton.router.replicas.candidate import Candidate
+from baton.router.replicas.candidates import Candidates
+from baton.router.table.columns import Numbers
 
 
 class Held(NamedTuple):

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from baton.router.candidate import LATE_S, Candidate, Speed
-from baton.router.columns import Column, Columns, Draws, Mask, Numbers, Places, mean
 from baton.router.prompt import mix
+from baton.router.replicas.candidate import LATE_S, Candidate, Speed
+from baton.router.table.columns import Column, Columns, Draws, Mask, Numbers, Places, mean
 
 PACE = tuple(Column)[Column.STEP_S :]
 """Of `candidate.Pace`."""

@@ -1,0 +1,149 @@
+"""What replicas say of themselves: to the registry, and to the gateways that send to them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from baton.core.ids import Epoch, ReplicaId
+from baton.core.kv_layout import KvLayout
+from baton.core.step_times import StepTimes
+
+
+class Role(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaAddress:
+    """Where a replica's gRPC server listens, and which incarnation of it is meant."""
+
+    replica_id: ReplicaId
+    epoch: Epoch
+    address: str
+    """host:port"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """Gateway -> replica: what waits at the gateway for any replica of this role."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+    """Tokens of them that a prefill replica would have to compute."""
+    credit_id: int = 0
+    """The credit that the gateway goes by; what it sent before, it sent by an earlier one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """Replica -> gateway: how full it is, how fast, and how much this gateway may send."""
+
+    max_open: int = 0
+    """Decode: requests this gateway may have open on the replica."""
+    credit_tokens: int = 0
+    """Prefill: tokens this gateway may have placed there whose first token has not come: those it
+    is lent, and those of such prompts that are computed already."""
+    credit_id: int = 0
+    """Of these two: which credit they are; a higher one came later."""
+    num_running: int = 0
+    num_waiting: int = 0
+    num_queued_tokens: int = 0
+    """Tokens known but not yet computed."""
+    num_context_tokens: int = 0
+    """Tokens of context that a step of those who decode reads, all together."""
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    """Free or merely cached."""
+    is_draining: bool = False
+    """Place nothing more; what runs is to move elsewhere."""
+    slowness: float = 1.0
+    """How many times what `step_times` says recent steps took."""
+    step_times: StepTimes | None = None
+    """None: as last said."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether what it says of its speed can be at all."""
+        is_slowness = math.isfinite(self.slowness) and self.slowness >= 0
+        return is_slowness and (self.step_times is None or self.step_times.is_sound)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaInfo:
+    """What a replica registers about itself. But for its readiness, constant for an incarnation; in
+    another role it is another incarnation."""
+
+    replica_id: ReplicaId
+    epoch: Epoch
+    role: Role
+    address: str
+    layout: KvLayout
+    num_blocks: int
+    max_model_len: int
+    """Tokens of prompt and output together."""
+    max_open: int
+    """Requests the replica takes at once, from all gateways together."""
+    max_queued_tokens: int
+    """Prefill only: more queued tokens than these are refused."""
+    max_chunk: int
+    """Tokens of one prompt in one pass, at most."""
+    model: str = ""
+    """What its tokens are those of. While a deployment is updated there may be two."""
+    is_ready: bool = True
+    is_flipped: bool = False
+    """It was started in the other role."""
+
+    @property
+    def endpoint(self) -> ReplicaAddress:
+        return ReplicaAddress(replica_id=self.replica_id, epoch=self.epoch, address=self.address)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartingReplica:
+    """A replica that does not serve yet, for those who wait for it."""
+
+    replica_id: ReplicaId
+    role: Role
+    stage: str
+    """What it does: `loading weights`."""
+    fraction: float | None = None
+    """How much of that is done, where it can be told."""
+    failure: str = ""
+    """Why it gave up; then it ends."""
+    is_final: bool = False
+    """Starting it anew would fail in the same way."""
+    stage_s: float = 0.0
+    """For how long it has been at this stage, by the registry's clock."""
+    is_flipped: bool = False
+    """It was started in the other role, and takes this one."""
+
+    def at(self, stage: str, fraction: float | None = None) -> StartingReplica:
+        return replace(self, stage=stage, fraction=fraction)
+
+    def failed(self, failure: str, *, is_final: bool) -> StartingReplica:
+        return replace(self, failure=failure, is_final=is_final)
+
+
+HEARTBEAT_S = 1.0
+"""How often replicas tell the registry that they are there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """The registry's view at one moment. A hint: liveness is the stream itself.
+
+    A new incarnation of the registry starts empty; its first snapshots remove nothing from a
+    gateway's view until the replicas had time to register again.
+    """
+
+    incarnation: Epoch
+    version: int
+    age_s: float
+    """Seconds since this incarnation began."""
+    replicas: tuple[ReplicaInfo, ...]
+    starting: tuple[StartingReplica, ...] = ()
+    left: tuple[Epoch, ...] = ()
+    """Who said farewell lately: of all others that are missing, nothing was heard for a while."""

@@ -1,0 +1,1 @@
+"""What was decided for each request, and what came of it."""

@@ -1,0 +1,1 @@
+"""Whose prompt goes first."""

@@ -1,0 +1,1 @@
+"""The replicas that may compute a prompt, as the router knows them."""

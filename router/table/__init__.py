@@ -1,0 +1,1 @@
+"""What is known of replicas, as columns of numbers."""
