@@ -7,7 +7,7 @@ What was recorded once (a tape on a CPU, a graph on a GPU) then runs any pass th
 of R' requests, each of at most M' blocks. The `Batch` of a pass is views of their beginnings.
 
 Of a `Decoding` only what changes from turn to turn is written: every row keeps its place, positions
-and lengths move on by one, and a table is touched when it grew. Tokens that were drawn on the
+and lengths move on by one, and of a table that grew what is new. Tokens that were drawn on the
 device never leave it.
 """
 
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.batch.batch import Batch, Chunk
+from baton.engine.batch.block_tables import block_tables
 from baton.engine.batch.decoding import Decoding
 from baton.kernels.paging.sequences import Sequences
 
@@ -106,7 +107,7 @@ class StaticBatch:
         self._query_starts = _Words(limits.max_requests + 1, place)
         self._context_lens = _Words(limits.max_requests, place)
         self._lanes = _Words(limits.max_requests, place)
-        self._tables = _Words(limits.max_requests * limits.max_blocks, place)
+        self._tables = block_tables(limits.max_requests, limits.max_blocks, place)
         self._filled: _Turn | None = None
         """What lies here, if it is a turn of a decoding."""
 
@@ -147,10 +148,10 @@ class StaticBatch:
         tables, width = sequences.block_tables, sequences.block_tables.shape[1]
         for row in decoding.grown:
             place = self._place(decoding, row)
-            self._tables.words[row * self.limits.max_blocks + place] = decoding.tables[row][place]
+            self._tables.write(row, decoding.tables[row][place : place + 1], place)
             width = max(width, place + 1)
         if decoding.grown:
-            tables = self._uploaded_tables(count, width)
+            tables = self._tables.view(count, width)
         return replace(
             batch,
             sequences=replace(
@@ -176,8 +177,7 @@ class StaticBatch:
             context_lens.append(chunk.start + len(chunk.tokens))
             positions.extend(range(chunk.start, context_lens[-1]))
             output_rows.extend(range(len(tokens) - chunk.num_outputs, len(tokens)))
-            table = array("q", chunk.blocks[:num_blocks])
-            self._tables.write(request * self.limits.max_blocks, table)
+            self._tables.write(request, chunk.blocks[:num_blocks])
             width = max(width, num_blocks)
         query_lens = [len(chunk.tokens) for chunk in chunks]
         starts = array("q", accumulate(query_lens, initial=0))
@@ -189,7 +189,7 @@ class StaticBatch:
                 positions=_written(self._positions, positions),
                 query_starts=_written(self._query_starts, starts),
                 context_lens=_written(self._context_lens, context_lens),
-                block_tables=self._uploaded_tables(len(chunks), width),
+                block_tables=self._tables.view(len(chunks), width),
                 block_size=self._block_size,
                 max_query_len=max(query_lens),
                 max_context_len=max(context_lens),
@@ -203,13 +203,6 @@ class StaticBatch:
 
     def _num_blocks(self, chunk: Chunk) -> int:
         return -(-(chunk.start + len(chunk.tokens)) // self._block_size)
-
-    def _uploaded_tables(self, num_requests: int, width: int) -> Tensor:
-        """[R, M], the rows `max_blocks` apart; behind a request's own are those of an earlier."""
-        max_blocks = self.limits.max_blocks
-        self._tables.upload(num_requests * max_blocks)
-        tables = self._tables.tensor.view(self.limits.max_requests, max_blocks)
-        return tables[:num_requests, :width]
 
 
 def _written(words: _Words, values: array[int]) -> Tensor:

@@ -94,7 +94,7 @@ class SparseLatentAttention(LatentAttention):
             last, query, (cos[-1:], sin[-1:]), arena, sequences.last_token(), chosen
         )
         places = torch.arange(sequences.max_context_len, device=x.device)
-        blocks = sequences.block_tables[0, places // sequences.block_size]
+        blocks = sequences.block_tables[0, places // sequences.block_size].long()
         slots = blocks * sequences.block_size + places % sequences.block_size
         is_read = torch.isin(slots, chosen.slots[0, : int(chosen.counts)])
         weights = super().last_weights(x, rotation, _latents(arena), sequences) * is_read

@@ -46,7 +46,7 @@ def _gather(
     place = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     token = first + place
     inside = token < stop
-    block = tl.load(table + token // BLOCK_SIZE, mask=inside, other=0)
+    block = tl.load(table + token // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
     slot = token % BLOCK_SIZE
     at = block * block_stride + head * head_stride + slot * WIDTH
     columns = tl.arange(0, COLUMNS)

@@ -146,7 +146,7 @@ def _attend_splits(
             inside = ((key >= first) | (key < NUM_FIRST)) & (key < stop)
             block = tl.load(
                 tables + request * table_stride + key // BLOCK_SIZE, mask=inside, other=0
-            )
+            ).to(tl.int64)
             slot = key % BLOCK_SIZE
             at = block * block_stride + slot * WIDTH
             k = load_tile(items, at, inside, WIDTH, COLUMNS)

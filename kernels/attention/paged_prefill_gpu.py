@@ -114,7 +114,7 @@ def _along(
     for start in range(begin, end, KEYS):
         key = start + tl.arange(0, KEYS)
         inside = key < stop
-        block = tl.load(table + key // BLOCK_SIZE, mask=inside, other=0)
+        block = tl.load(table + key // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
         slot = key % BLOCK_SIZE
         at = block * block_stride + slot * WIDTH
         k = load_tile(items, at, inside, WIDTH, COLUMNS)

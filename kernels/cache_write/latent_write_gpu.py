@@ -79,7 +79,8 @@ def _write(
     if group == 0:
         position = tl.load(positions + token)
         request = owner_of(query_starts, num_requests, token)
-        block = tl.load(tables + request * table_stride + position // BLOCK_SIZE)
+        at = tables + request * table_stride + position // BLOCK_SIZE
+        block = tl.load(at).to(tl.int64)
         width: tl.constexpr = LATENT + 2 * HALF
         kept = arena + block * block_stride + (position % BLOCK_SIZE) * width
         column = tl.arange(0, LATENT_COLUMNS)

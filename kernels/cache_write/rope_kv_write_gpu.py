@@ -152,7 +152,8 @@ def _write(
     kv_head = head - num_queries - of_values.to(tl.int32) * KV_HEADS
     position = tl.load(positions + token, mask=inside, other=0)
     request = owner_of(query_starts, num_requests, token)
-    block = tl.load(tables + request * table_stride + position // BLOCK_SIZE, mask=inside, other=0)
+    at = tables + request * table_stride + position // BLOCK_SIZE
+    block = tl.load(at, mask=inside, other=0).to(tl.int64)
     slot = of_values.to(tl.int32) * BLOCK_SIZE + position % BLOCK_SIZE
     wide = x.to(tl.float32)
     wide = tl.where(tl.abs(wide) < float("inf"), wide, float("nan"))

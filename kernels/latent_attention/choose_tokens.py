@@ -70,7 +70,7 @@ def reference(
     start = 0
     for request, (query_len, context_len) in enumerate(sequences.lengths()):
         places = torch.arange(context_len, device=q.device)
-        blocks = sequences.block_tables[request, places // sequences.block_size]
+        blocks = sequences.block_tables[request, places // sequences.block_size].long()
         of_context = blocks * sequences.block_size + places % sequences.block_size
         keys = arena.view(-1, arena.shape[-1])[of_context]
         step = max(1, SCORE_ITEMS // (q.shape[1] * context_len))

@@ -44,7 +44,8 @@ def choose_tokens(
         ranked = found.sort(dim=-1, descending=True, stable=True).indices
         # What a token does not see is behind all else, and comes to lie behind what it sees.
         best = ranked[:, : slots.shape[1]].sort(dim=-1).values
-        slots[tokens] = sequences.block_tables[owners[tokens], best // size] * size + best % size
+        blocks = sequences.block_tables[owners[tokens], best // size].long()
+        slots[tokens] = blocks * size + best % size
     return slots, positions
 
 
@@ -78,7 +79,8 @@ def _score_keys(
     key = tl.program_id(1) * KEYS + tl.arange(0, KEYS)
     seen = key <= tl.load(positions + token).to(tl.int32)
     request = owner_of(query_starts, num_requests, token)
-    block = tl.load(tables + request * table_stride + key // BLOCK_SIZE, mask=seen, other=0)
+    at = tables + request * table_stride + key // BLOCK_SIZE
+    block = tl.load(at, mask=seen, other=0).to(tl.int64)
     place = block * block_stride + (key % BLOCK_SIZE) * WIDTH
     by_key = tl.trans(load_tile(keys, place, seen, WIDTH, COLUMNS))  # [COLUMNS, KEYS]
     total = tl.zeros([KEYS], tl.float32)

@@ -129,7 +129,7 @@ def _attend_latents(
         key = start + tl.arange(0, KEYS)
         inside = key < stop
         at = tables + request * table_stride + key // BLOCK_SIZE
-        block = tl.load(at, mask=inside, other=0)
+        block = tl.load(at, mask=inside, other=0).to(tl.int64)
         place = block * block_stride + (key % BLOCK_SIZE) * (LATENT + ROTATED)
         latents = load_tile(items, place, inside, LATENT, LATENT_COLUMNS)
         rotated = load_tile(items + LATENT, place, inside, ROTATED, ROTATED_COLUMNS)

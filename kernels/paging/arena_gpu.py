@@ -6,7 +6,8 @@
     scales   the same strides, in float32, from items_bytes on: + kv * S + slot
 
 kv is 0 for K and 1 for V. Arenas without scales have strides in their items. S tokens a block, H
-head width. Blocks are int64, as tables hold them, and so are all offsets: arenas pass 2^31 items.
+head width. Offsets are int64, since arenas pass 2^31 items: a block out of a table of int32 is
+widened before it is multiplied.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ def _cut(context_len: int, window: Window) -> int:
 def _rows(tables: Tensor, shape: ArenaShape) -> Tensor:
     """[R, M] blocks -> [2 * R * K * M] rows of the arena."""
     heads = torch.arange(shape.num_kv_heads, device=tables.device).view(-1, 1)
-    keys = (tables.unsqueeze(1) * shape.num_kv_heads + heads) * 2  # [R, K, M]
+    keys = (tables.long().unsqueeze(1) * shape.num_kv_heads + heads) * 2  # [R, K, M]
     return torch.stack((keys, keys + 1)).view(-1)
 
 

@@ -18,7 +18,7 @@ from baton.kernels.paging.kv_quantize import dequantize, quantize
 from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
 from baton.kernels.paging.sequences import Sequences
 
-NOWHERE = 1 << 40
+NOWHERE = 1 << 30
 SCALE_BYTES = 4
 
 
@@ -40,6 +40,8 @@ class PagedPass:
     """Of a cache with scales."""
     rules: ScoringRules = field(default_factory=ScoringRules)
     device: str = "cpu"
+    entries: torch.dtype = torch.int64
+    """Of block tables."""
 
     tables: list[list[int]] = field(init=False)
     q: Tensor = field(init=False)
@@ -89,6 +91,7 @@ class PagedPass:
         made = sequences_of(self.tables, self.requests, block_size=self.block_size)
         for row, table in zip(made.block_tables, self.tables, strict=True):
             row[len(table) :] = NOWHERE
+        made = replace(made, block_tables=made.block_tables.to(self.entries))
         if self.device == "cpu":
             return made
         names = ("positions", "query_starts", "context_lens", "block_tables")

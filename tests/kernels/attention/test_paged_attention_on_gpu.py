@@ -27,7 +27,7 @@ KINDS = [
     pytest.param({"heads": Heads(3, 3)}, id="multi-head"),
     pytest.param({"heads": Heads(17, 1)}, id="multi-query of more heads than a tile"),
     pytest.param({"heads": Heads(6, 2, width=100)}, id="odd group and width"),
-    pytest.param({"block_size": 3}, id="odd block"),
+    pytest.param({"block_size": 3, "entries": torch.int32}, id="odd block, tables of a device"),
     pytest.param({"rules": ScoringRules(window=1)}, id="window of itself alone"),
     pytest.param({"rules": ScoringRules(window=6)}, id="window"),
     pytest.param({"rules": ScoringRules(window=99)}, id="window that hides nothing"),

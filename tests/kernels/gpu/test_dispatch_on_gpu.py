@@ -29,7 +29,7 @@ def test_attention() -> None:
 
 
 def test_attention_to_latents() -> None:
-    made = PagedPass([(1, 9), (3, 7)])
+    made = PagedPass([(1, 9), (3, 7)], entries=torch.int32)
     arena, q_latent, q_rope = torch.randn(5, 1, 4, 12), torch.randn(4, 3, 8), torch.randn(4, 3, 4)
     requests = [(made.tables[0], 1, 9), (made.tables[1], 3, 7)]
 
@@ -41,7 +41,7 @@ def test_attention_to_latents() -> None:
 
 
 def test_what_lies_before_attention_to_latents() -> None:
-    made = PagedPass([(1, 9), (3, 7)])
+    made = PagedPass([(1, 9), (3, 7)], entries=torch.int32)
     q, kv = torch.randn(4, 3, 12), torch.randn(4, 8)
     arena, expected = torch.zeros(5, 1, 4, 8), torch.zeros(5, 1, 4, 8)
     angles = torch.rand(4, 2)
@@ -60,7 +60,7 @@ def test_what_lies_before_attention_to_latents() -> None:
 
 
 def test_what_lies_before_attention() -> None:
-    made = PagedPass([(1, 9), (3, 7)])
+    made = PagedPass([(1, 9), (3, 7)], entries=torch.int32)
     qkv, arena, expected = torch.randn(4, 8, 8), torch.zeros_like(made.kv), made.kv * 0
     head_norm = HeadNorm(torch.rand(8), torch.rand(8), 1e-6)
     frequencies, positions = torch.rand(4), made.sequences().positions
