@@ -10,6 +10,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from baton.kernels.gpu.upload import uploaded
 from baton.kernels.paging.sequences import Sequences
 
 OnLayer = Callable[[int], None]
@@ -45,8 +46,13 @@ class Batch:
 
 
 def make_batch(chunks: Sequence[Chunk], block_size: int, device: torch.device | str) -> Batch:
-    """Lay chunks end to end. Raises ValueError if one is empty or longer than its blocks."""
-    tokens, positions, tables, output_rows = array("q"), array("q"), array("q"), array("q")
+    """Lay chunks end to end. Raises ValueError if one is empty or longer than its blocks.
+
+    All of it goes to a device in one piece, for which nobody waits.
+    """
+    is_on_host = torch.device(device).type == "cpu"
+    tokens, positions, output_rows = array("q"), array("q"), array("q")
+    tables = array("q" if is_on_host else "i")
     context_lens = tuple(chunk.start + len(chunk.tokens) for chunk in chunks)
     width = -(-max(context_lens) // block_size)
     for chunk, context_len in zip(chunks, context_lens, strict=True):
@@ -59,27 +65,38 @@ def make_batch(chunks: Sequence[Chunk], block_size: int, device: torch.device | 
         tokens.extend(chunk.tokens)
         positions.extend(range(chunk.start, context_len))
         tables.extend(chunk.blocks[:num_blocks])
-        tables.extend(bytes(width - num_blocks))
+        tables.extend([0] * (width - num_blocks))
         output_rows.extend(range(len(tokens) - chunk.num_outputs, len(tokens)))
     query_lens = [len(chunk.tokens) for chunk in chunks]
+    starts = array("q", accumulate(query_lens, initial=0))
+    lanes = array("q", [chunk.lane for chunk in chunks])
+    made = _uploaded(
+        (tokens, output_rows, positions, starts, array("q", context_lens), lanes), tables, device
+    )
     return Batch(
-        tokens=_tensor(tokens, device),
-        output_rows=_tensor(output_rows, device),
+        tokens=made[0],
+        output_rows=made[1],
         sequences=Sequences(
             num_requests=len(chunks),
-            positions=_tensor(positions, device),
-            query_starts=_tensor(array("q", accumulate(query_lens, initial=0)), device),
-            context_lens=_tensor(array("q", context_lens), device),
-            block_tables=_tensor(tables, device).view(len(chunks), width),
+            positions=made[2],
+            query_starts=made[3],
+            context_lens=made[4],
+            block_tables=made[6].view(len(chunks), width),
             block_size=block_size,
             max_query_len=max(query_lens),
             max_context_len=max(context_lens),
-            lanes=_tensor(array("q", [chunk.lane for chunk in chunks]), device),
-        ),
+            lanes=made[5],
+        ).knowing(zip(query_lens, context_lens, strict=True)),
     )
 
 
-def _tensor(values: array[int], device: torch.device | str) -> Tensor:
-    if not values:
-        return torch.empty(0, dtype=torch.int64, device=device)
-    return torch.frombuffer(values, dtype=torch.int64).to(device)
+def _uploaded(
+    words: Sequence[array[int]], tables: array[int], device: torch.device | str
+) -> list[Tensor]:
+    """Of each a tensor, in the same memory; of the tables in their own width, behind all words."""
+    whole = bytearray().join((*words, tables))
+    there = uploaded(torch.frombuffer(whole, dtype=torch.uint8), device)
+    num_words = sum(map(len, words))
+    dtype = torch.int64 if tables.itemsize == torch.int64.itemsize else torch.int32
+    made = there[: 8 * num_words].view(torch.int64).split([len(each) for each in words])
+    return [*made, there[8 * num_words :].view(dtype)]

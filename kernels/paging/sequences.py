@@ -10,7 +10,7 @@ T new tokens of R requests, M blocks of the longest of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -28,7 +28,7 @@ class Sequences:
     positions: Tensor  # [T] int64
     query_starts: Tensor  # [R + 1] int64
     context_lens: Tensor  # [R] int64
-    block_tables: Tensor  # [R, M] int64, padded with any block
+    block_tables: Tensor  # [R, M] padded with any block; int64 on a CPU, may be int32 elsewhere
     block_size: int
     max_query_len: int
     """At least the new tokens of any request: 1 if all decode."""
@@ -45,8 +45,14 @@ class Sequences:
     )
     _lengths: list[tuple[int, int]] = field(default_factory=list, init=False, repr=False)
 
+    def knowing(self, lengths: Iterable[tuple[int, int]]) -> Sequences:
+        """These, of which the host knows `lengths()`: nobody will wait for the device to say it."""
+        self._lengths[:] = lengths
+        return self
+
     def lengths(self) -> list[tuple[int, int]]:
-        """(query_len, context_len) of each request; the first to ask waits for the device.
+        """(query_len, context_len) of each request. If the host was not told, the first to ask
+        waits for the device.
 
         Raises RuntimeError while a graph is captured: it would know these lengths for ever.
         """
@@ -72,16 +78,16 @@ class Sequences:
         return replace(
             self,
             positions=self.positions[last:],
-            query_starts=self.query_starts.new_tensor([0, 1]),
+            query_starts=torch.arange(2, device=self.query_starts.device),
             max_query_len=1,
-        )
+        ).knowing((1, context_len) for _, context_len in self._lengths)
 
     def part(self, first: int, stop: int) -> Sequences:
         """The sequences of some neighbours among the requests, and their tokens."""
         lengths = self.lengths()
         begin = sum(query_len for query_len, _ in lengths[:first])
         num_tokens = sum(query_len for query_len, _ in lengths[first:stop])
-        part = replace(
+        return replace(
             self,
             num_requests=stop - first,
             positions=self.positions[begin : begin + num_tokens],
@@ -91,32 +97,22 @@ class Sequences:
             max_query_len=max(query_len for query_len, _ in lengths[first:stop]),
             max_context_len=max(context_len for _, context_len in lengths[first:stop]),
             lanes=None if self.lanes is None else self.lanes[first:stop],
-        )
-        part._lengths.extend(lengths[first:stop])
-        return part
+        ).knowing(lengths[first:stop])
 
     def with_own_blocks(self, num_blocks: int) -> Sequences:
         """The same request over an arena of its own; there must be no other."""
         if self.num_requests != 1:
             raise ValueError(f"{self.num_requests} requests over the blocks of one")
         table = torch.arange(num_blocks, device=self.block_tables.device)
-        own = replace(self, block_tables=table.unsqueeze(0))
-        own._lengths.extend(self._lengths)
-        return own
+        return replace(self, block_tables=table.unsqueeze(0)).knowing(self._lengths)
 
     def plan(self, window: Window, shape: ArenaShape) -> AttentionPlan:
         """How torch attends, in layers that see `window` tokens; worked out when the first asks."""
-        context_lens = self.context_lens[: self.num_requests].tolist()
+        query_lens, context_lens = zip(*self.lengths(), strict=True)
         window = within(window, max(context_lens))
         plan = self._plans.get((window, shape))
         if plan is None:
-            starts = self.query_starts[: self.num_requests + 1]
-            plan = plan_attention(
-                self.block_tables[: self.num_requests],
-                (starts[1:] - starts[:-1]).tolist(),
-                context_lens,
-                shape,
-                window,
-            )
+            tables = self.block_tables[: self.num_requests]
+            plan = plan_attention(tables, query_lens, context_lens, shape, window)
             self._plans[window, shape] = plan
         return plan

@@ -57,3 +57,13 @@ def test_blocks_reserved_ahead_are_not_read() -> None:
 def test_chunks_that_cannot_be_computed_are_refused(chunk: Chunk) -> None:
     with pytest.raises(ValueError, match="does not fit"):
         batch_of(chunk)
+
+
+def test_lengths_are_known_without_asking_the_device() -> None:
+    sequences = batch_of(Chunk([7, 8, 9], 3, [5, 2], 1), Chunk([4], 8, [9, 1, 6], 1)).sequences
+    for there in (sequences.query_starts, sequences.context_lens):
+        there.fill_(-1)
+
+    assert sequences.lengths() == [(3, 6), (1, 9)]
+    assert sequences.part(1, 2).last_token().lengths() == [(1, 9)]
+    assert sequences.part(0, 1).with_own_blocks(2).lengths() == [(3, 6)]
