@@ -19,6 +19,7 @@ from torch import Tensor
 
 from baton.core.kv_layout import KvLayout
 from baton.engine.batch.batch import OnLayer
+from baton.kernels.gpu.upload import uploaded
 from baton.kernels.paging.block_copy import gather_blocks
 
 
@@ -54,7 +55,7 @@ class KvStaging:
             computed = self._computed[plane]
             if computed is not None:
                 self._stream.wait_event(computed)
-            numbers = torch.tensor(blocks, device=self._device)
+            numbers = uploaded(torch.tensor(blocks), self._device)
             (rows,) = gather_blocks((self._planes[plane],), numbers)
             pinned = torch.empty(rows.shape, dtype=torch.uint8, pin_memory=True)
             pinned.copy_(rows, non_blocking=True)

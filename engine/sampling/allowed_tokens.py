@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.sampling.sampling_row import SamplingRow
+from baton.kernels.gpu.upload import uploaded
 from baton.kernels.sampling.token_mask import num_words, unpack_mask
 
 
@@ -76,7 +77,9 @@ def _follow_grammars(may_draw: Tensor, rows: Sequence[SamplingRow]) -> None:
     masks = torch.empty(len(bound), num_words(may_draw.shape[-1]), dtype=torch.int32)
     for mask, (_, row) in zip(masks, bound, strict=True):
         row.fill_mask(mask)
-    may_draw[[i for i, _ in bound]] = unpack_mask(masks.to(may_draw.device), may_draw.shape[-1])
+    may_draw[[i for i, _ in bound]] = unpack_mask(
+        uploaded(masks, may_draw.device), may_draw.shape[-1]
+    )
 
 
 def _narrow(may_draw: Tensor, tokens: Sequence[Collection[int]], *, keeps: bool) -> None:
@@ -89,7 +92,7 @@ def _narrow(may_draw: Tensor, tokens: Sequence[Collection[int]], *, keeps: bool)
     before = may_draw[concerned]
     after = torch.full_like(before, not keeps)
     if places:
-        row_ids, token_ids = torch.tensor(places, device=may_draw.device).unbind(1)
+        row_ids, token_ids = uploaded(torch.tensor(places), may_draw.device).unbind(1)
         after[row_ids, token_ids] = keeps
     after &= before
     may_draw[concerned] = torch.where(after.any(-1, keepdim=True), after, before)

@@ -79,8 +79,9 @@ def _drawn_by(scores: Tensor, logits: Tensor, plan: SamplingPlan) -> Drawn:
 def sample(logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]) -> Sampled:
     """As `draw`, read by the host."""
     drawn = _drawn(logits, plan, eos_token_ids)
-    tokens = drawn.tokens.tolist()
-    return Sampled(tokens, drawn.are_finite.tolist(), _asked_logprobs(logits, plan, tokens))
+    found = torch.stack((drawn.tokens, drawn.are_finite.to(drawn.tokens.dtype)))
+    tokens, are_finite = found.tolist()  # the host waits for the device once
+    return Sampled(tokens, list(map(bool, are_finite)), _asked_logprobs(logits, plan, tokens))
 
 
 @torch.inference_mode()

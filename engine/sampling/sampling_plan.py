@@ -27,6 +27,7 @@ from baton.engine.sampling.acceptance import DRAFTING, are_kept, redrawn
 from baton.engine.sampling.allowed_tokens import forbid_tokens
 from baton.engine.sampling.sampling_row import SamplingRow
 from baton.engine.sampling.seen_tokens import SeenTokens, seen_tokens
+from baton.kernels.gpu.upload import uploaded
 from baton.kernels.sampling.draw_token import (
     LEAST_P,
     Draws,
@@ -170,9 +171,7 @@ class SamplingPlan:
         while left:
             at, left = left[:stretch], left[stretch:]
             p = self._probabilities(scores, draws, at)
-            drafted = torch.tensor(
-                [self._drafted[self.drawn[place]] for place in at], device=scores.device
-            )
+            drafted = self._uploaded([self._drafted[self.drawn[place]] for place in at])
             chosen, streams = drafted.unsqueeze(-1), draws.streams[at]
             is_kept = are_kept(p.gather(-1, chosen).squeeze(-1), 1.0, drafted, streams)
             tokens[at] = drafted
@@ -222,9 +221,9 @@ class SamplingPlan:
             return None
         rows, tokens, shifts = zip(*entries, strict=True)
         return Bias(
-            rows=torch.tensor(rows, device=self.device),
-            tokens=torch.tensor(tokens, device=self.device),
-            shifts=torch.tensor(shifts, dtype=torch.float32, device=self.device),
+            rows=self._uploaded(rows),
+            tokens=self._uploaded(tokens),
+            shifts=self._uploaded([float(shift) for shift in shifts]),
         )
 
     def _count_seen(self) -> SeenTokens:
@@ -241,14 +240,14 @@ class SamplingPlan:
 
     def _make_draws(self, drawn: Sequence[SamplingRow]) -> Draws:
         return Draws(
-            rows=torch.tensor(self.drawn, device=self.device),
+            rows=self._uploaded(self.drawn),
             temperature=self._column(drawn, lambda p: max(p.temperature, MIN_TEMPERATURE)),
             filters=Filters(
                 top_k=self._column(drawn, lambda p: p.top_k),
                 top_p=self._column(drawn, lambda p: float(p.top_p)),
                 min_p=self._column(drawn, lambda p: max(float(p.min_p), LEAST_P)),
             ),
-            streams=torch.tensor([self._stream(row) for row in drawn], device=self.device),
+            streams=self._uploaded([self._stream(row) for row in drawn]),
         )
 
     def _stream(self, row: SamplingRow) -> tuple[int, int, int, int]:
@@ -261,4 +260,8 @@ class SamplingPlan:
         self, rows: Sequence[SamplingRow], value: Callable[[SamplingParams], float]
     ) -> Tensor:
         """One parameter of each row: float32 if the values are floats, int64 if integers."""
-        return torch.tensor([value(row.params) for row in rows], device=self.device)
+        return self._uploaded([value(row.params) for row in rows])
+
+    def _uploaded(self, values: Sequence[object]) -> Tensor:
+        """float32 of floats, int64 of integers."""
+        return uploaded(torch.tensor(values), self.device)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.sampling.token_counts import TokenCounts
+from baton.kernels.gpu.upload import uploaded
 from baton.kernels.sampling.token_penalties import Occurrences
 
 ROOM = 64
@@ -63,18 +64,19 @@ def seen_tokens(
     rows: Sequence[int], counts: Sequence[TokenCounts], device: torch.device
 ) -> SeenTokens:
     """From what the host has counted for each of `rows`."""
-    lens = torch.tensor([len(each.tokens) for each in counts])
-    num = int(lens.sum())
+    lens = [len(each.tokens) for each in counts]
+    num = sum(lens)
     places, tokens, times = torch.zeros(3, num + ROOM * len(rows), dtype=torch.int64)
-    places[:num] = torch.arange(len(rows)).repeat_interleave(lens)
+    whose = torch.arange(len(rows)).repeat_interleave(torch.tensor(lens), output_size=num)
+    places[:num] = whose
     for whole, parts in ((tokens, [c.tokens for c in counts]), (times, [c.counts for c in counts])):
         words = bytearray().join(parts)
         if words:
             whole[:num] = torch.frombuffer(words, dtype=torch.int64)
     return SeenTokens(
-        rows=torch.tensor(rows, device=device),
-        places=places.to(device),
-        tokens=tokens.to(device),
-        counts=times.to(device),
+        rows=uploaded(torch.tensor(rows), device),
+        places=uploaded(places, device),
+        tokens=uploaded(tokens, device),
+        counts=uploaded(times, device),
         num_entries=num,
     )

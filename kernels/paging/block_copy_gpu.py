@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.kernels.gpu.upload import uploaded
+
 WORD_BYTES = 8
 MAX_WORDS = 2048
 
@@ -33,7 +35,7 @@ def _launch(layers: Sequence[Tensor], blocks: Tensor, staging: Tensor, is_gather
         raise ValueError(f"blocks of {block_bytes} bytes are no 64-bit words")
     starts = [layer.data_ptr() for layer in layers]
     is_aligned = all(start % 16 == 0 for start in starts)
-    addresses = torch.tensor(starts, device=staging.device)
+    addresses = uploaded(torch.tensor(starts), staging.device)
     num_words = block_bytes // WORD_BYTES
     words = min(MAX_WORDS, triton.next_power_of_2(num_words))
     grid = triton.cdiv(num_words, words), len(blocks), len(layers)
