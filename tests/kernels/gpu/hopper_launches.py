@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 from tests.kernels.gpu.hopper_compiler import compiled_for_hopper
@@ -21,16 +21,25 @@ from baton.kernels.cache_write.latent_write_gpu import latent_write
 from baton.kernels.cache_write.rope_kv_write_gpu import rope_kv_write
 from baton.kernels.cache_write.rotation import HeadNorm, LatentNorm
 from baton.kernels.elementwise import gates_gpu as gate
+from baton.kernels.experts.grouped_linear_gpu import grouped_tiles
 from baton.kernels.experts.grouped_quantized_gpu import grouped_quantized
+from baton.kernels.latent_attention.choose_tokens_gpu import scores
 from baton.kernels.latent_attention.mla_attention_gpu import mla_attention
 from baton.kernels.paging.arena_gpu import PagedCache
+from baton.kernels.paging.block_copy_gpu import gather_blocks
+from baton.kernels.paging.checksum_gpu import checksums
 from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
 from baton.kernels.paging.sequences import Sequences
+from baton.kernels.paging.table_runs_gpu import write_runs
 from baton.kernels.paging.window import Chunks, Streaming
 from baton.kernels.positions import rotary_angles_gpu as rotary_angles
+from baton.kernels.products.fp8_rows_gpu import quantize_rows, round_rows
 from baton.kernels.products.linear_gpu import linear_tiles
 from baton.kernels.residual.layer_norm_gpu import layer_norm
 from baton.kernels.residual.rms_norm_gpu import rms_norm
+from baton.kernels.sampling.best_token_gpu import best_finite_token
+from baton.kernels.sampling.draw_token_gpu import draw_token
+from baton.kernels.sampling.token_filter import Filters
 
 BLOCK_SIZE, CONTEXT, TOKENS = 16, 1000, 3
 BFLOAT16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -38,7 +47,8 @@ BFLOAT16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 
 def mixed_pass(tokens: int = TOKENS) -> Sequences:
     table = list(range(-(-CONTEXT // BLOCK_SIZE)))
-    return sequences_of([table, table], [(tokens, CONTEXT), (1, CONTEXT)], block_size=BLOCK_SIZE)
+    made = sequences_of([table, table], [(tokens, CONTEXT), (1, CONTEXT)], block_size=BLOCK_SIZE)
+    return replace(made, block_tables=made.block_tables.int())
 
 
 def arena_of(heads: int, width: int, items: torch.dtype | None) -> Arena:
@@ -57,6 +67,7 @@ def attend(items: torch.dtype | None = None, width: int = 128, **rules: object) 
 def attend_to_latents(num_heads: int) -> None:
     table = list(range(-(-CONTEXT // BLOCK_SIZE)))
     sequences = sequences_of([table], [(1, CONTEXT)], block_size=BLOCK_SIZE)
+    sequences = replace(sequences, block_tables=sequences.block_tables.int())
     q_latent = torch.empty(1, num_heads, 512, dtype=BFLOAT16)
     q_rope = torch.empty(1, num_heads, 64, dtype=BFLOAT16)
     arena = torch.empty(1, 1, BLOCK_SIZE, 576, dtype=BFLOAT16)
@@ -116,7 +127,40 @@ def multiply_by_experts(num_rows: int) -> None:
 
 def gather(items: torch.dtype | None) -> None:
     cache = PagedCache.of(arena_of(8, 128, items))
-    gather_kv(cache, torch.zeros(8, dtype=torch.int64), range(5, 100), 512, BFLOAT16)
+    gather_kv(cache, torch.zeros(8, dtype=torch.int32), range(5, 100), 512, BFLOAT16)
+
+
+def sample() -> None:
+    rows, vocab_size = 4, 152_064
+    logits, whole = torch.empty(rows, vocab_size), torch.zeros(rows, dtype=torch.int64)
+    shares = torch.empty(rows)
+    filters = Filters(top_k=whole, top_p=shares, min_p=shares)
+    draw_token(logits, whole, whole, shares, filters, torch.zeros(rows, 4, dtype=torch.int64))
+    best_finite_token(logits)
+
+
+def choose() -> None:
+    q, weights = torch.empty(TOKENS + 1, 64, 128, dtype=BFLOAT16), torch.empty(TOKENS + 1, 64)
+    arena = torch.empty(1, 1, BLOCK_SIZE, 128, dtype=BFLOAT16)
+    scores(q, weights, arena, mixed_pass(), slice(0, TOKENS + 1))
+
+
+def multiply_by_plain_experts(num_rows: int) -> None:
+    x, stops = torch.empty(num_rows, 2048, dtype=BFLOAT16), torch.zeros(128, dtype=torch.int32)
+    grouped_tiles(x, torch.empty(128, 1536, 2048, dtype=BFLOAT16), stops)
+
+
+def round_to_few_bits() -> None:
+    x = torch.empty(16, 4096, dtype=BFLOAT16)
+    round_rows(x, 128)
+    quantize_rows(x, 4096, 16)
+
+
+def move_blocks() -> None:
+    units = torch.empty(8, 8192, dtype=torch.uint8)
+    gather_blocks([units, units], torch.arange(4), torch.empty(2, 4, 8192, dtype=torch.uint8))
+    checksums(units)
+    write_runs(torch.zeros(2, 64, dtype=torch.int32), torch.zeros(9, dtype=torch.int32), 2, 3)
 
 
 LAUNCHES: dict[str, Callable[[], None]] = {
@@ -139,6 +183,12 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "few rows by int4": multiply_few_rows,
     "few pairs by quantized experts": lambda: multiply_by_experts(16),
     "many pairs by quantized experts": lambda: multiply_by_experts(4096),
+    "few pairs by experts": lambda: multiply_by_plain_experts(16),
+    "many pairs by experts": lambda: multiply_by_plain_experts(65536),
+    "sampling": sample,
+    "choice of tokens": choose,
+    "rounding": round_to_few_bits,
+    "blocks": move_blocks,
 }
 
 if __name__ == "__main__":
