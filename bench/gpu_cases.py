@@ -18,7 +18,9 @@ from baton.kernels.experts.grouped_linear_gpu import grouped_linear, grouped_til
 from baton.kernels.experts.routing import routed_to
 from baton.kernels.paging import block_copy_gpu as block_copy
 from baton.kernels.paging import checksum_gpu as checksum
+from baton.kernels.paging import table_runs_gpu as table_runs
 from baton.kernels.paging.checksum import device_checksums
+from baton.kernels.paging.table_runs import reference as by_torch
 from baton.kernels.products.linear_gpu import linear_tiles
 from baton.kernels.products.quantized_weight import (
     QuantizedWeight,
@@ -278,7 +280,21 @@ def _copies(sizes: Sizes, device: str) -> list[Case]:
         block_copy.gather_blocks(layers, blocks, staging)
         return staging
 
+    tables = torch.zeros(64, 8192, dtype=torch.int32, device=device)  # of contexts of 131,072
+    grown = [64, 1] if is_small else [64, 8192]
+    words = _runs(*grown, tables.shape[1]).to(device)
+
+    def put() -> Tensor:
+        table_runs.write_runs(tables, words, *grown)
+        return tables
+
     return [
+        Case(
+            name=f"block tables, {grown[0]} runs of {grown[1]}",
+            run=put,
+            expected=lambda: _put_by_torch(torch.zeros_like(tables), words, grown[0]),
+            num_bytes=2 * words.nbytes,
+        ),
         Case(
             name=f"checksums of {num_blocks} x {sizes.unit_bytes} bytes",
             run=lambda: checksum.checksums(units),
@@ -292,3 +308,17 @@ def _copies(sizes: Sizes, device: str) -> list[Case]:
             num_bytes=2 * staging.nbytes,
         ),
     ]
+
+
+def _runs(count: int, length: int, width: int) -> Tensor:
+    """As many entries at the end of each of `count` tables."""
+    rows = torch.arange(count, dtype=torch.int32)
+    first, lengths = rows * width + width - length, torch.full_like(rows, length)
+    runs = torch.stack((first, lengths, rows * length), dim=1).flatten()
+    return torch.cat((runs, torch.arange(count * length, dtype=torch.int32)))
+
+
+def _put_by_torch(tables: Tensor, words: Tensor, num_runs: int) -> Tensor:
+    put = tables.cpu()
+    by_torch(put, words.cpu(), num_runs)
+    return put.to(tables.device)

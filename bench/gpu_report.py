@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -62,10 +63,13 @@ class Report:
             return
         try:
             with torch.inference_mode():
-                self.checked.append(Checked(case.name, case.error(), case.tolerance))
+                found = Checked(case.name, case.error(), case.tolerance)
         except Exception as error:  # whatever a compiler says: the others go on
             said = f"{type(error).__name__}: {error}"[:300]
-            self.checked.append(Checked(case.name, float("inf"), case.tolerance, said))
+            found = Checked(case.name, float("inf"), case.tolerance, said)
+        self.checked.append(found)
+        if not found.is_right:  # at once: a fault may end the process
+            print(f"wrong: {found}", flush=True)
 
     def time(self, case: Case, clock: Clock) -> None:
         assert self.ceilings is not None
@@ -87,7 +91,8 @@ class Report:
                 part()
         except Exception:
             self.notes.append(f"{part.__name__}: {traceback.format_exc(limit=3)[-600:]}")
-        torch.cuda.empty_cache()
+        with suppress(RuntimeError):  # a device that has faulted does not do even this
+            torch.cuda.empty_cache()
 
     def leave_out(self, name: str) -> None:
         self.notes.append(f"{name}: left out, the time is up")
