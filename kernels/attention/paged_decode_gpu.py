@@ -9,11 +9,12 @@
 
 Bound by memory: a program reads K and V of a KV head once for all query heads that share it; these
 are the rows of its products, padded to the 16 that tensor cores take. What a split gives depends on
-L and its keys alone, and they are merged in order, so neither the batch nor W changes a result; L
-depends on how many tokens a table can hold. The grid follows from upper bounds that the host knows,
-so that a captured graph fits all contexts below; programs without a split end at once, and W keeps
-them few. First tokens that are seen beside a window, and lie in a split before it, are a split of
-their own: the one before the window's first.
+L and its keys alone, and they are merged in order, so W changes no result, nor does the batch while
+L stays: it follows from how many tokens a table can hold, which in passes outside of graphs is what
+the longest context wants, if that is above 65,536 tokens. The grid follows from upper bounds that
+the host knows, so that a captured graph fits all contexts below; programs without a split end at
+once, and W keeps them few. First tokens that are seen beside a window, and lie in a split before
+it, are a split of their own: the one before the window's first.
 
     partial [R, N, splits, H], lse [R, N, splits] float32      of the splits from the window's first
 
@@ -42,7 +43,7 @@ ENOUGH_PROGRAMS = 4096
 
 
 def split_keys(sequences: Sequences) -> int:
-    """L: the same in every pass of a deployment, whose tables lie a fixed distance apart."""
+    """L: the same in all passes whose tables lie the same distance apart, as in graphs."""
     capacity = sequences.block_tables.stride(0) * sequences.block_size
     return max(MIN_SPLIT_KEYS, triton.next_power_of_2(triton.cdiv(capacity, MAX_SPLITS)))
 
