@@ -2,12 +2,14 @@
 
     confidence of the drafter  x  luck of the request  ->  share of such tokens that were right
 
-Only tokens count that stood behind right ones: nothing is known of the others.
+Only tokens count that stood behind right ones: nothing is known of the others. Of a luck that was
+not seen yet is thought what is known of all that are as sure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
@@ -24,6 +26,17 @@ NEW = 0.6
 """The luck of a request that had no draft verified yet."""
 
 
+@dataclass(slots=True)
+class _Share:
+    num_right: float = 0.0
+    num: float = 0.0
+
+    def add(self, is_right: bool) -> None:
+        fading = min(1.0, MEMORY / (self.num + 1.0))
+        self.num_right = (self.num_right + is_right) * fading
+        self.num = (self.num + 1.0) * fading
+
+
 class Survival:
     def __init__(self) -> None:
         self.begin_anew()
@@ -31,8 +44,8 @@ class Survival:
     def begin_anew(self) -> None:
         """Forget what came of drafts: they may have become better."""
         lines = [(number + 0.5) / NUM_CONFIDENCES for number in range(NUM_CONFIDENCES)]
-        self._right = [[PRIOR * line] * NUM_LUCKS for line in lines]
-        self._total = [[PRIOR] * NUM_LUCKS for _ in lines]
+        self._of_any = [_Share(PRIOR * line, PRIOR) for line in lines]
+        self._of_luck = [[_Share() for _ in range(NUM_LUCKS)] for _ in lines]
         self._luck: dict[Request, float] = {}
         self.share = 0.5
         """Of all drafted tokens behind right ones, those that were right lately."""
@@ -43,7 +56,9 @@ class Survival:
         shares = []
         for confidence in confidences:
             place = _place(confidence, NUM_CONFIDENCES)
-            shares.append(self._right[place][luck] / self._total[place][luck])
+            of_any, one = self._of_any[place], self._of_luck[place][luck]
+            known = PRIOR * of_any.num_right / of_any.num
+            shares.append((one.num_right + known) / (one.num + PRIOR))
         return list(accumulate(shares, mul))
 
     def learn(self, request: Request, confidences: Sequence[float], num_right: int) -> None:
@@ -52,10 +67,8 @@ class Survival:
         for position, confidence in enumerate(confidences[: num_right + 1]):
             is_right = position < num_right
             place = _place(confidence, NUM_CONFIDENCES)
-            right, total = self._right[place], self._total[place]
-            fading = min(1.0, MEMORY / (total[luck] + 1.0))
-            right[luck] = (right[luck] + is_right) * fading
-            total[luck] = (total[luck] + 1.0) * fading
+            self._of_any[place].add(is_right)
+            self._of_luck[place][luck].add(is_right)
             self.share += (is_right - self.share) / 64
         was = self._luck.get(request, NEW)
         self._luck[request] = FADING * was + (1 - FADING) * (num_right / len(confidences))
