@@ -22,10 +22,12 @@ WON = 0.05
 """Of the time: what drafts must save to be taken for good ones; less may be chance."""
 WINDOW, FIRST_WINDOW = 64, 24
 """Steps that are added up; and those after a rest, so that to try again costs little."""
-MAX_LOSS = 4.0
-"""Steps without drafts: who loses so much time in a few steps rests at once."""
-IDLE_AFTER = 12
-"""Steps without anything to verify. To look for drafts takes time even where none is found."""
+MAX_LOSS, MAX_LOSS_OF_TRIAL = 4.0, 1.5
+"""Steps without drafts: who loses so much time in a few steps rests at once; and who has won
+nothing since the last rest."""
+IDLE_AFTER, MAX_LOSS_IDLE = 12, 0.5
+"""Steps in a row without anything to verify; and what they may lose if there were drafts that were
+not worth a row, in steps without drafts. To look for drafts takes time even where none is found."""
 TRIAL_TOKENS = 12
 """Drafted tokens that a trial verifies whatever is hoped of them."""
 MIN_REST = 32.0
@@ -79,7 +81,11 @@ class Pause:
         self._lost_s = 0.0
         """Since drafts last paid, or the last rest."""
         self._num_idle = 0
+        self._idle_s = 0.0
+        """What the last steps lost, without anything to verify."""
         self._is_idle_refused = False
+        self._has_won = False
+        """Since the last rest."""
 
     @property
     def is_on(self) -> bool:
@@ -123,18 +129,25 @@ class Pause:
         self._spent_s += balance.spent_s
         self._lost_s -= balance.saved_s
         self._num_trial_tokens = max(0, self._num_trial_tokens - balance.num_verified)
-        self._num_idle = 0 if balance.num_verified else self._num_idle + 1
-        self._is_idle_refused = balance.is_refused or (self._num_idle > 0 and self._is_idle_refused)
+        if balance.num_verified:
+            self._num_idle, self._idle_s, self._is_idle_refused = 0, 0.0, False
+        else:
+            self._num_idle += 1
+            self._idle_s -= balance.saved_s
+            self._is_idle_refused |= balance.is_refused
         is_over = self._num_steps >= self._window
-        if self._evident_s < -MAX_LOSS * balance.plain_s or (
+        max_loss = MAX_LOSS if self._has_won else MAX_LOSS_OF_TRIAL
+        if self._evident_s < -max_loss * balance.plain_s or (
             is_over and self._saved_s < -TRIAL_SHARE * self._spent_s
         ):
             self._begin_rest(balance, stake(), is_loss=True)
-        elif self._num_idle >= IDLE_AFTER:
+        elif self._num_idle >= IDLE_AFTER or (
+            self._is_idle_refused and self._idle_s > MAX_LOSS_IDLE * balance.plain_s
+        ):
             self._begin_rest(balance, stake(), is_loss=self._is_idle_refused)
         elif is_over:
             if self._saved_s > WON * self._spent_s:
-                self.has_lost, self._growth = False, 1.0
+                self.has_lost, self._has_won, self._growth = False, True, 1.0
             self._lost_s = 0.0
             self._begin_window(WINDOW)
 
@@ -150,7 +163,8 @@ class Pause:
         self.num_pauses += is_loss
         self._is_trial_next = is_loss
         self._num_trial_tokens = self._num_idle = 0
-        self._is_idle_refused = False
+        self._idle_s = 0.0
+        self._is_idle_refused = self._has_won = False
         self._lost_s = 0.0
         self._begin_window(FIRST_WINDOW)
 
