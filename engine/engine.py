@@ -9,7 +9,7 @@ may have been launched by the step before: see `baton.engine.schedule.step_ahead
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import InvalidRequest
 from baton.core.kv_pool import Holder
-from baton.core.sampling import FinishReason, TokenLogprob
+from baton.core.sampling import FinishReason
 from baton.engine.batch.batch import Chunk
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.config import EngineConfig
@@ -29,15 +29,13 @@ from baton.engine.request.prompt_reading import read_prompts
 from baton.engine.request.request import Phase, Request, ending_of, finish_reason
 from baton.engine.request.request_check import check_request
 from baton.engine.request.step_report import EngineStats, RequestOutput, StepReport
-from baton.engine.sampling.sampler import sample
-from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.schedule.lineup import Lineup
-from baton.engine.schedule.scheduler import NO_DRAFTS, Drafts, ScheduledChunk, Scheduler
+from baton.engine.schedule.scheduler import Drafts, ScheduledChunk, Scheduler
 from baton.engine.schedule.step_ahead import StepAhead, goes_ahead
 from baton.engine.schedule.step_fit import work_of
-from baton.engine.schedule.verification import Run, runs_of, verified
+from baton.engine.speculation.draft_turn import DraftTurn
+from baton.engine.speculation.draws import Draws
 from baton.engine.speculation.feature_plane import FeaturePlane
-from baton.engine.speculation.hidden_reader import Shown
 from baton.engine.speculation.speculation import Speculation
 from baton.engine.step_hooks import ALONE, StepHooks
 
@@ -88,13 +86,13 @@ class Engine:
         )
         self.features = FeaturePlane.of(runner.cache, self.pool)
         """What heads draft by, kept in the blocks for whoever has these next."""
+        self._turn = DraftTurn(self.features, self._now)
         self.max_model_len = min(
             self.info.max_model_len,
             self.pool.num_blocks * block_size,
             config.scheduler.max_model_len or self.info.max_model_len,
         )
         self.max_chunk = config.scheduler.max_chunk
-        self._redraws = config.speculation.acceptance == "published"
         self._scheduler = Scheduler(self.pool, config.scheduler)
         self._ahead = StepAhead(
             self._scheduler,
@@ -109,12 +107,14 @@ class Engine:
             leave=self._leave,
             discard=self._discard,
         )
+        self._draws = Draws(
+            self._answers,
+            self.pool,
+            self.info.eos_token_ids,
+            self._now,
+            redraws=config.speculation.acceptance == "published",
+        )
         self._request_by_id: dict[str, Request] = {}
-        self._is_read = False
-        """Whether hidden states of this step are shown to who drafts by them."""
-        self._recall_s = self._read_s = 0.0
-        """Of this step: until who drafts had read what is kept of prompts, and what the pass gave.
-        """
 
     @property
     def has_work(self) -> bool:
@@ -190,8 +190,8 @@ class Engine:
     def step(self, hooks: StepHooks = ALONE) -> StepReport:
         """Run one forward pass over what the scheduler picks; nothing runs if it picks nothing."""
         started_at, num_preempted = self.clock(), self._scheduler.num_preempted
-        self._recall_s = self._read_s = 0.0
-        drafts = self._begin_drafting()
+        turn, is_in_flight = self._turn, self._ahead.lineup is not None
+        drafts = turn.begin(self.speculation, self._scheduler, is_in_flight=is_in_flight)
         drafted_at = self.clock()
         chunks, first_scheduled = self._schedule(drafted_at, drafts, hooks)
         scheduled_at = self.clock()
@@ -204,7 +204,7 @@ class Engine:
         else:
             logits = self._forward(chunks, lineup, hooks) if chunks else None
             forwarded_at = self.clock()
-            outputs = self._sample(chunks, logits, lineup)
+            outputs = self._draws.outputs(chunks, logits, lineup, self.speculation)
         if lineup is None:
             outputs = self._embed(chunks) + outputs
         sampled_at = self.clock()
@@ -220,10 +220,10 @@ class Engine:
             num_running=self.num_running,
             num_waiting=self.num_waiting,
             num_blocks_in_use=self.pool.num_in_use,
-            recall_ms=self._recall_s * 1e3,
-            draft_ms=(drafted_at - started_at - self._recall_s + self._read_s) * 1e3,
+            recall_ms=turn.recall_s * 1e3,
+            draft_ms=(drafted_at - started_at - turn.recall_s + turn.read_s) * 1e3,
             schedule_ms=(scheduled_at - drafted_at) * 1e3,
-            forward_ms=(forwarded_at - scheduled_at - self._read_s) * 1e3,
+            forward_ms=(forwarded_at - scheduled_at - turn.read_s) * 1e3,
             sample_ms=(sampled_at - forwarded_at) * 1e3,
         )
         self.stats.add(report)
@@ -231,37 +231,18 @@ class Engine:
             self.speculation.learn(report, sampled_at - started_at)
         return report
 
-    def _begin_drafting(self) -> Drafts:
-        """Guesses for the pass that is planned next, unless that is in flight already."""
-        speculation = self.speculation
-        if speculation is None:
-            return NO_DRAFTS
-        is_asleep = speculation.is_asleep
-        if speculation.reader is not None:
-            self._is_read = self.features is not None or not is_asleep
-            if speculation.reader.taps is not None:
-                speculation.reader.taps.is_on = self._is_read
-        if is_asleep or self._ahead.lineup is not None:
-            return NO_DRAFTS
-        running, joining = self._scheduler.running, self._scheduler.joining
-        drafts = speculation.draft(
-            [*running, *joining] if joining else running, self.features, clock=self.clock
-        )
-        self._recall_s = speculation.recall_s
-        return drafts
-
     def _may_go_ahead(self, lineup: Lineup) -> bool:
         """What is launched ahead is shown to nobody; what is in flight already was."""
         if self._ahead.lineup is not None:
             return True
-        return not self._is_read and self._ahead.takes(lineup, self.runner)
+        return not self._turn.is_read and self._ahead.takes(lineup, self.runner)
 
     @property
     def _goes_on(self) -> bool:
         """Drafts are of tokens that the host knows. Where none were found a pass is launched ahead
         of them, and then they are waited for: every second pass at least may be drafted for."""
         is_drafting = self.speculation is not None and not self.speculation.is_paused
-        return not self._is_read and (not is_drafting or self._ahead.lineup is None)
+        return not self._turn.is_read and (not is_drafting or self._ahead.lineup is None)
 
     def _schedule(
         self, now: float, drafts: Drafts, hooks: StepHooks
@@ -314,41 +295,22 @@ class Engine:
 
         if lineup is not None:
             hidden = self.runner.forward(lineup.decoding, on_layer)
-            if self._is_read:
-                self._show([Shown(r, r.num_computed, 1) for r in lineup.requests], hidden)
-            self._keep_features((), on_layer)
+            self._turn.read_lineup(lineup, hidden)
+            if self.features is not None:
+                on_layer(self.info.num_layers)
             lineup.computed()
             return self.runner.logits(hidden)
         inputs = [self._input(chunk) for chunk in chunks]
         hidden = self.runner.forward(inputs, on_layer)
-        requests = [chunk.request for chunk in chunks]
-        starts = [each.start + len(each.tokens) - each.num_outputs for each in inputs]
-        nums = [each.num_outputs for each in inputs]
-        self._show(list(map(Shown, requests, starts, nums)), hidden)
-        self._keep_features(chunks, on_layer)
+        self._turn.read(chunks, inputs, hidden)
+        if self.features is not None:
+            on_layer(self.info.num_layers)
         for chunk in chunks:
             self._count_computed(chunk.request, chunk.num_tokens)
+        requests = [chunk.request for chunk in chunks]
         nums_drafted = [len(chunk.drafted) for chunk in chunks]
         hidden = read_prompts(requests, nums_drafted, inputs, hidden, self.runner)
         return self.runner.logits(hidden) if len(hidden) else None
-
-    def _show(self, shown: Sequence[Shown], hidden: Tensor) -> None:
-        """Let whoever drafts by it see what the pass gave."""
-        if self.speculation is not None and self._is_read:
-            started_at = self.clock()
-            self.speculation.read(shown, hidden, self.features)
-            self._read_s = self.clock() - started_at
-
-    def _keep_features(
-        self, chunks: Sequence[ScheduledChunk], on_layer: Callable[[int], None]
-    ) -> None:
-        """The reader has kept those of the pass, which is over."""
-        if self.features is None:
-            return
-        for chunk in chunks:
-            if chunk.request.embedding is not None:  # nobody was shown its rows
-                self.features.clear(chunk.request, chunk.request.num_computed, chunk.num_tokens)
-        on_layer(self.info.num_layers)
 
     def _count_computed(self, request: Request, num_tokens: int) -> None:
         """So many more of its known tokens are in the cache: whoever asks may have them."""
@@ -361,20 +323,15 @@ class Engine:
         request, start = chunk.request, chunk.request.num_computed
         end, num_drafted = start + chunk.num_tokens, len(chunk.drafted)
         is_last = end == len(request.tokens)
+        wants_all = request.needs_every_token or self._turn.wants_all(request)
         num_blocks = self.pool.layout.num_blocks_for(end + num_drafted)
         return Chunk(
             tokens=[*request.tokens[start:end], *chunk.drafted],
             start=start,
             blocks=self.pool.table(request.holder)[:num_blocks],
-            num_outputs=num_drafted + (chunk.num_tokens if self._wants_all(request) else is_last),
+            num_outputs=num_drafted + (chunk.num_tokens if wants_all else is_last),
             lane=request.lane,
         )
-
-    def _wants_all(self, request: Request) -> bool:
-        """Whether all rows of its chunks are read, and not only those that are sampled from."""
-        if request.needs_every_token:
-            return True
-        return self._is_read and request.embedding is None
 
     def _embed(self, chunks: Sequence[ScheduledChunk]) -> tuple[RequestOutput, ...]:
         """Finish the requests that only wanted an embedding and have it now."""
@@ -383,76 +340,6 @@ class Engine:
             for chunk in chunks
             if chunk.request.embedding is not None and not chunk.request.num_pending
         )
-
-    def _sample(
-        self, chunks: Sequence[ScheduledChunk], logits: Tensor | None, lineup: Lineup | None
-    ) -> tuple[RequestOutput, ...]:
-        """Draw a token for each row of `logits` and finish the requests that end with it."""
-        if logits is None:
-            return ()
-        if lineup is not None:
-            requests, plan = lineup.requests, lineup.plan(logits.device)
-        elif any(chunk.drafted for chunk in chunks):
-            return self._verify(chunks, logits)
-        else:
-            requests = tuple(c.request for c in chunks if c.request.awaits_token)
-            plan = SamplingPlan([request.row for request in requests], logits.device)
-        tokens, are_finite, logprob_by_row = sample(logits, plan, self.info.eos_token_ids)
-        now = self.clock()
-        return tuple(
-            [
-                self._answers.extend(
-                    request, (token,), (logprob_by_row[row],) if row in logprob_by_row else (), now
-                )
-                if is_finite and request.is_prompt_finite
-                else self._answers.fail_not_finite(request)
-                for row, (request, token, is_finite) in enumerate(
-                    zip(requests, tokens, are_finite, strict=True)
-                )
-            ]
-        )
-
-    def _verify(
-        self, chunks: Sequence[ScheduledChunk], logits: Tensor
-    ) -> tuple[RequestOutput, ...]:
-        """The same where tokens are drafted: what is drawn behind drafts counts as long as they are
-        what was drawn before."""
-        runs = runs_of(chunks)
-        kept = [row for run in runs for row in run.logits_rows]
-        if len(kept) < len(logits):
-            logits = logits[kept]
-        offered = [token for run in runs for token in (*run.drafted, None)]
-        sampled = [row for run in runs for row in run.rows]
-        plan = SamplingPlan(sampled, logits.device, offered if self._redraws else ())
-        tokens, are_finite, logprob_by_row = sample(logits, plan, self.info.eos_token_ids)
-        now, outputs, first = self.clock(), [], 0
-        for run in runs:
-            stop = first + len(run.rows)
-            drawn = tokens[first:stop]
-            given = verified(run.drafted, drawn, are_finite[first:stop])
-            if self.speculation is not None and run.drafted and not self._redraws:
-                self.speculation.drew(run.request, run.drafted, drawn, are_finite[first:stop])
-            rows = range(first, first + len(given))
-            said = tuple([logprob_by_row[row] for row in rows if row in logprob_by_row])
-            outputs.append(self._settle(run, given, said, now))
-            first = stop
-        return tuple(outputs)
-
-    def _settle(
-        self, run: Run, given: tuple[int, ...], logprobs: tuple[TokenLogprob, ...], now: float
-    ) -> RequestOutput:
-        """Give a request the tokens that its rows came to, and the pool the blocks for more."""
-        request = run.request
-        request.num_drafted += len(run.drafted)
-        if not given or not request.is_prompt_finite:
-            return self._answers.fail_not_finite(request)
-        if self.speculation is not None and run.drafted:
-            self.speculation.verified(request, len(run.drafted), len(given) - 1)
-        output = self._answers.extend(request, given, logprobs, now)
-        request.num_accepted += max(0, len(output.tokens) - 1)
-        if request.phase is Phase.RUNNING:
-            self.pool.shrink(request.holder, len(request.tokens))
-        return output
 
     def _discard(self, request: Request) -> None:
         """Nobody may find what it computed, nor come upon it in a block that is used again."""
@@ -469,6 +356,9 @@ class Engine:
             self._ahead.land()
         del self._request_by_id[request.request_id]
         self._scheduler.finish(request)
+
+    def _now(self) -> float:
+        return self.clock()  # whoever measures may set another
 
     def finish_reason(self, request: Request) -> FinishReason | None:
         """Why `request` is over with the output it has now, by this engine's limits; or None."""

@@ -1,0 +1,124 @@
+"""From the logits of a pass to what each request gets of it: a token, or drafts that were right and
+one token more.
+
+    logits [S, V] -> sample -> verified -> Answers -> the pool has blocks of drafts back
+                                  |-> Speculation: what came of them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from torch import Tensor
+
+from baton.core.clock import Clock
+from baton.core.sampling import TokenLogprob
+from baton.engine.blocks.block_pool import BlockPool
+from baton.engine.request.answers import Answers
+from baton.engine.request.request import Phase
+from baton.engine.request.step_report import RequestOutput
+from baton.engine.sampling.sampler import sample
+from baton.engine.sampling.sampling_plan import SamplingPlan
+from baton.engine.schedule.lineup import Lineup
+from baton.engine.schedule.scheduler import ScheduledChunk
+from baton.engine.schedule.verification import Run, runs_of, verified
+from baton.engine.speculation.speculation import Speculation
+
+
+class Draws:
+    """Belongs to the engine's thread."""
+
+    def __init__(
+        self,
+        answers: Answers,
+        pool: BlockPool,
+        eos_token_ids: Collection[int],
+        clock: Clock,
+        *,
+        redraws: bool,
+    ) -> None:
+        """`redraws`: drafts are judged by the published rule, not by what the model draws."""
+        self._answers = answers
+        self._pool = pool
+        self._eos_token_ids = eos_token_ids
+        self._clock = clock
+        self._redraws = redraws
+
+    def outputs(
+        self,
+        chunks: Sequence[ScheduledChunk],
+        logits: Tensor | None,
+        lineup: Lineup | None,
+        speculation: Speculation | None,
+    ) -> tuple[RequestOutput, ...]:
+        """Draw a token for each row of `logits` and finish the requests that end with it."""
+        if logits is None:
+            return ()
+        if lineup is not None:
+            requests, plan = lineup.requests, lineup.plan(logits.device)
+        elif any(chunk.drafted for chunk in chunks):
+            return self._verified(chunks, logits, speculation)
+        else:
+            requests = tuple(c.request for c in chunks if c.request.awaits_token)
+            plan = SamplingPlan([request.row for request in requests], logits.device)
+        tokens, are_finite, logprob_by_row = sample(logits, plan, self._eos_token_ids)
+        now = self._clock()
+        return tuple(
+            [
+                self._answers.extend(
+                    request, (token,), (logprob_by_row[row],) if row in logprob_by_row else (), now
+                )
+                if is_finite and request.is_prompt_finite
+                else self._answers.fail_not_finite(request)
+                for row, (request, token, is_finite) in enumerate(
+                    zip(requests, tokens, are_finite, strict=True)
+                )
+            ]
+        )
+
+    def _verified(
+        self, chunks: Sequence[ScheduledChunk], logits: Tensor, speculation: Speculation | None
+    ) -> tuple[RequestOutput, ...]:
+        """The same where tokens are drafted: what is drawn behind drafts counts as long as they are
+        what was drawn before."""
+        runs = runs_of(chunks)
+        kept = [row for run in runs for row in run.logits_rows]
+        if len(kept) < len(logits):
+            logits = logits[kept]
+        offered = [token for run in runs for token in (*run.drafted, None)]
+        sampled = [row for run in runs for row in run.rows]
+        plan = SamplingPlan(sampled, logits.device, offered if self._redraws else ())
+        tokens, are_finite, logprob_by_row = sample(logits, plan, self._eos_token_ids)
+        now, outputs, first = self._clock(), [], 0
+        for run in runs:
+            stop = first + len(run.rows)
+            drawn = tokens[first:stop]
+            given = verified(run.drafted, drawn, are_finite[first:stop])
+            if speculation is not None and run.drafted and not self._redraws:
+                speculation.drew(run.request, run.drafted, drawn, are_finite[first:stop])
+            rows = range(first, first + len(given))
+            said = tuple([logprob_by_row[row] for row in rows if row in logprob_by_row])
+            outputs.append(self._settle(run, given, said, now, speculation))
+            first = stop
+        return tuple(outputs)
+
+    def _settle(
+        self,
+        run: Run,
+        given: tuple[int, ...],
+        logprobs: tuple[TokenLogprob, ...],
+        now: float,
+        speculation: Speculation | None,
+    ) -> RequestOutput:
+        """Give a request the tokens that its rows came to, and the pool the blocks for more."""
+        request = run.request
+        request.num_drafted += len(run.drafted)
+        if not given or not request.is_prompt_finite:
+            return self._answers.fail_not_finite(request)
+        if speculation is not None and run.drafted:
+            speculation.verified(request, len(run.drafted), len(given) - 1)
+        output = self._answers.extend(request, given, logprobs, now)
+        request.num_accepted += max(0, len(output.tokens) - 1)
+        if request.phase is Phase.RUNNING:
+            self._pool.shrink(request.holder, len(request.tokens))
+        return output
