@@ -1,0 +1,73 @@
+"""What a head reads of passes while nothing is drafted, and when drafting begins again."""
+
+from __future__ import annotations
+
+import pytest
+from tests.echo_engines import VOCAB, make_engine, make_request, run
+from tests.engine.speculation.headed_engines import Never, with_head
+
+from baton.engine.passes.echo import echo_output
+from baton.engine.speculation.head_drafter import MIN_READ
+
+
+def test_while_nothing_is_drafted_the_head_keeps_up() -> None:
+    budget = Never(3)
+    engine = make_engine()
+    head = with_head(engine, budget=budget)
+    request = make_request("r", range(11), max_tokens=260)
+    engine.add(request)
+    for _ in range(200):
+        engine.step()
+    num_read = head.num_pairs
+    budget.is_on = True
+
+    run(engine)
+
+    assert num_read > 100
+    assert head.num_first == 1
+    assert engine.stats.num_accepted == engine.stats.num_drafted > 30
+
+
+def test_while_drafting_rests_nothing_is_read_and_then_what_the_last_passes_gave() -> None:
+    budget = Never(3)
+    budget.is_paused = True
+    engine = make_engine()
+    head = with_head(engine, budget=budget)
+    request, gone = make_request("r", range(90), max_tokens=260), make_request("gone", range(9))
+    for each in (request, gone):
+        engine.add(each)
+    for _ in range(200):
+        engine.step()
+    num_read = head.num_pairs
+    budget.is_on, budget.is_paused = True, False
+
+    run(engine)
+
+    assert num_read == 0
+    assert request.output == echo_output(range(90), 260, VOCAB)
+    assert engine.stats.num_accepted == engine.stats.num_drafted > 30
+    assert request.num_draft_missing == 90 + 200 - 1 - MIN_READ
+    assert gone.num_draft_missing == 0
+    assert head.num_first == 1
+
+
+@pytest.mark.parametrize("num_unseen", [1, 2, 3])
+def test_drafts_from_before_a_rest_do_not_fill_the_gap_behind_it(num_unseen: int) -> None:
+    budget = Never(3)
+    budget.is_on = True
+    engine = make_engine()
+    head = with_head(engine, errs_every=2, budget=budget)
+    request = make_request("r", range(11), max_tokens=150)
+    engine.add(request)
+    while engine.stats.num_accepted == engine.stats.num_drafted:
+        engine.step()
+    budget.is_on, budget.is_paused = False, True
+    for _ in range(MIN_READ + num_unseen):
+        engine.step()
+    budget.is_on, budget.is_paused = True, False
+
+    run(engine)
+
+    assert num_unseen <= request.num_draft_missing <= num_unseen + 4
+    assert head.num_first == 2
+    assert engine.stats.num_accepted > 20
