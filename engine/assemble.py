@@ -12,8 +12,8 @@ from baton.core.errors import InvalidConfig
 from baton.engine.cache_plan import plan_cache
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.checkpoint.load_heads import (
-    joins_features,
     load_eagle_head,
+    load_feature_join,
     load_medusa_heads,
     load_mtp_head,
 )
@@ -23,6 +23,7 @@ from baton.engine.grammar.grammar import GrammarCompiler
 from baton.engine.grammar.structured_output import LlGuidanceCompiler
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh.ranks import ONE_RANK, MeshGroups, RankGroup
+from baton.engine.models.heads.eagle3 import FeatureJoin
 from baton.engine.models.heads.medusa import MedusaHeads
 from baton.engine.passes.runner import ModelRunner
 from baton.engine.ranks.assemble import check_alike, following_runner, lead_runner
@@ -60,8 +61,9 @@ def assemble_engine(
     device = find_device(options.get("device", "auto"))
     loaded = _load(folder, config, {**options, "device": device}, groups, progress)
     grammars = LlGuidanceCompiler.from_folder(folder, loaded.info)
-    draft = load_draft(_drafting(config), folder, loaded, device)
-    return engine_around(loaded, config, device, grammars, draft)
+    draft = load_draft(config.speculation, folder, loaded, device)
+    join = None if draft is not None else _load_join(config, loaded, device)
+    return engine_around(loaded, config, device, grammars, draft, join)
 
 
 def follow_lead(
@@ -90,13 +92,12 @@ def _load(
     )
 
 
-def _drafting(config: EngineConfig) -> SpeculationConfig:
-    """What heads are read for: to draft, or to join what is kept for those that do elsewhere, if
-    they join anything."""
+def _load_join(config: EngineConfig, loaded: LoadedModel, device: str) -> FeatureJoin | None:
+    """What joins features that are kept for heads elsewhere, if these join anything."""
     elsewhere = config.keeps_features_for
-    if config.speculation.method != "off" or elsewhere is None or not elsewhere.model:
-        return config.speculation
-    return elsewhere if joins_features(Path(elsewhere.model)) else config.speculation
+    if elsewhere is None or not elsewhere.model:
+        return None
+    return load_feature_join(Path(elsewhere.model), loaded, device=device)
 
 
 def load_draft(
@@ -140,11 +141,13 @@ def engine_around(
     device: str,
     grammars: GrammarCompiler | None = None,
     draft: Drafting | None = None,
+    join: FeatureJoin | None = None,
 ) -> Engine:
     """A model may be in several engines: nothing is written to it. `draft` is the small model, or
-    the head, that drafts for it, if one does. Raises InvalidConfig."""
+    the head, that drafts for it, if one does; `join` what a head elsewhere reads of it, if that is
+    not what the model gives. Raises InvalidConfig."""
     speculation = speculation_of(config, loaded.info, device, draft)  # KV has what that leaves
-    head = None if draft is None or isinstance(draft, (LoadedModel, MedusaHeads)) else draft
+    head = join if draft is None or isinstance(draft, (LoadedModel, MedusaHeads)) else draft
     features = features_of(config, loaded, head, device)
     plan, groups = plan_cache(loaded, config, device, features=features), loaded.groups
     if speculation is None and features is not None:

@@ -34,7 +34,7 @@ from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.models.families.llama import LLAMA
 from baton.engine.models.heads import eagle, eagle3, medusa
 from baton.engine.models.heads.eagle import EagleHead
-from baton.engine.models.heads.eagle3 import Eagle3Head
+from baton.engine.models.heads.eagle3 import Eagle3Head, FeatureJoin
 from baton.engine.models.heads.medusa import MedusaHeads
 from baton.engine.models.registry import family_of
 from baton.engine.models.skeleton.family import Family
@@ -107,10 +107,22 @@ def read_head_config(folder: Path) -> ModelConfig:
     return LLAMA.parse_config({**raw, "architectures": ["LlamaForCausalLM"]})
 
 
-def joins_features(folder: Path) -> bool:
-    """Whether the head there joins what it reads of a model by weights of its own, as EAGLE-3 does;
-    the first EAGLE takes what the model gives. Raises CheckpointError if it cannot be read."""
-    return "norm.weight" in read_entries(folder)
+def load_feature_join(folder: Path, loaded: LoadedModel, *, device: str) -> FeatureJoin | None:
+    """Load of a head of EAGLE-3 what joins the layers that it reads, and nothing else; None of a
+    head of the first EAGLE, which takes what the model gives.
+
+    Raises CheckpointError if it is of another model, or not whole.
+    """
+    stored = read_entries(folder)
+    if "norm.weight" not in stored:
+        return None
+    config = replace(read_head_config(folder), max_model_len=loaded.info.max_model_len)
+    _check_model(folder, config, loaded)
+    taps = _taps(read_json(folder / "config.json"), loaded)
+    join = FeatureJoin(config.hidden_size, taps, features=_joined_kind(config, taps, stored))
+    names = replace(LLAMA, checkpoint=eagle3.JOIN, other_names=(), arrangements={})
+    _read(join, names, folder, stored, loaded.info.dtype, device, heads=config.heads)
+    return join.to(device).eval()
 
 
 def head_bytes(folder: Path, item_bytes: int) -> int:

@@ -22,7 +22,7 @@ from torch import Tensor
 from baton.core.kv_layout import OUTPUTS, DraftFeatures, KvLayout
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.config import EngineConfig
-from baton.engine.models.heads.draft_head import DraftHead
+from baton.engine.models.heads.draft_head import FeatureReader
 from baton.engine.models.skeleton.taps import Taps
 from baton.engine.request.request import Request
 from baton.engine.speculation.carrying import SPEEDS, Needs
@@ -54,7 +54,7 @@ class FeatureKeeper:
         self._join = join
 
     @classmethod
-    def of(cls, head: DraftHead | None) -> FeatureKeeper:
+    def of(cls, head: FeatureReader | None) -> FeatureKeeper:
         """None: of one that takes outputs as they are."""
         if head is None or not head.taps:
             return cls()
@@ -99,7 +99,7 @@ def keeping(keeper: FeatureKeeper) -> Speculation:
 
 
 def features_of(
-    config: EngineConfig, loaded: LoadedModel, head: DraftHead | None, device: str
+    config: EngineConfig, loaded: LoadedModel, head: FeatureReader | None, device: str
 ) -> DraftFeatures | None:
     """What to keep for heads as `config` says; None: nothing. The log tells which, and why: of
     prompts whose features are cheaper computed than carried, so is all of the KV."""

@@ -30,7 +30,9 @@ class Mask(NamedTuple):
     row: Tensor  # [1, D] joined features
 
 
-class DraftHead(Protocol):
+class FeatureReader(Protocol):
+    """What a head reads of a model, by itself: enough for who keeps it for the heads of others."""
+
     width: int
     """D"""
     taps: tuple[int, ...]
@@ -40,11 +42,13 @@ class DraftHead(Protocol):
     features: str
     """The kind of its joined features: see `DraftFeatures`."""
 
-    def layout(self, of_model: KvLayout) -> KvLayout:
-        """The layout of its own KV."""
-
     def joined(self, features: Tensor) -> Tensor:
         """[T, F] -> [T, D], in memory of its own."""
+
+
+class DraftHead(FeatureReader, Protocol):
+    def layout(self, of_model: KvLayout) -> KvLayout:
+        """The layout of its own KV."""
 
     def __call__(
         self,

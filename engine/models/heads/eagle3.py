@@ -47,6 +47,8 @@ _FIRST = {
 }
 
 
+JOIN = {"fuse.weight": ("fc.weight",)}
+"""Ours <- theirs, of what joins features."""
 _FURTHER = {**LAYER, "attn_norm.weight": ("input_layernorm.weight",)}
 
 
@@ -59,7 +61,7 @@ def _named(
 def checkpoint(num_layers: int) -> dict[str, tuple[str, ...]]:
     """Ours <- theirs."""
     names = {
-        "fuse.weight": ("fc.weight",),
+        **JOIN,
         **_named(_FIRST, "", "midlayer."),
         "norm.weight": ("norm.weight",),
         "head.weight": ("lm_head.weight",),
@@ -80,7 +82,23 @@ NEVER = -1e30
 """The logit of tokens that are not drafted: a number, for logits that are none mean an error."""
 
 
-class Eagle3Head(nn.Module):
+class FeatureJoin(nn.Module):
+    """What a head makes of what it reads of a model, without the rest of it."""
+
+    def __init__(self, width: int, taps: tuple[int, ...], *, features: str = "") -> None:
+        """Without weights. `features`: see `FeatureReader`."""
+        super().__init__()
+        self.width = width
+        self.taps = taps
+        self.features = features
+        self.fuse = Linear(len(taps) * width, width, split=Split.NONE)
+
+    def joined(self, features: Tensor) -> Tensor:
+        joined: Tensor = self.fuse(features)
+        return joined
+
+
+class Eagle3Head(FeatureJoin):
     def __init__(
         self,
         config: ModelConfig,
@@ -91,15 +109,12 @@ class Eagle3Head(nn.Module):
         mask_token: int | None = None,
     ) -> None:
         """Without weights. `target_ids` [V']: the tokens that are drafted; None for all.
-        `features`: see `DraftHead`. `mask_token`: that of a head that drafts several at once."""
-        super().__init__()
+        `features`: see `FeatureReader`. `mask_token`: that of a head that drafts several at once.
+        """
+        super().__init__(config.hidden_size, taps, features=features)
         width, eps, layer = config.hidden_size, config.norm_eps, config.layers[0]
         self.config = config
-        self.width = width
-        self.taps = taps
-        self.features = features
         self.target_ids = target_ids
-        self.fuse = Linear(len(taps) * width, width, split=Split.NONE)
         self.embed_norm = RmsNorm(width, eps)
         self.hidden_norm = RmsNorm(width, eps)
         self.attn = Attention(
@@ -131,10 +146,6 @@ class Eagle3Head(nn.Module):
     def share(self, model: Decoder) -> None:
         """Once there are weights: the embedding is that of `model`."""
         self.embed = model.embed
-
-    def joined(self, features: Tensor) -> Tensor:
-        joined: Tensor = self.fuse(features)
-        return joined
 
     def forward(
         self,

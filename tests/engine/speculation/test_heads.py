@@ -279,11 +279,12 @@ def test_a_replica_that_drafts_nothing_keeps_what_the_head_of_another_reads(
     assert handed.num_draft_missing == keeper.stats.num_drafted == 0
 
 
-def test_who_keeps_features_for_a_head_of_the_first_eagle_loads_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", [1, 3])
+def test_who_keeps_features_for_a_head_elsewhere_loads_no_head(
+    kind: Literal[1, 3], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, heads = make_llama(tmp_path / "target"), tmp_path / "head"
-    EagleReference(1, folder, heads)
+    EagleReference(kind, folder, heads)
     speculation = SpeculationConfig(method="eagle", model=str(heads), features="on")
     config = EngineConfig(
         cache=CacheConfig(block_size=4, num_blocks=64), keeps_features_for=speculation
