@@ -22,8 +22,11 @@ from baton.engine.speculation.step_prices import StepPrices
 
 MIN_GAIN = 1.03
 """Times the tokens a second without drafts that they must promise."""
-PLAIN_EVERY, NUM_PLAIN = 128, 2
-"""After so many steps with drafts come so many without: what those take is to stay known."""
+PLAIN_EVERY, PLAIN_SELDOM, NUM_PLAIN = 32, 128, 2
+"""After so many steps with drafts come so many without: what those take is to stay known. Seldom
+where drafts win so much that it hardly matters, and each step without forgoes it."""
+SURE_GAIN = 0.3
+"""Of the time: what drafts save then."""
 MAX_STALL, MAX_DRAFTING = 3.0, 32.0
 """A step, and drafting in it, that takes more times what a step without drafts does counts as if it
 took so many."""
@@ -114,6 +117,8 @@ class PayingBudget:
         self._draft_prices = DraftPrices(at_once=at_once)
         self._num_drafting = 0
         """Steps with drafts since what others take was measured."""
+        self._gain = 0.0
+        """What drafts save lately, in shares of the time."""
         self._num_plain_left = 0
         self._was_plain = self._was_mixed = False
         """The last step: all decoded, without drafts; there were prompts in it."""
@@ -195,6 +200,7 @@ class PayingBudget:
         balance = self._balance(report, seconds, draft_s) if was_asked else None
         self._measure(report, seconds - draft_s)
         if balance is not None:
+            self._gain += (balance.saved_s / balance.spent_s - self._gain) / 16
             self._pause.add(balance, partial(self._stake, balance.num_running))
 
     def left(self) -> None:
@@ -234,7 +240,8 @@ class PayingBudget:
 
     def _measures_plain(self) -> bool:
         """Whether the next step is to show what it takes without drafts."""
-        if self._num_drafting >= PLAIN_EVERY:
+        is_sure = self._gain > SURE_GAIN
+        if self._num_drafting >= (PLAIN_SELDOM if is_sure else PLAIN_EVERY):
             self._num_plain_left, self._num_drafting = NUM_PLAIN, 0
         if not self._num_plain_left:
             return False

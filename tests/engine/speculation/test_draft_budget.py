@@ -378,6 +378,28 @@ def test_steps_without_drafts_that_become_quicker_end_drafts_that_do_not() -> No
     assert machine.run(4000) > 0.97
 
 
+@pytest.mark.parametrize(("gain", "num_plain"), [(1.2, 24), (1.8, 6)])
+def test_where_drafts_win_little_steps_without_are_measured_often(
+    gain: float, num_plain: int
+) -> None:
+    """One token is drafted in each step, and right."""
+    budget = PayingBudget(1)
+
+    def drafts() -> bool:
+        if not budget.begins(1):
+            budget.learn(StepReport(num_tokens=1, num_requests=1), 10e-3)
+            return False
+        budget.depth(1, 1, None)
+        report = StepReport(num_tokens=1, num_requests=1, num_drafted=1, num_accepted=1)
+        budget.learn(report, 20e-3 / gain)
+        return True
+
+    for _ in range(200):
+        drafts()
+
+    assert sum(not drafts() for _ in range(400)) == pytest.approx(num_plain, abs=2)
+
+
 def test_of_all_drafts_as_many_rows_are_taken_as_pay() -> None:
     """Half of the rows are hopeless: only the others are run."""
     machine = Machine(8, lambda requests, drafted: 10e-3 + 0.5e-3 * drafted, 0.9)
