@@ -2,6 +2,8 @@
 
     sizes      from shapes alone: bytes to carry a token against FLOPs to compute it on the decode
                replica, as microseconds on a link and a device, and what the engine chooses
+    ways       the same for models that are small enough to be run here: a pass over a prompt, and
+               a handoff by gRPC between two processes, timed; does the rule choose the quicker?
     measured   the demo model, one prefill and one decode replica in this process: drafts that were
                right, bytes, and times, with features and without, beside one engine alone
 
@@ -9,6 +11,7 @@ Features (MTP, EAGLE) can only be computed by the model itself. The KV of a draf
 where it is needed or elsewhere, for the same FLOPs, and then carried besides.
 
     python -m bench.draft_features [--rounds 3] [--output 64] [--link 1.25] [--device 400]
+                                   [--only ways ...]
 """
 
 from __future__ import annotations
@@ -16,26 +19,32 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
 from bench.report import surroundings, table
+from bench.small_llama import model_folder
+from bench.transfer import measure as measure_transfers
+from bench.transfer import num_blocks_of
+from bench.transfer_sender import LAYOUT as TRANSFER_LAYOUT
 
 from baton.core.kv_layout import OUTPUTS, DraftFeatures, KvLayout
 from baton.core.replicas import Role
 from baton.core.sampling import SamplingParams
 from baton.engine.assemble import engine_around, load_draft
 from baton.engine.checkpoint.active_parameters import active_parameters
-from baton.engine.checkpoint.load import load_model
+from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import CacheConfig, EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.models.config.description import architecture_of
 from baton.engine.models.registry import family_of
-from baton.engine.speculation.carrying import Needs, Speeds, Way
+from baton.engine.request.request import Request
+from baton.engine.speculation.carrying import SPEEDS, Needs, Speeds, Way
 from baton.engine.speculation.feature_keeper import MAX_SHARE, share_of
+from baton.kv_transfer.sending.outbox import MAX_PIECE_BYTES
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.doctor.demand import kv_layout
 from baton.platform.instruments.source_prompts import SourcePrompts
@@ -43,6 +52,7 @@ from baton.platform.models.model_folder import built_in_folder, find_model
 from baton.platform.size_plan.named_shapes import LLAMA_3, NAMED_SHAPES
 from baton.platform.verify.fleets import running_fleet
 
+Rows = Iterator[tuple[str | float, ...]]
 LLAMA_1B = {
     **LLAMA_3,
     "hidden_size": 2048,
@@ -88,7 +98,7 @@ class Shape:
         return self.layout.block_bytes / self.layout.block_size
 
 
-def sizes(speeds: Speeds) -> Iterator[tuple[str | float, ...]]:
+def sizes(speeds: Speeds) -> Rows:
     """A row each: bytes and time to carry a token, time to compute it, what the rule chooses."""
     for method, name, kv_dtype in HEADS:
         model = Shape.of(name, kv_dtype)
@@ -161,10 +171,64 @@ async def measure(
     )
 
 
-def measured(num_rounds: int, num_output: int) -> Iterator[tuple[str | float, ...]]:
+def ways(num_rounds: int) -> Rows:
+    """A row each: bytes a token, microseconds by the rule, as timed, and which way both choose."""
+    link_s = asyncio.run(_seconds_per_byte())
+    speeds = SPEEDS["cpu"]
+    with model_folder() as dummy_folder:
+        demo, draft = (load_model(find_model(name)) for name in ("demo", "draft"))
+        dummy = load_model(dummy_folder, load_format="dummy")
+        for name, model in (("demo", demo), ("65 million made-up weights", dummy)):
+            width, dtype = model.model.width, model.info.dtype
+            features = DraftFeatures(kind=OUTPUTS, width=width, dtype=dtype)
+            needs = Needs(carried_bytes=features.token_bytes, computed_flops=2 * model.num_active)
+            yield _way(f"eagle, {name}", needs, speeds, link_s, _prefill_s(model, num_rounds))
+        layout, flops = draft.info.layout(16), 2 * draft.num_active
+        size = layout.block_bytes / layout.block_size
+        needs = Needs(carried_bytes=size, carried_flops=flops, computed_flops=flops)
+        yield _way("draft, demo by draft", needs, speeds, link_s, _prefill_s(draft, num_rounds))
+
+
+def _way(
+    what: str, needs: Needs, speeds: Speeds, link_s: float, computed_s: float
+) -> tuple[str | float, ...]:
+    made_s = computed_s * needs.carried_flops / needs.computed_flops
+    carried_s = made_s + needs.carried_bytes * link_s
+    quicker: Way = "carry" if carried_s <= computed_s else "compute"
+    return (
+        what, needs.carried_bytes, _us(needs, "carry", speeds), _us(needs, "compute", speeds),
+        needs.cheaper(speeds), 1e6 * carried_s, 1e6 * computed_s, quicker,
+    )  # fmt: skip
+
+
+async def _seconds_per_byte() -> float:
+    """Of a larger handoff more than of a smaller one."""
+    small, large = 1, 16
+    found = await measure_transfers(("grpc",), (small, large), MAX_PIECE_BYTES, is_quick=True)
+    seconds = {size: median(found[size, "grpc"]) for size in (small, large)}
+    num_bytes = (num_blocks_of(large) - num_blocks_of(small)) * TRANSFER_LAYOUT.block_bytes
+    return (seconds[large] - seconds[small]) / num_bytes
+
+
+def _prefill_s(model: LoadedModel, num_rounds: int) -> float:
+    """Of a token of a prompt that one engine computes: the median, but for the first."""
+    engine = engine_around(model, EngineConfig(cache=CacheConfig(prefix_caching=False)), "cpu")
+    found = []
+    for number in range(num_rounds + 1):
+        prompt = [2 + at % (model.info.vocab_size - 2) for at in range(PROMPT_LEN)]
+        engine.add(Request(str(number), prompt, sampling=SamplingParams(max_tokens=1)))
+        started = time.perf_counter()
+        while engine.has_work:
+            engine.step()
+        found.append((time.perf_counter() - started) / PROMPT_LEN)
+    return median(found[1:])
+
+
+def measured(num_rounds: int, num_output: int) -> Rows:
     """A row each way, of the median round; raises RuntimeError if tokens differ."""
     speculation: dict[str, Any] = {
         "method": "eagle",
+        "features": "on",
         "model": str(built_in_folder("eagle")),
         "max_tokens": NUM_DRAFTED,
         "adaptive": False,
@@ -211,20 +275,33 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=64, help="tokens of an answer")
     parser.add_argument("--link", type=float, default=1.25, help="GB/s between replicas")
     parser.add_argument("--device", type=float, default=400.0, help="TFLOP/s of a decode replica")
+    parser.add_argument("--only", nargs="+", choices=("sizes", "ways", "measured"))
     args = parser.parse_args()
     print(surroundings(), "\n")
-    header = ("", "bytes/token", "% of KV", "carry, us", "compute, us", "chosen")
     speeds = Speeds(link_bytes_s=1e9 * args.link, device_flops_s=1e12 * args.device)
-    print(table(header, sizes(speeds)), "\n")
-    print(
-        table(
+    tables: dict[str, tuple[tuple[str, ...], Callable[[], Rows]]] = {
+        "sizes": (
+            ("", "bytes/token", "% of KV", "carry, us", "compute, us", "chosen"),
+            lambda: sizes(speeds),
+        ),
+        "ways": (
+            (
+                "", "bytes/token", "carry, us", "compute, us", "chosen",
+                "carry, us, timed", "compute, us, timed", "quicker",
+            ),
+            lambda: ways(args.rounds),
+        ),
+        "measured": (
             (
                 "", "accepted", "tokens/pass", "missing", "bytes/token",
                 "first, ms", "transfer, ms", "request, ms",
             ),
-            measured(args.rounds, args.output),
-        )
-    )  # fmt: skip
+            lambda: measured(args.rounds, args.output),
+        ),
+    }  # fmt: skip
+    for name, (header, rows) in tables.items():
+        if not args.only or name in args.only:
+            print(table(header, rows()), "\n")
 
 
 if __name__ == "__main__":
