@@ -6,7 +6,7 @@
 // panels [K / 32] groups of scales and halves of bytes: see quantized_panel.h. The sums of a group are
 // exact; groups are added up in float.
 struct Int4Product {
-  static constexpr int MAX_ROWS = LANES == 16 ? 6 : 1, LINES = INT4_GROUP_BYTES / 64;
+  static constexpr int MAX_ROWS = LANES == 16 ? 6 : HAS_NEON ? 4 : 1, LINES = INT4_GROUP_BYTES / 64;
   static constexpr int64_t MOST_ROWS = MAX_ROWS;
   static constexpr int64_t tile_rows() { return MAX_ROWS; }
   Int8Rows rows;

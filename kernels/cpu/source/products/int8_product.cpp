@@ -1,5 +1,6 @@
 // Tiles of products with int8 weights, for each number of rows that one can have.
 #include "int8_product.h"
+#include "neon_tile.h"
 
 inline void Int8Product::store_scaled(Ints sums, int64_t row, int64_t column, float* y) const {
   Lanes scale;
@@ -8,6 +9,29 @@ inline void Int8Product::store_scaled(Ints sums, int64_t row, int64_t column, fl
   memcpy(y, &value, sizeof value);
 }
 
+#if defined(__aarch64__)
+template <int ROWS, Asking ASKING>
+void Int8Product::multiply_tile(int64_t row, int64_t panel, const uint8_t* next, float* y) const {
+  constexpr int AT_ONCE = neon::vectors_at_once(ROWS);
+  for (int64_t column = 0; column < PANEL; column += AT_ONCE * LANES) {
+    const uint8_t* u = weights + panel * panel_bytes + column * 4;
+    neon::ByteSums<ROWS, AT_ONCE> sums;
+    for (int64_t k = 0; k < rows.width; k += GROUP) {
+      neon::add_group(sums, rows.values(row) + k, rows.stride, [&](int64_t step, int v) {
+        if (v == 0 && column == 0) ask<ASKING, LINES>(next + (k + 4 * step) * PANEL);
+        return neon::weights_of(neon::load16(u + (k + 4 * step) * PANEL + v * LANES * 4));
+      });
+    }
+    neon::unrolled<ROWS>([&](auto r) {
+      const Ints offset = Ints{} + (neon::IS_SHIFTED ? rows.offset(row + r) : 0);
+      neon::unrolled<AT_ONCE>([&](auto v) {
+        const int64_t first = column + v * LANES;
+        store_scaled((Ints)sums.of(r, v) + offset, row + r, panel * PANEL + first, y + r * PANEL + first);
+      });
+    });
+  }
+}
+#else
 template <int ROWS, Asking ASKING>
 void Int8Product::multiply_tile(int64_t row, int64_t panel, const uint8_t* next, float* y) const {
   const uint8_t* u = weights + panel * panel_bytes;
@@ -31,6 +55,7 @@ void Int8Product::multiply_tile(int64_t row, int64_t panel, const uint8_t* next,
       store_scaled(sums[r][v], row + r, panel * PANEL + v * LANES, y + r * PANEL + v * LANES);
   }
 }
+#endif
 
 void Int8Product::multiply_by_tiles(Asking asking, Span of, int64_t panel, const uint8_t* next,
                                     float* y) const {

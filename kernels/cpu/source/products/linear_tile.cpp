@@ -1,8 +1,27 @@
 // Tiles of products, for each number of rows that one can have.
 #include "linear_tile.h"
+#include "neon_tile.h"
 
 namespace {
 
+#if defined(__aarch64__)
+template <int ROWS, int VECTORS_OF, typename T, typename Ask>
+void multiply_columns(const T* x, int64_t x_stride, const T* panel, int64_t num_steps, Ask ask, float* sums) {
+  const auto all = neon::sums_of<ROWS, VECTORS_OF>(x, x_stride, panel, num_steps, ask);
+  neon::unrolled<ROWS>([&](auto row) {
+    neon::unrolled<VECTORS_OF>([&](auto v) { vst1q_f32(sums + row * PANEL + v * LANES, all.of(row, v)); });
+  });
+}
+
+template <int ROWS, typename T, int LEVEL>
+void multiply_tile(const T* x, int64_t x_stride, const T* panel, int64_t num_steps,
+                   Ahead<LEVEL> ahead, float* sums) {
+  constexpr int AT_ONCE = neon::vectors_at_once(ROWS);
+  multiply_columns<ROWS, AT_ONCE>(x, x_stride, panel, num_steps, [&] { ahead.step(); }, sums);
+  for (int64_t column = AT_ONCE * LANES; column < PANEL; column += AT_ONCE * LANES)
+    multiply_columns<ROWS, AT_ONCE>(x, x_stride, panel + column * Step<T>::DEPTH, num_steps, [] {}, sums + column);
+}
+#else
 template <int ROWS, typename T, int LEVEL>
 void multiply_tile(const T* x, int64_t x_stride, const T* panel, int64_t num_steps,
                    Ahead<LEVEL> ahead, float* sums) {
@@ -25,6 +44,7 @@ void multiply_tile(const T* x, int64_t x_stride, const T* panel, int64_t num_ste
       memcpy(sums + row * PANEL + v * LANES, &sum[row][v], sizeof(Lanes));
   }
 }
+#endif
 
 template <int ROWS, typename T, int LEVEL>
 void multiply_some(int64_t rows, const T* x, int64_t x_stride, const T* panel, int64_t num_steps,

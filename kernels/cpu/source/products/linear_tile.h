@@ -19,19 +19,24 @@
 constexpr int64_t PANEL = 32;
 constexpr int64_t STEP_BYTES = PANEL * 4;
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int MAX_TILE_ROWS = 8;  // the sums of as many rows stay in registers
 #elif defined(__AVX2__) && defined(__FMA__)
 constexpr int MAX_TILE_ROWS = 2;
 #else
 constexpr int MAX_TILE_ROWS = 1;
 #endif
+#if defined(__aarch64__)
+constexpr bool HAS_NEON = true;
+#else
+constexpr bool HAS_NEON = false;
+#endif
 constexpr int VECTORS = PANEL / LANES;  // of a panel's columns
 constexpr int64_t MOST_TILE_ROWS = std::max<int64_t>(MAX_TILE_ROWS, HAS_AMX ? AMX_ROWS : 0);
 
 // a * b + c, rounded once where the CPU can: the same for all sums of a machine.
 static inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
-#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__)) || defined(__aarch64__)
   return fused(a, b, c);
 #else
   return a * b + c;

@@ -1,0 +1,221 @@
+// Some rows of x times some columns of a panel, as 64-bit ARM does it best: see neon.h.
+//
+// A vector has four columns, and 32 registers hold the sums of 16 to 24 vectors: the more rows, the fewer columns at
+// once, and the panel is gone through several times, then from the first-level cache.
+#pragma once
+
+#include "linear_tile.h"
+#include "neon.h"
+
+#if defined(__aarch64__)
+#include <type_traits>
+#include <utility>
+
+namespace neon {
+
+constexpr int vectors_at_once(int rows) { return rows <= 2 ? 8 : rows <= 4 ? 4 : 2; }
+
+// call(an integral_constant) of 0 to COUNT - 1.
+template <int COUNT, typename Call>
+inline __attribute__((always_inline)) void unrolled(Call call) {
+  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    (call(std::integral_constant<int, I>()), ...);
+  }(std::make_integer_sequence<int, COUNT>());
+}
+
+#if HAS_NEON_MATRICES
+// Sums of pairs of rows, as `multiply` of neon.h makes them: of each pair and four columns, columns 0 and 1, 2 and 3.
+template <typename Sum, int ROWS, int VECTORS_OF>
+struct PairSums {
+  static constexpr int PAIRS = (ROWS + 1) / 2;
+  Sum sums[PAIRS][VECTORS_OF][2] = {};
+
+  // With the eight bytes of each row at `x`, and two steps of the columns; the last of an odd number is taken twice.
+  template <typename LoadRow, typename LoadStep>
+  inline __attribute__((always_inline)) void add(LoadRow row, LoadStep step) {
+    int8x16_t x[PAIRS];
+    unrolled<PAIRS>([&](auto pair) {
+      constexpr int FIRST = 2 * pair.value, SECOND = FIRST + 1 < ROWS ? FIRST + 1 : FIRST;
+      x[pair] = vcombine_s8(row(FIRST), row(SECOND));
+    });
+    unrolled<VECTORS_OF>([&](auto v) {
+      const uint8x16_t a = step(0, int(v)), b = step(1, int(v));
+      const uint8x16_t first = first_columns(a, b), last = last_columns(a, b);
+      unrolled<PAIRS>([&](auto pair) {
+        sums[pair][v][0] = multiply(sums[pair][v][0], first, x[pair]);
+        sums[pair][v][1] = multiply(sums[pair][v][1], last, x[pair]);
+      });
+    });
+  }
+
+  // Of four columns and a row.
+  inline __attribute__((always_inline)) Sum of(int row, int v) const {
+    const Sum *both = sums[row / 2][v];
+    return row % 2 ? (Sum)vuzp2q_u32((uint32x4_t)both[0], (uint32x4_t)both[1])
+                   : (Sum)vuzp1q_u32((uint32x4_t)both[0], (uint32x4_t)both[1]);
+  }
+};
+#endif
+
+template <int ROWS, int VECTORS_OF>
+struct FloatSums {
+  float32x4_t sums[ROWS][VECTORS_OF] = {};
+
+  float32x4_t of(int row, int v) const { return sums[row][v]; }
+
+  template <int LANE>
+  inline __attribute__((always_inline)) void add(int v, float32x4_t w, const float32x4_t (&x)[ROWS]) {
+    unrolled<ROWS>([&](auto row) { sums[row][v] = vfmaq_laneq_f32(sums[row][v], w, x[row], LANE); });
+  }
+};
+
+// `ask` is called once a step; `panel` begins with the columns that are wanted.
+template <int ROWS, int VECTORS_OF, typename Ask>
+inline auto sums_of(const float* x, int64_t x_stride, const float* panel, int64_t num_steps, Ask ask) {
+  FloatSums<ROWS, VECTORS_OF> all;
+  float32x4_t items[ROWS];
+  int64_t k = 0;
+  for (; k + 4 <= num_steps; k += 4, panel += 4 * PANEL) {
+    unrolled<ROWS>([&](auto row) { items[row] = vld1q_f32(x + row * x_stride + k); });
+    unrolled<4>([&](auto i) {
+      ask();
+      unrolled<VECTORS_OF>(
+          [&](auto v) { all.template add<i.value>(v, vld1q_f32(panel + i * PANEL + v * LANES), items); });
+    });
+  }
+  for (; k < num_steps; k++, panel += PANEL) {
+    unrolled<ROWS>([&](auto row) { items[row] = vdupq_n_f32(x[row * x_stride + k]); });
+    unrolled<VECTORS_OF>([&](auto v) { all.template add<0>(v, vld1q_f32(panel + v * LANES), items); });
+  }
+  return all;
+}
+
+#if HAS_NEON_MATRICES
+// One row, by BFDOT: two steps at once as everywhere, the last one with nothing.
+template <int VECTORS_OF, typename Ask>
+inline auto sums_of_row(const bf16* x, const bf16* panel, int64_t num_steps, Ask ask) {
+  FloatSums<1, VECTORS_OF> all;
+  const auto load = [&](int64_t step, int v) { return load16(panel + step * 2 * PANEL + v * 2 * LANES); };
+  int64_t step = 0;
+  for (; step + 4 <= num_steps; step += 4) {
+    const uint8x16_t items = load16(x + 2 * step);
+    unrolled<4>([&](auto i) {
+      ask();
+      unrolled<VECTORS_OF>([&](auto v) {
+        all.sums[0][v] = dot_bf16<i.value>(all.sums[0][v], load(step + i, v), items);
+      });
+    });
+  }
+  for (; step < num_steps; step++) {
+    uint32_t pair;
+    memcpy(&pair, x + 2 * step, sizeof pair);
+    const uint8x16_t items = vreinterpretq_u8_u32(vdupq_n_u32(pair));
+    unrolled<VECTORS_OF>([&](auto v) { all.sums[0][v] = dot_bf16(all.sums[0][v], load(step, v), items); });
+  }
+  if (num_steps % 2)
+    unrolled<VECTORS_OF>([&](auto v) { all.sums[0][v] = dot_bf16(all.sums[0][v], uint8x16_t{}, uint8x16_t{}); });
+  return all;
+}
+
+template <int ROWS, int VECTORS_OF, typename Ask>
+inline auto sums_of(const bf16* x, int64_t x_stride, const bf16* panel, int64_t num_steps, Ask ask) {
+  if constexpr (ROWS == 1) {
+    return sums_of_row<VECTORS_OF>(x, panel, num_steps, ask);
+  } else {
+    PairSums<float32x4_t, ROWS, VECTORS_OF> all;
+    const auto load = [&](int64_t step, int v) { return load16(panel + step * 2 * PANEL + v * 2 * LANES); };
+    int64_t step = 0;
+    for (; step + 2 <= num_steps; step += 2) {
+      ask();
+      ask();
+      all.add([&](int row) { return vreinterpret_s8_u16(vld1_u16(x + row * x_stride + 2 * step)); },
+              [&](int behind, int v) { return load(step + behind, v); });
+    }
+    if (step < num_steps)
+      all.add(
+          [&](int row) {
+            uint64_t pair = 0;
+            memcpy(&pair, x + row * x_stride + 2 * step, sizeof(uint32_t));
+            return vcreate_s8(pair);
+          },
+          [&](int behind, int v) { return behind ? uint8x16_t{} : load(step, v); });
+    return all;
+  }
+}
+#else
+template <int ROWS, int VECTORS_OF, typename Ask>
+inline auto sums_of(const bf16* x, int64_t x_stride, const bf16* panel, int64_t num_steps, Ask ask) {
+  FloatSums<ROWS, VECTORS_OF> all;
+  float32x4_t items[ROWS];
+  const auto add_step = [&](auto lane, int64_t step) __attribute__((always_inline)) {
+    unrolled<VECTORS_OF>([&](auto v) {
+      const uint32x4_t w = vreinterpretq_u32_u8(load16(panel + step * 2 * PANEL + v * 2 * LANES));
+      all.template add<lane.value>(v, vreinterpretq_f32_u32(vshlq_n_u32(w, 16)), items);
+      const uint32x4_t upper = vandq_u32(w, vdupq_n_u32(0xFFFF0000u));
+      all.template add<lane.value + 1>(v, vreinterpretq_f32_u32(upper), items);
+    });
+  };
+  int64_t step = 0;
+  for (; step + 2 <= num_steps; step += 2) {
+    unrolled<ROWS>([&](auto row) {
+      items[row] = vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(x + row * x_stride + 2 * step), 16));
+    });
+    ask();
+    add_step(std::integral_constant<int, 0>(), step);
+    ask();
+    add_step(std::integral_constant<int, 2>(), step + 1);
+  }
+  if (step < num_steps) {
+    unrolled<ROWS>([&](auto row) {
+      uint32_t pair;
+      memcpy(&pair, x + row * x_stride + 2 * step, sizeof pair);
+      items[row] = vreinterpretq_f32_u32(vshll_n_u16(vcreate_u16(pair), 16));
+    });
+    add_step(std::integral_constant<int, 0>(), step);
+  }
+  return all;
+}
+#endif
+
+template <int ROWS, int VECTORS_OF>
+struct IntSums {
+  int32x4_t sums[ROWS][VECTORS_OF] = {};
+
+  int32x4_t of(int row, int v) const { return sums[row][v]; }
+};
+
+// Of 32 bytes of each row from `q` on, in place; `load(step, v)` gives what `dot` multiplies, four bytes of four columns.
+template <int ROWS, int VECTORS_OF, typename Load>
+inline __attribute__((always_inline)) void add_group(IntSums<ROWS, VECTORS_OF>& all, const int8_t* q,
+                                                     int64_t q_stride, Load load) {
+  unrolled<2>([&](auto half) {
+    int8x16_t items[ROWS];
+    unrolled<ROWS>([&](auto row) { items[row] = vld1q_s8(q + row * q_stride + 16 * half); });
+    unrolled<4>([&](auto i) {
+      unrolled<VECTORS_OF>([&](auto v) {
+        const uint8x16_t w = load(4 * half + i, int(v));
+        unrolled<ROWS>([&](auto row) { all.sums[row][v] = dot<i.value>(all.sums[row][v], w, items[row]); });
+      });
+    });
+  });
+}
+
+#if HAS_NEON_MATRICES
+template <int ROWS, int VECTORS_OF, typename Load>
+inline __attribute__((always_inline)) void add_group(PairSums<int32x4_t, ROWS, VECTORS_OF>& all, const int8_t* q,
+                                                     int64_t q_stride, Load load) {
+  unrolled<4>([&](auto i) {
+    all.add([&](int row) { return vld1_s8(q + row * q_stride + 8 * i); },
+            [&](int behind, int v) { return load(2 * i + behind, v); });
+  });
+}
+
+template <int ROWS, int VECTORS_OF>
+using ByteSums = std::conditional_t<ROWS == 1, IntSums<ROWS, VECTORS_OF>, PairSums<int32x4_t, ROWS, VECTORS_OF>>;
+#else
+template <int ROWS, int VECTORS_OF>
+using ByteSums = IntSums<ROWS, VECTORS_OF>;
+#endif
+
+}  // namespace neon
+#endif
