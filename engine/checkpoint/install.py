@@ -19,7 +19,7 @@ from baton.engine.layers.hash_moe import HashRouter
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.mla import LatentHeads
 from baton.engine.layers.moe import DOWN, GATE_UP
-from baton.kernels.cpu import operators
+from baton.kernels.cpu import library, operators
 from baton.kernels.cpu.matrix_tiles import Tiles, tiles_in_use
 from baton.kernels.experts import packed_experts
 from baton.kernels.experts import packed_quantized_experts as packed_quantized_experts
@@ -127,10 +127,12 @@ def rounding_of(quantize: str, device: str, dtype: torch.dtype) -> str:
 
 
 def order_of_sums(device: str, dtype: torch.dtype) -> str:
-    """What sets products by the matrix tiles of a CPU apart from those by vectors."""
-    is_compiled = torch.device(device).type == "cpu" and operators.runs(torch.empty(0, dtype=dtype))
-    by_tiles = is_compiled and dtype is torch.bfloat16 and tiles_in_use() is not Tiles.NONE
-    return ", sums of tiles" if by_tiles else ""
+    """What sets products by matrix tiles, or on ARM, apart from those by the vectors of x86-64."""
+    if torch.device(device).type != "cpu" or not operators.runs(torch.empty(0, dtype=dtype)):
+        return ""
+    by_tiles = dtype is torch.bfloat16 and tiles_in_use() is not Tiles.NONE
+    order = "tiles" if by_tiles else library.order_of_sums()
+    return f", sums of {order}" if order else ""
 
 
 def _rounded(module: nn.Module, target: str, tensor: Tensor, device: str, quantize: str) -> Weight:

@@ -17,7 +17,7 @@ import math
 import platform
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
@@ -44,8 +44,12 @@ Command = tuple[str, ...]
 Report = Callable[[int, int], None]
 """Told how many sources of how many are compiled, at the start and about once a second."""
 NATIVE = "native"
-BEGINNING = ("algorithm", "atomic", "bit", "cmath", "cstring", "limits", "vector", "immintrin.h")
-"""Headers that nearly all sources begin with, as far as the compiler has them."""
+BEGINNING: Mapping[str, str] = {
+    **dict.fromkeys(("algorithm", "atomic", "bit", "cmath", "cstring", "limits", "vector"), "1"),
+    "immintrin.h": "defined(__x86_64__)",
+    "arm_neon.h": "defined(__aarch64__)",
+}
+"""Headers that nearly all sources begin with, and for which machines."""
 FEW_SOURCES = 4
 """As few are compiled before what they begin with were read for all of them."""
 LONGEST = (
@@ -61,6 +65,7 @@ DIGEST_BYTES = 12
 
 _V3 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_ARM_V82 = ("asimd", "asimddp", "asimdrdm", "atomics", "crc32")
 PORTABLE: Mapping[str, Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "x86_64": {
         "x86-64-v4-bf16": (
@@ -71,7 +76,11 @@ PORTABLE: Mapping[str, Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = 
         "x86-64-v3": (("-march=x86-64-v3",), _V3),
         "x86-64": (("-march=x86-64",), ()),
     },
-    "aarch64": {"armv8-a": (("-march=armv8-a",), ())},
+    "aarch64": {
+        "armv8.2-a-bf16": (("-march=armv8.2-a+dotprod+bf16+i8mm",), (*_ARM_V82, "bf16", "i8mm")),
+        "armv8.2-a": (("-march=armv8.2-a+dotprod",), _ARM_V82),
+        "armv8-a": (("-march=armv8-a",), ()),
+    },
 }
 """By machine and target, the best first: flags of the compiler, and what a CPU must have. No two
 machines have a target of the same name."""
@@ -90,9 +99,13 @@ def other_targets() -> tuple[str, ...]:
 
 def supported_targets() -> tuple[str, ...]:
     """Targets that run on this CPU, the best first."""
-    has = set(_cpu_flags().split())
-    portable = PORTABLE.get(platform.machine(), {})
-    return (NATIVE, *(name for name, (_, needs) in portable.items() if has.issuperset(needs)))
+    return (NATIVE, *kinds_of(platform.machine(), _cpu_flags().split()))
+
+
+def kinds_of(machine: str, cpu_flags: Iterable[str]) -> tuple[str, ...]:
+    """Portable targets that run on a CPU with these flags of /proc/cpuinfo, the best first."""
+    has, portable = set(cpu_flags), PORTABLE.get(machine, {})
+    return tuple(name for name, (_, needs) in portable.items() if has.issuperset(needs))
 
 
 def find(folder: Path, target: str, compiler: Command | None) -> Iterator[Path]:
@@ -179,7 +192,7 @@ def _read_once(compiler: Command) -> Iterator[Path]:
     """A header that compilers include in no time: they find beside it what it was read to."""
     with tempfile.TemporaryDirectory() as folder:
         header = Path(folder) / "beginning.h"
-        lines = [f"#if __has_include(<{name}>)\n#include <{name}>\n#endif\n" for name in BEGINNING]
+        lines = [f"#if {has}\n#include <{name}>\n#endif\n" for name, has in BEGINNING.items()]
         header.write_text("".join(lines))
         _run(*compiler, "-x", "c++-header", str(header), "-o", f"{header}.gch")
         yield header
@@ -218,6 +231,9 @@ def _identity(target: str) -> bytes:
 
 
 def _target_flags(target: str) -> tuple[str, ...]:
+    """Native on ARM is the best kind: `-march=native` would add SVE, to which no test was held."""
+    if target == NATIVE and platform.machine() == "aarch64":
+        target = supported_targets()[1]
     if target == NATIVE:
         return ("-march=native",)
     return next(kinds[target][0] for kinds in PORTABLE.values() if target in kinds)

@@ -60,6 +60,16 @@ def library() -> ctypes.CDLL | None:
     return found
 
 
+def order_of_sums() -> str:
+    """What sets sums of this library apart from those by x86-64's vectors; empty: nothing."""
+    found = library()
+    if found is None:
+        return ""
+    found.baton_order_of_sums.restype = ctypes.c_char_p
+    order: bytes = found.baton_order_of_sums()
+    return order.decode()
+
+
 def library_without_torch() -> ctypes.CDLL | None:
     """What of the library needs no tensors; None where it is not there already.
 

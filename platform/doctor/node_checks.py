@@ -120,7 +120,8 @@ def check_rdma(facts: NodeFacts) -> Finding:
 
 def check_cores(facts: NodeFacts, demand: Demand | None) -> Finding:
     flags = ", ".join(facts.cpu_flags) or "no vector extensions known"
-    seen = f"{facts.num_cores:g} cores ({facts.architecture}: {flags})"
+    kernels = f"; kernels for {facts.kernels}" if facts.kernels else ""
+    seen = f"{facts.num_cores:g} cores ({facts.architecture}: {flags}{kernels})"
     if facts.architecture == "x86_64" and "avx2" not in facts.cpu_flags:
         return warn("cores", seen, "use a CPU with AVX2, or a GPU: torch is many times slower here")
     if demand is not None and demand.num_threads > facts.num_cores:

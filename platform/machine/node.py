@@ -20,14 +20,18 @@ import msgspec
 
 from baton.core.control_groups import text_of
 from baton.core.cores import usable_cores
+from baton.kernels.cpu.build import kinds_of
 from baton.platform.machine.memory import MemoryFacts, read_memory
 
 PACKAGES = (
     "baton-llm", "torch", "ray", "grpcio", "protobuf", "msgspec", "safetensors", "tokenizers",
     "xxhash", "cryptography", "nixl",
 )  # fmt: skip
-CPU_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
-"""The flags that make a difference to torch's kernels, on either architecture."""
+CPU_FLAGS = (
+    "avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16",
+    "asimd", "asimddp", "bf16", "i8mm",
+)  # fmt: skip
+"""The flags that make a difference to kernels, on either architecture."""
 COMMAND_TIMEOUT_S = 10.0
 
 
@@ -52,6 +56,8 @@ class NodeFacts:
     num_cores: float
     """The cores that this process may use."""
     cpu_flags: tuple[str, ...] = ()
+    kernels: str = ""
+    """The best kind of CPU that compiled kernels are made for and this one is of; empty: none."""
     memory: MemoryFacts
     shm_free: int | None = None
     """In /dev/shm; None: there is none."""
@@ -78,13 +84,15 @@ class NodeFacts:
 def read_node(folders: Iterable[str] = (), root: Path = Path("/")) -> NodeFacts:
     """Blocking, up to some seconds where a GPU's driver is slow. `root` holds /proc and /sys."""
     gpus, gpu_trouble = _read_gpus()
+    flags = _cpu_flags(root)
     return NodeFacts(
         host=socket.gethostname(),
         architecture=platform.machine(),
         versions=_versions(),
         torch_cuda=_torch_cuda(),
         num_cores=usable_cores(root),
-        cpu_flags=_cpu_flags(root),
+        cpu_flags=tuple(flag for flag in CPU_FLAGS if flag in flags),
+        kernels=next(iter(kinds_of(platform.machine(), flags)), ""),
         memory=read_memory(root),
         shm_free=_free(root / "dev/shm"),
         max_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -116,13 +124,12 @@ def _torch_cuda() -> str:
     return f"{digits[:-1]}.{digits[-1]}" if local.startswith("cu") and digits.isdigit() else ""
 
 
-def _cpu_flags(root: Path) -> tuple[str, ...]:
+def _cpu_flags(root: Path) -> set[str]:
     for line in text_of(root / "proc/cpuinfo").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):
-            flags = set(value.split())
-            return tuple(flag for flag in CPU_FLAGS if flag in flags)
-    return ()
+            return set(value.split())
+    return set()
 
 
 def _read_gpus() -> tuple[GpuFacts | None, str]:

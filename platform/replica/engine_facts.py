@@ -8,6 +8,7 @@ from baton.engine.engine import Engine
 from baton.engine.passes.runner import ModelRunner, Runner
 from baton.engine.ranks.lead import LeadRunner
 from baton.engine.ranks.lockstep import LockstepRunner
+from baton.kernels.cpu.library import order_of_sums
 from baton.kernels.cpu.matrix_tiles import Tiles, tiles_in_use
 from baton.platform.machine.core_share import is_compiled
 from baton.proto import replica_pb2 as pb
@@ -36,7 +37,8 @@ def _kernels(device: str, dtype: str) -> str:
         return "triton"
     if not is_compiled(dtype):
         return "torch"
-    return "compiled" if tiles_in_use() is Tiles.NONE else "compiled, tiles"
+    order = "tiles" if tiles_in_use() is not Tiles.NONE else order_of_sums()
+    return f"compiled, {order}" if order else "compiled"
 
 
 def _passes(runner: Runner) -> str:
