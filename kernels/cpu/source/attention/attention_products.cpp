@@ -4,6 +4,7 @@
 
 #include "attention_pack.h"
 #include "attention_products.h"
+#include "neon.h"
 
 namespace {
 
@@ -25,6 +26,8 @@ inline Lanes add_product(Lanes sum, Words a, Words b) {
   } else {
 #if defined(__AVX512BF16__)
     return (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#elif HAS_NEON_MATRICES
+    return (Lanes)neon::dot_bf16((float32x4_t)sum, (uint8x16_t)a, (uint8x16_t)b);
 #else
     sum = fused((Lanes)(a & 0xFFFF0000u), (Lanes)(b & 0xFFFF0000u), sum);
     return fused((Lanes)(a << 16), (Lanes)(b << 16), sum);
@@ -81,6 +84,55 @@ void multiply_rows(const Cell* a, Cells b, int64_t depth, int64_t width, const f
     multiply_tile<T, LAYOUT, ROWS, NARROW>(a, {b.cells + column, b.stride}, depth, factors,
                                            {out.floats + column, out.stride});
 }
+
+#if HAS_NEON_MATRICES
+// As `multiply_rows` of bfloat16, by 2 x 2 sums.
+template <Rowwise LAYOUT, int ROWS>
+__attribute__((noinline)) void multiply_pairs(const Cell* a, Cells b, int64_t depth, int64_t width,
+                                              const float* factors, Floats out) {
+  constexpr int VECTORS = ROWS == 8 ? 2 : 4;
+  using Sums = neon::PairSums<float32x4_t, ROWS, VECTORS>;
+  for (int64_t column = 0; column < width; column += VECTORS * LANES) {
+    const Cell* const cells = b.cells + column;
+    float* const floats = out.floats + column;
+    Sums sums;
+    if (factors)
+      neon::unrolled<Sums::PAIRS>([&](auto pair) {
+        neon::unrolled<VECTORS>([&](auto v) {
+          const float* first = floats + 2 * pair * out.stride + v * LANES;
+          sums.begin(pair, v, vld1q_f32(first) * factors[2 * pair],
+                     vld1q_f32(first + out.stride) * factors[2 * pair + 1]);
+        });
+      });
+    const auto add = [&](int64_t k, auto has_second) {
+      int8x16_t x[Sums::PAIRS];
+      neon::unrolled<Sums::PAIRS>([&](auto pair) {
+        if constexpr (LAYOUT == Rowwise::QUERIES) {
+          const Cell* both = a + k * QUERY_GROUP + 2 * pair;
+          const uint32x2_t first = vld1_u32(both), second = has_second ? vld1_u32(both + QUERY_GROUP) : uint32x2_t{};
+          x[pair] = vreinterpretq_s8_u32(vcombine_u32(vzip1_u32(first, second), vzip2_u32(first, second)));
+        } else {
+          const Cell* own = a + 2 * pair * WEIGHT_CELLS<bf16> + k;
+          const auto two = [&](const Cell* p) {
+            return has_second ? vld1_u32(p) : vset_lane_u32(*p, uint32x2_t{}, 0);
+          };
+          x[pair] = vreinterpretq_s8_u32(vcombine_u32(two(own), two(own + WEIGHT_CELLS<bf16>)));
+        }
+      });
+      sums.add(x, [&](int behind, int v) {
+        if (!has_second && behind) return neon::no_weights();
+        return neon::load16(cells + (k + behind) * b.stride + v * LANES);
+      });
+    };
+    int64_t k = 0;
+    for (; k + 2 <= depth; k += 2) add(k, std::true_type());
+    if (k < depth) add(k, std::false_type());
+    neon::unrolled<ROWS>([&](auto row) {
+      neon::unrolled<VECTORS>([&](auto v) { vst1q_f32(floats + row * out.stride + v * LANES, sums.of(row, v)); });
+    });
+  }
+}
+#endif
 
 // scores[ROWS][CHUNK] = queries [ROWS][num_cells] times CHUNK keys.
 template <typename T, int ROWS>
@@ -174,6 +226,16 @@ void multiply(int64_t rows, const Cell* a, int64_t group_stride, Cells b, int64_
     first += row % QUERY_GROUP * (LAYOUT == Rowwise::QUERIES ? 1 : WEIGHT_CELLS<T>);
     const float* own = factors ? factors + row : nullptr;
     const Floats into{out.floats + row * out.stride, out.stride};
+#if HAS_NEON_MATRICES
+    if constexpr (sizeof(T) == 2) {
+      done = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+      switch (done) {
+        case 8: multiply_pairs<LAYOUT, 8>(first, b, depth, width, own, into); continue;
+        case 4: multiply_pairs<LAYOUT, 4>(first, b, depth, width, own, into); continue;
+        case 2: multiply_pairs<LAYOUT, 2>(first, b, depth, width, own, into); continue;
+      }
+    }
+#endif
     done = left >= TILE_ROWS ? TILE_ROWS : left >= 4 ? 4 : left >= 2 ? 2 : 1;
     switch (done) {
       case TILE_ROWS: multiply_rows<T, LAYOUT, TILE_ROWS>(first, b, depth, width, own, into); break;

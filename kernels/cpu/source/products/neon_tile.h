@@ -8,54 +8,9 @@
 #include "neon.h"
 
 #if defined(__aarch64__)
-#include <type_traits>
-#include <utility>
-
 namespace neon {
 
 constexpr int vectors_at_once(int rows) { return rows <= 2 ? 8 : rows <= 4 ? 4 : 2; }
-
-// call(an integral_constant) of 0 to COUNT - 1.
-template <int COUNT, typename Call>
-inline __attribute__((always_inline)) void unrolled(Call call) {
-  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
-    (call(std::integral_constant<int, I>()), ...);
-  }(std::make_integer_sequence<int, COUNT>());
-}
-
-#if HAS_NEON_MATRICES
-// Sums of pairs of rows, as `multiply` of neon.h makes them: of each pair and four columns, columns 0 and 1, 2 and 3.
-template <typename Sum, int ROWS, int VECTORS_OF>
-struct PairSums {
-  static constexpr int PAIRS = (ROWS + 1) / 2;
-  Sum sums[PAIRS][VECTORS_OF][2] = {};
-
-  // With the eight bytes of each row at `x`, and two steps of the columns; the last of an odd number is taken twice.
-  template <typename LoadRow, typename LoadStep>
-  inline __attribute__((always_inline)) void add(LoadRow row, LoadStep step) {
-    int8x16_t x[PAIRS];
-    unrolled<PAIRS>([&](auto pair) {
-      constexpr int FIRST = 2 * pair.value, SECOND = FIRST + 1 < ROWS ? FIRST + 1 : FIRST;
-      x[pair] = vcombine_s8(row(FIRST), row(SECOND));
-    });
-    unrolled<VECTORS_OF>([&](auto v) {
-      const uint8x16_t a = step(0, int(v)), b = step(1, int(v));
-      const uint8x16_t first = first_columns(a, b), last = last_columns(a, b);
-      unrolled<PAIRS>([&](auto pair) {
-        sums[pair][v][0] = multiply(sums[pair][v][0], first, x[pair]);
-        sums[pair][v][1] = multiply(sums[pair][v][1], last, x[pair]);
-      });
-    });
-  }
-
-  // Of four columns and a row.
-  inline __attribute__((always_inline)) Sum of(int row, int v) const {
-    const Sum *both = sums[row / 2][v];
-    return row % 2 ? (Sum)vuzp2q_u32((uint32x4_t)both[0], (uint32x4_t)both[1])
-                   : (Sum)vuzp1q_u32((uint32x4_t)both[0], (uint32x4_t)both[1]);
-  }
-};
-#endif
 
 template <int ROWS, int VECTORS_OF>
 struct FloatSums {
@@ -91,7 +46,7 @@ inline auto sums_of(const float* x, int64_t x_stride, const float* panel, int64_
 }
 
 #if HAS_NEON_MATRICES
-// One row, by BFDOT: two steps at once as everywhere, the last one with nothing.
+// One row, by BFDOT.
 template <int VECTORS_OF, typename Ask>
 inline auto sums_of_row(const bf16* x, const bf16* panel, int64_t num_steps, Ask ask) {
   FloatSums<1, VECTORS_OF> all;
@@ -112,8 +67,6 @@ inline auto sums_of_row(const bf16* x, const bf16* panel, int64_t num_steps, Ask
     const uint8x16_t items = vreinterpretq_u8_u32(vdupq_n_u32(pair));
     unrolled<VECTORS_OF>([&](auto v) { all.sums[0][v] = dot_bf16(all.sums[0][v], load(step, v), items); });
   }
-  if (num_steps % 2)
-    unrolled<VECTORS_OF>([&](auto v) { all.sums[0][v] = dot_bf16(all.sums[0][v], uint8x16_t{}, uint8x16_t{}); });
   return all;
 }
 
@@ -128,17 +81,17 @@ inline auto sums_of(const bf16* x, int64_t x_stride, const bf16* panel, int64_t 
     for (; step + 2 <= num_steps; step += 2) {
       ask();
       ask();
-      all.add([&](int row) { return vreinterpret_s8_u16(vld1_u16(x + row * x_stride + 2 * step)); },
+      all.add_rows([&](int row) { return vreinterpret_s8_u16(vld1_u16(x + row * x_stride + 2 * step)); },
               [&](int behind, int v) { return load(step + behind, v); });
     }
     if (step < num_steps)
-      all.add(
+      all.add_rows(
           [&](int row) {
             uint64_t pair = 0;
             memcpy(&pair, x + row * x_stride + 2 * step, sizeof(uint32_t));
             return vcreate_s8(pair);
           },
-          [&](int behind, int v) { return behind ? uint8x16_t{} : load(step, v); });
+          [&](int behind, int v) { return behind ? no_weights() : load(step, v); });
     return all;
   }
 }
@@ -205,7 +158,7 @@ template <int ROWS, int VECTORS_OF, typename Load>
 inline __attribute__((always_inline)) void add_group(PairSums<int32x4_t, ROWS, VECTORS_OF>& all, const int8_t* q,
                                                      int64_t q_stride, Load load) {
   unrolled<4>([&](auto i) {
-    all.add([&](int row) { return vld1_s8(q + row * q_stride + 8 * i); },
+    all.add_rows([&](int row) { return vld1_s8(q + row * q_stride + 8 * i); },
             [&](int behind, int v) { return load(2 * i + behind, v); });
   });
 }

@@ -14,6 +14,8 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && defined(__ARM_FEATURE_MATMUL_INT8)
 #define HAS_NEON_MATRICES 1
@@ -23,9 +25,12 @@
 
 namespace neon {
 
-// Two rows of eight bytes.
-static inline int8x16_t pair_of(const void* a, const void* b) {
-  return vcombine_s8(vld1_s8(static_cast<const int8_t*>(a)), vld1_s8(static_cast<const int8_t*>(b)));
+// call(an integral_constant) of 0 to COUNT - 1.
+template <int COUNT, typename Call>
+inline __attribute__((always_inline)) void unrolled(Call call) {
+  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    (call(std::integral_constant<int, I>()), ...);
+  }(std::make_integer_sequence<int, COUNT>());
 }
 
 static inline uint8x16_t load16(const void* p) { return vld1q_u8(static_cast<const uint8_t*>(p)); }
@@ -73,11 +78,57 @@ static inline float32x4_t dot_bf16(float32x4_t sums, uint8x16_t w, uint8x16_t x)
   return vbfdotq_laneq_f32(sums, vreinterpretq_bf16_u8(w), vreinterpretq_bf16_u8(x), LANE);
 }
 
+// A step of weights that changes no sum, with items of 0: -0 is what any number stays by.
+static inline uint8x16_t no_weights() { return vreinterpretq_u8_u16(vdupq_n_u16(0x8000)); }
+
 // sums [2 columns][2 rows] + w [2 columns][8 bytes] times x [2 rows][8 bytes]
 static inline float32x4_t multiply(float32x4_t sums, uint8x16_t w, int8x16_t x) {
   return vbfmmlaq_f32(sums, vreinterpretq_bf16_u8(w), vreinterpretq_bf16_s8(x));
 }
 static inline int32x4_t multiply(int32x4_t sums, uint8x16_t w, int8x16_t x) { return vusmmlaq_s32(sums, w, x); }
+
+// Sums of pairs of rows, as `multiply` makes them: of each pair and four columns, columns 0 and 1, 2 and 3.
+template <typename Sum, int ROWS, int VECTORS>
+struct PairSums {
+  static constexpr int PAIRS = (ROWS + 1) / 2;
+  Sum sums[PAIRS][VECTORS][2] = {};
+
+  // With two rows of eight bytes each a pair, and two steps of the columns: step(0 or 1, vector).
+  template <typename Step>
+  inline __attribute__((always_inline)) void add(const int8x16_t (&x)[PAIRS], Step step) {
+    unrolled<VECTORS>([&](auto v) {
+      const uint8x16_t a = step(0, int(v)), b = step(1, int(v));
+      const uint8x16_t first = first_columns(a, b), last = last_columns(a, b);
+      unrolled<PAIRS>([&](auto pair) {
+        sums[pair][v][0] = multiply(sums[pair][v][0], first, x[pair]);
+        sums[pair][v][1] = multiply(sums[pair][v][1], last, x[pair]);
+      });
+    });
+  }
+
+  // The same where row(number) gives eight bytes; the last of an odd number is taken twice.
+  template <typename Row, typename Step>
+  inline __attribute__((always_inline)) void add_rows(Row row, Step step) {
+    int8x16_t x[PAIRS];
+    unrolled<PAIRS>([&](auto pair) {
+      constexpr int FIRST = 2 * pair.value, SECOND = FIRST + 1 < ROWS ? FIRST + 1 : FIRST;
+      x[pair] = vcombine_s8(row(FIRST), row(SECOND));
+    });
+    add(x, step);
+  }
+
+  // Of four columns and a row.
+  inline __attribute__((always_inline)) Sum of(int row, int v) const {
+    const uint32x4_t first = (uint32x4_t)sums[row / 2][v][0], last = (uint32x4_t)sums[row / 2][v][1];
+    return row % 2 ? (Sum)vuzp2q_u32(first, last) : (Sum)vuzp1q_u32(first, last);
+  }
+
+  // Begin with those of a pair of rows.
+  inline __attribute__((always_inline)) void begin(int pair, int v, Sum a, Sum b) {
+    sums[pair][v][0] = (Sum)vzip1q_u32((uint32x4_t)a, (uint32x4_t)b);
+    sums[pair][v][1] = (Sum)vzip2q_u32((uint32x4_t)a, (uint32x4_t)b);
+  }
+};
 #endif
 
 }  // namespace neon
