@@ -109,6 +109,11 @@ constexpr Lanes NEIGHBOURS = {1, 0};
 #if defined(__x86_64__)
 Lanes product_of_halves(Lanes v) { return (Lanes)_mm_mul_epu32((__m128i)v, (__m128i)(v >> 32)); }
 void stream(uint8_t* p, Lanes v) { _mm_stream_si128((__m128i*)p, (__m128i)v); }
+#elif defined(__aarch64__)
+Lanes product_of_halves(Lanes v) {
+  return (Lanes)vmull_u32(vmovn_u64((uint64x2_t)v), vshrn_n_u64((uint64x2_t)v, 32));
+}
+void stream(uint8_t* p, Lanes v) { memcpy(p, &v, sizeof v); }
 #else
 Lanes product_of_halves(Lanes v) { return (v & 0xFFFFFFFF) * (v >> 32); }
 void stream(uint8_t* p, Lanes v) { memcpy(p, &v, sizeof v); }

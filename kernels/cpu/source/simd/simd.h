@@ -11,6 +11,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 using bf16 = uint16_t;  // the upper half of a float
@@ -63,6 +65,20 @@ static inline void store(bf16* p, f32x16 v) {
 #if defined(__AVX512BF16__)
   const __m256bh narrow = _mm512_cvtneps_pbh((__m512)v);
   memcpy(p, &narrow, 32);
+#elif defined(__aarch64__)
+  uint32x4_t bits[4];
+  memcpy(bits, &v, 64);
+  for (int i = 0; i < 4; i += 2) {
+    uint16x4_t halves[2];
+    for (int j = 0; j < 2; j++) {
+      const uint32x4_t x = bits[i + j], odd = vandq_u32(vshrq_n_u32(x, 16), vdupq_n_u32(1));
+      const uint32x4_t nearest = vaddq_u32(vaddq_u32(x, vdupq_n_u32(0x7FFF)), odd);
+      const uint32x4_t quiet = vorrq_u32(x, vdupq_n_u32(0x400000));
+      const uint32x4_t is_number = vceqq_f32(vreinterpretq_f32_u32(x), vreinterpretq_f32_u32(x));
+      halves[j] = vshrn_n_u32(vbslq_u32(is_number, nearest, quiet), 16);
+    }
+    vst1q_u16(p + 4 * i, vcombine_u16(halves[0], halves[1]));
+  }
 #else
   for (int i = 0; i < 16; i++) p[i] = to_bf16(v[i]);
 #endif
@@ -86,6 +102,15 @@ static inline void store_part(T* p, f32x16 v, int64_t count) {
 static inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__aarch64__)
+  float32x4_t x[4], y[4], z[4];
+  memcpy(x, &a, 64);
+  memcpy(y, &b, 64);
+  memcpy(z, &c, 64);
+  for (int i = 0; i < 4; i++) z[i] = vfmaq_f32(z[i], x[i], y[i]);
+  f32x16 r;
+  memcpy(&r, z, 64);
+  return r;
 #else
   f32x16 r;
   for (int i = 0; i < 16; i++) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
