@@ -65,6 +65,11 @@ static inline void store(bf16* p, f32x16 v) {
 #if defined(__AVX512BF16__)
   const __m256bh narrow = _mm512_cvtneps_pbh((__m512)v);
   memcpy(p, &narrow, 32);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  float32x4_t x[4];
+  memcpy(x, &v, 64);
+  for (int i = 0; i < 4; i += 2)
+    vst1q_bf16(reinterpret_cast<bfloat16_t*>(p + 4 * i), vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(x[i]), x[i + 1]));
 #elif defined(__aarch64__)
   uint32x4_t bits[4];
   memcpy(bits, &v, 64);
