@@ -39,6 +39,7 @@ namespace {
 
 int64_t num_checks = 0, num_wrong = 0;
 uint64_t state = 1;
+int64_t num_threads = 2;  // one where instructions are counted: who waits looks, and looks
 
 uint32_t random_bits() {
   state = state * 6364136223846793005u + 1442695040888963407u;
@@ -74,9 +75,9 @@ struct Digest {
 int64_t at(const void* p) { return reinterpret_cast<int64_t>(p); }
 int64_t bits(double x) { int64_t b; memcpy(&b, &x, 8); return b; }
 
-void run(Operator op, std::vector<int64_t> args, Pass pass = {}, int64_t threads = 2) {
+void run(Operator op, std::vector<int64_t> args, Pass pass = {}) {
   const Entry entry{op, reinterpret_cast<const Args*>(args.data()), 0};
-  baton_run(&entry, 1, &pass, threads, nullptr);
+  baton_run(&entry, 1, &pass, num_threads, nullptr);
 }
 
 // a + b to float, with the last bit set if that is not exact; what is denormal is zero.
@@ -125,10 +126,10 @@ struct LinearCase {
     run(pack_weight, {outputs, at(w.data()), at(packed.data()), width * int64_t(sizeof(T)), panels, 0});
   }
 
-  std::vector<float> multiply(const T* x, int64_t rows, int64_t threads = 2) const {
+  std::vector<float> multiply(const T* x, int64_t rows) const {
     std::vector<float> y(size_t(rows * outputs));
     run(sizeof(T) == 4 ? logits_f32 : logits_bf16,
-        {rows, at(x), at(packed.data()), 0, at(y.data()), outputs, width, width}, {}, threads);
+        {rows, at(x), at(packed.data()), 0, at(y.data()), outputs, width, width});
     return y;
   }
 };
@@ -177,12 +178,11 @@ struct QuantizedCase {
     return q;
   }
 
-  std::vector<float> multiply(const std::vector<uint8_t>& q, int64_t rows, int64_t threads = 2) const {
+  std::vector<float> multiply(const std::vector<uint8_t>& q, int64_t rows) const {
     std::vector<float> y(size_t(rows * outputs));
     run(is_int4 ? int4_linear_f32 : int8_linear_f32,
         {rows, at(q.data()), at(packed.data()), is_int4 ? 0 : at(scales.data()), 0, at(y.data()), outputs, padded,
-         row_bytes},
-        {}, threads);
+         row_bytes});
     return y;
   }
 
@@ -246,13 +246,13 @@ struct AttentionCase {
   }
 
   // Queries that end at `context`.
-  std::vector<T> attend(const T* q, int64_t queries, int64_t context, int64_t threads = 2) {
+  std::vector<T> attend(const T* q, int64_t queries, int64_t context) {
     std::vector<T> out(size_t(queries * heads * width));
     const int64_t starts[] = {0, queries}, lens[] = {context};
     run(sizeof(T) == 4 ? paged_attention_f32 : paged_attention_bf16,
         {queries, at(q), at(arena.data()), at(starts), at(lens), at(table.data()), 0, at(out.data()), heads, kv_heads,
          width, size, blocks, 0, 0, 0, 2 * size * width * int64_t(sizeof(T)), 0, bits(0.3), bits(0)},
-        {queries, 1, 1}, threads);
+        {queries, 1, 1});
     return out;
   }
 
@@ -373,25 +373,26 @@ int repeat(int64_t times, Do once) {
 }
 
 int run_one(const std::string& name, int64_t rows, int64_t times) {
+  num_threads = 1;
   constexpr int64_t WIDTH = 1024, OUTPUTS = 256, CONTEXT = 512;
   if (name == "linear_f32" || name == "linear_bf16") {
     const auto go = [&]<typename T>(T) {
       const LinearCase<T> linear(WIDTH, OUTPUTS);
       const std::vector<T> x = some<T>(rows * WIDTH);
-      return repeat(times, [&] { linear.multiply(x.data(), rows, 1); });
+      return repeat(times, [&] { linear.multiply(x.data(), rows); });
     };
     return name == "linear_f32" ? go(float()) : go(bf16());
   }
   if (name == "linear_int8" || name == "linear_int4") {
     const QuantizedCase linear(name == "linear_int4", WIDTH, OUTPUTS);
     const std::vector<uint8_t> q = linear.rounded(some<float>(rows * WIDTH), rows);
-    return repeat(times, [&] { linear.multiply(q, rows, 1); });
+    return repeat(times, [&] { linear.multiply(q, rows); });
   }
   if (name == "attention_f32" || name == "attention_bf16") {
     const auto go = [&]<typename T>(T) {
       AttentionCase<T> attention(128, CONTEXT);
       const std::vector<T> q = some<T>(rows * 4 * 128);
-      return repeat(times, [&] { attention.attend(q.data(), rows, CONTEXT, 1); });
+      return repeat(times, [&] { attention.attend(q.data(), rows, CONTEXT); });
     };
     return name == "attention_f32" ? go(float()) : go(bf16());
   }
@@ -399,9 +400,9 @@ int run_one(const std::string& name, int64_t rows, int64_t times) {
     const std::vector<bf16> x = some<bf16>(2 * rows * WIDTH), weight = some<bf16>(WIDTH);
     std::vector<bf16> y(size_t(rows * WIDTH));
     if (name == "silu_mul_bf16")
-      return repeat(times, [&] { run(silu_mul_bf16, {rows, at(x.data()), at(y.data()), WIDTH}, {}, 1); });
+      return repeat(times, [&] { run(silu_mul_bf16, {rows, at(x.data()), at(y.data()), WIDTH}); });
     return repeat(times, [&] {
-      run(rms_norm_bf16, {rows, at(x.data()), at(weight.data()), 0, at(y.data()), 0, WIDTH, 0, bits(1e-6)}, {}, 1);
+      run(rms_norm_bf16, {rows, at(x.data()), at(weight.data()), 0, at(y.data()), 0, WIDTH, 0, bits(1e-6)});
     });
   }
   if (name == "checksum") {
