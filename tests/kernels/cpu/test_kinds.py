@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import platform
-from pathlib import Path
 
 import pytest
 import torch
-from tests.platform.machine.test_node import machine
 
 from baton.engine.checkpoint.install import order_of_sums
 from baton.kernels.cpu import build, library, operators
-from baton.platform.machine.node import read_node
 
 CORTEX_A72 = "fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid"
 NEOVERSE_N1 = f"{CORTEX_A72} atomics fphp asimdhp asimdrdm lrcpc dcpop asimddp ssbs"
@@ -46,18 +43,6 @@ def test_on_arm_what_is_compiled_for_this_cpu_is_its_best_kind(
         seen.append(build._target_flags(build.NATIVE))
 
     assert seen == [("-march=armv8-a",), ("-march=armv8.2-a+dotprod+bf16+i8mm",)]
-
-
-def test_the_doctor_is_told_which_kernels_an_arm_machine_gets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    files = {"proc/cpuinfo": f"processor : 0\nFeatures\t: {NEOVERSE_N1}\n"}
-
-    facts = read_node(root=machine(tmp_path, **files))
-
-    assert facts.kernels == "armv8.2-a"
-    assert facts.cpu_flags == ("asimd", "asimddp")
 
 
 @pytest.mark.parametrize("said", ["NEON", "NEON bf16"])

@@ -113,8 +113,9 @@ def test_more_threads_than_cores_are_warned_about() -> None:
 
 def test_an_old_processor_is_warned_about_and_an_arm_one_is_not() -> None:
     assert check_cores(node(cpu_flags=("fma",)), None).status is Status.WARN
-    arm = node(architecture="aarch64", cpu_flags=("asimd", "bf16"))
+    arm = node(architecture="aarch64", cpu_flags=("asimd", "bf16"), kernels="armv8.2-a-bf16")
     assert check_cores(arm, None).status is Status.OK
+    assert "kernels for armv8.2-a-bf16" in check_cores(arm, None).seen
 
 
 @pytest.mark.parametrize(

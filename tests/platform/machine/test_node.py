@@ -31,6 +31,18 @@ def test_a_quota_counts_as_cores_and_flags_are_those_that_matter(tmp_path: Path)
     assert facts.cpu_flags == ("avx2", "fma", "f16c", "avx512f")
 
 
+def test_the_kernels_that_an_arm_machine_gets_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    features = "Features\t: fp asimd crc32 atomics asimdrdm asimddp sve\n"
+
+    facts = read_node(root=machine(tmp_path, **{"proc/cpuinfo": features}))
+
+    assert facts.kernels == "armv8.2-a"
+    assert facts.cpu_flags == ("asimd", "asimddp")
+
+
 def test_rdma_devices_are_named(tmp_path: Path) -> None:
     files = {"sys/class/infiniband/mlx5_1/node_type": "", "sys/class/infiniband/mlx5_0/x": ""}
 

@@ -1,7 +1,7 @@
 // Some rows of x times some columns of a panel, as 64-bit ARM does it best: see neon.h.
 //
-// A vector has four columns, and 32 registers hold the sums of 16 to 24 vectors: the more rows, the fewer columns at
-// once, and the panel is gone through several times, then from the first-level cache.
+// A vector has four columns, and of 32 registers 16 are for sums: the more rows, the fewer columns at once, and the panel
+// is gone through several times, then from the first-level cache.
 #pragma once
 
 #include "linear_tile.h"

@@ -123,6 +123,10 @@ struct LinearCase {
   LinearCase(int64_t width, int64_t outputs)
       : width(width), outputs(outputs), panels((outputs + PANEL - 1) / PANEL), w(some<T>(outputs * width)),
         packed(size_t(panels * PANEL * width)) {
+    pack();
+  }
+
+  void pack() {
     run(pack_weight, {outputs, at(w.data()), at(packed.data()), width * int64_t(sizeof(T)), panels, 0});
   }
 
@@ -155,6 +159,21 @@ void check_linear(const std::string& name) {
     }
   }
   digest.say(name);
+}
+
+// Sums that end denormal below zero, which is -0 where denormals are zeros: what fills up an odd number of steps
+// must leave it so.
+void check_signs_of_zero() {
+  LinearCase<bf16> linear(6, 32);
+  const float first = 0x1p-63f, x[6] = {1.0078125f * first, 0, -1.015625f * first, 0, -0.0f, -0.0f};
+  std::vector<bf16> rows(12);
+  for (size_t k = 0; k < 12; k++) narrow(x[k % 6], &rows[k]);
+  for (size_t k = 0; k < linear.w.size(); k++) narrow(k % 6 == 0 || k % 6 == 2 ? first : 0.0f, &linear.w[k]);
+  linear.pack();
+  const float wanted = defined_sum(rows.data(), linear.w.data(), 6);
+  check(std::signbit(wanted), "below zero", 0, 0);
+  for (int64_t count : {1, 2})
+    for (float sum : linear.multiply(rows.data(), count)) check(is_same(sum, wanted), "sign of zero", count, 0);
 }
 
 struct QuantizedCase {
@@ -421,6 +440,7 @@ int main(int argc, char** argv) {
   if (argc == 4) return run_one(argv[1], atoll(argv[2]), atoll(argv[3]));
   check_linear<float>("linear_f32");
   check_linear<bf16>("linear_bf16");
+  check_signs_of_zero();
   check_quantized(false, "linear_int8");
   check_quantized(true, "linear_int4");
   check_attention<float>("attention_f32");
