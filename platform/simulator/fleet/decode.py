@@ -23,7 +23,7 @@ from baton.kv_transfer.config import DEFAULTS
 from baton.kv_transfer.handoff.lease import ReceiverEvent, ReceiverLease, SenderEvent
 from baton.platform.simulator.fleet.engine import EngineHooks, Step
 from baton.platform.simulator.fleet.handoff import Handoff
-from baton.platform.simulator.fleet.news import News
+from baton.platform.simulator.fleet.news import Listener, News
 from baton.platform.simulator.fleet.prefill import PrefillReplica, Wiring
 from baton.platform.simulator.fleet.turns import Turn
 from baton.replica_core.credits import Credits
@@ -72,10 +72,20 @@ class DecodeReplica:
         """That have blocks, or wait for them; the oldest first."""
         self._numbers = count()
         self._places: Credits[int] = Credits(info.max_open)
-        for gateway in range(wiring.num_gateways):
-            self._places.join(gateway)
 
-    def start(self) -> None:
+    def tell(self) -> None:
+        """All gateways that have joined what they are lent."""
+        self._publish()
+
+    def join(self, number: int, gateway: Listener) -> None:
+        """A gateway comes, which is lent something once all are told."""
+        self._places.join(number)
+        self._news.join(number, gateway, self.engine.pool, self.engine.events)
+
+    def leave(self, number: int) -> None:
+        """That gateway is gone. What it sent is computed, for nobody."""
+        self._places.leave(number)
+        self._news.leave(number)
         self._publish()
 
     def drain(self) -> None:
@@ -285,11 +295,11 @@ class DecodeReplica:
         self._news.tell_of_blocks(self.engine.events)
         engine, num_running = self.engine, self.engine.num_running
         num_open = Counter(gateway for _, gateway in self._open.values())
-        used = {gateway: num_open[gateway] for gateway in range(self._wiring.num_gateways)}
+        used = {gateway: num_open[gateway] for gateway in self._news.gateways}
         lent = self._places.lend(used, self._wiring.agenda.now)
         self._news.tell(
-            [
-                Capacity(
+            {
+                gateway: Capacity(
                     is_draining=self._is_draining,
                     max_open=min(lent[gateway].num, self.info.max_open),
                     credit_id=lent[gateway].id,
@@ -301,7 +311,7 @@ class DecodeReplica:
                     num_free_blocks=engine.pool.num_available,
                 )
                 for gateway in used
-            ]
+            }
         )
 
     def _send(self, message: Callable[[], None]) -> None:

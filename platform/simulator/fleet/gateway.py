@@ -6,7 +6,7 @@ hear, hear_of_blocks --> Knowledge --> soon after: whose turn is it now?
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -47,7 +47,7 @@ class SimulatedGateway:
         routing: Routing,
         speeds: Mapping[Role, Speed],
     ) -> None:
-        self._number = number
+        self.number = number
         self._setup = setup
         self._agenda = agenda
         self._known = Knowledge(number, setup, agenda, speeds, routing.pull_rates)
@@ -57,6 +57,9 @@ class SimulatedGateway:
         self._in_line: dict[int, Turn] = {}
         """By the prompt's number."""
         self._customer: Customer | None = None
+        self._under_way: dict[str, Turn] = {}
+        """By request id: all that are not over."""
+        self._is_dead = False
         self._is_serving = False
         self._is_looking = False
 
@@ -93,12 +96,20 @@ class SimulatedGateway:
 
     # From clients.
 
+    def die(self) -> Sequence[Turn]:
+        """Hear and say nothing more. Those whose requests were under way, who hear of it."""
+        self._is_dead = True
+        return tuple(self._under_way.values())
+
     def come(self, turn: Turn) -> bool:
         """False if it is turned away: enough wait already."""
         limit = self._setup.max_waiting
+        turn.gateway = self.number
+        self._under_way[turn.request_id] = turn
         if not len(self._outside) and self._enter(turn):
             return True
         if limit is not None and len(self._outside) >= limit:
+            del self._under_way[turn.request_id]
             return False
         self._outside.add(turn, now=self._agenda.now)
         self._want()
@@ -107,14 +118,20 @@ class SimulatedGateway:
     # From replicas.
 
     def hear(self, epoch: Epoch, capacity: Capacity) -> None:
+        if self._is_dead:
+            return
         self._known.hear(epoch, capacity)
         self._change()
 
     def hear_of_blocks(self, epoch: Epoch, events: KvEvents) -> None:
+        if self._is_dead:
+            return
         self._known.hear_of_blocks(epoch, events)
 
     def give(self, frame: Mapping[Turn, int]) -> None:
         """Tokens of some requests have come from their replica."""
+        if self._is_dead:
+            return
         assert self._customer is not None
         for turn, num_tokens in frame.items():
             if not turn.num_given:
@@ -123,6 +140,7 @@ class SimulatedGateway:
             self._customer.give(turn, num_tokens)
             if turn.is_over:
                 self._known.ended(turn)
+                del self._under_way[turn.request_id]
                 self._change()
 
     # Placing.
@@ -159,6 +177,8 @@ class SimulatedGateway:
 
     def _serve(self) -> None:
         self._is_serving = False
+        if self._is_dead:
+            return
         now = self._agenda.now
         for prompt in self._placer.stranded(self._known.view(PromptNames()), now):
             turn = self._in_line.pop(prompt.number)
@@ -179,14 +199,14 @@ class SimulatedGateway:
 
     def _look(self) -> None:
         self._is_looking = False
-        if self._in_line:
+        if self._in_line and not self._is_dead:
             self._change()
             self._look_later()
 
     def _send(self, turn: Turn, placement: Placement) -> None:
         turn.placement = placement
         self._known.sent(turn, placement)
-        sent = partial(self._decodes[placement.decode.epoch].generate, turn, self._number)
+        sent = partial(self._decodes[placement.decode.epoch].generate, turn, self.number)
         self._agenda.after(self._setup.links.latency_s, sent)
 
     def _want(self) -> None:

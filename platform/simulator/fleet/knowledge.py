@@ -99,7 +99,6 @@ class Knowledge:
         known.is_connected = True
         self._pool_by_role[info.role].join(known)
         self._links[info.epoch] = _Link(replica, known)
-        self._index.apply(info.epoch, KvEvents(first_sequence=1, is_snapshot=True))
 
     def forget(self, epoch: Epoch) -> None:
         """Nothing of ours is there any more."""

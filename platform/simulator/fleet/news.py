@@ -7,12 +7,13 @@ blocks come or gone   when the step that changed them is over
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from baton.core.ids import Epoch
-from baton.core.kv_events import KvEvents
+from baton.core.kv_events import KvChange, KvEvent, KvEvents
 from baton.core.replicas import Capacity, ReplicaInfo
+from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.blocks.kv_event_log import KvEventLog
 from baton.platform.simulator.fleet.agenda import Agenda
 from baton.replica_core.capacity_news import COALESCE_S
@@ -37,18 +38,35 @@ class _Ear:
 
 
 class News:
-    def __init__(
-        self, info: ReplicaInfo, listeners: Sequence[Listener], agenda: Agenda, latency_s: float
-    ) -> None:
+    def __init__(self, info: ReplicaInfo, agenda: Agenda, latency_s: float) -> None:
         self._epoch = info.epoch
-        self._ears = [_Ear(listener) for listener in listeners]
+        self._ear_by_gateway: dict[int, _Ear] = {}
         self._agenda = agenda
         self._latency_s = latency_s
         self._next_sequence = 1
 
-    def tell(self, capacities: Sequence[Capacity]) -> None:
-        """One for each gateway, with what that is lent."""
-        for ear, capacity in zip(self._ears, capacities, strict=True):
+    @property
+    def gateways(self) -> Collection[int]:
+        """Numbers of those who listen."""
+        return self._ear_by_gateway.keys()
+
+    def join(self, number: int, gateway: Listener, pool: BlockPool, log: KvEventLog) -> None:
+        """From now on it is told of what is new; of what is cached already, a snapshot."""
+        self.tell_of_blocks(log)
+        names = KvEvent(KvChange.STORED, b"".join(pool.names()))
+        gateway.hear_of_blocks(
+            self._epoch,
+            KvEvents(first_sequence=self._next_sequence, events=(names,), is_snapshot=True),
+        )
+        self._ear_by_gateway[number] = _Ear(gateway)
+
+    def leave(self, number: int) -> None:
+        del self._ear_by_gateway[number]
+
+    def tell(self, capacity_by_gateway: Mapping[int, Capacity]) -> None:
+        """One for each gateway that listens, with what that is lent."""
+        for gateway, capacity in capacity_by_gateway.items():
+            ear = self._ear_by_gateway[gateway]
             ear.current = capacity
             if ear.told is None or ear.told.credit_id != capacity.credit_id:
                 self._say(ear)
@@ -61,7 +79,7 @@ class News:
             return
         events = log.read(self._next_sequence)
         while events is not None and events.events:
-            for ear in self._ears:
+            for ear in self._ear_by_gateway.values():
                 self._agenda.after(self._latency_s, self._heard(ear, events))
             self._next_sequence = events.next_sequence
             events = log.read(self._next_sequence)

@@ -20,11 +20,19 @@ class Served(NamedTuple):
     ttft_s: float
     tpot_s: float
     """0 of one token."""
+    place: int
+    """Of its arrival: of an open loop, in its trace."""
+    gateway: int
+    num_tokens: int
+    """Of its prompt, of which so many were"""
+    num_cached: int
 
 
 @dataclass(slots=True)
 class FleetOutcome:
     rejected: int = 0
+    num_asked_again: int = 0
+    """Because a gateway died."""
     ttft_s: array[float] = field(default_factory=lambda: array("d"))
     e2e_s: array[float] = field(default_factory=lambda: array("d"))
     gaps_s: array[float] = field(default_factory=lambda: array("d"))
@@ -50,7 +58,17 @@ class FleetOutcome:
         if num_later:
             tpot_s = (turn.last_token_s - turn.first_token_s) / num_later
             self.tpot_s.append(tpot_s)
-        self.served.append(Served(turn.arrived_s, turn.first_token_s - turn.arrived_s, tpot_s))
+        self.served.append(
+            Served(
+                arrived_s=turn.arrived_s,
+                ttft_s=turn.first_token_s - turn.arrived_s,
+                tpot_s=tpot_s,
+                place=turn.arrival.place,
+                gateway=turn.gateway,
+                num_tokens=len(turn.prompt),
+                num_cached=turn.num_cached,
+            )
+        )
         self.num_output_tokens += turn.num_given
         self.num_tokens += len(turn.prompt)
         self.num_cached += turn.num_cached

@@ -48,26 +48,15 @@ class Fleet:
         self.outcome = FleetOutcome()
         self.seen = Seen()
         self._engine_by_id: dict[str, SimulatedEngine] = {}
-        rates = pull_rates(setup)
-        speeds = {role: self._speed(role) for role in Role}
-        self._gateways = [
-            SimulatedGateway(
-                number,
-                setup,
-                self._agenda,
-                Routing(policy(policy_name), pull_rates=rates, name=policy_name),
-                speeds,
-            )
-            for number in range(setup.num_gateways)
-        ]
+        self._policy_name = policy_name
+        self._gateways = [self._gateway(number) for number in range(setup.num_gateways)]
+        self._living = list(self._gateways)
         self._prefill_by_id: dict[str, PrefillReplica] = {}
         self._numbers_by_role = {role: count() for role in Role}
         self._max_len = setup.decode.num_blocks * setup.decode.block_size
         if setup.num_prefill:
             held = setup.prefill.num_blocks * setup.prefill.block_size
             self._max_len = min(self._max_len, held)
-        for gateway in self._gateways:
-            gateway.connect(self)
         self._computing: list[PrefillReplica | DecodeReplica] = []
         """Those that compute prompts."""
         self._decode: list[DecodeReplica] = []
@@ -82,6 +71,10 @@ class Fleet:
         for role, num in ((Role.PREFILL, setup.num_prefill), (Role.DECODE, setup.num_decode)):
             for _ in range(num):
                 pools.adopt(role, self.add(role))
+        if setup.gateway_dies_s is not None:
+            self._agenda.at(setup.gateway_dies_s, self._lose_gateway)
+        if setup.gateway_joins_s is not None:
+            self._agenda.at(setup.gateway_joins_s, self._add_gateway)
         self.pilot = None if setup.rules is None else Pilot(setup, setup.rules, pools, self)
 
     def add(self, role: Role) -> PrefillReplica | DecodeReplica:
@@ -99,14 +92,45 @@ class Fleet:
         if not is_decode or not self._setup.num_prefill:
             self._computing.append(replica)
         self._engine_by_id[info.replica_id] = replica.engine
-        for gateway in self._gateways:
-            gateway.meet(replica, replica if isinstance(replica, DecodeReplica) else None)
-        replica.start()
+        for gateway in self._living:
+            self._introduce(gateway, replica)
+        replica.tell()
         return replica
 
+    def _introduce(
+        self, gateway: SimulatedGateway, replica: PrefillReplica | DecodeReplica
+    ) -> None:
+        gateway.meet(replica, replica if isinstance(replica, DecodeReplica) else None)
+        replica.join(gateway.number, gateway)
+
     def _forget(self, replica: PrefillReplica | DecodeReplica) -> None:
-        for gateway in self._gateways:
+        for gateway in self._living:
             gateway.forget(replica)
+
+    # Gateways that come and go.
+
+    def _add_gateway(self) -> None:
+        gateway = self._gateway(len(self._gateways))
+        self._gateways.append(gateway)
+        self._living.append(gateway)
+        for replica in self._replicas:
+            self._introduce(gateway, replica)
+            replica.tell()
+
+    def _lose_gateway(self) -> None:
+        """Whoever has no last token from it asks another one, for all of it."""
+        gateway = self._living.pop(0)
+        for replica in self._replicas:
+            replica.leave(gateway.number)
+        for turn in gateway.die():
+            self.seen.reject()
+            again = self._turns.of(turn.arrival, next(self._numbers))
+            self.outcome.num_asked_again += 1
+            self._enters(again, self._random.choice(self._living))
+
+    @property
+    def _replicas(self) -> Sequence[PrefillReplica | DecodeReplica]:
+        return (*self._prefill_by_id.values(), *self._decode)
 
     @property
     def gateways(self) -> Sequence[SimulatedGateway]:
@@ -158,11 +182,13 @@ class Fleet:
 
     def _comes(self, arrival: Arrival) -> None:
         turn = self._turns.of(arrival, next(self._numbers))
-        gateway = self._random.choice(self._gateways)
+        gateway = self._random.choice(self._living)
         at_s = arrival.at_s + self._setup.links.front_s
         self._agenda.at(at_s, lambda: self._enters(turn, gateway))
 
     def _enters(self, turn: Turn, gateway: SimulatedGateway) -> None:
+        if gateway not in self._living:  # it died while the request was on its way
+            gateway = self._random.choice(self._living)
         num_tokens = len(turn.prompt) + len(turn.answer)
         self.seen.come(turn)
         if num_tokens > self._max_len or not gateway.come(turn):
@@ -171,6 +197,18 @@ class Fleet:
             self._arrivals.answered(turn.arrival, self._agenda.now)
 
     # What it is made of.
+
+    def _gateway(self, number: int) -> SimulatedGateway:
+        name, rates = self._policy_name, pull_rates(self._setup)
+        gateway = SimulatedGateway(
+            number,
+            self._setup,
+            self._agenda,
+            Routing(policy(name), pull_rates=rates, name=name),
+            {role: self._speed(role) for role in Role},
+        )
+        gateway.connect(self)
+        return gateway
 
     def _info(self, role: Role, number: int, device: Device) -> ReplicaInfo:
         is_decode = role is Role.DECODE
@@ -188,13 +226,12 @@ class Fleet:
         )
 
     def _news(self, info: ReplicaInfo) -> News:
-        return News(info, self._gateways, self._agenda, self._setup.links.latency_s)
+        return News(info, self._agenda, self._setup.links.latency_s)
 
     def _wiring(self, device: Device) -> Wiring:
         return Wiring(
             agenda=self._agenda,
             latency_s=self._setup.links.latency_s,
-            num_gateways=self._setup.num_gateways,
             make_engine=self._engine_maker(device),
             make_puller=partial(Puller, agenda=self._agenda, links=self._setup.links),
             engine_of=self._engine_by_id.__getitem__,

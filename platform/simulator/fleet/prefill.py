@@ -17,7 +17,7 @@ from baton.kv_transfer.handoff.lease import SenderEvent
 from baton.platform.simulator.fleet.agenda import Agenda
 from baton.platform.simulator.fleet.engine import EngineHooks, SimulatedEngine, Step
 from baton.platform.simulator.fleet.handoff import Handoff
-from baton.platform.simulator.fleet.news import News
+from baton.platform.simulator.fleet.news import Listener, News
 from baton.platform.simulator.fleet.pulling import Puller
 from baton.prefill_service.lending import lending_budget
 from baton.prefill_service.open_prompts import OpenPrompts
@@ -43,7 +43,6 @@ class Wiring:
 
     agenda: Agenda
     latency_s: float
-    num_gateways: int
     make_engine: Callable[[EngineHooks], SimulatedEngine]
     make_puller: Callable[[SimulatedEngine], Puller]
     engine_of: Callable[[str], SimulatedEngine]
@@ -68,10 +67,20 @@ class PrefillReplica:
             device.step_times, device.scheduler.max_chunk, info.max_queued_tokens
         )
         self._credits: Credits[int] = Credits(budget)
-        for gateway in range(wiring.num_gateways):
-            self._credits.join(gateway)
 
-    def start(self) -> None:
+    def tell(self) -> None:
+        """All gateways that have joined what they are lent."""
+        self._publish()
+
+    def join(self, number: int, gateway: Listener) -> None:
+        """A gateway comes, which is lent something once all are told."""
+        self._credits.join(number)
+        self._news.join(number, gateway, self.engine.pool, self.engine.events)
+
+    def leave(self, number: int) -> None:
+        """That gateway is gone. What it sent is computed, for nobody."""
+        self._credits.leave(number)
+        self._news.leave(number)
         self._publish()
 
     def drain(self) -> None:
@@ -166,13 +175,13 @@ class PrefillReplica:
             assert prompt is not None, "a handoff under way has its prompt here"
             pending[handoff.gateway] += prompt.num_queued_tokens
             computed[handoff.gateway] += prompt.num_computed_tokens
-        gateways = range(self._wiring.num_gateways)
+        gateways = self._news.gateways
         used = {gateway: pending[gateway] for gateway in gateways}
         lent = self._credits.lend(used, self._wiring.agenda.now)
         engine = self.engine
         self._news.tell(
-            [
-                Capacity(
+            {
+                gateway: Capacity(
                     is_draining=self._is_draining,
                     credit_tokens=0 if self._is_draining else lent[gateway].num + computed[gateway],
                     credit_id=lent[gateway].id,
@@ -183,7 +192,7 @@ class PrefillReplica:
                     num_free_blocks=engine.pool.num_available,
                 )
                 for gateway in gateways
-            ]
+            }
         )
 
     def _send(self, message: Callable[[], None]) -> None:

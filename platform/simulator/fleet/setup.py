@@ -95,6 +95,10 @@ class FleetSetup:
     """0: decode replicas compute their prompts themselves."""
     num_decode: int
     num_gateways: int = 1
+    gateway_dies_s: float | None = None
+    """When the first of them does; whoever has a request there asks another one, anew."""
+    gateway_joins_s: float | None = None
+    """When one more begins."""
     prefill: Device
     decode: Device
     links: Links = field(default_factory=Links)

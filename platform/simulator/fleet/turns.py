@@ -33,6 +33,8 @@ class Turn:
     answer: list[int]
     """What will be generated."""
     names: PromptNames
+    gateway: int = 0
+    """Which one it came to."""
     placement: Placement | None = None
     num_generated: int = 0
     """Tokens of the answer that its replica has."""
