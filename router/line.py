@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -94,8 +94,8 @@ class Line:
         if not self._waiting:
             return None
         offers = _Offers(candidates, now)
-        for place in np.flatnonzero(candidates.has_credit):
-            candidate = candidates[int(place)]
+        for place in candidates.has_credit.nonzero()[0].tolist():
+            candidate = candidates[place]
             prompt = self._free(candidate, offers)
             if prompt is not None:
                 return candidate, prompt
@@ -215,13 +215,13 @@ class _Offers:
     def found(self) -> _Offered:
         offered: list[Waiting] = []
         found: list[float] = []
-        busy_s = self._candidates.busy_s(self.now)
-        for place in np.flatnonzero(self._candidates.num_waiting):
-            before_s = float(busy_s[place])
-            for waiting in islice(self._candidates[int(place)].waiting, MAX_OFFERED):
-                before_s += waiting.work_s
-                offered.append(waiting)
-                found.append(before_s)
+        places = self._candidates.num_waiting.nonzero()[0]
+        busy_s = self._candidates.busy_s(self.now).take(places).tolist()
+        for place, before_s in zip(places.tolist(), busy_s, strict=True):
+            first = self._candidates[place].waiting[:MAX_OFFERED]
+            offered += first
+            found += accumulate((waiting.work_s for waiting in first), initial=before_s)
+            del found[-len(first) - 1]  # before the first of them
         over_s = np.array(found)
         if len(offered) > MAX_LOOKED_AT:
             longest = np.argsort(-over_s, kind="stable")[:MAX_LOOKED_AT]

@@ -261,10 +261,11 @@ class Placer:
 
     def _num_held(self, prompts: Sequence[Prompt], candidate: Candidate) -> Sequence[int]:
         assert candidate.epoch is not None, "replicas of a fleet have one"
-        names = [self._in_line[prompt.number].names for prompt in prompts]
+        in_line = self._in_line
+        names = [in_line[prompt.number].names for prompt in prompts]
         held = self._num_cached(names, candidate.epoch)
         return [
-            min(num_held, prompt.num_tokens - 1)
+            num_held if num_held < prompt.num_tokens else prompt.num_tokens - 1
             for num_held, prompt in zip(held, prompts, strict=True)
         ]
 

@@ -9,7 +9,7 @@ Compiled where the library is there (`kernels/cpu/source/names/holder_table.cpp`
 from __future__ import annotations
 
 import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from baton.core.block_hash import BlockNames
@@ -34,6 +34,9 @@ class HolderTable(Protocol):
 
         One more number than the largest of them is a 0, which stands for whoever has no slot.
         """
+
+    def num_leading_of(self, prompts: Sequence[BlockNames], slot: int) -> array.array[int]:
+        """By prompt: how many of its names `slot` holds before one that it does not."""
 
     def begin_sweep(self, dead: int) -> None:
         """From now on `sweep` takes these slots out of all names. Nothing is added to them."""
@@ -78,6 +81,9 @@ class ReferenceTable:
         for slot in _members(live):
             depths[slot] = len(names)
         return depths
+
+    def num_leading_of(self, prompts: Sequence[BlockNames], slot: int) -> array.array[int]:
+        return array.array("I", [self.num_leading(names, 1 << slot)[slot] for names in prompts])
 
     def begin_sweep(self, dead: int) -> None:
         self._sweeping, self._unswept = dead, list(self._slots_by_name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import array
 import ctypes
 import weakref
+from collections.abc import Sequence
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "add": (_NUM, (_TABLE, _SLOT, _BYTES, _NUM)),
     "remove": (_NUM, (_TABLE, _SLOT, _BYTES, _NUM)),
     "leading": (None, (_TABLE, _BYTES, _NUM, _BYTES, _NUM, _OUT)),
+    "leading_of": (None, (_TABLE, _SLOT, _OUT, _OUT, _NUM, _OUT)),
     "begin_sweep": (None, (_TABLE, _BYTES, _NUM)),
     "sweep": (ctypes.c_int32, (_TABLE, _NUM)),
 }
@@ -61,6 +63,21 @@ class CompiledTable:
             len(names),
             words,
             len(words) // _WORD_BYTES,
+            depths.buffer_info()[0],
+        )
+        return depths
+
+    def num_leading_of(self, prompts: Sequence[BlockNames], slot: int) -> array.array[int]:
+        num = len(prompts)
+        packed = [names.packed for names in prompts]
+        sizes = array.array("q", map(len, prompts))
+        depths = array.array("I", bytes(num * _SLOT_BYTES))
+        self._call.leading_of(
+            self._table,
+            slot,
+            (_BYTES * num)(*packed),
+            sizes.buffer_info()[0],
+            num,
             depths.buffer_info()[0],
         )
         return depths

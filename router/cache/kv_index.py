@@ -143,12 +143,12 @@ class KvIndex:
         """By replica: how many leading blocks it has. Those with none are left out."""
         return self.cached(names).by_epoch()
 
-    def num_cached_blocks_of(self, epoch: Epoch, names: BlockNames) -> int:
-        """How many leading blocks one replica has."""
+    def num_cached_blocks_of(self, epoch: Epoch, prompts: Sequence[BlockNames]) -> Sequence[int]:
+        """How many leading blocks of each prompt one replica has."""
         known = self._known_by_epoch.get(epoch)
         if known is None:
-            return 0
-        return self._table.num_leading(names, 1 << known.slot)[known.slot]
+            return [0] * len(prompts)
+        return self._table.num_leading_of(prompts, known.slot)
 
     def _follow(self, epoch: Epoch, events: KvEvents) -> None:
         known = self._known_by_epoch.get(epoch)

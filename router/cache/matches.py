@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from weakref import WeakKeyDictionary
 
 from baton.core.ids import Epoch
 from baton.core.kv_layout import KvLayout
-from baton.router.cache.kv_index import CacheVersion, KvIndex
+from baton.router.cache.kv_index import KvIndex
 from baton.router.cache.prompt_names import PromptNames
 
 
 class Matches:
+    """A prompt remembers what was found: its names are asked of one index only."""
+
     def __init__(self, index: KvIndex, layout_of: Callable[[Epoch], KvLayout | None]) -> None:
         """`layout_of`: None for a replica that is not known."""
         self._index = index
         self._layout_of = layout_of
-        self._known: WeakKeyDictionary[PromptNames, dict[Epoch, tuple[CacheVersion, int]]] = (
-            WeakKeyDictionary()
-        )
 
     def num_tokens(self, prompts: Sequence[PromptNames], epoch: Epoch) -> list[int]:
         """How many leading tokens of each prompt a replica has."""
         version, layout = self._index.version(epoch), self._layout_of(epoch)
         if version is None or layout is None:
             return [0] * len(prompts)
-        known_by_prompt, found = self._known, []
-        for prompt in prompts:
-            known = known_by_prompt.get(prompt)
-            if known is None:
-                known = known_by_prompt[prompt] = {}
-            seen = known.get(epoch)
-            if seen is None or seen[0] != version:
-                num_blocks = self._index.num_cached_blocks_of(epoch, prompt.under(layout))
-                seen = known[epoch] = version, num_blocks * layout.block_size
-            found.append(seen[1])
-        return found
+        nothing = None, 0
+        seen = [prompt.matched.get(epoch, nothing) for prompt in prompts]
+        unseen = [prompt for prompt, one in zip(prompts, seen, strict=True) if one[0] != version]
+        if unseen:
+            names = [prompt.under(layout) for prompt in unseen]
+            every = self._index.num_cached_blocks_of(epoch, names)
+            for prompt, num_blocks in zip(unseen, every, strict=True):
+                prompt.matched[epoch] = version, num_blocks * layout.block_size
+            seen = [prompt.matched[epoch] for prompt in prompts]
+        return [num_tokens for _, num_tokens in seen]

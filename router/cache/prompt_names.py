@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from baton.core.block_hash import BlockNames, root_hash
+from baton.core.ids import Epoch
 from baton.core.kv_layout import KvLayout
 from baton.core.messages import GenerateRequest, Pooling
 from baton.kernels.names.block_names import block_names
@@ -32,6 +33,8 @@ class PromptNames:
         self._salt = salt
         self._names_by_way: dict[WayToName, BlockNames] = {}
         """Of all full blocks, or of the first ones."""
+        self.matched: dict[Epoch, tuple[tuple[int, int], int]] = {}
+        """Leading tokens that a replica has of it, as of a version of its cache (`matches.py`)."""
 
     def under(self, layout: KvLayout) -> BlockNames:
         """The names of all full blocks."""

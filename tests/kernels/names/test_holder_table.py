@@ -107,6 +107,11 @@ def holders(table: HolderTable, names: BlockNames, live: int) -> dict[int, int]:
     """By slot of those that hold any: how many."""
     depths = table.num_leading(names, live)
     assert depths[-1] == 0
+    for slot in range(live.bit_length()):
+        if live >> slot & 1:
+            assert [*table.num_leading_of([names, BlockNames(), names], slot)] == [
+                *(depths[slot], 0, depths[slot])
+            ]
     return {slot: depth for slot, depth in enumerate(depths) if depth}
 
 

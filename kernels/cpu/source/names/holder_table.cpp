@@ -83,6 +83,22 @@ void baton_holders_leading(const HolderTable* table, const Name* names, int64_t 
     });
 }
 
+// Write into `depths` how many leading names of each of several prompts one slot holds.
+void baton_holders_leading_of(const HolderTable* table, uint32_t slot, const Name* const* prompts,
+                              const int64_t* num_names, int64_t num_prompts, uint32_t* depths) {
+  for (int64_t i = 0; i < num_prompts; i++) {
+    if (i + 1 < num_prompts && num_names[i + 1]) table->names.prefetch(*prompts[i + 1]);
+    uint32_t depth = 0;
+    if (num_names[i] && table->sets.has(table->names.find(*prompts[i]), slot))
+      table->names.find_all(prompts[i], num_names[i], [&](uint32_t holders, int64_t) {
+        const bool is_held = table->sets.has(holders, slot);
+        depth += is_held;
+        return is_held;
+      });
+    depths[i] = depth;
+  }
+}
+
 // From now on `sweep` takes these slots, which nobody adds to any more, out of all names.
 void baton_holders_begin_sweep(HolderTable* table, const uint64_t* dead, int64_t num_words) {
   table->sweeping.assign(dead, size_t(num_words));
