@@ -235,3 +235,30 @@ def test_mistakes_name_what_is_known(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="step-model, gossip, sessions, pulls"):
         parts(["sleep"])
     assert parts(["pulls"]) == {Part.PULLS}
+
+
+@pytest.mark.parametrize("num_prefill", [0, 2])
+def test_requests_of_a_gateway_that_dies_are_answered_by_another(num_prefill: int) -> None:
+    """The last of them come when it is dead, others have tokens or wait in its line."""
+    setup = replace(
+        SETUP, num_prefill=num_prefill, num_decode=2, num_gateways=2, gateway_dies_s=1.5
+    )
+
+    fleet = played(crowd(80), setup)
+
+    outcome = fleet.outcome
+    assert len(outcome.served) == 80 and outcome.num_asked_again > 10
+    assert {one.gateway for one in outcome.served if one.arrived_s > 1.5} == {1}
+    assert [engine.pool.num_in_use for engine in fleet.engines] == [0] * len(fleet.engines)
+
+
+def test_a_gateway_that_joins_finds_what_replicas_have_cached() -> None:
+    """Of two that would be equal to it, one has the prompt, and had it before the gateway was."""
+    setup = replace(SETUP, num_prefill=0, num_decode=2, gateway_joins_s=10.0)
+    load = trace(*(asked(20.0 * number, 100, 2, range(9)) for number in range(12)))
+
+    outcome = Fleet(load, setup, "longest-match", seed=0).play()
+
+    there = [one for one in outcome.served if one.gateway == 1]
+    assert there and outcome.served[0].num_cached == 0
+    assert [one.num_cached for one in there] == [90] * len(there)
