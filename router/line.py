@@ -215,17 +215,18 @@ class _Offers:
     def found(self) -> _Offered:
         offered: list[Waiting] = []
         found: list[float] = []
+        works: list[float] = []
         places = self._candidates.num_waiting.nonzero()[0]
         busy_s = self._candidates.busy_s(self.now).take(places).tolist()
         for place, before_s in zip(places.tolist(), busy_s, strict=True):
             first = self._candidates[place].waiting[:MAX_OFFERED]
             offered += first
-            found += accumulate((waiting.work_s for waiting in first), initial=before_s)
-            del found[-len(first) - 1]  # before the first of them
-        over_s = np.array(found)
+            works += (takes_s := [waiting.work_s for waiting in first])
+            found += list(accumulate(takes_s, initial=before_s))[1:]
+        over_s, work_s = np.array(found), np.array(works)
         if len(offered) > MAX_LOOKED_AT:
             longest = np.argsort(-over_s, kind="stable")[:MAX_LOOKED_AT]
-            offered, over_s = [offered[place] for place in longest], over_s[longest]
-        work_s = np.array([waiting.work_s for waiting in offered])
+            offered = [offered[place] for place in longest]
+            over_s, work_s = over_s[longest], work_s[longest]
         num_tokens = np.array([waiting.prompt.num_tokens for waiting in offered], float)
         return _Offered(offered, over_s, work_s, num_tokens)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from baton.core.ids import Epoch
 from baton.core.kv_layout import KvLayout
 from baton.router.cache.kv_index import KvIndex
-from baton.router.cache.prompt_names import PromptNames
+from baton.router.cache.prompt_names import PromptNames, way_to_name
 
 
 class Matches:
@@ -27,7 +27,8 @@ class Matches:
         seen = [prompt.matched.get(epoch, nothing) for prompt in prompts]
         unseen = [prompt for prompt, one in zip(prompts, seen, strict=True) if one[0] != version]
         if unseen:
-            names = [prompt.under(layout) for prompt in unseen]
+            way = way_to_name(layout)
+            names = [prompt.named(way) for prompt in unseen]
             every = self._index.num_cached_blocks_of(epoch, names)
             for prompt, num_blocks in zip(unseen, every, strict=True):
                 prompt.matched[epoch] = version, num_blocks * layout.block_size

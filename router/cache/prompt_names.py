@@ -32,22 +32,24 @@ class PromptNames:
         self._tokens = tokens
         self._salt = salt
         self._names_by_way: dict[WayToName, BlockNames] = {}
-        """Of all full blocks, or of the first ones."""
+        """Of all full blocks."""
+        self._first_by_way: dict[WayToName, BlockNames] = {}
+        """Of the first ones, as they were made for a shorter prompt."""
         self.matched: dict[Epoch, tuple[tuple[int, int], int]] = {}
         """Leading tokens that a replica has of it, as of a version of its cache (`matches.py`)."""
 
     def under(self, layout: KvLayout) -> BlockNames:
         """The names of all full blocks."""
-        return self._under(way_to_name(layout))
+        return self.named(way_to_name(layout))
 
     def by_each(self, ways: Iterable[WayToName]) -> Collection[BlockNames]:
         """The names by each way that differs from those before it, if there are any."""
-        return [names for way in dict.fromkeys(ways) if (names := self._under(way))]
+        return [names for way in dict.fromkeys(ways) if (names := self.named(way))]
 
     def make(self, layouts: Iterable[KvLayout]) -> Iterator[None]:
         """Make the names under each layout, yielding between stretches of tokens."""
         for way in dict.fromkeys(map(way_to_name, layouts)):
-            if not self._is_made(way):
+            if way not in self._names_by_way:
                 yield from self._make(way)
 
     def followed_by(self, output: Sequence[int]) -> PromptNames:
@@ -55,22 +57,21 @@ class PromptNames:
         if not output:
             return self
         longer = PromptNames((*self._tokens, *output), self._salt)
-        longer._names_by_way = dict(self._names_by_way)
+        longer._first_by_way = {**self._first_by_way, **self._names_by_way}
         return longer
 
-    def _under(self, way: WayToName) -> BlockNames:
-        if not self._is_made(way):
+    def named(self, way: WayToName) -> BlockNames:
+        """The same, by one way."""
+        made = self._names_by_way.get(way)
+        if made is None:
             for _ in self._make(way):
                 pass
-        return self._names_by_way[way]
-
-    def _is_made(self, way: WayToName) -> bool:
-        known = self._names_by_way.get(way)
-        return known is not None and len(known) == len(self._tokens) // way[1]
+            made = self._names_by_way[way]
+        return made
 
     def _make(self, way: WayToName) -> Iterator[None]:
         fingerprint, size = way
-        known = self._names_by_way.get(way, NO_NAMES)
+        known = self._first_by_way.get(way, NO_NAMES)
         parent = known[-1] if known else root_hash(fingerprint, self._salt)
         if not known and len(self._tokens) <= STRETCH:
             self._names_by_way[way] = block_names(parent, self._tokens, size)
