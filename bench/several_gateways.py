@@ -1,4 +1,4 @@
-"""What several gateways cost, and what becomes of requests when one of them dies or one more begins.
+"""What several gateways cost, and what becomes of requests when one dies or one more begins.
 
     one         a single gateway
     two         each request goes to one of two, which know of each other's by what replicas tell
@@ -65,11 +65,7 @@ def rows(
             fmean(one.p99_s for one in figures),
             fmean(one.hit for one in figures),
             sum(outcome.num_asked_again for outcome in outcomes),
-            *(
-                _hits(played["one"], outcomes, from_s, first_s)
-                if name == "one joins"
-                else ("", "")
-            ),
+            *(_hits(played["one"], outcomes, from_s, first_s) if name == "one joins" else ("", "")),
         )
 
 
