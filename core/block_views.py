@@ -135,6 +135,24 @@ def part_of(views: Sequence[memoryview], offset: int, size: int) -> Sequence[mem
     return [view[offset : offset + size] for view in views]
 
 
+def joined(parts: Sequence[Sequence[memoryview]]) -> Sequence[memoryview]:
+    """All views of the parts, one part after the other."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, BlockViews):
+        starts: list[int] = []
+        for part in parts:
+            if not isinstance(part, BlockViews) or part.memory is not first.memory:
+                break
+            if part.size != first.size:
+                break
+            starts += part.starts
+        else:
+            return BlockViews(first.memory, starts, first.size)
+    return [view for part in parts for view in part]
+
+
 def chosen(views: Sequence[memoryview], indices: Sequence[int]) -> Sequence[memoryview]:
     """Some of them, in this order."""
     if isinstance(views, BlockViews):

@@ -163,12 +163,16 @@ class StaleEpoch(TransferError):
 class CorruptPiece(TransferError):
     """Bytes that do not match the checksum their sender computed.
 
-    `blocks`, of `plane`, is what may be asked for again; where it is empty that is of no use.
+    `blocks`, of `num_planes` from `plane` on, is what may be asked for again; where it is empty
+    that is of no use.
     """
 
-    def __init__(self, message: str, *, plane: int = 0, blocks: range = range(0)) -> None:
+    def __init__(
+        self, message: str, *, plane: int = 0, num_planes: int = 1, blocks: range = range(0)
+    ) -> None:
         super().__init__(message)
         self.plane = plane
+        self.num_planes = num_planes
         self.blocks = blocks
 
 

@@ -203,6 +203,7 @@ class OpenRequest(message.Message):
     FIRST_BLOCK_FIELD_NUMBER: builtins.int
     TRANSPORT_FIELD_NUMBER: builtins.int
     ONLY_FIELD_NUMBER: builtins.int
+    JOINS_PLANES_FIELD_NUMBER: builtins.int
     transfer_id: builtins.str
     sender_epoch: builtins.str
     receiver_epoch: builtins.str
@@ -210,6 +211,8 @@ class OpenRequest(message.Message):
     """counted in P's blocks; those before it D has"""
     transport: builtins.str
     """how the bytes are to travel; empty: in the pieces"""
+    joins_planes: builtins.bool
+    """D takes pieces of several planes. An older P sends none, and none goes to an older D."""
     @builtins.property
     def layout(self) -> KvLayout: ...
     @builtins.property
@@ -228,10 +231,11 @@ class OpenRequest(message.Message):
         first_block: builtins.int = ...,
         transport: builtins.str = ...,
         only: abc.Iterable[KvSpan] | None = ...,
+        joins_planes: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["first_block", b"first_block", "layout", b"layout", "only", b"only", "receiver_epoch", b"receiver_epoch", "sender_epoch", b"sender_epoch", "transfer_id", b"transfer_id", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["first_block", b"first_block", "joins_planes", b"joins_planes", "layout", b"layout", "only", b"only", "receiver_epoch", b"receiver_epoch", "sender_epoch", b"sender_epoch", "transfer_id", b"transfer_id", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -306,7 +310,9 @@ class KvPieces(message.Message):
 
 @typing.final
 class KvPiece(message.Message):
-    """Some consecutive blocks of one plane (core/kv_layout.py), all heads."""
+    """Some consecutive blocks of one plane (core/kv_layout.py), all heads; or the same blocks of several
+    planes, one after the other, whose blocks are alike.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -319,6 +325,7 @@ class KvPiece(message.Message):
     CHECKSUMS_FIELD_NUMBER: builtins.int
     TICKET_FIELD_NUMBER: builtins.int
     NUM_BLOCKS_FIELD_NUMBER: builtins.int
+    NUM_PLANES_FIELD_NUMBER: builtins.int
     transfer_id: builtins.str
     sender_epoch: builtins.str
     receiver_epoch: builtins.str
@@ -327,13 +334,16 @@ class KvPiece(message.Message):
     first_block: builtins.int
     """index within the prompt, not within any pool"""
     data: builtins.bytes
-    """[blocks][KV heads] units, as the sender stores them"""
+    """[planes][blocks][KV heads] units, as the sender stores them"""
     ticket: builtins.bytes
     """where data is empty: the transport's way to the bytes"""
     num_blocks: builtins.int
+    """of each plane"""
+    num_planes: builtins.int
+    """from `plane` on; 0, as older peers say, is 1"""
     @builtins.property
     def checksums(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
-        """XXH3-64 of each (block, head), in the order of data"""
+        """XXH3-64 of each (plane, block, head), in the order of data"""
 
     def __init__(
         self,
@@ -347,10 +357,11 @@ class KvPiece(message.Message):
         checksums: abc.Iterable[builtins.int] | None = ...,
         ticket: builtins.bytes = ...,
         num_blocks: builtins.int = ...,
+        num_planes: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["checksums", b"checksums", "data", b"data", "first_block", b"first_block", "num_blocks", b"num_blocks", "plane", b"plane", "receiver_epoch", b"receiver_epoch", "sender_epoch", b"sender_epoch", "ticket", b"ticket", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["checksums", b"checksums", "data", b"data", "first_block", b"first_block", "num_blocks", b"num_blocks", "num_planes", b"num_planes", "plane", b"plane", "receiver_epoch", b"receiver_epoch", "sender_epoch", b"sender_epoch", "ticket", b"ticket", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -66,6 +66,10 @@ class KvCache:
         self.limits = limits
         """The largest pass over it that is prepared for."""
         self._memory: list[memoryview] = []
+        """By plane: on a CPU, parts of one memory."""
+        self._starts: list[int] = []
+        self._writable = self._readonly = memoryview(b"")
+        """All of that memory."""
         self._fd: int | None = None
         self.spare_block: int | None = None
         """The arenas' block for rows of a pass that are nobody's; no pool counts it. On a GPU."""
@@ -126,7 +130,7 @@ class KvCache:
         if self.staging is not None:
             return self.staging.views(blocks, plane)
         if self._memory:
-            return self._of(self._memory[plane].toreadonly(), blocks, plane)
+            return self._of(self._readonly, blocks, plane)
         return tuple([self.view(block, plane) for block in blocks])
 
     def clear(self, blocks: Sequence[int], plane: int) -> None:
@@ -158,7 +162,7 @@ class KvCache:
 
     def writables(self, blocks: Sequence[int], plane: int) -> BlockViews:
         """As `writable`, of several blocks."""
-        return self._of(self._memory[plane], blocks, plane)
+        return self._of(self._writable, blocks, plane)
 
     def write_part(self, block: int, plane: int, offset: int, data: memoryview) -> None:
         """Replace some bytes of one block in one plane. Raises ValueError beyond its end."""
@@ -210,6 +214,8 @@ class KvCache:
         sizes = [self.num_blocks * plane.layer_block_bytes for plane in self.layout.planes]
         stops = list(accumulate(sizes))
         self._memory = [memory[stop - size : stop] for size, stop in zip(sizes, stops, strict=True)]
+        self._starts = [stop - size for size, stop in zip(sizes, stops, strict=True)]
+        self._writable, self._readonly = memory, memory.toreadonly()
         return [
             torch.frombuffer(part, dtype=_dtype_of(plane)).view(-1, *_block_shape(plane))
             for part, plane in zip(self._memory, self.layout.planes, strict=True)
@@ -227,8 +233,10 @@ class KvCache:
         return memory
 
     def _of(self, memory: memoryview, blocks: Sequence[int], plane: int) -> BlockViews:
-        size = self._block_bytes(plane)
-        return BlockViews(memory, [block * size for block in blocks], size)
+        size, start = self._block_bytes(plane), self._starts[plane]
+        if blocks and not 0 <= min(blocks) <= max(blocks) < self.num_blocks:
+            raise IndexError(f"blocks {min(blocks)} to {max(blocks)} of {self.num_blocks}")
+        return BlockViews(memory, [start + block * size for block in blocks], size)
 
     def _span(self, block: int, plane: int) -> slice:
         if not 0 <= block < self.num_blocks:

@@ -13,9 +13,9 @@ Block indices count within the prompt, never within a pool.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -54,6 +54,8 @@ class OpenTransfer:
     """The receiver's."""
     first_block: int
     """Counted in the sender's blocks. Those before it D has, or has no use for."""
+    joins_planes: bool = False
+    """Whether D takes pieces of several planes."""
     only: tuple[BlockRange, ...] = ()
     """Just these, which came with wrong bytes before; empty: everything from `first_block` on."""
     max_piece_bytes: int = 0
@@ -62,7 +64,7 @@ class OpenTransfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvPiece:
-    """Some consecutive blocks of one plane, all heads, as D got them.
+    """Some consecutive blocks of one plane, or of several that are alike, all heads, as D got them.
 
     The views show the sender's layout. They stay valid until `release` is called, once, from any
     thread: they may look into memory of the sender's, or into a buffer that is used again.
@@ -72,11 +74,13 @@ class KvPiece:
     sender_epoch: Epoch
     receiver_epoch: Epoch
     plane: int
+    num_planes: int = 1
+    """From `plane` on, each with the same blocks."""
     first_block: int
     views: Sequence[memoryview]
-    """By block: [KV heads][2][block size][head dim] as bytes."""
+    """By plane and block: [KV heads][2][block size][head dim] as bytes."""
     checksums: tuple[int, ...]
-    """XXH3-64 of each (block, head), in the order of the views."""
+    """XXH3-64 of each (plane, block, head), in the order of the views."""
     release: Callable[[], None] = _nothing_to_release
     executor: Executor | None = None
     """Whose threads may wait for bytes that have yet to come; None: they are there."""
@@ -84,8 +88,26 @@ class KvPiece:
     """Which way it came, where the transport itself had a choice."""
 
     @property
+    def planes(self) -> range:
+        return range(self.plane, self.plane + self.num_planes)
+
+    @property
     def num_blocks(self) -> int:
-        return len(self.views)
+        """Of each plane."""
+        return len(self.views) // self.num_planes
+
+    def by_plane(self) -> Iterator[KvPiece]:
+        """Each plane as a piece, which needs no release of its own."""
+        num_blocks, num_sums = self.num_blocks, len(self.checksums) // self.num_planes
+        for index, plane in enumerate(self.planes):
+            yield replace(
+                self,
+                plane=plane,
+                num_planes=1,
+                views=self.views[index * num_blocks : (index + 1) * num_blocks],
+                checksums=self.checksums[index * num_sums : (index + 1) * num_sums],
+                release=_nothing_to_release,
+            )
 
     @property
     def num_bytes(self) -> int:

@@ -46,6 +46,12 @@ class Slots:
             self._claimed.add((plane, block))
         return tuple(found)
 
+    def are_alike(self, planes: range, first: int, num_blocks: int) -> bool:
+        """Whether the same ones of these blocks are empty in all of the planes."""
+        rows = self._checksums[planes.start : planes.stop]
+        parts = [row[first : first + num_blocks] for row in rows]
+        return len({tuple([each is None for each in part]) for part in parts}) <= 1
+
     def record(self, plane: int, blocks: Sequence[int]) -> None:
         """Claimed blocks have been written and verified."""
         self._claimed.difference_update((plane, block) for block in blocks)

@@ -22,19 +22,22 @@ from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LentPiece:
-    """Some consecutive blocks of one plane, still in P's pool: lent until given back."""
+    """Some consecutive blocks of one plane, or of several that are alike, still in P's pool: lent
+    until given back."""
 
     transfer_id: TransferId
     sender_epoch: Epoch
     receiver_epoch: Epoch
     plane: int
+    num_planes: int = 1
+    """From `plane` on, each with the same blocks."""
     first_block: int
     views: Sequence[memoryview]
-    """By block: [KV heads][2][block size][head dim] as bytes."""
+    """By plane and block: [KV heads][2][block size][head dim] as bytes."""
     blocks: tuple[int, ...]
     """Their numbers in P's pool, for a D that reads P's memory by itself."""
     checksums: tuple[int, ...]
-    """XXH3-64 of each (block, head), in the order of the views."""
+    """XXH3-64 of each (plane, block, head), in the order of the views."""
     give_back: Callable[[], None]
     """The views will not be read again. Once, or more often; from any thread."""
     block_offset: int = 0

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
 
 from baton.core.errors import LayoutMismatch
 from baton.core.kv_layout import SCALE_BYTES, WIDE, KvLayout, SideCache
@@ -182,6 +183,12 @@ class BlockPlacement:
         return tuple(BlockPlacement(arriving, receiver) for arriving, receiver in pairs)
 
     @cached_property
+    def runs(self) -> tuple[int, ...]:
+        """By plane: a number for each run of planes that are placed alike."""
+        changes = (ours != before for before, ours in pairwise(self.planes))
+        return tuple(accumulate(changes, initial=0))
+
+    @cached_property
     def placed(self) -> KvLayout:
         """`arriving` once its items have the receiver's dtype."""
         return replace(self.arriving, dtype=self.receiver.dtype)
@@ -251,6 +258,7 @@ class BlockPlacement:
                 )
 
 
+@lru_cache(maxsize=256)
 def placement(sender: KvLayout, stream: RankStream, receiver: KvLayout) -> BlockPlacement:
     """Features travel where both sides have the same; else neither layout names them."""
     if not sender.carries_features_of(receiver):

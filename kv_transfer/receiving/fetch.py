@@ -364,7 +364,9 @@ def _opening(flight: _Flight, stream: ReservedStream) -> OpenTransfer:
 def _once_more(opening: OpenTransfer, corrupt: Sequence[CorruptPiece]) -> OpenTransfer:
     """The same opening, for these pieces alone."""
     only = tuple(
-        BlockRange(error.plane, error.blocks.start, error.blocks.stop) for error in corrupt
+        BlockRange(plane, error.blocks.start, error.blocks.stop)
+        for error in corrupt
+        for plane in range(error.plane, error.plane + error.num_planes)
     )
     return replace(opening, first_block=min(span.start for span in only), only=only)
 
@@ -372,7 +374,7 @@ def _once_more(opening: OpenTransfer, corrupt: Sequence[CorruptPiece]) -> OpenTr
 def _is_asked_for(piece: KvPiece, opening: OpenTransfer) -> bool:
     """A sender that knows of no `only` sends everything: too much for the sake of a piece."""
     start, stop = piece.first_block, piece.first_block + piece.num_blocks
-    return not opening.only or any(
-        plane == piece.plane and first <= start and stop <= end
-        for plane, first, end in opening.only
+    return not opening.only or all(
+        any(of == plane and first <= start and stop <= end for of, first, end in opening.only)
+        for plane in piece.planes
     )

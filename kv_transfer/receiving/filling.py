@@ -1,6 +1,7 @@
 """The blocks of one lease while they fill: the part of it that several threads may touch.
 
-    begin(piece)   checked against epoch, state, time, range; its empty slots are claimed
+    parts(piece)   a piece of several planes, or each of them, if some have come before
+    begin(part)    checked against epoch, state, time, range; its empty slots are claimed
     ...            its bytes are written and verified, on any thread (`placing.py`)
     end(fill)      what is right is recorded, what is not is missing again
 
@@ -12,8 +13,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NoReturn
 
@@ -70,31 +71,42 @@ class Fill:
     tokens: range
     """Tokens that the lease lacks; no others are written."""
     blocks: tuple[int, ...]
-    """Blocks of the piece that were empty."""
+    """Blocks of the piece that were empty, in each of its planes."""
 
     @property
     def placement(self) -> BlockPlacement:
-        """The placement of the plane that the piece is of."""
+        """The placement of the planes that the piece is of, which are alike."""
         return self.stream.placement.planes[self.piece.plane]
 
     def views(self, blocks: Sequence[int]) -> Sequence[memoryview]:
-        """The bytes of these blocks of the piece."""
+        """The bytes of these blocks of the piece, by plane and block."""
         if len(blocks) == self.piece.num_blocks:
             return self.piece.views
-        return chosen(self.piece.views, [block - self.piece.first_block for block in blocks])
+        return chosen(self.piece.views, self._positions(blocks))
 
     def checksums(self, blocks: Sequence[int]) -> tuple[int, ...]:
-        """By block and head, as the sender computed them."""
+        """By plane, block and head, as the sender computed them."""
         if len(blocks) == self.piece.num_blocks:
             return self.piece.checksums
-        num_heads, first = self.placement.arriving.num_kv_heads, self.piece.first_block
-        starts = [(block - first) * num_heads for block in blocks]
+        num_heads = self.placement.arriving.num_kv_heads
+        starts = [position * num_heads for position in self._positions(blocks)]
         of_blocks = [self.piece.checksums[start : start + num_heads] for start in starts]
         return tuple(chain.from_iterable(of_blocks))
 
     @property
     def num_duplicates(self) -> int:
-        return self.piece.num_blocks - len(self.blocks)
+        return (self.piece.num_blocks - len(self.blocks)) * self.piece.num_planes
+
+    def by_plane(self) -> Iterable[Fill]:
+        """The same, a plane at a time. They need not be ended."""
+        if self.piece.num_planes == 1:
+            return (self,)
+        return (replace(self, piece=each) for each in self.piece.by_plane())
+
+    def _positions(self, blocks: Sequence[int]) -> list[int]:
+        piece = self.piece
+        starts = range(0, len(piece.views), piece.num_blocks)
+        return [start + block - piece.first_block for start in starts for block in blocks]
 
 
 class Filling:
@@ -145,6 +157,15 @@ class Filling:
         with self._lock:
             return self._slots[stream].first_missing()
 
+    def parts(self, stream: int, piece: KvPiece) -> Iterable[KvPiece]:
+        """What to `begin`: the piece, or its planes where not the same blocks of them are empty."""
+        if piece.num_planes == 1:
+            return (piece,)
+        with self._lock:
+            slots = self._slots[stream]
+            is_whole = slots.are_alike(piece.planes, piece.first_block, piece.num_blocks)
+        return (piece,) if is_whole else piece.by_plane()
+
     def begin(self, stream: int, piece: KvPiece, now: float) -> Fill:
         """Raises StaleEpoch, UnknownTransfer, TransferAborted or CorruptPiece."""
         reserved = self.reservation.streams[stream]
@@ -153,10 +174,7 @@ class Filling:
             self._check_state(now)
             self._check_shape(piece, reserved)
             slots = self._slots[stream]
-            try:
-                blocks = slots.claim(piece.plane, piece.first_block, _by_block(piece))
-            except ValueError as conflict:
-                self._refuse(piece, str(conflict))
+            blocks = self._claim(slots, piece)
             self._lease = next_receiver_lease(self._lease, ReceiverEvent.FILL_BEGUN)
         return Fill(
             piece=piece,
@@ -169,23 +187,23 @@ class Filling:
 
     def end(self, fill: Fill, is_written: bool) -> None:
         """Its bytes are in place and verified, or they are not."""
-        plane = fill.piece.plane
+        planes = fill.piece.planes
+        settle = fill.slots.record if is_written else fill.slots.give_back
         with self._lock:
+            for plane in planes:
+                settle(plane, fill.blocks)
             if is_written:
-                fill.slots.record(plane, fill.blocks)
                 size = fill.placement.arriving.layer_block_bytes
-                self._counters.filled(len(fill.blocks) * size)
-            else:
-                fill.slots.give_back(plane, fill.blocks)
+                self._counters.filled(len(planes) * len(fill.blocks) * size)
             self._lease = next_receiver_lease(self._lease, ReceiverEvent.FILL_ENDED)
 
     def refuse(self, fill: Fill, bad: Sequence[object]) -> NoReturn:
         """Its bytes are wrong. Raises CorruptPiece, and counts it against the source."""
-        piece, first = fill.piece, fill.piece.first_block
-        checksums = _by_block(piece)
+        piece = fill.piece
         with self._lock:
-            expected = [checksums[block - first] for block in fill.blocks]
-            fill.slots.expect(piece.plane, fill.blocks, expected)
+            for plane, checksums in zip(piece.planes, _by_plane(piece), strict=True):
+                expected = [checksums[block - piece.first_block] for block in fill.blocks]
+                fill.slots.expect(plane, fill.blocks, expected)
         what = f"(block, head) {bad[:8]} do not match their checksums"
         self._refuse(piece, what, range(fill.blocks[0], fill.blocks[-1] + 1))
 
@@ -199,6 +217,20 @@ class Filling:
             return self._lease
 
     # With the lock.
+
+    def _claim(self, slots: Slots, piece: KvPiece) -> tuple[int, ...]:
+        """The blocks that were empty: the same ones in all planes. Or none is claimed."""
+        claimed: list[tuple[int, ...]] = []
+        try:
+            for plane, checksums in zip(piece.planes, _by_plane(piece), strict=True):
+                claimed.append(slots.claim(plane, piece.first_block, checksums))
+            if len(set(claimed)) > 1:
+                raise ValueError("of some planes blocks have arrived before")
+        except ValueError as conflict:
+            for plane, blocks in zip(piece.planes, claimed, strict=False):
+                slots.give_back(plane, blocks)
+            self._refuse(piece, str(conflict))
+        return claimed[0]
 
     def _check_state(self, now: float) -> None:
         if self.state is ReceiverState.ABORTED:
@@ -217,13 +249,18 @@ class Filling:
             raise UnknownTransfer(f"a piece of {piece.transfer_id} came for {self.transfer_id}")
 
     def _check_shape(self, piece: KvPiece, stream: ReservedStream) -> None:
-        planes, num_blocks = stream.placement.planes, piece.num_blocks
-        stop = piece.first_block + num_blocks
-        if not 0 <= piece.plane < len(planes):
+        planes, wanted_planes = stream.placement.planes, piece.planes
+        if not 0 <= wanted_planes.start < wanted_planes.stop <= len(planes):
             self._refuse(piece, f"there are {len(planes)} planes")
+        if stream.placement.runs[wanted_planes[0]] != stream.placement.runs[wanted_planes[-1]]:
+            self._refuse(piece, "its planes are not alike")
+        num_blocks, num_views = piece.num_blocks, len(piece.views)
+        stop = piece.first_block + num_blocks
         layout = planes[piece.plane].arriving
-        has_other_size = sizes_of(piece.views) != {layout.layer_block_bytes}
-        num_checksums = num_blocks * layout.num_kv_heads
+        has_other_size = sizes_of(piece.views) != {layout.layer_block_bytes} or num_views % len(
+            wanted_planes
+        )
+        num_checksums = num_views * layout.num_kv_heads
         if not 0 <= piece.first_block <= stop <= stream.blocks.stop:
             self._refuse(piece, f"{num_blocks} blocks from {piece.first_block} are out of range")
         if not num_blocks or has_other_size or len(piece.checksums) != num_checksums:
@@ -234,10 +271,19 @@ class Filling:
     def _refuse(self, piece: KvPiece, what: str, blocks: range = range(0)) -> NoReturn:
         """`blocks` may come again."""
         self._counters.refused(piece.sender_epoch)
+        planes = f"plane {piece.plane}"
+        if piece.num_planes > 1:
+            planes = f"planes {piece.plane} to {piece.planes[-1]}"
         raise CorruptPiece(
-            f"{piece.transfer_id}, plane {piece.plane}: {what}", plane=piece.plane, blocks=blocks
+            f"{piece.transfer_id}, {planes}: {what}",
+            plane=piece.plane,
+            num_planes=piece.num_planes,
+            blocks=blocks,
         )
 
 
-def _by_block(piece: KvPiece) -> tuple[int, ...]:
-    return combined_checksums(piece.checksums, len(piece.checksums) // piece.num_blocks)
+def _by_plane(piece: KvPiece) -> list[tuple[int, ...]]:
+    """One checksum a block."""
+    num_blocks = piece.num_blocks
+    found = combined_checksums(piece.checksums, len(piece.checksums) // len(piece.views))
+    return [found[at : at + num_blocks] for at in range(0, len(found), num_blocks)]

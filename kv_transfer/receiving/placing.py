@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from baton.core.block_views import ArrivingBlocks, part_of
+from baton.core.block_views import ArrivingBlocks, joined, part_of
 from baton.kv_transfer.layouts.convert import converted
 from baton.kv_transfer.layouts.integrity import checksums_of, copied_checksums, copied_together
 from baton.kv_transfer.receiving.filling import Fill
@@ -40,7 +40,7 @@ def place_together(fills: Sequence[Fill]) -> dict[Fill, list[Unit]]:
     for fill in fills:
         if fill.placement.is_direct and fill.targets.is_in_memory:
             directly.setdefault(fill.placement.arriving.unit_bytes, []).append(fill)
-        elif units := _place_by_scratch(fill):
+        elif units := [unit for each in fill.by_plane() for unit in _place_by_scratch(each)]:
             bad[fill] = units
     for unit_bytes, of_one_size in directly.items():
         bad |= _place_directly(of_one_size, unit_bytes)
@@ -55,19 +55,18 @@ def _place_directly(fills: Sequence[Fill], unit_bytes: int) -> dict[Fill, list[U
         found = copied_together(copies, unit_bytes)
     bad: dict[Fill, list[Unit]] = {}
     for fill, (_, targets), actual in zip(fills, copies, found, strict=True):
-        bad_by_block = _compared(fill, fill.blocks, actual)
-        for index, block in enumerate(fill.blocks) if bad_by_block else ():
-            if block in bad_by_block:
-                # Attention reads unused slots: they must be finite.
-                targets[index][:] = bytes(fill.placement.arriving.layer_block_bytes)
-        if bad_by_block:
-            bad[fill] = [unit for units in bad_by_block.values() for unit in units]
+        bad_by_target = _compared(fill, fill.blocks, actual)
+        for index in bad_by_target:
+            # Attention reads unused slots: they must be finite.
+            targets[index][:] = bytes(fill.placement.arriving.layer_block_bytes)
+        if bad_by_target:
+            bad[fill] = [unit for units in bad_by_target.values() for unit in units]
     return bad
 
 
 def _targets(fill: Fill) -> Sequence[memoryview]:
     placement = fill.placement
-    whole = fill.targets.views(fill.blocks, fill.piece.plane)
+    whole = joined([fill.targets.views(fill.blocks, plane) for plane in fill.piece.planes])
     return part_of(whole, placement.offset, placement.arriving.layer_block_bytes)
 
 
@@ -111,17 +110,20 @@ def _copy(fill: Fill, block: int, target: memoryview) -> list[Unit]:
     """Write the block to the target; return the units that came out wrong."""
     unit_bytes = fill.placement.arriving.unit_bytes
     actual = _written(fill.views((block,)), (target,), unit_bytes)
-    return _compared(fill, (block,), actual).get(block, [])
+    return _compared(fill, (block,), actual).get(0, [])
 
 
 def _compared(fill: Fill, blocks: Sequence[int], actual: tuple[int, ...]) -> dict[int, list[Unit]]:
-    """The units that are not what their sender computed, by block."""
+    """The units that are not what their sender computed, by the position of their block: first the
+    blocks of the first plane, and so on."""
     expected = fill.checksums(blocks)
     if actual == expected:
         return {}
-    bad_by_block: dict[int, list[Unit]] = {}
+    bad: dict[int, list[Unit]] = {}
+    num_heads = fill.placement.arriving.num_kv_heads
     for index, (got, wanted) in enumerate(zip(actual, expected, strict=True)):
         if got != wanted:
-            position, head = divmod(index, len(expected) // len(blocks))
-            bad_by_block.setdefault(blocks[position], []).append(Unit(blocks[position], head))
-    return bad_by_block
+            position, head = divmod(index, num_heads)
+            unit = Unit(blocks[position % len(blocks)], head)
+            bad.setdefault(position, []).append(unit)
+    return bad

@@ -16,7 +16,7 @@ that a slow sender holds up nobody else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -169,9 +169,9 @@ class Writer:
         bad: dict[Fill, list[Unit]] = {}
         is_placed = False
         try:
-            for piece in pieces:
+            for part in self._to_begin(pieces):
                 try:
-                    fills.append(self._filling.begin(self._stream, piece, self._parts.clock()))
+                    fills.append(self._filling.begin(self._stream, part, self._parts.clock()))
                 except CorruptPiece as error:
                     self._put_down(error)
             bad = place_together(fills)
@@ -185,6 +185,10 @@ class Writer:
             self.num_duplicates += fill.num_duplicates
             if fill in bad:
                 self._refuse(fill, bad[fill])
+
+    def _to_begin(self, pieces: Iterable[KvPiece]) -> Iterator[KvPiece]:
+        for piece in pieces:
+            yield from self._filling.parts(self._stream, piece)
 
     def _refuse(self, fill: Fill, bad: Sequence[Unit]) -> None:
         try:

@@ -1,8 +1,9 @@
 """How computed KV is cut into pieces.
 
 progress  how far one stream has read a transfer, plane by plane
-reading   consecutive blocks of one plane, still in the sender's pool, that the stream reads next
-cut       some of a reading's blocks, bounded in bytes
+reading   consecutive blocks, still in the sender's pool, that the stream reads next: of one plane,
+          or of several consecutive ones that are alike, where the receiver takes such pieces
+cut       some of a reading's planes or blocks, bounded in bytes
 piece     a cut that is lent to a transport, with the checksums of its bytes
 """
 
@@ -10,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Protocol
 
-from baton.core.block_views import part_of
+from baton.core.block_views import joined, part_of
 from baton.core.errors import TransferError
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
@@ -105,6 +108,25 @@ def progress_of(request: OpenTransfer, num_blocks: int, num_planes: int) -> Adva
     return Selection(request.only)
 
 
+def together(spans: Sequence[BlockRange], runs: Sequence[int]) -> list[list[BlockRange]]:
+    """The spans, those together that are of the same blocks in consecutive planes of one run.
+
+    `runs` is by plane: a number for each run of planes that are alike.
+    """
+    found: list[list[BlockRange]] = []
+    for span in spans:
+        last = found[-1][-1] if found else None
+        if (
+            last is not None
+            and span == (last.plane + 1, last.start, last.stop)
+            and runs[span.plane] == runs[last.plane]
+        ):
+            found[-1].append(span)
+        else:
+            found.append([span])
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class HeadRange:
     """The heads of a plane that both sides hold: of each of P's blocks, the part that travels."""
@@ -128,6 +150,20 @@ class HeadRange:
         return part_of(blocks, self.block_offset, self.layout.layer_block_bytes)
 
 
+@lru_cache(maxsize=256)
+def head_ranges(
+    sender: KvLayout, receiver: KvLayout
+) -> tuple[tuple[HeadRange, ...], tuple[int, ...]]:
+    """By plane: the heads, and a number for each run of planes that are alike.
+
+    Raises ValueError if they have no head in common.
+    """
+    pairs = zip(sender.planes, receiver.planes, strict=True)
+    heads = tuple(HeadRange.between(ours, theirs) for ours, theirs in pairs)
+    changes = (ours != before for before, ours in pairwise(heads))
+    return heads, tuple(accumulate(changes, initial=0))
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class SendingStream:
     """One opening of a transfer."""
@@ -135,6 +171,8 @@ class SendingStream:
     transfer_id: TransferId
     heads: tuple[HeadRange, ...]
     """By plane."""
+    runs: Sequence[int]
+    """By plane: equal for consecutive planes that may be read together."""
     progress: Advancing
 
 
@@ -142,7 +180,7 @@ class SendingStream:
 class BlockRead:
     """Some blocks of a transfer that are being read; compared by identity.
 
-    The source stays valid until `Sender.end_read` is given this reading.
+    The sources stay valid until `Sender.end_read` is given this reading.
     """
 
     transfer_id: TransferId
@@ -150,23 +188,32 @@ class BlockRead:
     receiver_epoch: Epoch
     heads: HeadRange
     plane: int
+    """The first one."""
     first_block: int
     blocks: tuple[int, ...]
     """Their numbers in the pool."""
-    source: BlockSource
-    """The whole blocks, whichever heads travel."""
+    sources: tuple[BlockSource, ...]
+    """By plane: the whole blocks, whichever heads travel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
     reading: BlockRead
+    planes: range
+    """Within the reading, as are the blocks."""
     start: int
-    """Within the reading."""
     stop: int
 
     @property
     def num_bytes(self) -> int:
-        return (self.stop - self.start) * self.reading.heads.layout.layer_block_bytes
+        num_blocks = len(self.planes) * (self.stop - self.start)
+        return num_blocks * self.reading.heads.layout.layer_block_bytes
+
+    def views(self) -> Sequence[memoryview]:
+        """By plane and block: the heads that travel."""
+        sources = [self.reading.sources[plane] for plane in self.planes]
+        whole = joined([source.views(self.start, self.stop) for source in sources])
+        return self.reading.heads.of(whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,16 +221,19 @@ class Contents:
     """The bytes of a cut, and their checksums."""
 
     views: Sequence[memoryview]
-    """By block: the heads that travel, [heads] units as bytes."""
+    """By plane and block: the heads that travel, [heads] units as bytes."""
     checksums: tuple[int, ...]
-    """The checksum of each (block, head), in the order of the views."""
+    """The checksum of each (plane, block, head), in the order of the views."""
 
 
 def cuts(reading: BlockRead, max_piece_bytes: int) -> Iterator[Cut]:
     """The pieces to make of a reading: each at most `max_piece_bytes` long, or one block."""
     num_blocks = max(1, max_piece_bytes // reading.heads.layout.layer_block_bytes)
-    for start in range(0, len(reading.blocks), num_blocks):
-        yield Cut(reading, start, min(start + num_blocks, len(reading.blocks)))
+    num_planes = max(1, num_blocks // len(reading.blocks))
+    for first in range(0, len(reading.sources), num_planes):
+        planes = range(first, min(first + num_planes, len(reading.sources)))
+        for start in range(0, len(reading.blocks), num_blocks):
+            yield Cut(reading, planes, start, min(start + num_blocks, len(reading.blocks)))
 
 
 def read(cut: Cut) -> Contents:
@@ -193,7 +243,7 @@ def read(cut: Cut) -> Contents:
 
 def read_together(wanted: Sequence[Cut]) -> list[Contents]:
     """As `read` of each, in one compiled call for those whose units are equally long."""
-    views = [cut.reading.heads.of(cut.reading.source.views(cut.start, cut.stop)) for cut in wanted]
+    views = [cut.views() for cut in wanted]
     by_unit: dict[int, list[int]] = {}
     for index, cut in enumerate(wanted):
         by_unit.setdefault(cut.reading.heads.layout.unit_bytes, []).append(index)
@@ -211,7 +261,8 @@ def lend(cut: Cut, contents: Contents, give_back: Callable[[], None]) -> LentPie
         transfer_id=reading.transfer_id,
         sender_epoch=reading.sender_epoch,
         receiver_epoch=reading.receiver_epoch,
-        plane=reading.plane,
+        plane=reading.plane + cut.planes.start,
+        num_planes=len(cut.planes),
         first_block=reading.first_block + cut.start,
         views=contents.views,
         blocks=reading.blocks[cut.start : cut.stop],

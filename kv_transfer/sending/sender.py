@@ -17,7 +17,7 @@ and `begin_read` may run in the middle of a step: they only add references and l
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from baton.core.errors import StaleEpoch, TransferAborted, TransferError, UnknownTransfer
@@ -35,7 +35,14 @@ from baton.kv_transfer.handoff.messages import BlockRange, OpenTransfer, Outcome
 from baton.kv_transfer.handoff.outcomes import Ended, RecentOutcomes
 from baton.kv_transfer.layouts.plan import check_features, check_layouts
 from baton.kv_transfer.sending.held_share import HeldShare
-from baton.kv_transfer.sending.pieces import BlockRead, HeadRange, SendingStream, progress_of
+from baton.kv_transfer.sending.pieces import (
+    BlockRead,
+    HeadRange,
+    SendingStream,
+    head_ranges,
+    progress_of,
+    together,
+)
 
 _OUTCOMES = {
     Transfer.OPEN: Outcome.OPEN,
@@ -228,10 +235,11 @@ class Sender:
         layout = self._pool.layout
         if request.layout.features is None:  # the last plane, which D does not want
             layout = replace(layout, features=None)
-        pairs = zip(layout.planes, request.layout.planes, strict=True)
+        heads, runs = head_ranges(layout, request.layout)
         return SendingStream(
             transfer_id=request.transfer_id,
-            heads=tuple(HeadRange.between(ours, theirs) for ours, theirs in pairs),
+            heads=heads,
+            runs=runs if request.joins_planes else range(len(heads)),
             progress=progress_of(request, offer.num_blocks, layout.num_planes),
         )
 
@@ -243,7 +251,10 @@ class Sender:
         offer = self._readable(stream.transfer_id)
         published = offer.published[: len(stream.heads)]
         spans = stream.progress.advance(published, self._config.max_blocks_per_read)
-        readings = [self._begin(offer, stream.heads[span.plane], span) for span in spans]
+        readings = [
+            self._begin(offer, stream.heads[same[0].plane], same)
+            for same in together(spans, stream.runs)
+        ]
         if readings and not self._may_keep():
             self.abort(stream.transfer_id, "its lease has ended early")
         return readings
@@ -300,16 +311,20 @@ class Sender:
         offer = self._offers.get(transfer_id)
         return offer.state.computation if offer is not None else None
 
-    def _begin(self, offer: Offer, heads: HeadRange, span: BlockRange) -> BlockRead:
+    def _begin(self, offer: Offer, heads: HeadRange, spans: Sequence[BlockRange]) -> BlockRead:
+        """Of the same blocks in consecutive planes."""
+        plane, start, stop = spans[0]
         reading = BlockRead(
             transfer_id=offer.transfer_id,
             sender_epoch=self.epoch,
             receiver_epoch=offer.receiver_epoch,
             heads=heads,
-            plane=span.plane,
-            first_block=span.start,
-            blocks=tuple(self._pool.table(offer.lease)[span.start : span.stop]),
-            source=self._pool.source(offer.lease, span.start, span.stop, span.plane),
+            plane=plane,
+            first_block=start,
+            blocks=tuple(self._pool.table(offer.lease)[start:stop]),
+            sources=tuple(
+                self._pool.source(offer.lease, start, stop, span.plane) for span in spans
+            ),
         )
         offer.state = next_sender_state(offer.state, SenderEvent.READ_BEGUN)
         offer.readings.add(reading)

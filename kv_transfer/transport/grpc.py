@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 from baton.core.block_views import BlockViews
 from baton.core.errors import TransferCut, TransportFailed
@@ -30,9 +31,10 @@ class GrpcTransport:
         """The first opening will tell."""
 
     async def open(self, address: str, request: OpenTransfer) -> AsyncGenerator[KvPiece, None]:
+        request = replace(request, joins_planes=True)
         async with aclosing(self._control.open(address, request, self.name)) as announcements:
             async for announced in announcements:
-                yield announced.piece(_by_block(announced.data, announced.message.num_blocks))
+                yield announced.piece(_by_block(announced.data, announced.num_views))
 
     async def settle(self, address: str, request: SettleTransfer) -> Outcome:
         return await self._control.settle(address, request)
@@ -41,10 +43,10 @@ class GrpcTransport:
         """Its connections are the control client's."""
 
 
-def _by_block(data: memoryview, num_blocks: int) -> BlockViews:
-    size, rest = divmod(len(data), max(1, num_blocks))
+def _by_block(data: memoryview, num_views: int) -> BlockViews:
+    size, rest = divmod(len(data), max(1, num_views))
     if rest or not size:
-        raise TransferCut(f"a piece of {len(data)} bytes for {num_blocks} blocks")
+        raise TransferCut(f"a piece of {len(data)} bytes for {num_views} blocks")
     return BlockViews(data, range(0, len(data), size), size)
 
 

@@ -82,6 +82,7 @@ def _received(piece: LentPiece) -> KvPiece:
         sender_epoch=piece.sender_epoch,
         receiver_epoch=piece.receiver_epoch,
         plane=piece.plane,
+        num_planes=piece.num_planes,
         first_block=piece.first_block,
         views=piece.views,
         checksums=piece.checksums,

@@ -25,7 +25,7 @@ import struct
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -99,18 +99,22 @@ class _Map:
             blocks = memoryview(message.ticket)[_SPAN.size :].cast("I")
         except (struct.error, TypeError) as error:
             raise TransferCut(f"a ticket that cannot be read: {error}") from error
+        first, stop = message.plane, message.plane + announced.num_planes
         is_inside = (
             len(blocks) == message.num_blocks > 0
             and size > 0
-            and message.plane < len(shape.block_bytes)
-            and offset + size <= shape.block_bytes[message.plane]
+            and stop <= len(shape.block_bytes)
+            and offset + size <= min(shape.block_bytes[first:stop])
             and max(blocks) < shape.num_blocks
         )
         if not is_inside:
             raise TransferCut("a ticket for what is not in the sender's memory")
-        block_bytes = shape.block_bytes[message.plane]
-        first = shape.num_blocks * sum(shape.block_bytes[: message.plane]) + offset
-        return BlockViews(self.memory, [first + block * block_bytes for block in blocks], size)
+        starts: list[int] = []
+        begin = shape.num_blocks * sum(shape.block_bytes[:first]) + offset
+        for block_bytes in shape.block_bytes[first:stop]:
+            starts += [begin + block * block_bytes for block in blocks]
+            begin += shape.num_blocks * block_bytes
+        return BlockViews(self.memory, starts, size)
 
 
 class ShmTransport:
@@ -126,6 +130,7 @@ class ShmTransport:
 
     async def open(self, address: str, request: OpenTransfer) -> AsyncGenerator[KvPiece, None]:
         arena = await self._map_of(address, request)
+        request = replace(request, joins_planes=True)
         async with aclosing(self._control.open(address, request, self.name)) as announcements:
             async for announced in announcements:
                 yield announced.piece(arena.views(announced))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 from baton.core.block_views import ArrivingBlocks
 from baton.core.clock import Clock, monotonic
@@ -171,7 +172,8 @@ class Prober:
             async with aclosing(transport.open(address, request)) as pieces:
                 async for piece in pieces:
                     first = self._clock() if first is None else first
-                    seen |= {(piece.plane, piece.first_block + n) for n in range(piece.num_blocks)}
+                    blocks = range(piece.first_block, piece.first_block + piece.num_blocks)
+                    seen |= set(product(piece.planes, blocks))
                     unit_bytes = offer.layout.planes[piece.plane].unit_bytes
                     reading.append(asyncio.ensure_future(_read(piece, unit_bytes)))
                     if len(reading) == MAX_IN_FLIGHT:

@@ -64,6 +64,15 @@ class Announced:
     take: Callable[[], None]
     """Once, or more often; from any thread. Pieces may be taken in any order."""
 
+    @property
+    def num_planes(self) -> int:
+        return self.message.num_planes or 1
+
+    @property
+    def num_views(self) -> int:
+        """Blocks of all its planes."""
+        return self.num_planes * self.message.num_blocks
+
     def piece(self, views: Sequence[memoryview]) -> KvPiece:
         message = self.message
         return KvPiece(
@@ -71,6 +80,7 @@ class Announced:
             sender_epoch=Epoch(message.sender_epoch),
             receiver_epoch=Epoch(message.receiver_epoch),
             plane=message.plane,
+            num_planes=self.num_planes,
             first_block=message.first_block,
             views=views,
             checksums=tuple(message.checksums),

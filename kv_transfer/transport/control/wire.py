@@ -94,6 +94,7 @@ def open_to_proto(request: OpenTransfer, transport: str) -> pb.OpenRequest:
         layout=layout_to_proto(request.layout),
         first_block=request.first_block,
         transport=transport,
+        joins_planes=request.joins_planes,
         only=[
             pb.KvSpan(plane=plane, first_block=start, num_blocks=stop - start)
             for plane, start, stop in request.only
@@ -113,6 +114,7 @@ def open_from_proto(message: pb.OpenRequest) -> OpenTransfer:
         receiver_epoch=Epoch(message.receiver_epoch),
         layout=layout,
         first_block=message.first_block,
+        joins_planes=message.joins_planes,
         only=tuple(
             BlockRange(span.plane, span.first_block, span.first_block + span.num_blocks)
             for span in message.only
@@ -154,7 +156,8 @@ def write_piece(piece: LentPiece, parcel: Parcel) -> bytes:
         receiver_epoch=piece.receiver_epoch,
         plane=piece.plane,
         first_block=piece.first_block,
-        num_blocks=len(piece.views),
+        num_planes=piece.num_planes,
+        num_blocks=len(piece.views) // piece.num_planes,
         ticket=parcel.ticket,
         checksums=piece.checksums,
     ).SerializeToString()

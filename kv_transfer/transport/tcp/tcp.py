@@ -78,6 +78,7 @@ class TcpTransport:
         connection = await self._pool.take(address, request)
         arrivals: _Arrivals = asyncio.Queue()
         connection.begin(arrivals.put_nowait)
+        request = replace(request, joins_planes=True)
         announcements = self._control.open(address, request, self.name)
         asking = asyncio.create_task(self._ask(announcements, connection, arrivals))
         try:
@@ -124,10 +125,10 @@ class TcpTransport:
             arrivals.put_nowait(None)
 
     def _asked(self, announced: Announced, connection: DataConnection) -> KvPiece:
-        num_blocks = announced.message.num_blocks
-        ticket = read_ticket(announced.message.ticket, num_blocks)
-        arrival = connection.expect(ticket, num_blocks)
-        views = ArrivingBlocks(num_blocks, ticket.block_bytes, arrival.read)
+        num_views = announced.num_views
+        ticket = read_ticket(announced.message.ticket, num_views)
+        arrival = connection.expect(ticket, num_views)
+        views = ArrivingBlocks(num_views, ticket.block_bytes, arrival.read)
 
         def release() -> None:
             arrival.drop()

@@ -151,9 +151,10 @@ class Handoffs:
         for handoff, reading in picked(self.readings, pick):
             for cut in picked(list(cuts(reading, (1, 128, 1 << 20)[pick % 3])), which):
                 piece = copied(cut)
-                for block, view in enumerate(piece.views, piece.first_block):
-                    expected = kv_of(handoff.prompt, block, piece.plane)
-                    assert view == expected, "reused under its reader"
+                for each in piece.by_plane():
+                    for block, view in enumerate(each.views, each.first_block):
+                        expected = kv_of(handoff.prompt, block, each.plane)
+                        assert view == expected, "reused under its reader"
                 self.network.append(piece)
 
     def end_read(self, pick: int, which: int) -> None:
@@ -196,7 +197,8 @@ class Handoffs:
         for piece in picked([m for m in self.network if isinstance(m, KvPiece)], pick):
             with suppress(StaleEpoch, UnknownTransfer, TransferAborted):
                 filling = self.d.receiver.filling(piece.transfer_id)
-                self.fills.append((filling, filling.begin(0, piece, self.now)))
+                for part in filling.parts(0, piece):
+                    self.fills.append((filling, filling.begin(0, part, self.now)))
 
     def end_fill(self, pick: int, which: int) -> None:
         """It writes, though the lease may be over by now, or it fails."""
@@ -268,14 +270,16 @@ class Handoffs:
     def deliver_corrupted(self, pick: int, which: int) -> None:
         pieces = [message for message in self.network[-6:] if isinstance(message, KvPiece)]
         for piece in picked(pieces, pick):
-            block, at = which % piece.num_blocks, which % LAYOUT.layer_block_bytes
-            data = bytearray(piece.views[block])
+            position, at = which % len(piece.views), which % LAYOUT.layer_block_bytes
+            data = bytearray(piece.views[position])
             data[at] ^= 1 + pick % 255
-            views = (*piece.views[:block], memoryview(data), *piece.views[block + 1 :])
+            views = (*piece.views[:position], memoryview(data), *piece.views[position + 1 :])
+            plane, block = divmod(position, piece.num_blocks)
             refusals = CorruptPiece, StaleEpoch, UnknownTransfer, TransferAborted
             with suppress(*refusals):  # or the block was there already, and is not written
-                fill = self._fill(replace(piece, views=views))
-                assert piece.first_block + block not in fill.blocks
+                for fill in self._fill(replace(piece, views=views)):
+                    is_of_it = piece.plane + plane in fill.piece.planes
+                    assert not is_of_it or piece.first_block + block not in fill.blocks
 
     def drop(self, pick: int, which: int) -> None:
         for message in picked(self.network, pick):
@@ -305,6 +309,7 @@ class Handoffs:
         stream = SendingStream(
             transfer_id=handoff.transfer_id,
             heads=tuple(map(HeadRange.between, LAYOUT.planes, LAYOUT.planes)),
+            runs=[index * (num_blocks % 2) for index in range(LAYOUT.num_planes)],
             progress=Progress(first_block, num_blocks, LAYOUT.num_planes),
         )
         return self.p.sender.begin_read(stream)
@@ -344,9 +349,10 @@ class Handoffs:
         else:
             assert is_open
 
-    def _fill(self, piece: KvPiece) -> Fill:
+    def _fill(self, piece: KvPiece) -> list[Fill]:
         self.d.clock.now = self.now
-        return self.d.accept(piece)
+        filling = self.d.receiver.filling(piece.transfer_id)
+        return [self.d.accept(part) for part in filling.parts(0, piece)]
 
     def _settle(self, message: KvPiece | SettleTransfer) -> None:
         assert isinstance(message, SettleTransfer)
