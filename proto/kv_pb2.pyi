@@ -168,7 +168,9 @@ class DraftFeatures(message.Message):
 
 @typing.final
 class OpenMessage(message.Message):
-    """The first message opens, the others tell what was taken."""
+    """The first message opens, the others tell what was taken. A stream that P keeps may be opened once
+    more: it carries one transfer after the other, and one at a time.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -204,6 +206,7 @@ class OpenRequest(message.Message):
     TRANSPORT_FIELD_NUMBER: builtins.int
     ONLY_FIELD_NUMBER: builtins.int
     JOINS_PLANES_FIELD_NUMBER: builtins.int
+    KEEPS_STREAM_FIELD_NUMBER: builtins.int
     transfer_id: builtins.str
     sender_epoch: builtins.str
     receiver_epoch: builtins.str
@@ -213,6 +216,8 @@ class OpenRequest(message.Message):
     """how the bytes are to travel; empty: in the pieces"""
     joins_planes: builtins.bool
     """D takes pieces of several planes. An older P sends none, and none goes to an older D."""
+    keeps_stream: builtins.bool
+    """D may open another transfer on this stream when this one is over."""
     @builtins.property
     def layout(self) -> KvLayout: ...
     @builtins.property
@@ -232,10 +237,11 @@ class OpenRequest(message.Message):
         transport: builtins.str = ...,
         only: abc.Iterable[KvSpan] | None = ...,
         joins_planes: builtins.bool = ...,
+        keeps_stream: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["first_block", b"first_block", "joins_planes", b"joins_planes", "layout", b"layout", "only", b"only", "receiver_epoch", b"receiver_epoch", "sender_epoch", b"sender_epoch", "transfer_id", b"transfer_id", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["first_block", b"first_block", "joins_planes", b"joins_planes", "keeps_stream", b"keeps_stream", "layout", b"layout", "only", b"only", "receiver_epoch", b"receiver_epoch", "sender_epoch", b"sender_epoch", "transfer_id", b"transfer_id", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -270,7 +276,7 @@ class Taken(message.Message):
 
     NUM_PIECES_FIELD_NUMBER: builtins.int
     num_pieces: builtins.int
-    """with a ticket, of this stream, in all"""
+    """with a ticket, since `open`, in all"""
     def __init__(
         self,
         *,
@@ -290,9 +296,14 @@ class KvPieces(message.Message):
 
     PIECES_FIELD_NUMBER: builtins.int
     IS_END_FIELD_NUMBER: builtins.int
+    IS_KEPT_FIELD_NUMBER: builtins.int
     is_end: builtins.bool
     """In a message of its own: no piece follows. Who has taken all of them need not wait for P to hear
     of it and to end the stream. An older P says nothing, and ends the stream.
+    """
+    is_kept: builtins.bool
+    """With that, of a P that was told `keeps_stream`: it waits for another `open`, which may follow
+    when D has taken all pieces and told so.
     """
     @builtins.property
     def pieces(self) -> containers.RepeatedCompositeFieldContainer[KvPiece]: ...
@@ -301,10 +312,11 @@ class KvPieces(message.Message):
         *,
         pieces: abc.Iterable[KvPiece] | None = ...,
         is_end: builtins.bool = ...,
+        is_kept: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["is_end", b"is_end", "pieces", b"pieces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["is_end", b"is_end", "is_kept", b"is_kept", "pieces", b"pieces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -191,7 +191,7 @@ class Fetcher:
         try:
             async with scope:
                 await self._fill(flight)
-                await self._owner.interject(partial(self._receiver.seal, transfer_id))
+                self._receiver.seal(transfer_id)
         except BaseException as error:
             self._give_up(flight, error)
             if isinstance(error, TimeoutError):
@@ -226,7 +226,7 @@ class Fetcher:
     async def _fill(self, flight: _Flight) -> None:
         """Run all streams to their end. Raises what the first one to fail raised."""
         transfer_id = flight.reservation.transfer_id
-        filling = await self._owner.interject(partial(self._receiver.filling, transfer_id))
+        filling = self._receiver.filling(transfer_id)
         streams = [
             asyncio.ensure_future(self._fill_stream(flight, filling, index))
             for index in range(len(flight.reservation.streams))

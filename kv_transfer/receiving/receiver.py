@@ -5,7 +5,7 @@
                                                       quarantine while one is being written
 
 Only this process writes its pool. Synchronous: the receiver lives on the engine's thread, beside
-the pool; the filling of a lease (`filling.py`) may be used from any.
+the pool; the filling of a lease (`filling.py`), which has a lock, may be used and sealed from any.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Receiver:
         return reservation
 
     def filling(self, transfer_id: TransferId) -> Filling:
-        """Raises UnknownTransfer or TransferAborted."""
+        """For any thread. Raises UnknownTransfer or TransferAborted."""
         filling = self._leases.get(transfer_id)
         if filling is not None:
             return filling
@@ -156,16 +156,21 @@ class Receiver:
         raise UnknownTransfer(f"the receiver holds nothing for {transfer_id}")
 
     def seal(self, transfer_id: TransferId) -> None:
-        """Every piece is there and verified. May be repeated.
+        """Every piece is there and verified. May be repeated, on any thread, one at a time.
 
         Raises UnknownTransfer, TransferAborted, or TransferError if something is missing.
         """
         filling = self.filling(transfer_id)
         if filling.num_missing:
             raise TransferError(f"{transfer_id} lacks {filling.num_missing} (plane, block)s")
-        if filling.state is not ReceiverState.SEALED:
-            self.counters.num_sealed += 1
-        filling.happen(ReceiverEvent.SEAL)
+        was_sealed = filling.state is ReceiverState.SEALED
+        try:
+            filling.happen(ReceiverEvent.SEAL)
+        except ValueError as error:
+            if filling.state is ReceiverState.ABORTED:  # on the owner's thread, at this moment
+                raise TransferAborted(f"{transfer_id} was given up by the receiver") from error
+            raise
+        self.counters.num_sealed += not was_sealed
 
     def adopt(self, transfer_id: TransferId) -> Holder:
         """End a sealed lease; the caller hands the returned holder's blocks over to a request.

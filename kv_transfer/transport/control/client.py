@@ -23,8 +23,10 @@ from baton.core.gathering import Gathering
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
+from baton.kv_transfer.transport.control.lines import Line, Lines
 from baton.kv_transfer.transport.control.wire import (
     THE_END,
+    THE_END_OF_THIS,
     error_from_status,
     open_to_proto,
     read_pieces,
@@ -41,8 +43,6 @@ TELL_WITHIN_S = 0.002
 
 LAST_WORDS_S = 1.0
 """For P to hear that all is taken, and to end a stream whose pieces are all there."""
-
-SERVICE = pb.DESCRIPTOR.services_by_name["KvTransfer"].full_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +93,9 @@ class ControlClient:
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
+        self._lines = Lines(channels)
         self._ending: set[asyncio.Task[None]] = set()
-        """Streams whose pieces are all taken, until P has ended them."""
+        """Streams whose pieces are all taken, until P was told so, or has ended them."""
 
     async def open(
         self, address: str, request: OpenTransfer, transport: str
@@ -102,44 +103,66 @@ class ControlClient:
         """Yield what P announces. Pieces may be taken in any order, also after the next one.
 
         Ends when P has ended the stream or, where it says that no piece follows, as soon as all of
-        them are taken.
+        them are taken. A stream that P keeps, too, is used again.
         """
         taking = _Taking(asyncio.get_running_loop())
-        call: Any = self._channels.to(address).stream_stream(
-            f"/{SERVICE}/Open", request_serializer=pb.OpenMessage.SerializeToString
-        )()
         pulse = self._channels.pulse(address)
+        line: Line | None = None
         telling: asyncio.Task[None] | None = None
-        ended: asyncio.Task[None] | None = None
+        is_kept = False
         try:
-            await call.write(pb.OpenMessage(open=open_to_proto(request, transport)))
-            telling = asyncio.create_task(taking.tell(call))
-            async for message in call:
+            opening = pb.OpenMessage(open=open_to_proto(request, transport, keeps_stream=True))
+            line, message = await self._lines.begin(address, opening)
+            telling = asyncio.create_task(taking.tell(line))
+            while message is not None:
                 pulse.hear()
-                if message == THE_END:
-                    ended = asyncio.create_task(_read_on(call))
-                    await taking.all_taken(ended)
+                if message in (THE_END, THE_END_OF_THIS):
+                    is_kept = message == THE_END_OF_THIS
+                    await taking.all_taken(line.reading())
                     return
                 for header, data in read_pieces(message):
                     yield Announced(message=header, data=data, take=taking.expect(header))
+                message = await line.read()
         except grpc.aio.AioRpcError as error:
             raise error_from_status(error, address) from error
         except asyncio.InvalidStateError as error:  # written to a stream that has just ended
             raise TransferCut(f"{address}: the stream has ended") from error
         finally:
-            if telling is not None and ended is not None and taking.has_all:
-                self._end(call, telling, ended)
-            else:
-                for task in (telling, ended):
-                    if task is not None:
-                        task.cancel()
-                call.cancel()
+            if line is not None and telling is not None and taking.has_all:
+                self._end(line, telling, address if is_kept else None)
+            elif line is not None:
+                if telling is not None:
+                    telling.cancel()
+                line.close()
 
-    def _end(self, call: Any, *last: asyncio.Task[None]) -> None:
-        """Have P told of what was taken. A P that does not hear of it takes it back by itself."""
-        ending = asyncio.create_task(_end_quietly(call, last))
+    def _end(self, line: Line, telling: asyncio.Task[None], address: str | None) -> None:
+        """Have P told of what was taken. A P that does not hear of it takes it back by itself.
+
+        With an address the stream is kept for the next transfer.
+        """
+        if address is not None and telling.done():
+            self._lines.keep(address, line)
+            return
+        ending = asyncio.create_task(self._end_quietly(line, telling, address))
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
+
+    async def _end_quietly(
+        self, line: Line, telling: asyncio.Task[None], address: str | None
+    ) -> None:
+        """All pieces are here: how the stream ends is nobody's matter any more."""
+        last: set[asyncio.Task[Any]] = {telling} if address else {telling, line.reading()}
+        try:
+            _, left = await asyncio.wait(last, timeout=LAST_WORDS_S)
+        except BaseException:
+            telling.cancel()
+            line.close()
+            raise
+        if address is not None and not left:
+            self._lines.keep(address, line)
+        else:
+            telling.cancel()
+            line.close()
 
     async def settle(self, address: str, request: SettleTransfer) -> Outcome:
         try:
@@ -186,21 +209,6 @@ class ControlClient:
         return rpc.KvTransferStub(self._channels.to(address))
 
 
-async def _read_on(call: Any) -> None:
-    """Until P ends the stream. Raises AioRpcError."""
-    async for _ in call:
-        pass
-
-
-async def _end_quietly(call: Any, last: Sequence[asyncio.Task[None]]) -> None:
-    """All pieces are here: how the stream ends is nobody's matter any more."""
-    try:
-        await asyncio.wait(last, timeout=LAST_WORDS_S)
-    finally:
-        call.cancel()
-        await asyncio.gather(*last, return_exceptions=True)
-
-
 class _Taking:
     """Tells P how many pieces with a ticket, counted from the first, it may take back."""
 
@@ -245,7 +253,7 @@ class _Taking:
         """There are no more pieces than were announced, and all of these are taken."""
         return self._is_last_known and not self._is_taken
 
-    async def all_taken(self, ended: asyncio.Task[None]) -> None:
+    async def all_taken(self, ended: asyncio.Task[bytes | None]) -> None:
         """There are no more pieces: return when none is out. Raises what `ended` raises before."""
         self._is_last_known = True
         ended.add_done_callback(lambda _: self._none_out.set())
@@ -256,7 +264,7 @@ class _Taking:
         if ended.done():
             ended.result()
 
-    async def tell(self, call: Any) -> None:
+    async def tell(self, line: Line) -> None:
         """Until all is told, where it is known how many there are."""
         num_told = 0
         while not self.has_all or num_told < self._num_before:
@@ -268,6 +276,6 @@ class _Taking:
                 continue
             num_told = self._num_before
             try:
-                await call.write(pb.OpenMessage(taken=pb.Taken(num_pieces=num_told)))
+                await line.write(pb.OpenMessage(taken=pb.Taken(num_pieces=num_told)))
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 return  # the reader hears of it as well

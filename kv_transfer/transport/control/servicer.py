@@ -2,6 +2,8 @@
 
 SendingSide --pieces--> StreamWindow --packed, as many as are ready--> D
                              lent <------------ Taken(n) ------------'
+
+A D that keeps its streams opens the next transfer on the same one, which has a window of its own.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ from baton.core.errors import (
 from baton.core.ids import Epoch
 from baton.kv_transfer.handoff.messages import OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import SendingHalf, SendingSide
-from baton.kv_transfer.transport.control.client import SERVICE, ProbeOffer
+from baton.kv_transfer.transport.control.client import ProbeOffer
+from baton.kv_transfer.transport.control.lines import SERVICE
 from baton.kv_transfer.transport.control.stream_window import MAX_UNTAKEN, StreamWindow
 from baton.kv_transfer.transport.control.wire import (
     THE_END,
+    THE_END_OF_THIS,
     ServicerContext,
     abort_call,
     open_from_proto,
@@ -38,6 +42,8 @@ from baton.proto.kv_wire import layout_to_proto
 
 LAST_READS_S = 1.0
 """When P gives a transfer up, D may finish reading what it was lent before."""
+
+NO_OPENING = "a stream begins with `open`"
 
 
 class ProbeDesk(Protocol):
@@ -80,21 +86,31 @@ class KvTransferServicer:
     async def Open(
         self, messages: AsyncIterator[pb.OpenMessage], context: ServicerContext
     ) -> AsyncIterator[bytes]:
-        window = StreamWindow()
+        window, opening = StreamWindow(), await anext(messages, None)
         try:
-            request, half = await self._opened(messages)
-            self._open[window] = request
-            window.listen(messages)
-            window.prepare(self._side.pieces(request))
-            while (piece := await window.next()) is not None:
-                message = await window.announce(piece, half, request)
-                with window.waiting():
-                    yield message
-                await window.shrink(MAX_UNTAKEN - 1)
-            if window.num_lent:
-                with window.waiting():
-                    yield THE_END
-            await window.shrink(0)  # D still reads; the stream's end would take its views away
+            if opening is None:
+                raise TransferError(NO_OPENING)
+            while opening is not None:
+                request, half = self._opened(opening)
+                self._open[window] = request
+                window.listen(messages)
+                window.prepare(self._side.pieces(request))
+                while (piece := await window.next()) is not None:
+                    message = await window.announce(piece, half, request)
+                    with window.waiting():
+                        yield message
+                    await window.shrink(MAX_UNTAKEN - 1)
+                is_kept = window.may_open_next = opening.open.keeps_stream
+                if is_kept or window.num_lent:
+                    with window.waiting():
+                        yield THE_END_OF_THIS if is_kept else THE_END
+                await window.shrink(0)  # D still reads; the stream's end would take its views away
+                if not is_kept:
+                    return
+                opening = await window.next_opening()
+                self._open.pop(window)
+                await window.close()
+                window = StreamWindow()
         except (TransferError, EngineFailed) as error:
             with suppress(TransferError, TimeoutError):
                 async with asyncio.timeout(LAST_READS_S):
@@ -139,12 +155,9 @@ class KvTransferServicer:
             num_blocks=offer.num_blocks,
         )
 
-    async def _opened(
-        self, messages: AsyncIterator[pb.OpenMessage]
-    ) -> tuple[OpenTransfer, SendingHalf]:
-        message = await anext(messages, None)
-        if message is None or not message.HasField("open"):
-            raise TransferError("a stream begins with `open`")
+    def _opened(self, message: pb.OpenMessage) -> tuple[OpenTransfer, SendingHalf]:
+        if not message.HasField("open"):
+            raise TransferError(NO_OPENING)
         half = self._half(message.open.transport or "grpc")
         return replace(open_from_proto(message.open), max_piece_bytes=half.max_piece_bytes), half
 

@@ -54,7 +54,9 @@ class StreamWindow:
         self._failure: TransferCut | None = None
         self._is_settled = False
         self._preparing: asyncio.Task[None] | None = None
-        self._listening: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[pb.OpenMessage | None] | None = None
+        self.may_open_next = False
+        """Whether D, which was told of the last piece, may open another transfer behind it."""
 
     @property
     def num_lent(self) -> int:
@@ -126,6 +128,11 @@ class StreamWindow:
         self._take_lent_back()
         self._changed.set()
 
+    async def next_opening(self) -> pb.OpenMessage | None:
+        """What D opens on this stream next; None at its end. Raises TransferError."""
+        assert self._listening is not None
+        return await self._listening
+
     async def close(self) -> None:
         if self._listening is not None:
             self._listening.cancel()
@@ -188,11 +195,13 @@ class StreamWindow:
             raise error
         raise TransferCut("the receiver will take nothing more")
 
-    async def _take_back(self, messages: AsyncIterator[pb.OpenMessage]) -> None:
-        """Until D's half of the stream ends."""
-        async for message in messages:
-            if self._is_settled:
-                return
+    async def _take_back(self, messages: AsyncIterator[pb.OpenMessage]) -> pb.OpenMessage | None:
+        """Until D's half of the stream ends, or opens another transfer."""
+        while (message := await anext(messages, None)) is not None:
+            if message.HasField("open") and self.may_open_next and not self._lent:
+                return message
+            if message.HasField("taken") and self._is_settled:
+                continue
             num_new = message.taken.num_pieces - self._num_taken
             if not message.HasField("taken") or num_new > len(self._lent):
                 raise TransferError("the receiver takes what it was not lent")
@@ -200,6 +209,7 @@ class StreamWindow:
                 self._lent.popleft().give_back()
                 self._num_taken += 1
             self._changed.set()
+        return None
 
 
 async def _packed(

@@ -65,6 +65,8 @@ _PIECES = pb.KvPieces.DESCRIPTOR.fields_by_name["pieces"].number
 _DATA = pb.KvPiece.DESCRIPTOR.fields_by_name["data"].number
 THE_END = pb.KvPieces(is_end=True).SerializeToString()
 """The message behind the last piece."""
+THE_END_OF_THIS = pb.KvPieces(is_end=True, is_kept=True).SerializeToString()
+"""Likewise; another transfer may be opened on the stream."""
 MAX_TICKETS_BYTES = 32 << 10
 """A message of tickets, however many, and no more than one small block."""
 _BYTES = 2
@@ -86,7 +88,9 @@ def error_from_status(error: grpc.aio.AioRpcError, address: str) -> TransferErro
     return TransferCut(f"{address}: {error.code().name}: {explain(error)}")
 
 
-def open_to_proto(request: OpenTransfer, transport: str) -> pb.OpenRequest:
+def open_to_proto(
+    request: OpenTransfer, transport: str, *, keeps_stream: bool = False
+) -> pb.OpenRequest:
     return pb.OpenRequest(
         transfer_id=request.transfer_id,
         sender_epoch=request.sender_epoch,
@@ -95,6 +99,7 @@ def open_to_proto(request: OpenTransfer, transport: str) -> pb.OpenRequest:
         first_block=request.first_block,
         transport=transport,
         joins_planes=request.joins_planes,
+        keeps_stream=keeps_stream,
         only=[
             pb.KvSpan(plane=plane, first_block=start, num_blocks=stop - start)
             for plane, start, stop in request.only
