@@ -97,6 +97,11 @@ class ControlClient:
         self._ending: set[asyncio.Task[None]] = set()
         """Streams whose pieces are all taken, until P was told so, or has ended them."""
 
+    @property
+    def num_idle_streams(self) -> int:
+        """Kept for the next transfer."""
+        return self._lines.num_idle
+
     async def open(
         self, address: str, request: OpenTransfer, transport: str
     ) -> AsyncGenerator[Announced, None]:

@@ -219,6 +219,7 @@ async def test_the_threads_that_write_never_wait_for_the_engine(
         await fetcher.fetch(it.reservation)
 
     assert it.decode.receiver.state(TRANSFER) is ReceiverState.SEALED
+    it.decode.adopt()
     await fetcher.close()
     await it.settle()
 
