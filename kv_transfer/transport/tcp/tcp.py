@@ -19,10 +19,11 @@ import asyncio
 import secrets
 import socket
 from collections.abc import AsyncGenerator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TypeAlias
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -45,10 +46,13 @@ from baton.kv_transfer.transport.tcp.frames import (
 )
 from baton.kv_transfer.transport.tcp.lent import Loans
 from baton.kv_transfer.transport.tcp.pool import ConnectionPool, Door, Knock
+from baton.kv_transfer.transport.tcp.readers import Share
 from baton.kv_transfer.transport.tcp.serving import ServedConnection
 
 MAX_READERS = 64
 """Streams whose pieces are read at once."""
+MAX_READERS_EACH = 16
+"""From one sender."""
 MAX_HOSTS = 4
 """Addresses of its own at which a P listens."""
 MAX_SERVED = 512
@@ -70,6 +74,8 @@ class TcpTransport:
         self._control = control
         self._pool = ConnectionPool(self.name, control)
         self._readers = ThreadPoolExecutor(MAX_READERS, "kv by tcp")
+        self._shares: WeakValueDictionary[str, Share] = WeakValueDictionary()
+        """Of the readers, by address: as long as pieces come from there."""
 
     async def check(self, address: str, sender: Epoch, receiver: Epoch) -> None:
         """The first opening will tell."""
@@ -80,7 +86,8 @@ class TcpTransport:
         connection.begin(arrivals.put_nowait)
         request = replace(request, joins_planes=True)
         announcements = self._control.open(address, request, self.name)
-        asking = asyncio.create_task(self._ask(announcements, connection, arrivals))
+        readers = self._readers_of(address)
+        asking = asyncio.create_task(_ask(announcements, connection, arrivals, readers))
         try:
             while (arrival := await arrivals.get()) is not None:
                 if isinstance(arrival, TransferCut):
@@ -110,31 +117,39 @@ class TcpTransport:
         self._pool.close()
         self._readers.shutdown(wait=False)
 
-    async def _ask(
-        self,
-        announcements: AsyncGenerator[Announced, None],
-        connection: DataConnection,
-        arrivals: _Arrivals,
-    ) -> None:
-        """For each piece as it is announced: no more than P lends at once."""
-        try:
-            async with aclosing(announcements):
-                async for announced in announcements:
-                    arrivals.put_nowait(self._asked(announced, connection))
-        finally:
-            arrivals.put_nowait(None)
+    def _readers_of(self, address: str) -> Share:
+        share = self._shares.get(address)
+        if share is None:
+            share = self._shares[address] = Share(self._readers, MAX_READERS_EACH)
+        return share
 
-    def _asked(self, announced: Announced, connection: DataConnection) -> KvPiece:
-        num_views = announced.num_views
-        ticket = read_ticket(announced.message.ticket, num_views)
-        arrival = connection.expect(ticket, num_views)
-        views = ArrivingBlocks(num_views, ticket.block_bytes, arrival.read)
 
-        def release() -> None:
-            arrival.drop()
-            announced.take()
+async def _ask(
+    announcements: AsyncGenerator[Announced, None],
+    connection: DataConnection,
+    arrivals: _Arrivals,
+    readers: Executor,
+) -> None:
+    """For each piece as it is announced: no more than P lends at once."""
+    try:
+        async with aclosing(announcements):
+            async for announced in announcements:
+                arrivals.put_nowait(_asked(announced, connection, readers))
+    finally:
+        arrivals.put_nowait(None)
 
-        return replace(announced.piece(views), release=release, executor=self._readers)
+
+def _asked(announced: Announced, connection: DataConnection, readers: Executor) -> KvPiece:
+    num_views = announced.num_views
+    ticket = read_ticket(announced.message.ticket, num_views)
+    arrival = connection.expect(ticket, num_views)
+    views = ArrivingBlocks(num_views, ticket.block_bytes, arrival.read)
+
+    def release() -> None:
+        arrival.drop()
+        announced.take()
+
+    return replace(announced.piece(views), release=release, executor=readers)
 
 
 async def _last_reads(connection: DataConnection, arrivals: _Arrivals) -> None:
