@@ -1,0 +1,345 @@
+"""What the registry pays for many replicas and gateways, and how soon they all know of a change.
+
+    the registry's actor in a process of its own, with its gRPC port; here, on one loop, as many
+    replicas that send heartbeats, and gateways that watch, as the product's own clients do
+
+There is no Ray: a call through Serve is a pickle over a socket, and how many there were is told.
+Add what one costs the registry (`python -m bench.serve_calls`) with --serve-ms. Left out as well:
+what gateways do with what they hear (bench/fleet_scale.py), the planner and the limits of tenants,
+each a call a second from each gateway where they are on, and how far each replica is that starts.
+
+    python -m bench.registry_scale [--replicas 10 100 1000] [--gateways 20] [--serve-ms 2.5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import pickle
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import psutil
+from bench.report import surroundings, table
+from tests.gateway.fleet.known_replicas import LAYOUT, make_replica
+
+from baton.core.ids import Epoch, new_epoch
+from baton.core.replicas import HEARTBEAT_S, Membership, ReplicaInfo
+from baton.platform.cluster import registry_port
+from baton.platform.cluster.heart_line import HeartLine
+from baton.platform.cluster.registry_actor import RegistryActor, RemoteRegistry
+from baton.platform.cluster.registry_port import RegistryPort
+from baton.platform.cluster.watch_line import WatchLine
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.config.live import REGISTRY, divide
+from baton.platform.security.config import SecurityConfig
+
+NUM_LAYERS = 61
+"""Of the model whose KV is laid out, which decides nothing but a few bytes."""
+NUM_CHANGES = 10
+LIMIT_S = 120.0
+HEAD_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """By the registry, so far."""
+
+    cpu_s: float
+    rss_bytes: int
+    num_serve_calls: Counter[str]
+    sent_bytes: int
+
+
+# The registry's process.
+
+
+class Answers:
+    """The actor behind a socket, in Serve's place."""
+
+    def __init__(self) -> None:
+        config = DeploymentConfig()
+        self.actor = RegistryActor(config)
+        self._told = divide(config).live[REGISTRY]
+        self._num_calls = Counter[str]()
+        self.sent_bytes = 0
+
+    async def serve(self) -> None:
+        registry_port.RegistryPort = _counting(self)  # type: ignore[misc]
+        await self.actor.reconfigure(self._told)
+        server = await asyncio.start_server(self._hear, "127.0.0.1", 0)
+        print(server.sockets[0].getsockname()[1], flush=True)
+        await server.serve_forever()
+
+    async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        calls = set[asyncio.Task[None]]()
+        while frame := await _read(reader):
+            call = asyncio.create_task(self._answer(*pickle.loads(frame), writer))
+            calls.add(call)
+            call.add_done_callback(calls.discard)
+
+    async def _answer(
+        self, number: int, name: str, args: tuple[Any, ...], writer: asyncio.StreamWriter
+    ) -> None:
+        if name == "spent":
+            answer: Any = self._spent()
+        else:
+            self._num_calls[name] += 1
+            answer = await getattr(self.actor, name)(*args)
+        frame = pickle.dumps((number, answer))
+        self.sent_bytes += len(frame)
+        _write(writer, frame)
+
+    def _spent(self) -> Spent:
+        rss_bytes = psutil.Process().memory_info().rss
+        return Spent(time.process_time(), rss_bytes, self._num_calls.copy(), self.sent_bytes)
+
+
+def _counting(answers: Answers) -> type[RegistryPort]:
+    class Counting(RegistryPort):
+        async def Watch(self, request: Any, context: Any) -> Any:
+            reply = await super().Watch(request, context)
+            answers.sent_bytes += reply.ByteSize()
+            return reply
+
+    return Counting
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    """Empty at the end."""
+    try:
+        head = await reader.readexactly(HEAD_BYTES)
+        return await reader.readexactly(int.from_bytes(head))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return b""
+
+
+def _write(writer: asyncio.StreamWriter, frame: bytes) -> None:
+    writer.write(len(frame).to_bytes(HEAD_BYTES) + frame)
+
+
+# Those who call it.
+
+
+class Handle:
+    """As Serve's: `handle.name.remote(...)` is answered."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._open: dict[int, asyncio.Future[Any]] = {}
+        self._num = 0
+        self._reading = asyncio.create_task(self._read(reader))
+
+    def __getattr__(self, name: str) -> Any:
+        return _Method(self, name)
+
+    async def call(self, name: str, args: tuple[Any, ...]) -> Any:
+        self._num += 1
+        number = self._num
+        self._open[number] = answer = asyncio.get_running_loop().create_future()
+        _write(self._writer, pickle.dumps((number, name, args)))
+        try:
+            return await answer
+        finally:
+            del self._open[number]
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        while frame := await _read(reader):
+            number, answer = pickle.loads(frame)
+            if (waiting := self._open.get(number)) and not waiting.done():
+                waiting.set_result(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Method:
+    handle: Handle
+    name: str
+
+    async def remote(self, *args: Any) -> Any:
+        return await self.handle.call(self.name, args)
+
+
+class Gateway:
+    def __init__(self, registry: WatchLine) -> None:
+        self._registry = registry
+        self._news = asyncio.Event()
+        self.known: dict[Epoch, ReplicaInfo] = {}
+        self.num_answers = 0
+
+    async def follow(self) -> None:
+        heard: tuple[Epoch | None, int] = (None, -1)
+        while True:
+            known: Membership = await self._registry.watch(*heard)
+            heard = known.incarnation, known.version
+            self.known = {info.epoch: info for info in known.replicas}
+            self.num_answers += 1
+            self._news.set()
+
+    async def until_knows(self, *infos: ReplicaInfo) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while not all(self.known.get(info.epoch) == info for info in infos):
+                self._news.clear()
+                await self._news.wait()
+
+
+class Replica:
+    def __init__(self, number: int, handle: Any) -> None:
+        layout = replace(LAYOUT, num_layers=NUM_LAYERS)
+        info = make_replica(f"decode-{number:032x}")
+        self.info = replace(info, epoch=new_epoch(), layout=layout)
+        self._registry = RemoteRegistry(handle, line=HeartLine(SecurityConfig()))
+        self.num_failed = 0
+        """Heartbeats that were not answered in time."""
+
+    async def live(self) -> None:
+        """Those that began together need not come together for ever."""
+        await self._tell()
+        await asyncio.sleep(random.uniform(0, HEARTBEAT_S))
+        while True:
+            await asyncio.sleep(await self._tell() * random.uniform(0.9, 1.1))
+
+    async def turn(self) -> None:
+        self.info = replace(self.info, is_ready=not self.info.is_ready)
+        await self._tell()
+
+    async def _tell(self) -> float:
+        try:
+            return await self._registry.heartbeat(self.info)
+        except TimeoutError:
+            self.num_failed += 1
+            return HEARTBEAT_S
+
+
+@asynccontextmanager
+async def _tasks(*coroutines: Any) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(each) for each in coroutines]
+    try:
+        yield
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def measure(
+    num_replicas: int, num_gateways: int, seconds: float, serve_ms: float
+) -> Iterator[tuple[str, float]]:
+    command = [sys.executable, "-m", __spec__.name, "--as-registry"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            port = int(process.stdout.readline())
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 26)
+            handle = Handle(reader, writer)
+            return await _measure(handle, num_replicas, num_gateways, seconds, serve_ms)
+        finally:
+            process.kill()
+
+
+async def _measure(
+    handle: Handle, num_replicas: int, num_gateways: int, seconds: float, serve_ms: float
+) -> Iterator[tuple[str, float]]:
+    async def spent() -> Spent:
+        told: Spent = await handle.call("spent", ())
+        return told
+
+    def serve_s(before: Spent, after: Spent) -> float:
+        """What Serve's calls would cost above those of here."""
+        return (after.num_serve_calls - before.num_serve_calls).total() * serve_ms / 1e3
+
+    serving: Any = handle
+    replicas = [Replica(number, serving) for number in range(num_replicas)]
+    gateways = [Gateway(WatchLine(serving, SecurityConfig())) for _ in range(num_gateways)]
+    infos = [replica.info for replica in replicas]
+    empty = await spent()
+    async with _tasks(*(gateway.follow() for gateway in gateways)):
+        began = time.monotonic()
+        async with _tasks(*(replica.live() for replica in replicas)):
+            await asyncio.gather(*(gateway.until_knows(*infos) for gateway in gateways))
+            started_s = time.monotonic() - began
+            started = await spent()
+            await asyncio.sleep(40.0)  # news are over: watchers are left without a word for longer
+            before = await spent()
+            at = time.monotonic()
+            await asyncio.sleep(seconds)
+            idle = await spent()
+            idle_s = time.monotonic() - at
+            num_calls = idle.num_serve_calls - before.num_serve_calls
+            took, change_cpu_s, change_bytes = [], [], []
+            for _ in range(NUM_CHANGES):
+                replica = random.choice(replicas)
+                quiet = await spent()
+                at = time.monotonic()
+                await replica.turn()
+                await asyncio.gather(*(gateway.until_knows(replica.info) for gateway in gateways))
+                took.append(time.monotonic() - at)
+                after = await spent()
+                rest_s = (time.monotonic() - at) * (idle.cpu_s - before.cpu_s) / idle_s
+                change_cpu_s.append(after.cpu_s - quiet.cpu_s - rest_s)
+                change_bytes.append(after.sent_bytes - quiet.sent_bytes)
+                await asyncio.sleep(1.0)
+    start_s = started.cpu_s - empty.cpu_s
+    rate = num_calls.total() / idle_s
+    idle_share = (idle.cpu_s - before.cpu_s) / idle_s
+    return iter(
+        [
+            ("idle: share of a core without Serve's part, %", 100 * idle_share),
+            ("idle: calls through Serve a second", rate),
+            ("idle: the same with Serve's part, %", 100 * (idle_share + rate * serve_ms / 1e3)),
+            (
+                "idle: answers to gateways, kB/s",
+                (idle.sent_bytes - before.sent_bytes) / idle_s / 1e3,
+            ),
+            ("a change: ms until every gateway knows, median", 1e3 * median(took)),
+            ("a change: the longest of them", 1e3 * max(took)),
+            ("a change: answers to gateways, kB", median(change_bytes) / 1e3),
+            ("a change: CPU ms above that of rest", 1e3 * median(change_cpu_s)),
+            ("all start at once: s until every gateway knows all", started_s),
+            ("all start at once: CPU s without Serve's part", start_s),
+            ("all start at once: the same with it", start_s + serve_s(empty, started)),
+            (
+                "all start at once: answers to gateways, MB",
+                (started.sent_bytes - empty.sent_bytes) / 1e6,
+            ),
+            ("heartbeats that were not answered in time", sum(it.num_failed for it in replicas)),
+            ("memory, MB", idle.rss_bytes / 1e6),
+            ("memory above an empty one, MB", (idle.rss_bytes - empty.rss_bytes) / 1e6),
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.registry_scale", description=__doc__)
+    parser.add_argument("--replicas", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--gateways", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of rest")
+    parser.add_argument("--serve-ms", type=float, default=0.0, help="CPU of a call through Serve")
+    parser.add_argument("--as-registry", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.as_registry:
+        asyncio.run(Answers().serve())
+        return
+    print(surroundings(), flush=True)
+    columns = [
+        list(asyncio.run(measure(number, args.gateways, args.seconds, args.serve_ms)))
+        for number in args.replicas
+    ]
+    names = [name for name, _ in columns[0]]
+    rows = [(name, *(column[i][1] for column in columns)) for i, name in enumerate(names)]
+    header = [f"{number:,} replicas" for number in args.replicas]
+    print(table((f"{args.gateways} gateways", *header), rows))
+
+
+if __name__ == "__main__":
+    main()
