@@ -128,7 +128,35 @@ class StartingReplica:
 
 
 HEARTBEAT_S = 1.0
-"""How often replicas tell the registry that they are there."""
+"""How often a replica looks whether it has news for the registry, and tells it at least that it is
+there where replicas are few: see `Pace`."""
+
+BEATS_PER_S = 40.0
+"""Of all replicas together, at most: each costs the registry up to 0.6 ms of CPU."""
+WHOLES_PER_S = 2.0
+"""Likewise, through Serve: each costs about 3 ms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Registry -> replica: how often it is to be heard while it has nothing new to say."""
+
+    beat_s: float = HEARTBEAT_S
+    whole_s: float = 10 * HEARTBEAT_S
+    """How often all of it is to be told all the same, through Serve."""
+
+    @staticmethod
+    def of(num_replicas: int) -> Pace:
+        """Of so many, where each says something as often."""
+        return Pace(
+            beat_s=max(HEARTBEAT_S, num_replicas / BEATS_PER_S),
+            whole_s=max(10 * HEARTBEAT_S, num_replicas / WHOLES_PER_S),
+        )
+
+    @property
+    def settled_after_s(self) -> float:
+        """The age of a registry to which everybody who lives has reported: two heartbeats."""
+        return 2 * self.beat_s + 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,3 +175,33 @@ class Membership:
     starting: tuple[StartingReplica, ...] = ()
     left: tuple[Epoch, ...] = ()
     """Who said farewell lately: of all others that are missing, nothing was heard for a while."""
+    pace: Pace = Pace()
+    """How often each replica is heard."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipUpdate:
+    """Registry -> gateway: what its view has become since a version that the gateway has.
+
+    May be lost, or come twice. It says how things are, not how they changed, so whoever has any
+    version from `since` on can take it.
+    """
+
+    incarnation: Epoch
+    version: int
+    age_s: float
+    pace: Pace
+    since: int | None
+    """Of the same incarnation; None: this is all there is."""
+    layouts: tuple[KvLayout, ...]
+    """Those of `replicas` that who has `since` may not know."""
+    replicas: tuple[ReplicaInfo, ...]
+    """New, or other than they were."""
+    gone: tuple[Epoch, ...]
+    starting: tuple[StartingReplica, ...]
+    """New, or at another stage; all of them where nothing else is new, with how far they are."""
+    no_longer_starting: tuple[ReplicaId, ...]
+    left: tuple[Epoch, ...]
+    """Of who went, those that said farewell."""
+    address: str = ""
+    """Where the registry's own port listens; empty: nowhere."""

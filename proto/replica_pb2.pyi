@@ -1376,15 +1376,19 @@ class BeatRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: builtins.int
+    TELLING_FIELD_NUMBER: builtins.int
     epoch: builtins.str
+    telling: builtins.int
+    """the number of what was told last through Serve"""
     def __init__(
         self,
         *,
         epoch: builtins.str = ...,
+        telling: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch", "telling", b"telling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1393,18 +1397,205 @@ class BeatReply(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     IS_KNOWN_FIELD_NUMBER: builtins.int
+    BEAT_S_FIELD_NUMBER: builtins.int
+    WHOLE_S_FIELD_NUMBER: builtins.int
     is_known: builtins.bool
     """false: the registry is to be told all of it"""
+    beat_s: builtins.float
+    """the next one is expected after so long"""
+    whole_s: builtins.float
+    """and all of it, through Serve, after so long"""
     def __init__(
         self,
         *,
         is_known: builtins.bool = ...,
+        beat_s: builtins.float = ...,
+        whole_s: builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["is_known", b"is_known"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["beat_s", b"beat_s", "is_known", b"is_known", "whole_s", b"whole_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class WatchRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    incarnation: builtins.str
+    """of the registry; empty: the caller knows nothing"""
+    version: builtins.int
+    """what the caller has"""
+    def __init__(
+        self,
+        *,
+        incarnation: builtins.str = ...,
+        version: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["incarnation", b"incarnation", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class RegisteredReplica(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    ROLE_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
+    LAYOUT_ID_FIELD_NUMBER: builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: builtins.int
+    MAX_MODEL_LEN_FIELD_NUMBER: builtins.int
+    MAX_OPEN_FIELD_NUMBER: builtins.int
+    MAX_QUEUED_TOKENS_FIELD_NUMBER: builtins.int
+    MAX_CHUNK_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    IS_READY_FIELD_NUMBER: builtins.int
+    IS_FLIPPED_FIELD_NUMBER: builtins.int
+    replica_id: builtins.str
+    epoch: builtins.str
+    role: builtins.str
+    address: builtins.str
+    layout_id: builtins.bytes
+    """of a layout of this update, or of an earlier one"""
+    num_blocks: builtins.int
+    max_model_len: builtins.int
+    max_open: builtins.int
+    max_queued_tokens: builtins.int
+    max_chunk: builtins.int
+    model: builtins.str
+    is_ready: builtins.bool
+    is_flipped: builtins.bool
+    def __init__(
+        self,
+        *,
+        replica_id: builtins.str = ...,
+        epoch: builtins.str = ...,
+        role: builtins.str = ...,
+        address: builtins.str = ...,
+        layout_id: builtins.bytes = ...,
+        num_blocks: builtins.int = ...,
+        max_model_len: builtins.int = ...,
+        max_open: builtins.int = ...,
+        max_queued_tokens: builtins.int = ...,
+        max_chunk: builtins.int = ...,
+        model: builtins.str = ...,
+        is_ready: builtins.bool = ...,
+        is_flipped: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["address", b"address", "epoch", b"epoch", "is_flipped", b"is_flipped", "is_ready", b"is_ready", "layout_id", b"layout_id", "max_chunk", b"max_chunk", "max_model_len", b"max_model_len", "max_open", b"max_open", "max_queued_tokens", b"max_queued_tokens", "model", b"model", "num_blocks", b"num_blocks", "replica_id", b"replica_id", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class StartingReplica(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: builtins.int
+    ROLE_FIELD_NUMBER: builtins.int
+    STAGE_FIELD_NUMBER: builtins.int
+    FRACTION_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
+    IS_FINAL_FIELD_NUMBER: builtins.int
+    STAGE_S_FIELD_NUMBER: builtins.int
+    IS_FLIPPED_FIELD_NUMBER: builtins.int
+    replica_id: builtins.str
+    role: builtins.str
+    stage: builtins.str
+    fraction: builtins.float
+    failure: builtins.str
+    is_final: builtins.bool
+    stage_s: builtins.float
+    is_flipped: builtins.bool
+    def __init__(
+        self,
+        *,
+        replica_id: builtins.str = ...,
+        role: builtins.str = ...,
+        stage: builtins.str = ...,
+        fraction: builtins.float | None = ...,
+        failure: builtins.str = ...,
+        is_final: builtins.bool = ...,
+        stage_s: builtins.float = ...,
+        is_flipped: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["_fraction", b"_fraction", "fraction", b"fraction"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_fraction", b"_fraction", "failure", b"failure", "fraction", b"fraction", "is_final", b"is_final", "is_flipped", b"is_flipped", "replica_id", b"replica_id", "role", b"role", "stage", b"stage", "stage_s", b"stage_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__fraction: _TypeAlias = typing.Literal["fraction"]  # noqa: Y015
+    _WhichOneofArgType__fraction: _TypeAlias = typing.Literal["_fraction", b"_fraction"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fraction) -> _WhichOneofReturnType__fraction | None: ...
+
+@typing.final
+class MembershipUpdate(message.Message):
+    """Of MembershipUpdate in core/replicas.py."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    AGE_S_FIELD_NUMBER: builtins.int
+    BEAT_S_FIELD_NUMBER: builtins.int
+    WHOLE_S_FIELD_NUMBER: builtins.int
+    SINCE_FIELD_NUMBER: builtins.int
+    LAYOUTS_FIELD_NUMBER: builtins.int
+    REPLICAS_FIELD_NUMBER: builtins.int
+    GONE_FIELD_NUMBER: builtins.int
+    STARTING_FIELD_NUMBER: builtins.int
+    NO_LONGER_STARTING_FIELD_NUMBER: builtins.int
+    LEFT_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
+    incarnation: builtins.str
+    version: builtins.int
+    age_s: builtins.float
+    beat_s: builtins.float
+    whole_s: builtins.float
+    since: builtins.int
+    address: builtins.str
+    @builtins.property
+    def layouts(self) -> containers.RepeatedCompositeFieldContainer[kv_pb2.KvLayout]: ...
+    @builtins.property
+    def replicas(self) -> containers.RepeatedCompositeFieldContainer[RegisteredReplica]: ...
+    @builtins.property
+    def gone(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @builtins.property
+    def starting(self) -> containers.RepeatedCompositeFieldContainer[StartingReplica]: ...
+    @builtins.property
+    def no_longer_starting(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @builtins.property
+    def left(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        incarnation: builtins.str = ...,
+        version: builtins.int = ...,
+        age_s: builtins.float = ...,
+        beat_s: builtins.float = ...,
+        whole_s: builtins.float = ...,
+        since: builtins.int | None = ...,
+        layouts: abc.Iterable[kv_pb2.KvLayout] | None = ...,
+        replicas: abc.Iterable[RegisteredReplica] | None = ...,
+        gone: abc.Iterable[builtins.str] | None = ...,
+        starting: abc.Iterable[StartingReplica] | None = ...,
+        no_longer_starting: abc.Iterable[builtins.str] | None = ...,
+        left: abc.Iterable[builtins.str] | None = ...,
+        address: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["_since", b"_since", "since", b"since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_since", b"_since", "address", b"address", "age_s", b"age_s", "beat_s", b"beat_s", "gone", b"gone", "incarnation", b"incarnation", "layouts", b"layouts", "left", b"left", "no_longer_starting", b"no_longer_starting", "replicas", b"replicas", "since", b"since", "starting", b"starting", "version", b"version", "whole_s", b"whole_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__since: _TypeAlias = typing.Literal["since"]  # noqa: Y015
+    _WhichOneofArgType__since: _TypeAlias = typing.Literal["_since", b"_since"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__since) -> _WhichOneofReturnType__since | None: ...
 
 @typing.final
 class PingRequest(message.Message):

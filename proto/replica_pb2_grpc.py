@@ -792,6 +792,11 @@ class RegistryStub:
                 request_serializer=baton_dot_proto_dot_replica__pb2.BeatRequest.SerializeToString,
                 response_deserializer=baton_dot_proto_dot_replica__pb2.BeatReply.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_unary(
+                '/baton.replica.v1.Registry/Watch',
+                request_serializer=baton_dot_proto_dot_replica__pb2.WatchRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_replica__pb2.MembershipUpdate.FromString,
+                _registered_method=True)
 
 
 class RegistryServicer:
@@ -805,6 +810,13 @@ class RegistryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Watch(self, request, context):
+        """Answered when there is something that the caller does not know, or after a while. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RegistryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -812,6 +824,11 @@ def add_RegistryServicer_to_server(servicer, server):
                     servicer.Beat,
                     request_deserializer=baton_dot_proto_dot_replica__pb2.BeatRequest.FromString,
                     response_serializer=baton_dot_proto_dot_replica__pb2.BeatReply.SerializeToString,
+            ),
+            'Watch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=baton_dot_proto_dot_replica__pb2.WatchRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_replica__pb2.MembershipUpdate.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -842,6 +859,33 @@ class Registry:
             '/baton.replica.v1.Registry/Beat',
             baton_dot_proto_dot_replica__pb2.BeatRequest.SerializeToString,
             baton_dot_proto_dot_replica__pb2.BeatReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.replica.v1.Registry/Watch',
+            baton_dot_proto_dot_replica__pb2.WatchRequest.SerializeToString,
+            baton_dot_proto_dot_replica__pb2.MembershipUpdate.FromString,
             options,
             channel_credentials,
             insecure,

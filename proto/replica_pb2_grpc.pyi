@@ -310,6 +310,8 @@ class RegistryStub:
     def __new__(cls, channel: _aio.Channel) -> RegistryAsyncStub: ...
     Beat: _grpc.UnaryUnaryMultiCallable[_replica_pb2.BeatRequest, _replica_pb2.BeatReply]
     """The heartbeat of who has nothing new to say since it told the registry all of it through Serve."""
+    Watch: _grpc.UnaryUnaryMultiCallable[_replica_pb2.WatchRequest, _replica_pb2.MembershipUpdate]
+    """Answered when there is something that the caller does not know, or after a while. Safe to repeat."""
 
 @_typing.type_check_only
 class RegistryAsyncStub(RegistryStub):
@@ -318,6 +320,8 @@ class RegistryAsyncStub(RegistryStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Beat: _aio.UnaryUnaryMultiCallable[_replica_pb2.BeatRequest, _replica_pb2.BeatReply]  # type: ignore[assignment]
     """The heartbeat of who has nothing new to say since it told the registry all of it through Serve."""
+    Watch: _aio.UnaryUnaryMultiCallable[_replica_pb2.WatchRequest, _replica_pb2.MembershipUpdate]  # type: ignore[assignment]
+    """Answered when there is something that the caller does not know, or after a while. Safe to repeat."""
 
 class RegistryServicer(metaclass=_abc_1.ABCMeta):
     """The registry's own port, for what need not pass through Ray Serve."""
@@ -329,5 +333,13 @@ class RegistryServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_replica_pb2.BeatReply, _abc.Awaitable[_replica_pb2.BeatReply]]:
         """The heartbeat of who has nothing new to say since it told the registry all of it through Serve."""
+
+    @_abc_1.abstractmethod
+    def Watch(
+        self,
+        request: _replica_pb2.WatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replica_pb2.MembershipUpdate, _abc.Awaitable[_replica_pb2.MembershipUpdate]]:
+        """Answered when there is something that the caller does not know, or after a while. Safe to repeat."""
 
 def add_RegistryServicer_to_server(servicer: RegistryServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -25,9 +25,9 @@ from baton.core.ids import Epoch, RequestId
 from baton.core.kv_layout import KvLayout
 from baton.core.messages import Receipt
 from baton.core.replicas import (
-    HEARTBEAT_S,
     Capacity,
     Membership,
+    Pace,
     ReplicaInfo,
     Role,
     StartingReplica,
@@ -54,7 +54,6 @@ from baton.router.speeds.speed import MeasuredSpeed
 
 log = logging.getLogger(__name__)
 
-SETTLED_AFTER_S = 2 * HEARTBEAT_S + 0.5
 WATCH_TIMEOUT_S = 10.0
 REGISTRY_RETRY_S = 0.5
 ENOUGH_STEPS = 16
@@ -86,6 +85,8 @@ class Fleet:
         self._told_rate = self.meter.rates.tokens_per_s
         """What candidates that share it have been told."""
         self._replica_by_epoch: dict[Epoch, ReplicaInfo] = {}
+        self._pace = Pace()
+        """At which the registry hears each of them, or the one before it did."""
         self._pool_by_role = {Role.DECODE: Pool(), Role.PREFILL: Pool()}
         self._epoch_by_request: dict[RequestId, Epoch] = {}
         self._drained_here: set[Epoch] = set()
@@ -120,12 +121,12 @@ class Fleet:
             incarnation, version = snapshot.incarnation, snapshot.version
 
     async def apply(self, snapshot: Membership) -> None:
-        known = merge(
-            self._replica_by_epoch,
-            snapshot,
-            settled_after_s=SETTLED_AFTER_S,
-            alive=tuple(self.links.alive()),
-        )
+        # A new registry knows few, of whom it hears often: those of the old one come more seldom.
+        settled_s = max(self._pace.settled_after_s, snapshot.pace.settled_after_s)
+        if snapshot.age_s >= settled_s:
+            self._pace = snapshot.pace
+        alive = tuple(self.links.alive())
+        known = merge(self._replica_by_epoch, snapshot, settled_after_s=settled_s, alive=alive)
         gone = {*self.links.watches, *self.links.decode} - known.keys()
         self._hear_of_starts(snapshot.starting)
         self._replica_by_epoch = {epoch: info for epoch, info in known.items() if self._meet(info)}

@@ -23,8 +23,7 @@ def merge(
     settled_after_s: float,
     alive: Collection[Epoch] = (),
 ) -> dict[Epoch, ReplicaInfo]:
-    """Return the replicas to believe in. `settled_after_s`: two heartbeats, as a rule; `alive`:
-    those that this gateway hears itself."""
+    """Return the replicas to believe in. `alive`: those that this gateway hears itself."""
     reported = {info.epoch: info for info in snapshot.replicas}
     ids = {info.replica_id for info in snapshot.replicas}
     stays = known.keys() if snapshot.age_s < settled_after_s else set(alive)

@@ -70,6 +70,7 @@ class GatewayActor:
     async def _start(self, config: DeploymentConfig) -> None:
         with collector_at_rest():
             from baton.platform.cluster.gateway_node import GatewayNode, apart  # see `deploy.py`
+            from baton.platform.cluster.watch_line import WatchLine
 
         start_actor_log(config, f"gateway-{serve.get_replica_context().replica_id.unique_id}")
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
@@ -78,9 +79,10 @@ class GatewayActor:
         folder = self._folder or await find_on_node(config, wants_weights=False)
         calls = ServeCalls() if are_ray_metrics_on() else None
         node = GatewayNode(_whole(config), folder, calls)
-        remote = RemoteRegistry(self._registry, config.model_identity)
+        remote = RemoteRegistry(self._registry)
+        line = WatchLine(self._registry, config.security, config.model_identity)
         chaos = config.chaos.start("gateway")
-        watched = remote if chaos is None else ChaoticWatch(remote, chaos)
+        watched = line if chaos is None else ChaoticWatch(line, chaos)
         await node.start(watched, shares=remote, planner=remote)
         self._gateway = node
         if calls is not None:

@@ -1,12 +1,12 @@
-"""Heartbeats that say nothing new, from a replica to a port of the registry's own.
+"""Heartbeats that say nothing new, from a replica to the registry's own port (`registry_port.py`).
 
     replica --- all of it, through Serve ---> registry
-            <-- the address of its port -----
+            <-- the address of its port -----  and how often it is to be heard
             --- Beat: still as I said ------> known: alive for another while
                                               not known, or no answer: all of it, through Serve
 
-A call through Serve takes both sides several times the CPU. Without this port, or a way to it,
-every heartbeat goes through Serve.
+A call through Serve takes both sides many times the CPU. Without this port, or a way to it, every
+heartbeat goes through Serve.
 """
 
 from __future__ import annotations
@@ -18,26 +18,17 @@ import grpc.aio
 
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import InvalidConfig
-from baton.core.ids import Epoch
-from baton.core.replicas import ReplicaInfo
-from baton.platform.registry.registry import Registry
+from baton.core.replicas import Pace, ReplicaInfo
 from baton.platform.security.config import SecurityConfig
 from baton.platform.security.connections import load_security
 from baton.proto import replica_pb2 as pb
-from baton.proto.channels import Channels, listen, new_server
-from baton.proto.replica_pb2_grpc import (
-    RegistryServicer,
-    RegistryStub,
-    add_RegistryServicer_to_server,
-)
+from baton.proto.channels import Channels
+from baton.proto.replica_pb2_grpc import RegistryStub
 
 log = logging.getLogger(__name__)
 
 ANSWER_S = 0.5
 """Of a port that a firewall keeps from us, nothing is heard: a heartbeat is not late by more."""
-WHOLE_S = 10.0
-"""All of it goes through Serve as often: Serve may know of another registry by now, and what was
-told last may have been heard before what was told earlier."""
 AVOIDED_S = 30.0
 """For so long nothing is tried where nobody answered."""
 
@@ -50,69 +41,47 @@ class HeartLine:
         self._clock = clock
         self._channel: grpc.aio.Channel | None = None
         self._told: ReplicaInfo | None = None
+        self._num_tellings = self._telling = 0
+        self._pace = Pace()
         self._address = ""
         self._avoided_until_s = self._told_at_s = float("-inf")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return HeartLine, (self._security,)
 
-    def has_told(self, info: ReplicaInfo, address: str) -> None:
+    def next_telling(self) -> int:
+        """The number of what is told now through Serve, where calls may overtake each other."""
+        self._num_tellings += 1
+        return self._num_tellings
+
+    def has_told(self, info: ReplicaInfo, telling: int, address: str, pace: Pace) -> None:
         """The registry has heard all of it, and listens there; empty: nowhere."""
+        if telling < self._telling:
+            return  # what was told later has been answered before
         if address != self._address:
             self._avoided_until_s, self._channel = float("-inf"), None
-        self._told, self._told_at_s, self._address = info, self._clock(), address
+        self._told, self._telling, self._told_at_s = info, telling, self._clock()
+        self._address, self._pace = address, pace
 
-    async def beat(self, info: ReplicaInfo) -> bool:
-        """Whether the registry knows that this is still so; else it is to be told all of it."""
+    async def beat(self, info: ReplicaInfo) -> Pace | None:
+        """How often from now on; None: the registry is to be told all of it. It is so now and then
+        as Serve may know of another registry by now."""
         now = self._clock()
-        if info != self._told or now - self._told_at_s >= WHOLE_S:
-            return False
+        if info != self._told or now - self._told_at_s >= self._pace.whole_s:
+            return None
         if not self._address or now < self._avoided_until_s:
-            return False
+            return None
         try:
             if self._channel is None:
                 channels = Channels(load_security(self._security))
                 self._channel = channels.new(self._address, is_pinged=False)
-            beat = pb.BeatRequest(epoch=info.epoch)
+            beat = pb.BeatRequest(epoch=info.epoch, telling=self._telling)
             reply = await RegistryStub(self._channel).Beat(beat, timeout=ANSWER_S)
         except (grpc.aio.AioRpcError, InvalidConfig) as error:
             log.debug("the registry is told through Serve: %r", error)
             self._avoided_until_s = self._clock() + AVOIDED_S
-            return False
-        return reply.is_known
-
-
-class RegistryPort(RegistryServicer):
-    """The registry's end."""
-
-    def __init__(self, registry: Registry) -> None:
-        self.address = ""
-        """Where it listens, once it does."""
-        self._registry = registry
-        self._server: grpc.aio.Server | None = None
-
-    async def start(self, host: str, security: SecurityConfig) -> None:
-        """On a free port. Where it cannot be secured as configured, or bound, there is none."""
-        try:
-            secured_by = load_security(security)
-            self._server = new_server(secured_by, pings=False)
-            add_RegistryServicer_to_server(self, self._server)
-            port = listen(self._server, f"{host}:0", secured_by)
-        except (InvalidConfig, RuntimeError) as error:
-            log.warning("%s; the registry hears heartbeats through Serve alone", error)
-            return
-        await self._server.start()
-        self.address = f"{host}:{port}"
-
-    async def stop(self) -> None:
-        """Safe to repeat, and where it was never started."""
-        self.address = ""
-        if self._server is not None:
-            await self._server.stop(None)
-
-    async def Beat(
-        self,
-        request: pb.BeatRequest,
-        context: grpc.aio.ServicerContext[pb.BeatRequest, pb.BeatReply],
-    ) -> pb.BeatReply:
-        return pb.BeatReply(is_known=self._registry.beat(Epoch(request.epoch)))
+            return None
+        if not reply.is_known:
+            return None
+        self._pace = Pace(beat_s=reply.beat_s, whole_s=reply.whole_s)
+        return self._pace

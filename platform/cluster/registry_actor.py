@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 
 from baton.core.errors import InvalidConfig
 from baton.core.ids import Epoch
-from baton.core.replicas import Membership, ReplicaInfo, StartingReplica
+from baton.core.replicas import Membership, Pace, ReplicaInfo, StartingReplica
 from baton.gateway.fleet.traffic import TrafficReport
 from baton.platform.cluster.actor_log import start_actor_log
 from baton.platform.cluster.applications import apply_planned, flip_any, messages
@@ -31,7 +31,8 @@ from baton.platform.planner.planner_metrics import PlannerTold
 from baton.platform.registry.registry import Registry
 
 if TYPE_CHECKING:
-    from baton.platform.cluster.heart_line import HeartLine, RegistryPort
+    from baton.platform.cluster.heart_line import HeartLine
+    from baton.platform.cluster.registry_port import RegistryPort
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class RegistryActor:
         self._plan(planned(config) if config.planner.enabled else None)
 
     async def _listen(self, config: DeploymentConfig) -> None:
-        from baton.platform.cluster.heart_line import RegistryPort  # see `deploy.py`
+        from baton.platform.cluster.registry_port import RegistryPort  # see `deploy.py`
 
         self._port = RegistryPort(self._registry)
         await self._port.start(own_address(config), config.security)
@@ -116,16 +117,16 @@ class RegistryActor:
             told["groups"] = await asyncio.to_thread(groups_account, self._rules.groups_url)
         return told
 
-    async def heartbeat(self, info: ReplicaInfo) -> str:
-        """Where the next ones may go, if they say the same."""
-        self._registry.heartbeat(info)
-        return "" if self._port is None else self._port.address
+    async def heartbeat(self, info: ReplicaInfo, telling: int = 0) -> tuple[str, Pace]:
+        """Where the next ones may go, if they say the same, and how often."""
+        pace = self._registry.heartbeat(info, telling)
+        return "" if self._port is None else self._port.address, pace
 
     async def leave(self, epoch: Epoch) -> None:
         self._registry.leave(epoch)
 
-    async def report_starting(self, starting: StartingReplica) -> None:
-        self._registry.report_starting(starting)
+    async def report_starting(self, starting: StartingReplica) -> float:
+        return self._registry.report_starting(starting)
 
     async def spare(self, epoch: Epoch, may_be_last: bool) -> str:
         return self._registry.spare(epoch, may_be_last=may_be_last)
@@ -136,8 +137,13 @@ class RegistryActor:
     async def share_limits(self, gateway: Epoch, demand: Mapping[str, float]) -> dict[str, float]:
         return self._registry.limit_shares.report(gateway, demand)
 
-    async def watch(self, incarnation: Epoch | None, version: int) -> Membership:
-        return await self._registry.watch(incarnation, version, self._registry.patience_s)
+    async def watch(self, asked: bytes) -> bytes:
+        """WatchRequest, MembershipUpdate: for who does not know the port, or cannot reach it."""
+        from baton.proto.replica_pb2 import WatchRequest
+
+        assert self._port is not None, "Serve configures an actor before it is called"
+        answer = await self._port.watch(WatchRequest.FromString(asked))
+        return answer.SerializeToString()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,23 +151,26 @@ class RemoteRegistry:
     """The registry as other actors see it. Raises whatever Ray raises when it is away."""
 
     handle: Handle
-    model: str = ""
-    """Only its replicas are told of, if it is given."""
     line: HeartLine | None = None
     """Of a replica: where most of its heartbeats go."""
 
-    async def heartbeat(self, info: ReplicaInfo) -> None:
-        if self.line is not None and await self.line.beat(info):
-            return
-        address: str | None = await _answer(self.handle.heartbeat.remote(info))
-        if self.line is not None:
-            self.line.has_told(info, address or "")
+    async def heartbeat(self, info: ReplicaInfo) -> float:
+        """Returns the seconds until the next one, unless there is news before."""
+        line, pace = self.line, None if self.line is None else await self.line.beat(info)
+        if pace is None:
+            telling = 0 if line is None else line.next_telling()
+            address, pace = await _answer(self.handle.heartbeat.remote(info, telling))
+            if line is not None:
+                line.has_told(info, telling, address, pace)
+        return pace.beat_s
 
     async def leave(self, epoch: Epoch) -> None:
         await _answer(self.handle.leave.remote(epoch))
 
-    async def report_starting(self, starting: StartingReplica) -> None:
-        await _answer(self.handle.report_starting.remote(starting))
+    async def report_starting(self, starting: StartingReplica) -> float:
+        """Returns the seconds until it is to say how much further it is."""
+        rest_s: float = await _answer(self.handle.report_starting.remote(starting))
+        return rest_s
 
     async def spare(self, epoch: Epoch, may_be_last: bool) -> str:
         why: str = await _answer(self.handle.spare.remote(epoch, may_be_last))
@@ -180,13 +189,6 @@ class RemoteRegistry:
     async def explain_planner(self) -> dict[str, Any]:
         told: dict[str, Any] = await _answer(self.handle.explain_planner.remote())
         return told
-
-    async def watch(self, incarnation: Epoch | None, version: int) -> Membership:
-        membership: Membership = await self.handle.watch.remote(incarnation, version)
-        if not self.model:
-            return membership
-        own = tuple(info for info in membership.replicas if info.model == self.model)
-        return replace(membership, replicas=own)
 
 
 async def _answer(call: Awaitable[Any]) -> Any:

@@ -10,7 +10,7 @@ from typing import Protocol
 from baton.core.chaos import Chaos, Fault
 from baton.core.ids import Epoch
 from baton.core.kv_events import KvEvents
-from baton.core.replicas import Membership, ReplicaInfo
+from baton.core.replicas import HEARTBEAT_S, Membership, ReplicaInfo
 
 
 async def chaotic_events(
@@ -45,7 +45,7 @@ class WatchedRegistry(Protocol):
 
 
 class HeardRegistry(Protocol):
-    async def heartbeat(self, info: ReplicaInfo) -> None: ...
+    async def heartbeat(self, info: ReplicaInfo) -> float: ...
 
 
 class ChaoticWatch:
@@ -64,15 +64,15 @@ class ChaoticWatch:
         return await self._registry.watch(incarnation, version)
 
 
-async def heartbeat(registry: HeardRegistry, info: ReplicaInfo, chaos: Chaos | None) -> None:
-    """Send one, unless it gets lost on purpose."""
+async def heartbeat(registry: HeardRegistry, info: ReplicaInfo, chaos: Chaos | None) -> float:
+    """Send one, unless it gets lost on purpose. Returns the seconds until the next."""
     rule = chaos.draw("registry.heartbeat") if chaos is not None else None
     match rule.fault if rule else None:
         case Fault.DROP:
-            return
+            return HEARTBEAT_S
         case Fault.DELAY:
             assert rule is not None
             await asyncio.sleep(rule.delay_s)
         case Fault.DUPLICATE:
             await registry.heartbeat(info)
-    await registry.heartbeat(info)
+    return await registry.heartbeat(info)

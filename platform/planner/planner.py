@@ -22,7 +22,7 @@ from msgspec import structs
 
 from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch, ReplicaId
-from baton.core.replicas import HEARTBEAT_S, Membership, ReplicaInfo, Role, StartingReplica
+from baton.core.replicas import Membership, Pace, ReplicaInfo, Role, StartingReplica
 from baton.gateway.fleet.traffic import TrafficReport
 from baton.platform.planner.config import PATIENCE, PlannerConfig
 from baton.platform.planner.measured_models import measured_models
@@ -36,8 +36,6 @@ log = logging.getLogger(__name__)
 
 KEPT = 256
 """Changes, and refusals of changes, that are remembered."""
-SETTLED_AFTER_S = 2 * HEARTBEAT_S + 0.5
-"""A registry that began lately does not know everybody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +165,10 @@ class Planner:
 
     def propose(self, known: Membership) -> Proposal | None:
         """What is to be from now on; None while too little is known."""
-        if known.age_s < SETTLED_AFTER_S:
-            return None
         planned, rules = self.planned, self.planned.live_rules
+        pace = Pace.of(sum(planned.wanted.values()))  # at which an earlier registry heard them
+        if known.age_s < pace.settled_after_s:
+            return None
         self._see(known)
         observation = self._watch.observe(
             {role: self._count(role) for role in Role}, planned.num_gateways

@@ -1,9 +1,13 @@
 """The replicas that are alive, as they say themselves.
 
 Replicas send a heartbeat, with their ReplicaInfo while that is new; one that stays silent for
-`ttl_s` is dropped. Gateways watch for a newer version. It is a hint only: gateways keep their last
-snapshot when the registry is away, and learn of a dead replica from its broken stream long before
-this does.
+3.5 of the periods that it was told is dropped. Gateways watch for a newer version, and hear what
+has changed since the one they have: all of it if that was forgotten, or another incarnation's. It
+is a hint only: gateways keep what they know when the registry is away, and learn of a dead replica
+from its broken stream long before this does.
+
+The more replicas, the seldomer each is heard (`Pace`), so that many cost no more than a few; what is
+new of one is told at once all the same. News that come together are told together.
 
 A restarted registry knows nobody. Its new incarnation and young age say so, and
 `gateway/fleet/membership.py` removes nothing on its word until everybody had time to report again.
@@ -12,94 +16,152 @@ A restarted registry knows nobody. Its new incarnation and young age say so, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import math
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from baton.core.clock import Clock, monotonic
-from baton.core.ids import Epoch, ReplicaId, new_epoch
-from baton.core.replicas import HEARTBEAT_S, Membership, ReplicaInfo, StartingReplica
+from baton.core.ids import Epoch, new_epoch
+from baton.core.kv_layout import KvLayout
+from baton.core.replicas import (
+    HEARTBEAT_S,
+    Membership,
+    MembershipUpdate,
+    Pace,
+    ReplicaInfo,
+    StartingReplica,
+)
+from baton.platform.registry.journal import MAX_GONE, Journal
 from baton.platform.registry.limit_shares import LimitShares
+from baton.platform.registry.starting import StartingReplicas
 
-TTL_S = 3.5 * HEARTBEAT_S
+TTL_BEATS = 3.5
 LEFT_FOR_S = 60.0
 """So long a farewell is told of: to gateways that are slow to ask, too."""
 WATCH_S = 2.0
 CALM_WATCH_S = 5.0
 """A gateway that waits twice as long takes the registry for away, and asks again."""
 LIVELY_S = 30.0
-STARTING_TTL_S = 10.0
-"""Replicas that start are forgiven a longer silence: imports hold up everything else."""
+NEWS_GAP_S = 0.2
+"""From one time that gateways are told news to the next, at least."""
+
+
+@dataclass(slots=True)
+class _Heard:
+    """Of one replica."""
+
+    until_s: float
+    """Silent until then, it is dropped."""
+    telling: int
+    """The number of what it told last."""
+    is_unsaid: bool = False
+    """Something is kept here that it did not say itself: it is to say all of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
-    starting: StartingReplica
-    at: float
-    stage_began_at: float
+class _Farewell:
+    version: int
+    at_s: float
 
 
 class Registry:
     """Single-threaded; `platform/cluster/registry_actor.py` makes it an actor."""
 
-    def __init__(self, *, ttl_s: float = TTL_S, clock: Clock = monotonic) -> None:
-        self._ttl_s = ttl_s
+    def __init__(
+        self,
+        *,
+        ttl_s: float = TTL_BEATS * HEARTBEAT_S,
+        max_gone: int = MAX_GONE,
+        clock: Clock = monotonic,
+    ) -> None:
+        """`ttl_s`: of a replica that is heard each HEARTBEAT_S; longer for the others. `max_gone`:
+        of those that went, so many are known: who asks later is told all there is."""
+        self._ttl_beats = ttl_s / HEARTBEAT_S
         self._clock = clock
         self._incarnation = new_epoch()
         self._started_at = clock()
         self._version = 0
-        self._replica_by_epoch: dict[Epoch, ReplicaInfo] = {}
-        self._heard_at: dict[Epoch, float] = {}
-        self._unsaid: set[Epoch] = set()
-        """Of whom something is kept here that it did not say itself: it is to say all of it."""
-        self._left_at: dict[Epoch, float] = {}
-        self._starting_by_id: dict[ReplicaId, _Heard] = {}
+        self._replicas = Journal[Epoch, ReplicaInfo](max_gone)
+        self._layouts = Journal[KvLayout, KvLayout]()
+        self._num_of_layout = Counter[KvLayout]()
+        self._heard: dict[Epoch, _Heard] = {}
+        self._silence_s = math.inf
+        """Nobody is to be dropped before."""
+        self._left: dict[Epoch, _Farewell] = {}
+        self._starting = StartingReplicas(clock, self._bump, max_gone)
         self._changed = asyncio.Event()
         self._changed_at = clock()
+        self._told_version = 0
+        self._told_at = -math.inf
         self.limit_shares = LimitShares(clock)
 
-    def heartbeat(self, info: ReplicaInfo) -> None:
-        self._heard_at[info.epoch] = self._clock()
-        self._unsaid.discard(info.epoch)
-        self._left_at.pop(info.epoch, None)
-        self._starting_by_id.pop(info.replica_id, None)
-        if self._replica_by_epoch.get(info.epoch) != info:
-            self._replica_by_epoch[info.epoch] = info
-            self._bump()
+    @property
+    def pace(self) -> Pace:
+        return Pace.of(len(self._replicas))
 
-    def beat(self, epoch: Epoch) -> bool:
+    def heartbeat(self, info: ReplicaInfo, telling: int = 0) -> Pace:
+        """`telling`: later ones of a replica have higher numbers; what was overtaken says nothing.
+        Returns how often it is to be heard from now on."""
+        epoch, before = info.epoch, self._heard.get(info.epoch)
+        if before is not None and telling < before.telling:
+            return self.pace
+        self._left.pop(epoch, None)
+        self._starting.serves(info.replica_id)
+        if self._replicas.get(epoch) != info:
+            self._put(info)
+        self._heard[epoch] = _Heard(self._may_be_silent_until(), telling)
+        self._silence_s = min(self._silence_s, self._heard[epoch].until_s)
+        return self.pace
+
+    def beat(self, epoch: Epoch, telling: int = 0) -> bool:
         """A heartbeat of who has nothing new to say; False if the whole of it is not known."""
-        if epoch not in self._replica_by_epoch or epoch in self._unsaid:
+        heard = self._heard.get(epoch)
+        if heard is None or heard.is_unsaid or heard.telling != telling:
             return False
-        self._heard_at[epoch] = self._clock()
+        heard.until_s = self._may_be_silent_until()
+        self._silence_s = min(self._silence_s, heard.until_s)
         return True
 
-    def report_starting(self, starting: StartingReplica) -> None:
-        """A new stage is news; how much of it is done is told to who asks anyway."""
-        if any(it.replica_id == starting.replica_id for it in self._replica_by_epoch.values()):
-            return  # overtaken by its own heartbeat
-        now = self._clock()
-        before = self._starting_by_id.get(starting.replica_id)
-        is_same = before is not None and (
-            (before.starting.stage, before.starting.failure) == (starting.stage, starting.failure)
-        )
-        began_at = before.stage_began_at if before is not None and is_same else now
-        self._starting_by_id[starting.replica_id] = _Heard(starting, now, began_at)
-        if not is_same:
-            self._bump()
+    def _may_be_silent_until(self) -> float:
+        return self._clock() + self._ttl_beats * self.pace.beat_s
+
+    def report_starting(self, starting: StartingReplica) -> float:
+        """Returns the seconds until it is to say how much further it is."""
+        if any(it.replica_id == starting.replica_id for it in self._replicas):
+            return HEARTBEAT_S  # overtaken by its own heartbeat
+        return self._starting.hear(starting)
 
     def leave(self, epoch: Epoch) -> None:
         """A replica's farewell. Safe to repeat."""
-        if epoch not in self._left_at:
-            self._left_at[epoch] = self._clock()
-            self._bump()
+        if epoch not in self._left:
+            self._left[epoch] = _Farewell(self._bump(), self._clock())
         self._drop(epoch)
 
+    def _put(self, info: ReplicaInfo) -> None:
+        version, layout = self._bump(), info.layout
+        self._num_of_layout[layout] += 1
+        if layout not in self._layouts:
+            self._layouts.put(layout, layout, version)
+        known = self._replicas.get(info.epoch)
+        one_for_all = self._layouts.get(layout) or layout
+        self._replicas.put(info.epoch, replace(info, layout=one_for_all), version)
+        if known is not None:
+            self._let_go_of(known.layout, version)
+
     def _drop(self, epoch: Epoch) -> None:
-        self._heard_at.pop(epoch, None)
-        self._unsaid.discard(epoch)
-        if self._replica_by_epoch.pop(epoch, None) is not None:
-            self._bump()
+        self._heard.pop(epoch, None)
+        if epoch in self._replicas:
+            version = self._bump()
+            info = self._replicas.pop(epoch, version)
+            assert info is not None, "it was there"
+            self._let_go_of(info.layout, version)
+
+    def _let_go_of(self, layout: KvLayout, version: int) -> None:
+        self._num_of_layout[layout] -= 1
+        if not self._num_of_layout[layout]:
+            del self._num_of_layout[layout]
+            self._layouts.pop(layout, version)
 
     def spare(self, epoch: Epoch, *, may_be_last: bool = False) -> str:
         """Why a replica may not leave its role; empty if it may, and then it counts as not ready.
@@ -108,80 +170,112 @@ class Registry:
         the deployment does without (`may_be_last`).
         """
         self._forget_the_silent()
-        own = self._replica_by_epoch.get(epoch)
+        own = self._replicas.get(epoch)
         if own is None:
             return "the registry does not know it yet; ask again in a moment"
-        others = (it for it in self._replica_by_epoch.values() if it.epoch != epoch)
+        others = (it for it in self._replicas if it.epoch != epoch)
         takes_over = (it.is_ready and (it.role, it.model) == (own.role, own.model) for it in others)
         if not (may_be_last or any(takes_over)):
             return (
                 f"{own.replica_id} is the last {own.role} replica that takes requests; add another "
                 "first"
             )
-        self.heartbeat(replace(own, is_ready=False))
-        self._unsaid.add(epoch)
+        heard = self._heard[epoch]
+        self.heartbeat(replace(own, is_ready=False), heard.telling)
+        self._heard[epoch].is_unsaid = True
         return ""
 
     def membership(self) -> Membership:
-        self._forget_the_silent()
-        self._forget_silent_starts()
-        now = self._clock()
-        self._left_at = {e: at for e, at in self._left_at.items() if now - at <= LEFT_FOR_S}
+        self._look_around()
         return Membership(
             incarnation=self._incarnation,
             version=self._version,
             age_s=self._clock() - self._started_at,
-            replicas=tuple(self._replica_by_epoch.values()),
-            starting=tuple(self._starting()),
-            left=tuple(self._left_at),
+            replicas=tuple(self._replicas),
+            starting=tuple(self._starting.now()),
+            left=tuple(self._left),
+            pace=self.pace,
+        )
+
+    def update(self, incarnation: Epoch | None, version: int) -> MembershipUpdate:
+        """What is to be told to who has that version."""
+        self._look_around()
+        journals = self._replicas, self._starting.journal
+        is_known = incarnation == self._incarnation and version <= self._version
+        is_whole = not (is_known and all(journal.remembers(version) for journal in journals))
+        since = -1 if is_whole else version
+        is_calm = is_whole or since == self._version
+        starting = self._starting.now() if is_calm else self._starting.changed(since)
+        return MembershipUpdate(
+            incarnation=self._incarnation,
+            version=self._version,
+            age_s=self._clock() - self._started_at,
+            pace=self.pace,
+            since=None if is_whole else since,
+            layouts=self._layouts.changed(since),
+            replicas=self._replicas.changed(since),
+            gone=() if is_whole else self._replicas.gone(since),
+            starting=tuple(starting),
+            no_longer_starting=() if is_whole else self._starting.journal.gone(since),
+            left=tuple(epoch for epoch, it in self._left.items() if it.version > since),
         )
 
     @property
     def patience_s(self) -> float:
         """How long a watcher may be left without a word: a short while after news, and while
         somebody starts, for it may keep who is silent here, or show how far they are."""
-        is_lively = self._starting_by_id or self._clock() - self._changed_at < LIVELY_S
+        is_lively = len(self._starting) or self._clock() - self._changed_at < LIVELY_S
         return WATCH_S if is_lively else CALM_WATCH_S
 
     async def watch(
         self, incarnation: Epoch | None, version: int, timeout_s: float = WATCH_S
     ) -> Membership:
         """Return the membership once it differs from what the caller has, or after a while."""
-        current = self.membership()
+        await self.until_news(incarnation, version, timeout_s)
+        return self.membership()
+
+    async def until_news(self, incarnation: Epoch | None, version: int, timeout_s: float) -> None:
+        """Until there is something to tell to who has that version, or for so long."""
+        self._look_around()
+        if incarnation != self._incarnation:
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while (current.incarnation, current.version) == (incarnation, version):
+                while version == self._version:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(self._may_be_silent_in_s()):
                             await self._changed.wait()
-                    current = self.membership()
-        return self.membership()
+                    self._look_around()
+                if self._version != self._told_version:
+                    await asyncio.sleep(self._told_at + NEWS_GAP_S - self._clock())
+        if self._version != self._told_version:
+            self._told_version, self._told_at = self._version, self._clock()
 
     def _may_be_silent_in_s(self) -> float | None:
-        """When somebody is to be dropped, unless it is heard again; None while nobody is known."""
-        if not self._heard_at:
+        """When somebody may have to be dropped; None while nobody is known."""
+        if not self._heard:
             return None
-        return max(0.01, min(self._heard_at.values()) + self._ttl_s - self._clock())
+        return max(0.01, self._silence_s - self._clock())
+
+    def _look_around(self) -> None:
+        """Forget what is too old."""
+        self._forget_the_silent()
+        self._starting.forget_the_silent()
+        now = self._clock()
+        self._left = {e: it for e, it in self._left.items() if now - it.at_s <= LEFT_FOR_S}
 
     def _forget_the_silent(self) -> None:
         now = self._clock()
-        for epoch in [e for e, heard in self._heard_at.items() if now - heard > self._ttl_s]:
+        if now <= self._silence_s:
+            return
+        for epoch in [e for e, heard in self._heard.items() if now > heard.until_s]:
             self._drop(epoch)
+        self._silence_s = min((it.until_s for it in self._heard.values()), default=math.inf)
 
-    def _starting(self) -> Iterator[StartingReplica]:
-        now = self._clock()
-        for heard in self._starting_by_id.values():
-            yield replace(heard.starting, stage_s=now - heard.stage_began_at)
-
-    def _forget_silent_starts(self) -> None:
-        now = self._clock()
-        for replica_id, heard in list(self._starting_by_id.items()):
-            if now - heard.at > STARTING_TTL_S:
-                del self._starting_by_id[replica_id]
-                self._bump()
-
-    def _bump(self) -> None:
+    def _bump(self) -> int:
+        """The version of what is new now."""
         self._version += 1
         self._changed_at = self._clock()
         self._changed.set()
         self._changed = asyncio.Event()
+        return self._version

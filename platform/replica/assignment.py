@@ -13,9 +13,13 @@ from baton.platform.config.pools import PoolConfig
 
 
 class RegistryClient(Protocol):
-    async def heartbeat(self, info: ReplicaInfo) -> None: ...
+    async def heartbeat(self, info: ReplicaInfo) -> float:
+        """Returns the seconds until the next one, unless there is news before."""
+
     async def leave(self, epoch: Epoch) -> None: ...
-    async def report_starting(self, starting: StartingReplica) -> None: ...
+    async def report_starting(self, starting: StartingReplica) -> float:
+        """Returns the seconds until it is to say how much further it is."""
+
     async def spare(self, epoch: Epoch, may_be_last: bool) -> str: ...
 
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from baton.core.errors import EngineFailed
 from baton.core.replicas import HEARTBEAT_S, ReplicaInfo, Role, StartingReplica
@@ -30,6 +31,8 @@ from baton.platform.replica.replica_page import ReplicaPage
 from baton.platform.replica.startup import Startup
 
 log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 
 
 class Serving:
@@ -150,15 +153,21 @@ class Serving:
         return role is not self._assignment.role
 
     async def _beat(self, replica: Replica) -> None:
+        """As often as the registry says; what is new is told within a second."""
         while True:
-            await self._try(heartbeat(self._registry, replica.info, replica.chaos))
-            await asyncio.sleep(HEARTBEAT_S)
+            told = replica.info
+            rest_s = await self._try(heartbeat(self._registry, told, replica.chaos)) or HEARTBEAT_S
+            rest_s *= random.uniform(0.9, 1.1)  # those that began together come apart
+            while rest_s > 0:
+                await asyncio.sleep(min(rest_s, HEARTBEAT_S))
+                rest_s = 0.0 if replica.info != told else rest_s - HEARTBEAT_S
 
-    async def _try(self, call: Coroutine[Any, Any, None]) -> None:
+    async def _try(self, call: Coroutine[Any, Any, Answer]) -> Answer | None:
         try:
-            await call
+            return await call
         except Exception as error:
             log.warning("%s cannot reach the registry: %r", self._id, error)
+            return None
 
 
 def _check_is_empty(engine: Engine) -> None:

@@ -22,14 +22,15 @@ log = logging.getLogger(__name__)
 
 IMPORTING = "importing"
 """The first stage of a new process."""
-REPORT_S = 0.5
+RETRY_S = 0.5
 REPORT_TIMEOUT_S = 5.0
 BEYOND_RETRY = (CheckpointError, InvalidConfig)
 """Starting anew meets the same."""
 
 
 class StartupRegistry(Protocol):
-    async def report_starting(self, starting: StartingReplica) -> None: ...
+    async def report_starting(self, starting: StartingReplica) -> float:
+        """Returns the seconds until it is to say how much further it is."""
 
 
 class Startup:
@@ -67,26 +68,26 @@ class Startup:
         if isinstance(error, Exception):
             is_final = isinstance(error, BEYOND_RETRY) and not isinstance(error, ModelUnreachable)
             failed = self._state.failed(_cause(error), is_final=is_final)
-            is_told = await self._report(failed)  # who hears it says it to the operator
+            is_told = await self._report(failed) is not None  # who hears it says it to the operator
             level = logging.INFO if is_told else logging.ERROR
             log.log(level, "failed while %s: %s", failed.stage, failed.failure)
 
     async def _tell(self) -> None:
         while True:
             self._news.clear()
-            await self._report(self._state)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(REPORT_S):  # `wait_for` can lose a cancellation
+            rest_s = await self._report(self._state)
+            with suppress(TimeoutError):  # `wait_for` can lose a cancellation
+                async with asyncio.timeout(RETRY_S if rest_s is None else rest_s):
                     await self._news.wait()
 
-    async def _report(self, state: StartingReplica) -> bool:
+    async def _report(self, state: StartingReplica) -> float | None:
+        """None: it was not told."""
         try:
             async with asyncio.timeout(REPORT_TIMEOUT_S):
-                await self._registry.report_starting(state)
+                return await self._registry.report_starting(state)
         except Exception as error:  # whatever Ray raises; the registry may still start itself
             log.info("cannot tell the registry how far it is: %r", error)
-            return False
-        return True
+            return None
 
 
 def _cause(error: Exception) -> str:

@@ -36,8 +36,8 @@ class CalledRegistry:
     def __post_init__(self) -> None:
         self.may_forget.set()
 
-    async def heartbeat(self, info: ReplicaInfo) -> None:
-        self.registry.heartbeat(info)
+    async def heartbeat(self, info: ReplicaInfo) -> float:
+        return self.registry.heartbeat(info).beat_s
 
     async def leave(self, epoch: Epoch) -> None:
         self.asked_to_forget.set()
@@ -46,8 +46,8 @@ class CalledRegistry:
             raise ConnectionError("the registry is away")
         self.registry.leave(epoch)
 
-    async def report_starting(self, starting: StartingReplica) -> None:
-        self.registry.report_starting(starting)
+    async def report_starting(self, starting: StartingReplica) -> float:
+        return self.registry.report_starting(starting)
 
     async def spare(self, epoch: Epoch, may_be_last: bool) -> str:
         return self.registry.spare(epoch, may_be_last=may_be_last)

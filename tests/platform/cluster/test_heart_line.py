@@ -11,9 +11,10 @@ import pytest
 from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.clock import ManualClock
-from baton.core.replicas import ReplicaInfo
-from baton.platform.cluster.heart_line import AVOIDED_S, WHOLE_S, HeartLine, RegistryPort
+from baton.core.replicas import Pace, ReplicaInfo
+from baton.platform.cluster.heart_line import AVOIDED_S, HeartLine
 from baton.platform.cluster.registry_actor import RemoteRegistry
+from baton.platform.cluster.registry_port import RegistryPort
 from baton.platform.registry.registry import Registry
 from baton.platform.security.config import SecurityConfig
 
@@ -30,10 +31,9 @@ class Serve:
         self.told: list[ReplicaInfo] = []
         self.heartbeat = self
 
-    async def remote(self, info: ReplicaInfo) -> str:
+    async def remote(self, info: ReplicaInfo, telling: int) -> tuple[str, Pace]:
         self.told.append(info)
-        self.registry.heartbeat(info)
-        return self.port.address
+        return self.port.address, self.registry.heartbeat(info, telling)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ async def test_serve_hears_all_of_it_now_and_then_as_it_may_know_of_another_regi
     replica = remote(through_serve, clock)
     for _ in range(2):
         await replica.heartbeat(INFO)
-        clock.advance(WHOLE_S / 2)
+        clock.advance(Pace().whole_s / 2)
     await replica.heartbeat(INFO)
 
     assert len(through_serve.told) == 2
@@ -109,5 +109,5 @@ async def test_without_an_answer_heartbeats_go_through_serve_and_the_port_is_tri
 
 def test_each_rank_that_serves_has_a_line_of_its_own() -> None:
     line = HeartLine(PLAIN)
-    line.has_told(INFO, "127.0.0.1:1")
+    line.has_told(INFO, line.next_telling(), "127.0.0.1:1", Pace())
     assert pickle.loads(pickle.dumps(line)).__dict__ == HeartLine(PLAIN).__dict__

@@ -1,30 +1,66 @@
-"""What a gateway hears of replicas while its deployment is brought to another model."""
+"""What a gateway hears of its registry, whichever way the answers come, and which are lost."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from tests.gateway.fleet.known_replicas import make_replica
 
+from baton.core.clock import ManualClock
 from baton.core.ids import Epoch
 from baton.core.replicas import Membership
-from baton.platform.cluster.registry_actor import RemoteRegistry
+from baton.platform.cluster.registry_port import RegistryPort
+from baton.platform.cluster.watch_line import THROUGH_SERVE_S, WatchLine
 from baton.platform.config.deployment import DeploymentConfig, override
+from baton.platform.registry.registry import Registry
+from baton.platform.security.config import SecurityConfig
+from baton.proto import replica_pb2 as pb
+
+PLAIN = SecurityConfig()
+A, B, C = make_replica("a"), make_replica("b"), make_replica("c")
+NOTHING: tuple[Epoch | None, int] = (None, -1)
 
 
-class Handle:
-    """Answers as Serve's would."""
+class Serve:
+    """A handle of the registry there is, which keeps what comes through it."""
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self) -> None:
         self.watch = self
-        self._membership = membership
+        self.asked: list[pb.WatchRequest] = []
+        self.registry = Registry()
+        self.port = RegistryPort(self.registry)
 
-    async def remote(self, *_: Any) -> Membership:
-        return self._membership
+    async def restart(self) -> None:
+        await self.port.stop()
+        self.registry = Registry()
+        self.port = RegistryPort(self.registry)
+        await self.port.start("127.0.0.1", PLAIN)
+
+    async def remote(self, asked: bytes) -> bytes:
+        self.asked.append(pb.WatchRequest.FromString(asked))
+        return (await self.port.watch(self.asked[-1])).SerializeToString()
 
 
-async def test_a_gateway_never_hears_of_replicas_with_another_model() -> None:
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    serve = Serve()
+    await serve.restart()
+    yield serve
+    await serve.port.stop()
+
+
+def line(handle: Any, model: str = "", clock: ManualClock | None = None) -> WatchLine:
+    return WatchLine(handle, PLAIN, model, clock or ManualClock())
+
+
+def at(known: Membership) -> tuple[Epoch, int]:
+    return known.incarnation, known.version
+
+
+async def test_a_gateway_never_hears_of_replicas_with_another_model(serve: Serve) -> None:
     config = DeploymentConfig()
     others = [
         override(config, change).model_identity
@@ -34,10 +70,57 @@ async def test_a_gateway_never_hears_of_replicas_with_another_model() -> None:
         replace(make_replica(f"decode-{number}"), model=model)
         for number, model in enumerate([config.model_identity, *others])
     )
-    known = Membership(incarnation=Epoch("r"), version=1, age_s=1.0, replicas=infos)
-    handle: Any = Handle(known)
+    for info in infos:
+        serve.registry.heartbeat(info)
 
-    heard = await RemoteRegistry(handle, config.model_identity).watch(None, 0)
+    assert (await line(serve, config.model_identity).watch(*NOTHING)).replicas == infos[:1]
+    assert (await line(serve).watch(*NOTHING)).replicas == infos
 
-    assert heard.replicas == infos[:1]
-    assert (await RemoteRegistry(handle).watch(None, 0)).replicas == infos
+
+async def test_what_changes_is_heard_of_the_port_and_serve_is_asked_now_and_then(
+    serve: Serve,
+) -> None:
+    clock = ManualClock()
+    gateway = line(serve, clock=clock)
+    serve.registry.heartbeat(A)
+    known = await gateway.watch(*NOTHING)
+    for info in (B, C):
+        serve.registry.heartbeat(info)
+        known = await gateway.watch(*at(known))
+    assert (known.replicas, len(serve.asked)) == ((A, B, C), 1)
+
+    serve.registry.leave(A.epoch)
+    clock.advance(THROUGH_SERVE_S)
+    known = await gateway.watch(*at(known))
+
+    assert (known.replicas, known.left) == ((B, C), (A.epoch,))
+    assert [one.version for one in serve.asked] == [0, known.version - 2]
+
+
+async def test_a_registry_that_was_started_anew_is_found_through_serve(serve: Serve) -> None:
+    gateway = line(serve)
+    serve.registry.heartbeat(A)
+    known = await gateway.watch(*NOTHING)
+
+    await serve.restart()
+    serve.registry.heartbeat(B)
+    later = await gateway.watch(*at(known))
+
+    assert later.replicas == (B,)
+    assert later.incarnation != known.incarnation
+    serve.registry.heartbeat(C)
+    assert (await gateway.watch(*at(later))).replicas == (B, C)
+    assert len(serve.asked) == 2  # it has found the new port
+
+
+async def test_who_could_not_take_an_answer_is_told_all_of_it_again(serve: Serve) -> None:
+    gateway = line(serve)
+    serve.registry.heartbeat(A)
+    known = await gateway.watch(*NOTHING)
+    serve.registry.heartbeat(B)
+    await gateway.watch(*at(known))  # and is not taken
+
+    serve.registry.heartbeat(C)
+    again = await gateway.watch(*at(known))
+
+    assert again.replicas == (A, B, C)

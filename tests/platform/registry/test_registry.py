@@ -10,7 +10,8 @@ from baton.core.clock import ManualClock
 from baton.core.ids import ReplicaId
 from baton.core.replicas import Role, StartingReplica
 from baton.gateway.fleet.fleet import WATCH_TIMEOUT_S
-from baton.platform.registry.registry import LEFT_FOR_S, STARTING_TTL_S, Registry
+from baton.platform.registry.registry import LEFT_FOR_S, Registry
+from baton.platform.registry.starting import TTL_S as STARTING_TTL_S
 
 TTL_S = 3.5
 

@@ -20,10 +20,11 @@ class Heard:
         self.told: list[StartingReplica] = []
         self._is_away = is_away
 
-    async def report_starting(self, starting: StartingReplica) -> None:
+    async def report_starting(self, starting: StartingReplica) -> float:
         if self._is_away:
             raise ConnectionError("the registry is away")
         self.told.append(starting)
+        return 60.0
 
 
 def startup(registry: Heard) -> Startup:
@@ -80,9 +81,10 @@ async def test_nothing_is_told_once_it_serves_however_it_meets_the_answer(num_tu
     registry = Heard()
     answer = asyncio.get_running_loop().create_future()
 
-    async def report_starting(starting: StartingReplica) -> None:
+    async def report_starting(starting: StartingReplica) -> float:
         registry.told.append(starting)
         await answer
+        return 60.0
 
     registry.report_starting = report_starting  # type: ignore[method-assign]
     async with startup(registry) as it:

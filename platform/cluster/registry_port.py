@@ -1,0 +1,71 @@
+"""The registry's own gRPC port: heartbeats that say nothing new, and what gateways watch."""
+
+from __future__ import annotations
+
+import logging
+
+import grpc.aio
+
+from baton.core.errors import InvalidConfig
+from baton.core.ids import Epoch
+from baton.platform.registry.registry import Registry
+from baton.platform.security.config import SecurityConfig
+from baton.platform.security.connections import load_security
+from baton.proto import replica_pb2 as pb
+from baton.proto.channels import listen, new_server
+from baton.proto.membership_wire import update_to_proto
+from baton.proto.replica_pb2_grpc import RegistryServicer, add_RegistryServicer_to_server
+
+log = logging.getLogger(__name__)
+
+
+class RegistryPort(RegistryServicer):
+    def __init__(self, registry: Registry) -> None:
+        self.address = ""
+        """Where it listens, once it does."""
+        self._registry = registry
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, host: str, security: SecurityConfig) -> None:
+        """On a free port. Where it cannot be secured as configured, or bound, there is none."""
+        try:
+            secured_by = load_security(security)
+            self._server = new_server(secured_by, pings=False)
+            add_RegistryServicer_to_server(self, self._server)
+            port = listen(self._server, f"{host}:0", secured_by)
+        except (InvalidConfig, RuntimeError) as error:
+            log.warning("%s; the registry is called through Serve alone", error)
+            return
+        await self._server.start()
+        self.address = f"{host}:{port}"
+
+    async def stop(self) -> None:
+        """Safe to repeat, and where it was never started."""
+        self.address = ""
+        if self._server is not None:
+            await self._server.stop(None)
+
+    async def Beat(
+        self,
+        request: pb.BeatRequest,
+        context: grpc.aio.ServicerContext[pb.BeatRequest, pb.BeatReply],
+    ) -> pb.BeatReply:
+        is_known = self._registry.beat(Epoch(request.epoch), request.telling)
+        pace = self._registry.pace
+        return pb.BeatReply(is_known=is_known, beat_s=pace.beat_s, whole_s=pace.whole_s)
+
+    async def Watch(
+        self,
+        request: pb.WatchRequest,
+        context: grpc.aio.ServicerContext[pb.WatchRequest, pb.MembershipUpdate],
+    ) -> pb.MembershipUpdate:
+        return await self.watch(request)
+
+    async def watch(self, request: pb.WatchRequest) -> pb.MembershipUpdate:
+        """The same for who comes through Serve, and hears of this port."""
+        incarnation = Epoch(request.incarnation) or None
+        registry, version = self._registry, request.version
+        await registry.until_news(incarnation, version, registry.patience_s)
+        answer = update_to_proto(registry.update(incarnation, version))
+        answer.address = self.address
+        return answer
