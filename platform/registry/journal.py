@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -65,10 +65,10 @@ class Journal(Generic[K, V]):
         return _later(self._gone, since)
 
 
-def _later(versions: Mapping[K, int], since: int) -> tuple[K, ...]:
+def _later(versions: dict[K, int], since: int) -> tuple[K, ...]:
     """The keys behind the last one whose version is not later; they ascend."""
     found: list[K] = []
-    for key in reversed(versions):  # type: ignore[call-overload]
+    for key in reversed(versions):
         if versions[key] <= since:
             break
         found.append(key)

@@ -6,8 +6,8 @@ has changed since the one they have: all of it if that was forgotten, or another
 is a hint only: gateways keep what they know when the registry is away, and learn of a dead replica
 from its broken stream long before this does.
 
-The more replicas, the seldomer each is heard (`Pace`), so that many cost no more than a few; what is
-new of one is told at once all the same. News that come together are told together.
+The more replicas, the seldomer each is heard (`Pace`), so that many cost no more than a few; what
+is new of one is told at once all the same. News that come together are told together.
 
 A restarted registry knows nobody. Its new incarnation and young age say so, and
 `gateway/fleet/membership.py` removes nothing on its word until everybody had time to report again.

@@ -10,6 +10,7 @@ from tests.gateway.fleet.known_replicas import LAYOUT, make_replica
 
 from baton.core.clock import ManualClock
 from baton.core.ids import Epoch, ReplicaId
+from baton.core.kv_layout import KvLayout
 from baton.core.replicas import Membership, MembershipUpdate, ReplicaInfo, Role, StartingReplica
 from baton.gateway.fleet.membership import merge
 from baton.platform.registry.follower import Follower
@@ -51,7 +52,7 @@ class Cluster:
 
     def step(self, kind: str, *what: object) -> None:
         match kind, *what:
-            case "heartbeat", str(name), bool(is_ready), layout:
+            case "heartbeat", str(name), bool(is_ready), KvLayout() as layout:
                 info = make_replica(name, is_ready=is_ready)
                 self.registry.heartbeat(replace(info, layout=layout))
             case "starting", str(name), str(stage):
