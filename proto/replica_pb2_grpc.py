@@ -792,6 +792,11 @@ class RegistryStub:
                 request_serializer=baton_dot_proto_dot_replica__pb2.BeatRequest.SerializeToString,
                 response_deserializer=baton_dot_proto_dot_replica__pb2.BeatReply.FromString,
                 _registered_method=True)
+        self.Stay = channel.unary_unary(
+                '/baton.replica.v1.Registry/Stay',
+                request_serializer=baton_dot_proto_dot_replica__pb2.BeatRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_replica__pb2.BeatReply.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_unary(
                 '/baton.replica.v1.Registry/Watch',
                 request_serializer=baton_dot_proto_dot_replica__pb2.WatchRequest.SerializeToString,
@@ -810,6 +815,14 @@ class RegistryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Stay(self, request, context):
+        """Open for as long as the caller lives, where it is heard seldom; answered only if it is not known.
+        The registry expects a caller that ends it to be heard within moments. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Watch(self, request, context):
         """Answered when there is something that the caller does not know, or after a while. Safe to repeat.
         """
@@ -822,6 +835,11 @@ def add_RegistryServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Beat': grpc.unary_unary_rpc_method_handler(
                     servicer.Beat,
+                    request_deserializer=baton_dot_proto_dot_replica__pb2.BeatRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_replica__pb2.BeatReply.SerializeToString,
+            ),
+            'Stay': grpc.unary_unary_rpc_method_handler(
+                    servicer.Stay,
                     request_deserializer=baton_dot_proto_dot_replica__pb2.BeatRequest.FromString,
                     response_serializer=baton_dot_proto_dot_replica__pb2.BeatReply.SerializeToString,
             ),
@@ -857,6 +875,33 @@ class Registry:
             request,
             target,
             '/baton.replica.v1.Registry/Beat',
+            baton_dot_proto_dot_replica__pb2.BeatRequest.SerializeToString,
+            baton_dot_proto_dot_replica__pb2.BeatReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stay(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.replica.v1.Registry/Stay',
             baton_dot_proto_dot_replica__pb2.BeatRequest.SerializeToString,
             baton_dot_proto_dot_replica__pb2.BeatReply.FromString,
             options,

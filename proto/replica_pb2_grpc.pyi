@@ -310,6 +310,10 @@ class RegistryStub:
     def __new__(cls, channel: _aio.Channel) -> RegistryAsyncStub: ...
     Beat: _grpc.UnaryUnaryMultiCallable[_replica_pb2.BeatRequest, _replica_pb2.BeatReply]
     """The heartbeat of who has nothing new to say since it told the registry all of it through Serve."""
+    Stay: _grpc.UnaryUnaryMultiCallable[_replica_pb2.BeatRequest, _replica_pb2.BeatReply]
+    """Open for as long as the caller lives, where it is heard seldom; answered only if it is not known.
+    The registry expects a caller that ends it to be heard within moments. Safe to repeat.
+    """
     Watch: _grpc.UnaryUnaryMultiCallable[_replica_pb2.WatchRequest, _replica_pb2.MembershipUpdate]
     """Answered when there is something that the caller does not know, or after a while. Safe to repeat."""
 
@@ -320,6 +324,10 @@ class RegistryAsyncStub(RegistryStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Beat: _aio.UnaryUnaryMultiCallable[_replica_pb2.BeatRequest, _replica_pb2.BeatReply]  # type: ignore[assignment]
     """The heartbeat of who has nothing new to say since it told the registry all of it through Serve."""
+    Stay: _aio.UnaryUnaryMultiCallable[_replica_pb2.BeatRequest, _replica_pb2.BeatReply]  # type: ignore[assignment]
+    """Open for as long as the caller lives, where it is heard seldom; answered only if it is not known.
+    The registry expects a caller that ends it to be heard within moments. Safe to repeat.
+    """
     Watch: _aio.UnaryUnaryMultiCallable[_replica_pb2.WatchRequest, _replica_pb2.MembershipUpdate]  # type: ignore[assignment]
     """Answered when there is something that the caller does not know, or after a while. Safe to repeat."""
 
@@ -333,6 +341,16 @@ class RegistryServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_replica_pb2.BeatReply, _abc.Awaitable[_replica_pb2.BeatReply]]:
         """The heartbeat of who has nothing new to say since it told the registry all of it through Serve."""
+
+    @_abc_1.abstractmethod
+    def Stay(
+        self,
+        request: _replica_pb2.BeatRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replica_pb2.BeatReply, _abc.Awaitable[_replica_pb2.BeatReply]]:
+        """Open for as long as the caller lives, where it is heard seldom; answered only if it is not known.
+        The registry expects a caller that ends it to be heard within moments. Safe to repeat.
+        """
 
     @_abc_1.abstractmethod
     def Watch(

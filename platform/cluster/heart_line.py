@@ -4,6 +4,8 @@
             <-- the address of its port -----  and how often it is to be heard
             --- Beat: still as I said ------> known: alive for another while
                                               not known, or no answer: all of it, through Serve
+            === Stay ========================  held where beats are seldom: when it ends, and is
+                                              not begun anew, the replica has ended
 
 A call through Serve takes both sides many times the CPU. Without this port, or a way to it, every
 heartbeat goes through Serve.
@@ -11,6 +13,7 @@ heartbeat goes through Serve.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -18,7 +21,7 @@ import grpc.aio
 
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import InvalidConfig
-from baton.core.replicas import Pace, ReplicaInfo
+from baton.core.replicas import HEARTBEAT_S, Pace, ReplicaInfo
 from baton.platform.security.config import SecurityConfig
 from baton.platform.security.connections import load_security
 from baton.proto import replica_pb2 as pb
@@ -44,6 +47,7 @@ class HeartLine:
         self._num_tellings = self._telling = 0
         self._pace = Pace()
         self._address = ""
+        self._staying: asyncio.Task[None] | None = None
         self._avoided_until_s = self._told_at_s = float("-inf")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -60,6 +64,7 @@ class HeartLine:
             return  # what was told later has been answered before
         if address != self._address:
             self._avoided_until_s, self._channel = float("-inf"), None
+            self.hang_up()
         self._told, self._telling, self._told_at_s = info, telling, self._clock()
         self._address, self._pace = address, pace
 
@@ -84,4 +89,24 @@ class HeartLine:
         if not reply.is_known:
             return None
         self._pace = Pace(beat_s=reply.beat_s, whole_s=reply.whole_s)
+        is_held = self._staying is not None and not self._staying.done()
+        if self._pace.beat_s > HEARTBEAT_S and not is_held:
+            self._staying = asyncio.create_task(_stay(self._channel, beat), name="stays")
         return self._pace
+
+    def hang_up(self) -> None:
+        """It leaves, or is to be heard elsewhere. Safe to repeat."""
+        if self._staying is not None:
+            self._staying.cancel()
+            self._staying = None
+
+
+async def _stay(channel: grpc.aio.Channel, beat: pb.BeatRequest) -> None:
+    """Until the registry does not know it by what it told."""
+    is_known = True
+    while is_known:
+        try:
+            is_known = (await RegistryStub(channel).Stay(beat)).is_known
+        except grpc.aio.AioRpcError as error:
+            log.debug("the call to the registry's port has ended: %r", error)
+            await asyncio.sleep(HEARTBEAT_S)

@@ -165,6 +165,8 @@ class RemoteRegistry:
         return pace.beat_s
 
     async def leave(self, epoch: Epoch) -> None:
+        if self.line is not None:
+            self.line.hang_up()
         await _answer(self.handle.leave.remote(epoch))
 
     async def report_starting(self, starting: StartingReplica) -> float:

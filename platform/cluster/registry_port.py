@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections import Counter
 
 import grpc.aio
 
@@ -23,6 +25,8 @@ class RegistryPort(RegistryServicer):
     def __init__(self, registry: Registry) -> None:
         self.address = ""
         """Where it listens, once it does."""
+        self.num_held = Counter[Epoch]()
+        """Calls that replicas hold open."""
         self._registry = registry
         self._server: grpc.aio.Server | None = None
 
@@ -50,6 +54,27 @@ class RegistryPort(RegistryServicer):
         request: pb.BeatRequest,
         context: grpc.aio.ServicerContext[pb.BeatRequest, pb.BeatReply],
     ) -> pb.BeatReply:
+        return self._beat(request)
+
+    async def Stay(
+        self,
+        request: pb.BeatRequest,
+        context: grpc.aio.ServicerContext[pb.BeatRequest, pb.BeatReply],
+    ) -> pb.BeatReply:
+        answer, epoch = self._beat(request), Epoch(request.epoch)
+        if not answer.is_known:
+            return answer
+        self.num_held[epoch] += 1
+        try:
+            await asyncio.Event().wait()
+        finally:  # the caller has ended it, or the connection it was on; another may be held by now
+            self.num_held[epoch] -= 1
+            if not self.num_held[epoch]:
+                del self.num_held[epoch]
+                self._registry.hang_up(epoch)
+        raise AssertionError("it is held until it is cancelled")
+
+    def _beat(self, request: pb.BeatRequest) -> pb.BeatReply:
         is_known = self._registry.beat(Epoch(request.epoch), request.telling)
         pace = self._registry.pace
         return pb.BeatReply(is_known=is_known, beat_s=pace.beat_s, whole_s=pace.whole_s)

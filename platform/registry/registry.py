@@ -7,7 +7,8 @@ is a hint only: gateways keep what they know when the registry is away, and lear
 from its broken stream long before this does.
 
 The more replicas, the seldomer each is heard (`Pace`), so that many cost no more than a few; what
-is new of one is told at once all the same. News that come together are told together.
+is new of one is told at once all the same. Those that are heard seldom hold a call open, whose end
+is the registry's to notice. News that come together are told together.
 
 A restarted registry knows nobody. Its new incarnation and young age say so, and
 `gateway/fleet/membership.py` removes nothing on its word until everybody had time to report again.
@@ -122,6 +123,17 @@ class Registry:
         heard.until_s = self._may_be_silent_until()
         self._silence_s = min(self._silence_s, heard.until_s)
         return True
+
+    def hang_up(self, epoch: Epoch) -> None:
+        """Its connection has ended: unless it is heard in a moment, it is gone."""
+        heard = self._heard.get(epoch)
+        if heard is None:
+            return
+        soon_s = self._clock() + self._ttl_beats * HEARTBEAT_S
+        if soon_s < heard.until_s:
+            heard.until_s = soon_s
+            self._silence_s = min(self._silence_s, soon_s)
+            self._wake()
 
     def _may_be_silent_until(self) -> float:
         return self._clock() + self._ttl_beats * self.pace.beat_s
@@ -276,6 +288,9 @@ class Registry:
         """The version of what is new now."""
         self._version += 1
         self._changed_at = self._clock()
+        self._wake()
+        return self._version
+
+    def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-        return self._version

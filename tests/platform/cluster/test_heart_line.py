@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.gateway.fleet.known_replicas import make_replica
+from tests.gateway.fleet.scripted_replica import until
 
 from baton.core.clock import ManualClock
 from baton.core.replicas import Pace, ReplicaInfo
@@ -26,7 +27,8 @@ class Serve:
     """A handle of the registry, which counts what comes through it."""
 
     def __init__(self) -> None:
-        self.registry = Registry()
+        self.clock = ManualClock()
+        self.registry = Registry(clock=self.clock)
         self.port = RegistryPort(self.registry)
         self.told: list[ReplicaInfo] = []
         self.heartbeat = self
@@ -105,6 +107,31 @@ async def test_without_an_answer_heartbeats_go_through_serve_and_the_port_is_tri
     await replica.heartbeat(INFO)
     await again.stop()
     assert len(through_serve.told) == 5
+
+
+async def test_of_many_who_are_heard_seldom_one_that_ends_is_missed_all_the_same(
+    through_serve: Serve,
+) -> None:
+    clock, registry = through_serve.clock, through_serve.registry
+    others = [make_replica(f"decode-{number}") for number in range(2, 202)]
+    for info in (*others, *others):  # at first each is told of those that were there before it
+        registry.heartbeat(info)
+    replica = remote(through_serve)
+    for _ in range(2):
+        rest_s = await replica.heartbeat(INFO)
+    assert rest_s == registry.pace.beat_s > 4
+    await until(lambda: through_serve.port.num_held[INFO.epoch] == 1)
+    clock.advance(4)
+    assert registry.membership().replicas == (*others, INFO)
+
+    assert replica.line is not None
+    replica.line.hang_up()
+    await until(lambda: not through_serve.port.num_held)
+    clock.advance(3)
+    assert INFO in registry.membership().replicas  # it may come again
+    clock.advance(1)
+
+    assert registry.membership().replicas == tuple(others)
 
 
 def test_each_rank_that_serves_has_a_line_of_its_own() -> None:
