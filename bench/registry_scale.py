@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from statistics import median
@@ -184,8 +184,14 @@ class Gateway:
             self._news.set()
 
     async def until_knows(self, *infos: ReplicaInfo) -> None:
+        await self._until(lambda: all(self.known.get(it.epoch) == it for it in infos))
+
+    async def until_forgets(self, info: ReplicaInfo) -> None:
+        await self._until(lambda: info.epoch not in self.known)
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
         async with asyncio.timeout(LIMIT_S):
-            while not all(self.known.get(info.epoch) == info for info in infos):
+            while not is_so():
                 self._news.clear()
                 await self._news.wait()
 
@@ -195,7 +201,9 @@ class Replica:
         layout = replace(LAYOUT, num_layers=NUM_LAYERS)
         info = make_replica(f"decode-{number:032x}")
         self.info = replace(info, epoch=new_epoch(), layout=layout)
-        self._registry = RemoteRegistry(handle, line=HeartLine(SecurityConfig()))
+        self._line = HeartLine(SecurityConfig())
+        self._registry = RemoteRegistry(handle, line=self._line)
+        self._has_ended = False
         self.num_failed = 0
         """Heartbeats that were not answered in time."""
 
@@ -203,8 +211,13 @@ class Replica:
         """Those that began together need not come together for ever."""
         await self._tell()
         await asyncio.sleep(random.uniform(0, HEARTBEAT_S))
-        while True:
+        while not self._has_ended:
             await asyncio.sleep(await self._tell() * random.uniform(0.9, 1.1))
+
+    def end(self) -> None:
+        """Without a farewell: its connection is gone."""
+        self._has_ended = True
+        self._line.hang_up()
 
     async def turn(self) -> None:
         self.info = replace(self.info, is_ready=not self.info.is_ready)
@@ -234,7 +247,7 @@ async def _tasks(*coroutines: Any) -> AsyncIterator[None]:
 
 async def measure(
     num_replicas: int, num_gateways: int, seconds: float, serve_ms: float
-) -> Iterator[tuple[str, float]]:
+) -> list[tuple[str, float]]:
     command = [sys.executable, "-m", __spec__.name, "--as-registry"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -249,7 +262,7 @@ async def measure(
 
 async def _measure(
     handle: Handle, num_replicas: int, num_gateways: int, seconds: float, serve_ms: float
-) -> Iterator[tuple[str, float]]:
+) -> list[tuple[str, float]]:
     async def spent() -> Spent:
         told: Spent = await handle.call("spent", ())
         return told
@@ -289,34 +302,37 @@ async def _measure(
                 change_cpu_s.append(after.cpu_s - quiet.cpu_s - rest_s)
                 change_bytes.append(after.sent_bytes - quiet.sent_bytes)
                 await asyncio.sleep(1.0)
+            at = time.monotonic()
+            replicas[0].end()
+            await asyncio.gather(*(gateway.until_forgets(replicas[0].info) for gateway in gateways))
+            ended_s = time.monotonic() - at
     start_s = started.cpu_s - empty.cpu_s
     rate = num_calls.total() / idle_s
     idle_share = (idle.cpu_s - before.cpu_s) / idle_s
-    return iter(
-        [
-            ("idle: share of a core without Serve's part, %", 100 * idle_share),
-            ("idle: calls through Serve a second", rate),
-            ("idle: the same with Serve's part, %", 100 * (idle_share + rate * serve_ms / 1e3)),
-            (
-                "idle: answers to gateways, kB/s",
-                (idle.sent_bytes - before.sent_bytes) / idle_s / 1e3,
-            ),
-            ("a change: ms until every gateway knows, median", 1e3 * median(took)),
-            ("a change: the longest of them", 1e3 * max(took)),
-            ("a change: answers to gateways, kB", median(change_bytes) / 1e3),
-            ("a change: CPU ms above that of rest", 1e3 * median(change_cpu_s)),
-            ("all start at once: s until every gateway knows all", started_s),
-            ("all start at once: CPU s without Serve's part", start_s),
-            ("all start at once: the same with it", start_s + serve_s(empty, started)),
-            (
-                "all start at once: answers to gateways, MB",
-                (started.sent_bytes - empty.sent_bytes) / 1e6,
-            ),
-            ("heartbeats that were not answered in time", sum(it.num_failed for it in replicas)),
-            ("memory, MB", idle.rss_bytes / 1e6),
-            ("memory above an empty one, MB", (idle.rss_bytes - empty.rss_bytes) / 1e6),
-        ]
-    )
+    return [
+        ("idle: share of a core without Serve's part, %", 100 * idle_share),
+        ("idle: calls through Serve a second", rate),
+        ("idle: the same with Serve's part, %", 100 * (idle_share + rate * serve_ms / 1e3)),
+        (
+            "idle: answers to gateways, kB/s",
+            (idle.sent_bytes - before.sent_bytes) / idle_s / 1e3,
+        ),
+        ("a change: ms until every gateway knows, median", 1e3 * median(took)),
+        ("a change: the longest of them", 1e3 * max(took)),
+        ("a change: answers to gateways, kB", median(change_bytes) / 1e3),
+        ("a change: CPU ms above that of rest", 1e3 * median(change_cpu_s)),
+        ("one ends without a word: s until no gateway has it", ended_s),
+        ("all start at once: s until every gateway knows all", started_s),
+        ("all start at once: CPU s without Serve's part", start_s),
+        ("all start at once: the same with it", start_s + serve_s(empty, started)),
+        (
+            "all start at once: answers to gateways, MB",
+            (started.sent_bytes - empty.sent_bytes) / 1e6,
+        ),
+        ("heartbeats that were not answered in time", sum(it.num_failed for it in replicas)),
+        ("memory, MB", idle.rss_bytes / 1e6),
+        ("memory above an empty one, MB", (idle.rss_bytes - empty.rss_bytes) / 1e6),
+    ]
 
 
 def main() -> None:
@@ -332,7 +348,7 @@ def main() -> None:
         return
     print(surroundings(), flush=True)
     columns = [
-        list(asyncio.run(measure(number, args.gateways, args.seconds, args.serve_ms)))
+        asyncio.run(measure(number, args.gateways, args.seconds, args.serve_ms))
         for number in args.replicas
     ]
     names = [name for name, _ in columns[0]]
