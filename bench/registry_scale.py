@@ -82,7 +82,8 @@ class Answers:
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         calls = set[asyncio.Task[None]]()
         while frame := await _read(reader):
-            call = asyncio.create_task(self._answer(*pickle.loads(frame), writer))
+            number, name, args = pickle.loads(frame)
+            call = asyncio.create_task(self._answer(number, name, args, writer))
             calls.add(call)
             call.add_done_callback(calls.discard)
 
@@ -208,9 +209,8 @@ class Replica:
         """Heartbeats that were not answered in time."""
 
     async def live(self) -> None:
-        """Those that began together need not come together for ever."""
-        await self._tell()
-        await asyncio.sleep(random.uniform(0, HEARTBEAT_S))
+        """Those that begin together come apart, as they do in time."""
+        await asyncio.sleep(await self._tell() * random.random())
         while not self._has_ended:
             await asyncio.sleep(await self._tell() * random.uniform(0.9, 1.1))
 
@@ -352,7 +352,9 @@ def main() -> None:
         for number in args.replicas
     ]
     names = [name for name, _ in columns[0]]
-    rows = [(name, *(column[i][1] for column in columns)) for i, name in enumerate(names)]
+    rows: list[tuple[str | float, ...]] = [
+        (name, *(column[i][1] for column in columns)) for i, name in enumerate(names)
+    ]
     header = [f"{number:,} replicas" for number in args.replicas]
     print(table((f"{args.gateways} gateways", *header), rows))
 

@@ -4,8 +4,8 @@
             <-- the address of its port -----  and how often it is to be heard
             --- Beat: still as I said ------> known: alive for another while
                                               not known, or no answer: all of it, through Serve
-            === Stay ========================  held where beats are seldom: when it ends, and is
-                                              not begun anew, the replica has ended
+            === Stay ======================== held where beats are seldom. When it breaks, a beat is
+                                              due at once, or the replica has ended
 
 A call through Serve takes both sides many times the CPU. Without this port, or a way to it, every
 heartbeat goes through Serve.
@@ -48,6 +48,8 @@ class HeartLine:
         self._pace = Pace()
         self._address = ""
         self._staying: asyncio.Task[None] | None = None
+        self.is_cut = False
+        """The call that was held has ended since the last heartbeat: one is due."""
         self._avoided_until_s = self._told_at_s = float("-inf")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -71,6 +73,7 @@ class HeartLine:
     async def beat(self, info: ReplicaInfo) -> Pace | None:
         """How often from now on; None: the registry is to be told all of it. It is so now and then
         as Serve may know of another registry by now."""
+        self.is_cut = False
         now = self._clock()
         if info != self._told or now - self._told_at_s >= self._pace.whole_s:
             return None
@@ -91,7 +94,7 @@ class HeartLine:
         self._pace = Pace(beat_s=reply.beat_s, whole_s=reply.whole_s)
         is_held = self._staying is not None and not self._staying.done()
         if self._pace.beat_s > HEARTBEAT_S and not is_held:
-            self._staying = asyncio.create_task(_stay(self._channel, beat), name="stays")
+            self._staying = asyncio.create_task(self._stay(self._channel, beat), name="stays")
         return self._pace
 
     def hang_up(self) -> None:
@@ -100,13 +103,9 @@ class HeartLine:
             self._staying.cancel()
             self._staying = None
 
-
-async def _stay(channel: grpc.aio.Channel, beat: pb.BeatRequest) -> None:
-    """Until the registry does not know it by what it told."""
-    is_known = True
-    while is_known:
+    async def _stay(self, channel: grpc.aio.Channel, beat: pb.BeatRequest) -> None:
         try:
-            is_known = (await RegistryStub(channel).Stay(beat)).is_known
+            await RegistryStub(channel).Stay(beat)
         except grpc.aio.AioRpcError as error:
             log.debug("the call to the registry's port has ended: %r", error)
-            await asyncio.sleep(HEARTBEAT_S)
+        self.is_cut = True

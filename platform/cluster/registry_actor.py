@@ -154,6 +154,11 @@ class RemoteRegistry:
     line: HeartLine | None = None
     """Of a replica: where most of its heartbeats go."""
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the registry may have ended, or take the replica for gone."""
+        return self.line is not None and self.line.is_cut
+
     async def heartbeat(self, info: ReplicaInfo) -> float:
         """Returns the seconds until the next one, unless there is news before."""
         line, pace = self.line, None if self.line is None else await self.line.beat(info)

@@ -13,6 +13,10 @@ from baton.platform.config.pools import PoolConfig
 
 
 class RegistryClient(Protocol):
+    @property
+    def is_cut(self) -> bool:
+        """Whether a heartbeat is due at once."""
+
     async def heartbeat(self, info: ReplicaInfo) -> float:
         """Returns the seconds until the next one, unless there is news before."""
 

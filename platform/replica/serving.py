@@ -160,7 +160,8 @@ class Serving:
             rest_s *= random.uniform(0.9, 1.1)  # those that began together come apart
             while rest_s > 0:
                 await asyncio.sleep(min(rest_s, HEARTBEAT_S))
-                rest_s = 0.0 if replica.info != told else rest_s - HEARTBEAT_S
+                is_due = replica.info != told or self._registry.is_cut
+                rest_s = 0.0 if is_due else rest_s - HEARTBEAT_S
 
     async def _try(self, call: Coroutine[Any, Any, Answer]) -> Answer | None:
         try:

@@ -28,6 +28,7 @@ class CalledRegistry:
     """As replicas of other processes see it."""
 
     registry: Registry
+    is_cut: bool = False
     is_away: bool = False
     """For those that say farewell."""
     may_forget: asyncio.Event = field(default_factory=asyncio.Event)

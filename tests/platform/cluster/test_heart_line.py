@@ -125,6 +125,7 @@ async def test_of_many_who_are_heard_seldom_one_that_ends_is_missed_all_the_same
     assert registry.membership().replicas == (*others, INFO)
 
     assert replica.line is not None
+    assert not replica.is_cut
     replica.line.hang_up()
     await until(lambda: not through_serve.port.num_held)
     clock.advance(3)

@@ -31,7 +31,7 @@ async def test_news_are_told_at_once_however_seldom_the_registry_wants_to_hear_t
         told.append(info)
         return 3600.0
 
-    registry: Any = SimpleNamespace(heartbeat=heartbeat)
+    registry: Any = SimpleNamespace(heartbeat=heartbeat, is_cut=False)
     config, engine = DeploymentConfig(), object()
     assignment = Assignment("baton", config, Role.DECODE, Path(), INFO.replica_id, registry)
     replica: Any = SimpleNamespace(info=INFO, chaos=None)
@@ -41,6 +41,8 @@ async def test_news_are_told_at_once_however_seldom_the_registry_wants_to_hear_t
     await until(lambda: told)
     replica.info = replace(INFO, is_ready=False)
     await until(lambda: told[-1] == replica.info)
+    registry.is_cut = True
+    await until(lambda: len(told) > 2)
 
     beating.cancel()
-    assert told == [INFO, replica.info]
+    assert told[:3] == [INFO, replica.info, replica.info]
