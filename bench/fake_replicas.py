@@ -1,15 +1,19 @@
 """Many replicas that compute nothing, in one process, on one port; they differ by their epochs.
 
-    python -m bench.fake_replicas NUMBER      the port comes by stdout
+    python -m bench.fake_replicas NUM_BLOCKS [--busy]     the port comes by stdout
 
-Each says each second how full it is, tells of a cache of 1,000 blocks, and each second of 8 more.
+Each says how full it is as real ones do (`CapacityNews`), and tells of a cache of so many blocks.
+One that is busy has something new of its capacity each second, and 8 more blocks. At each line of
+stdin the server is closed, with all its streams, and another one listens on the same port.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
@@ -18,7 +22,8 @@ import grpc.aio
 from tests.partial_replica import PartialReplica
 
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
-from baton.core.replicas import HEARTBEAT_S, Capacity
+from baton.core.replicas import Capacity
+from baton.core.step_times import StepTimes
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import listen, new_server
 from baton.proto.kv_events_wire import kv_events_to_proto
@@ -30,36 +35,84 @@ from baton.proto.replica_pb2_grpc import (
     add_ReplicaServicer_to_server,
 )
 from baton.proto.wire import capacity_to_proto
+from baton.replica_core.capacity_news import CapacityNews
 
-NUM_BLOCKS, NUM_NEW = 1000, 8
+NUM_NEW = 8
+NEWS_S = 1.0
 NAME_BYTES = 16
+PART_BLOCKS = 4096
+"""As in `engine/kv_feed.py`, which would bring torch along."""
+STEPS = StepTimes(constant_s=0.01, token_s=1e-4, pair_s=1e-9, num_prompt_steps=99)
 
 
-def capacity(number: int) -> pb.Capacity:
+def capacity(number: int, num_blocks: int) -> Capacity:
     """Never the same twice, as of a replica at work."""
-    told = Capacity(
+    return Capacity(
         max_open=64,
         num_running=number % 32,
-        num_blocks=NUM_BLOCKS,
-        num_free_blocks=number % NUM_BLOCKS,
+        num_blocks=num_blocks,
+        num_free_blocks=number % max(num_blocks, 1),
         credit_tokens=8192,
         credit_id=1,
     )
-    return capacity_to_proto(told)
 
 
-async def beats(draw: Random) -> AsyncIterator[int]:
-    """Gateways do not hear of all replicas in the same moment."""
-    yield 0
-    await asyncio.sleep(draw.random() * HEARTBEAT_S)
-    number = 0
-    while True:
-        number += 1
-        yield number
-        await asyncio.sleep(HEARTBEAT_S)
+class Fakes:
+    def __init__(self, num_blocks: int, *, is_busy: bool) -> None:
+        self.num_blocks = num_blocks
+        self.is_busy = is_busy
+
+    async def capacities(self) -> AsyncIterator[pb.Capacity]:
+        """What one of them says to one gateway."""
+        due = asyncio.Event()
+        news = CapacityNews(due.set, lambda: STEPS)
+        busy = asyncio.create_task(self._work(news))
+        try:
+            while True:
+                said = news.take()
+                if said is None:
+                    await due.wait()
+                    due.clear()
+                else:
+                    yield capacity_to_proto(said)
+        finally:
+            busy.cancel()
+            news.close()
+
+    async def _work(self, news: CapacityNews) -> None:
+        """Not all of them in the same moment."""
+        number, draw = 1, Random()
+        news.put(capacity(number, self.num_blocks))
+        await asyncio.sleep(draw.random() * NEWS_S)
+        while self.is_busy:
+            number += 1
+            news.put(capacity(number, self.num_blocks))
+            await asyncio.sleep(NEWS_S)
+
+    async def caches(self, epoch: str) -> AsyncIterator[KvEvents]:
+        draw, num_blocks = Random(epoch), self.num_blocks
+        for part, start in enumerate(range(0, max(num_blocks, 1), PART_BLOCKS)):
+            names = draw.randbytes(min(PART_BLOCKS, num_blocks - start) * NAME_BYTES)
+            yield KvEvents(
+                first_sequence=1,
+                events=(KvEvent(KvChange.STORED, names),),
+                is_snapshot=True,
+                part=part,
+                has_more=start + PART_BLOCKS < num_blocks,
+            )
+        number = 0
+        while True:
+            await asyncio.sleep(NEWS_S)
+            if self.is_busy:
+                number += 1
+                names = draw.randbytes(NUM_NEW * NAME_BYTES)
+                yield KvEvents(first_sequence=number, events=(KvEvent(KvChange.STORED, names),))
 
 
 class FakeDecode(DecodeServicer):
+    def __init__(self, fakes: Fakes) -> None:
+        self._fakes = fakes
+
     async def TakeStream(
         self, request: pb.TakeStreamRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ParkedStream:
@@ -68,47 +121,61 @@ class FakeDecode(DecodeServicer):
     async def Session(
         self, request_iterator: AsyncIterator[pb.GatewayFrame], context: Any
     ) -> AsyncIterator[pb.DecodeFrame]:
-        async for number in beats(Random()):
-            yield pb.DecodeFrame(capacity=capacity(number))
+        async for said in self._fakes.capacities():
+            yield pb.DecodeFrame(capacity=said)
 
 
 class FakePrefill(PrefillServicer):
     Prefill = PrefillServicer.Prefill
 
+    def __init__(self, fakes: Fakes) -> None:
+        self._fakes = fakes
+
     async def Session(
         self, request_iterator: AsyncIterator[pb.GatewayFrame], context: Any
     ) -> AsyncIterator[pb.Capacity]:
-        async for number in beats(Random()):
-            yield capacity(number)
+        async for said in self._fakes.capacities():
+            yield said
 
 
 class FakeCaches(PartialReplica):
+    def __init__(self, fakes: Fakes) -> None:
+        self._fakes = fakes
+
     async def Ping(self, request: pb.PingRequest, context: Any) -> pb.PingReply:
         return pb.PingReply()
 
     async def WatchKv(self, request: pb.WatchKvRequest, context: Any) -> AsyncIterator[pb.KvEvents]:
-        draw = Random(request.epoch)
-        async for number in beats(draw):
-            names = draw.randbytes((NUM_NEW if number else NUM_BLOCKS) * NAME_BYTES)
-            events = KvEvents(
-                first_sequence=number or 1,
-                events=(KvEvent(KvChange.STORED, names),),
-                is_snapshot=not number,
-            )
+        async for events in self._fakes.caches(request.epoch):
             yield kv_events_to_proto(events)
 
 
-async def serve() -> None:
+@asynccontextmanager
+async def serving(fakes: Fakes, port: int = 0) -> AsyncIterator[int]:
     server = new_server()
-    add_DecodeServicer_to_server(FakeDecode(), server)
-    add_PrefillServicer_to_server(FakePrefill(), server)
-    add_ReplicaServicer_to_server(FakeCaches(), server)
-    port = listen(server, "127.0.0.1:0")
+    add_DecodeServicer_to_server(FakeDecode(fakes), server)
+    add_PrefillServicer_to_server(FakePrefill(fakes), server)
+    add_ReplicaServicer_to_server(FakeCaches(fakes), server)
+    bound = listen(server, f"127.0.0.1:{port}")
     await server.start()
-    print(port, flush=True)
-    await asyncio.to_thread(sys.stdin.read)
-    await server.stop(None)
+    try:
+        yield bound
+    finally:
+        await server.stop(None)
+
+
+async def serve(fakes: Fakes) -> None:
+    port = 0
+    while True:
+        async with serving(fakes, port) as port:
+            print(port, flush=True)
+            if not await asyncio.to_thread(sys.stdin.readline):
+                return
 
 
 if __name__ == "__main__":
-    asyncio.run(serve())
+    parser = argparse.ArgumentParser(prog="python -m bench.fake_replicas", description=__doc__)
+    parser.add_argument("num_blocks", type=int)
+    parser.add_argument("--busy", action="store_true")
+    given = parser.parse_args()
+    asyncio.run(serve(Fakes(given.num_blocks, is_busy=given.busy)))

@@ -1,174 +1,155 @@
-"""Many gateways and many replicas: what a gateway pays to know them all, and to decide.
+"""Many gateways and many replicas: what a gateway pays to know them all, and what it costs it when
+many of them come, leave or are restarted at once.
 
-    fake replicas in four processes (bench/fake_replicas.py), gateways in one each; every gateway
-    has a stream to each replica, and follows each cache, over connections of its own
+    fake replicas in ten processes (bench/fake_replicas.py), gateways in one each
+    (bench/fleet_gateway.py); every gateway has a stream to each replica, and follows each cache
 
-A gateway is measured for ten seconds in which nobody asks for anything, then decides 200 times: the
-prompt of 4,096 tokens is named, looked up, and placed, but not sent.
+Left out: models, prompts, real networks; HTTP, gRPC for clients, Ray and the registry (membership
+is handed over). A process of fakes answers for a tenth of all, so replicas are less independent of
+each other than real ones, and share the machine with the gateways. In turn: start, nothing is
+asked for twenty seconds, 200 decisions for prompts of 4,096 tokens, three processes of replicas
+are killed, all others are restarted at once, and then stand still.
 
-    python -m bench.fleet_scale [--replicas 1000] [--gateways 1]
+    python -m bench.fleet_scale [--replicas 10 100 1000] [--blocks 10000] [--busy] [--gateways 1]
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import pickle
-import random
+import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 
-import psutil
-from bench.report import percentile, surroundings, table
+from bench.fleet_gateway import Figures
+from bench.report import surroundings, table
 from tests.gateway.fleet.known_replicas import make_replica
-from tests.gateway.fleet.scripted_replica import snapshot
 
-from baton.core.ids import new_request_id
 from baton.core.replicas import ReplicaInfo, Role
-from baton.core.sampling import SamplingParams
-from baton.gateway.fleet.dispatch import ReplicaDispatcher
-from baton.gateway.requests.generation import Generation
-from baton.router.placer import Routing
-from baton.router.policies.cost import Cost
 
-NUM_PROCESSES = 4
-SECONDS, NUM_DECISIONS, NUM_TOKENS = 10.0, 200, 4096
-LIMIT_S = 240.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paid:
-    """By one gateway."""
-
-    connected_s: float
-    num_connected: int
-    megabytes: float
-    frames_per_s: float
-    cpu_share: float
-    """Of one core, with nothing asked."""
-    decision_ms: float
-    decision_p99_ms: float
+NUM_PROCESSES, NUM_KILLED = 10, 3
+SUMS = ("idle: words of capacity a second",)
+"""Told of all gateways together; all else is the median of them."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.fleet_scale", description=__doc__)
-    parser.add_argument("--replicas", type=int, default=1000)
+    parser.add_argument("--replicas", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--blocks", type=int, default=10_000, help="in each one's cache")
+    parser.add_argument("--busy", action="store_true", help="each has news every second")
     parser.add_argument("--gateways", type=int, default=1)
-    parser.add_argument("--as-gateway", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.as_gateway:
-        pickle.dump(asyncio.run(gateway(pickle.load(sys.stdin.buffer))), sys.stdout.buffer)
-        return
     print(surroundings(), flush=True)
-    print(report(args.replicas, args.gateways))
+    found = [measure(num, args.blocks, args.gateways, is_busy=args.busy) for num in args.replicas]
+    header = "replicas", *(f"{num:,}" for num in args.replicas)
+    print(table(header, [(name, *(each[name] for each in found)) for name in found[0]]))
 
 
-def report(num_replicas: int, num_gateways: int) -> str:
-    with fake_replicas(num_replicas) as infos:
-        command = [sys.executable, "-m", __spec__.name, "--as-gateway"]
-        gateways = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            for _ in range(num_gateways)
-        ]
-        for each in gateways:
-            assert each.stdin is not None
-            pickle.dump(infos, each.stdin)
-            each.stdin.close()
-        paid = [read(each) for each in gateways]
-    rows: list[tuple[str, str | float]] = [
-        ("replicas connected, of each gateway", f"{min(p.num_connected for p in paid):,}"),
-        ("seconds until all were", max(p.connected_s for p in paid)),
-        ("MB that a gateway grew by", median(p.megabytes for p in paid)),
-        (
-            "frames a second, of a gateway",
-            median(p.frames_per_s for p in paid),
-        ),
-        ("the same of all", sum(p.frames_per_s for p in paid)),
-        ("share of a core, of a gateway, %", 100 * median(p.cpu_share for p in paid)),
-        ("a decision, CPU ms", median(p.decision_ms for p in paid)),
-        ("p99", max(p.decision_p99_ms for p in paid)),
-    ]
-    return table((f"{num_replicas:,} replicas, {num_gateways} gateways", ""), rows)
+def measure(num_replicas: int, num_blocks: int, num_gateways: int, *, is_busy: bool) -> Figures:
+    with (
+        fake_replicas(num_replicas, num_blocks, is_busy=is_busy) as fakes,
+        gateways(num_gateways) as pipes,
+    ):
+        infos = fakes.infos
+        found = ask(pipes, "start", infos)
+        for phase in ("idle", "decide"):
+            found |= ask(pipes, phase, infos)
+        fakes.kill(NUM_KILLED)
+        left = [info for number, info in enumerate(infos) if number % NUM_PROCESSES >= NUM_KILLED]
+        found |= ask(pipes, "vanish", left)
+        fakes.restart()
+        found |= ask(pipes, "restarted", left)
+        fakes.stand_still()
+        return found | ask(pipes, "words", left)
 
 
-def read(process: subprocess.Popen[bytes]) -> Paid:
-    assert process.stdout is not None
-    paid: Paid = pickle.load(process.stdout)
-    process.wait()
-    return paid
+Pipes = Sequence["subprocess.Popen[bytes]"]
+
+
+def ask(pipes: Pipes, phase: str, infos: Sequence[ReplicaInfo]) -> Figures:
+    for each in pipes:
+        assert each.stdin is not None
+        pickle.dump((phase, infos), each.stdin)
+        each.stdin.flush()
+    found: list[Figures] = [pickle.load(each.stdout) for each in pipes if each.stdout]
+    return {
+        name: sum(one[name] for one in found) if name in SUMS else median(f[name] for f in found)
+        for name in found[0]
+    }
 
 
 @contextmanager
-def fake_replicas(number: int) -> Iterator[list[ReplicaInfo]]:
+def gateways(number: int) -> Iterator[Pipes]:
+    command = [sys.executable, "-m", "bench.fleet_gateway"]
+    pipes = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(number)
+    ]
+    try:
+        yield pipes
+    finally:
+        end(pipes)
+
+
+class FakeReplicas:
+    def __init__(self, processes: Sequence[subprocess.Popen[str]], number: int) -> None:
+        self._processes = list(processes)
+        ports = [self._port(process) for process in processes]
+        self.infos = [fake(i, ports[i % NUM_PROCESSES]) for i in range(number)]
+
+    def kill(self, number: int) -> None:
+        for process in self._processes[:number]:
+            process.kill()
+        del self._processes[:number]
+
+    def restart(self) -> None:
+        """All of them, on the ports they had."""
+        for process in self._processes:
+            assert process.stdin is not None
+            print(file=process.stdin, flush=True)
+        for process in self._processes:
+            self._port(process)
+
+    def stand_still(self) -> None:
+        """Nobody says anything any more; connections hold for some seconds."""
+        for process in self._processes:
+            process.send_signal(signal.SIGSTOP)
+
+    @staticmethod
+    def _port(process: subprocess.Popen[str]) -> int:
+        assert process.stdout is not None
+        return int(process.stdout.readline())
+
+
+@contextmanager
+def fake_replicas(number: int, num_blocks: int, *, is_busy: bool) -> Iterator[FakeReplicas]:
     """Half of them of prefill."""
-    command = [sys.executable, "-m", "bench.fake_replicas"]
+    command = [sys.executable, "-m", "bench.fake_replicas", str(num_blocks)]
+    command += ["--busy"] if is_busy else []
     processes = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(NUM_PROCESSES)
     ]
     try:
-        ports = [int(process.stdout.readline()) for process in processes if process.stdout]
-        yield [fake(i, ports[i % NUM_PROCESSES]) for i in range(number)]
+        yield FakeReplicas(processes, number)
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        end(processes)
+
+
+def end(processes: Sequence[subprocess.Popen[str]] | Pipes) -> None:
+    for process in processes:
+        process.kill()
+        process.wait()
 
 
 def fake(number: int, port: int) -> ReplicaInfo:
     role = Role.PREFILL if number // NUM_PROCESSES % 2 else Role.DECODE
-    return replace(make_replica(f"{role}-{number}", role=role), address=f"127.0.0.1:{port}")
-
-
-async def gateway(infos: Sequence[ReplicaInfo]) -> Paid:
-    dispatcher = ReplicaDispatcher(Routing(Cost()), max_waiting=9, no_replica_grace_s=60.0)
-    fleet, process, began = dispatcher.fleet, psutil.Process(), time.monotonic()
-    num_bytes = process.memory_info().rss
-    await fleet.apply(snapshot(*infos))
-
-    def num_connected() -> int:
-        return len(fleet.connected) + len(fleet.lending)
-
-    while time.monotonic() - began < LIMIT_S and (
-        num_connected() < len(infos) or not fleet.warm_up.is_over
-    ):
-        await asyncio.sleep(0.1)
-    connected_s = time.monotonic() - began
-    num_heard, cpu_s, at = heard(dispatcher), time.process_time(), time.monotonic()
-    await asyncio.sleep(SECONDS)
-    seconds = time.monotonic() - at
-    cpu_share = (time.process_time() - cpu_s) / seconds
-    num_batches = heard(dispatcher) - num_heard
-    took = [await decision_ms(dispatcher) for _ in range(NUM_DECISIONS)]
-    return Paid(
-        connected_s=connected_s,
-        num_connected=num_connected(),
-        megabytes=(process.memory_info().rss - num_bytes) / 1e6,
-        frames_per_s=2 * num_batches / seconds,  # as many capacities come as batches of events
-        cpu_share=cpu_share,
-        decision_ms=median(took),
-        decision_p99_ms=percentile(took, 99),
-    )
-
-
-def heard(dispatcher: ReplicaDispatcher) -> int:
-    """Batches of events so far."""
-    return sum(known.num_events for known in dispatcher.fleet.links.kv_knowledge().values())
-
-
-async def decision_ms(dispatcher: ReplicaDispatcher) -> float:
-    prompt = tuple(random.randrange(150_000) for _ in range(NUM_TOKENS))
-    generation = Generation(
-        request_id=new_request_id(), prompt=prompt, sampling=SamplingParams(max_tokens=8)
-    )
-    began = time.thread_time()
-    await dispatcher.estimate(generation)
-    return 1e3 * (time.thread_time() - began)
+    info = make_replica(f"{role}-{number}", role=role, max_open=64)
+    return replace(info, address=f"127.0.0.1:{port}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,219 @@
+"""One gateway of `bench.fleet_scale`, in a process of its own: what it pays, phase by phase.
+
+It is told a phase and what there is of replicas, and answers with figures by name, pickled. The
+loop's *stall* is the longest time between two turns of it: of the clock, and of this thread's CPU
+time, which other processes do not lengthen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import random
+import re
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from statistics import median, quantiles
+from unittest.mock import patch
+
+from tests.gateway.fleet.scripted_replica import snapshot
+
+from baton.core.ids import new_request_id
+from baton.core.replicas import Capacity, ReplicaInfo
+from baton.core.sampling import SamplingParams
+from baton.gateway.fleet.decode_link import DecodeLink
+from baton.gateway.fleet.dispatch import ReplicaDispatcher
+from baton.gateway.fleet.replica_link import LastWord
+from baton.gateway.requests.generation import Generation
+from baton.proto import replica_pb2 as pb
+from baton.proto.wire import capacity_to_proto
+from baton.router.placer import Routing
+from baton.router.policies.cost import Cost
+
+IDLE_S, LIMIT_S, TURN_S, SAID_S = 10.0, 240.0, 0.002, 0.3
+NUM_DECISIONS, NUM_TOKENS, NUM_WORDS = 200, 4096, 1000
+
+Figures = dict[str, float]
+Phase = Callable[[Sequence[ReplicaInfo]], Awaitable[Figures]]
+
+
+class MeasuredGateway:
+    def __init__(self) -> None:
+        self.dispatcher = ReplicaDispatcher(Routing(Cost()), max_waiting=9, no_replica_grace_s=60.0)
+        self.fleet = self.dispatcher.fleet
+
+    async def start(self, infos: Sequence[ReplicaInfo]) -> Figures:
+        memory, began = pss(), time.monotonic()
+        async with stalls("start: ") as found:
+            await self.fleet.apply(snapshot(*infos))
+            found["start: connected, s"] = await self._until(lambda: self._num_connected, infos)
+            await self._until(lambda: self._num_synced, infos)
+            found["start: every cache known, s"] = time.monotonic() - began
+        found["connected"] = self._num_connected
+        found["blocks known, million"] = self._num_blocks / 1e6
+        found["MB that it grew by"] = (pss() - memory) / 1e6
+        found["MB of it all"] = pss() / 1e6
+        return found
+
+    async def idle(self, infos: Sequence[ReplicaInfo]) -> Figures:
+        del infos
+        cpu_s, at, thread_s = time.process_time(), time.monotonic(), time.thread_time()
+        await asyncio.sleep(IDLE_S)
+        seconds = time.monotonic() - at
+        found = {
+            "idle: share of a core, %": 100 * (time.process_time() - cpu_s) / seconds,
+            "idle: of it the event loop, %": 100 * (time.thread_time() - thread_s) / seconds,
+        }
+        with patch.object(LastWord, "hear", autospec=True, side_effect=LastWord.hear) as heard:
+            await asyncio.sleep(IDLE_S)
+        return found | {"idle: words of capacity a second": heard.call_count / IDLE_S}
+
+    async def decide(self, infos: Sequence[ReplicaInfo]) -> Figures:
+        del infos
+        took = [await self._decision_ms() for _ in range(NUM_DECISIONS)]
+        return {"a decision, CPU ms": median(took), "a decision, p99": quantiles(took, n=100)[-1]}
+
+    async def vanish(self, infos: Sequence[ReplicaInfo]) -> Figures:
+        """All but `infos` have just been killed."""
+        async with stalls("300 vanish: ") as found:
+            found["300 vanish: all noticed, s"] = await self._until(
+                lambda: self._num_lost(len(infos)), infos
+            )
+        async with stalls("300 leave: ") as left:
+            began = time.monotonic()
+            await self.fleet.apply(snapshot(*infos))
+            left["300 leave: membership applied, s"] = time.monotonic() - began
+        return found | left
+
+    async def restarted(self, infos: Sequence[ReplicaInfo]) -> Figures:
+        """Every replica's server has just been closed, and is there again."""
+        async with stalls("all reconnect: ") as found:
+            found["all reconnect: s"] = await self._until(lambda: self._num_connected, infos)
+            await self._until(lambda: self._num_synced, infos)
+        return found
+
+    async def words(self, infos: Sequence[ReplicaInfo]) -> Figures:
+        """What one word of a replica costs, with what is done soon after it. They stand still: what
+        they said themselves would be in between."""
+        del infos
+        await asyncio.sleep(SAID_S)
+        links = list(self.fleet.links.decode.values())
+        found = {"a word of capacity, CPU us": await self._word_us(links, 64)}
+        await self._word_us(links, 0)  # nobody takes anything any more
+        asked = Generation(
+            request_id=new_request_id(), prompt=(1,) * 64, sampling=SamplingParams(max_tokens=8)
+        )
+        waiting = asyncio.create_task(self.dispatcher.start(asked))
+        while not self.dispatcher.num_waiting:
+            await asyncio.sleep(0)
+        found["the same while a request waits"] = await self._word_us(links, 0)
+        waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            await waiting
+        return found
+
+    @property
+    def _num_connected(self) -> int:
+        return len(self.fleet.connected) + len(self.fleet.lending)
+
+    @property
+    def _num_synced(self) -> int:
+        return sum(watch.is_synced for watch in self.fleet.links.watches.values())
+
+    @property
+    def _num_blocks(self) -> int:
+        return sum(self.fleet.index.num_blocks(epoch) for epoch in self.fleet.links.watches)
+
+    def _num_lost(self, num_left: int) -> int:
+        return 2 * num_left - self._num_connected
+
+    async def _until(self, number: Callable[[], int], enough: Sequence[object]) -> float:
+        began = time.monotonic()
+        while number() < len(enough):
+            if time.monotonic() - began > LIMIT_S:
+                raise TimeoutError(f"{number()} of {len(enough)}")
+            await asyncio.sleep(0.02)
+        return time.monotonic() - began
+
+    async def _word_us(self, links: Sequence[DecodeLink], max_open: int) -> float:
+        words = [
+            pb.DecodeFrame(
+                capacity=capacity_to_proto(
+                    Capacity(max_open=max_open, num_running=number % 7, num_free_blocks=number)
+                )
+            )
+            for number in range(NUM_WORDS)
+        ]
+        began = time.thread_time()
+        for number, word in enumerate(words):
+            links[number % len(links)]._hear(word)
+            await asyncio.sleep(0)
+        return 1e6 * (time.thread_time() - began) / NUM_WORDS
+
+    async def _decision_ms(self) -> float:
+        prompt = tuple(random.randrange(150_000) for _ in range(NUM_TOKENS))
+        generation = Generation(
+            request_id=new_request_id(), prompt=prompt, sampling=SamplingParams(max_tokens=8)
+        )
+        began = time.thread_time()
+        await self.dispatcher.estimate(generation)
+        return 1e3 * (time.thread_time() - began)
+
+
+@asynccontextmanager
+async def stalls(prefix: str) -> AsyncIterator[Figures]:
+    found: Figures = {}
+    worst, worst_cpu, cpu_s = 0.0, 0.0, time.process_time()
+
+    async def watch() -> None:
+        nonlocal worst, worst_cpu
+        while True:
+            at, cpu = time.monotonic(), time.thread_time()
+            await asyncio.sleep(TURN_S)
+            worst = max(worst, time.monotonic() - at - TURN_S)
+            worst_cpu = max(worst_cpu, time.thread_time() - cpu)
+
+    watching = asyncio.create_task(watch())
+    try:
+        await asyncio.sleep(0)
+        yield found
+    finally:
+        await asyncio.sleep(2 * TURN_S)
+        watching.cancel()
+    found[f"{prefix}CPU, s"] = time.process_time() - cpu_s
+    found[f"{prefix}longest stall, ms"] = 1e3 * worst
+    found[f"{prefix}longest stall, CPU ms"] = 1e3 * worst_cpu
+
+
+def pss() -> int:
+    """Bytes, Linux alone."""
+    rollup = Path("/proc/self/smaps_rollup").read_text()
+    found = re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+async def serve() -> None:
+    """Until there are no more phases."""
+    measured = MeasuredGateway()
+    phases: dict[str, Phase] = {
+        "start": measured.start,
+        "idle": measured.idle,
+        "decide": measured.decide,
+        "words": measured.words,
+        "vanish": measured.vanish,
+        "restarted": measured.restarted,
+    }
+    with suppress(EOFError):
+        while True:
+            name, infos = await asyncio.to_thread(pickle.load, sys.stdin.buffer)
+            found = await phases[name](infos)
+            pickle.dump(found, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve())
