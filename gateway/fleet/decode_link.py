@@ -146,7 +146,7 @@ class DecodeLink(ReplicaLink[pb.DecodeFrame]):
         if it cannot be asked."""
         request = take_to_proto(wanted)
         try:
-            found = await DecodeStub(self._channel).TakeStream(request, timeout=TAKE_TIMEOUT_S)
+            found = await DecodeStub(self.channel).TakeStream(request, timeout=TAKE_TIMEOUT_S)
             return parked_from_proto(found)
         except grpc.aio.AioRpcError as error:
             if error.code() not in KNOWS_NOTHING:

@@ -19,7 +19,7 @@ import grpc.aio
 from baton.core.kv_events import KvEvents
 from baton.core.replicas import ReplicaInfo, Role
 from baton.proto import replica_pb2 as pb
-from baton.proto.channels import Channels, explain
+from baton.proto.channels import explain
 from baton.proto.kv_events_wire import kv_events_from_proto
 from baton.proto.replica_pb2_grpc import ReplicaStub
 from baton.router.cache.kv_index import KvGap, KvIndex
@@ -33,10 +33,10 @@ MAX_RETRY_S = 5.0
 
 
 class KvWatch:
-    """Its channel is its own: a long snapshot must not hold up tokens."""
+    """Over the channel of the replica's link, which outlives it."""
 
     def __init__(
-        self, info: ReplicaInfo, index: KvIndex, channels: Channels, on_learnt: OnLearnt
+        self, info: ReplicaInfo, index: KvIndex, channel: grpc.aio.Channel, on_learnt: OnLearnt
     ) -> None:
         self.num_events = 0
         """Applied so far."""
@@ -51,8 +51,7 @@ class KvWatch:
         self._info = info
         self._index = index
         self._has_snapshot = False
-        self._channel = channels.new(info.address)
-        self._stub = ReplicaStub(self._channel)
+        self._stub = ReplicaStub(channel)
         self._pump = asyncio.create_task(self._run(), name=f"KV events of {info.replica_id}")
 
     async def inspect(self, timeout_s: float) -> pb.InspectReply:
@@ -79,7 +78,6 @@ class KvWatch:
     async def close(self) -> None:
         self._pump.cancel()
         await asyncio.gather(self._pump, return_exceptions=True)
-        await self._channel.close()
 
     async def _run(self) -> None:
         retry_s = MIN_RETRY_S

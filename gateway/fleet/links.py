@@ -56,8 +56,6 @@ class Links:
     def meet(self, info: ReplicaInfo, on_change: Callable[[], None], on_learnt: OnLearnt) -> None:
         """Open what is not open to it yet."""
         epoch = info.epoch
-        if epoch not in self.watches:
-            self.watches[epoch] = KvWatch(info, self._index, self._channels, on_learnt)
         ours = (info, self._gateway_epoch, on_change, self._channels, self._clock)
         if info.role is Role.PREFILL:
             if epoch not in self.prefill:
@@ -67,6 +65,8 @@ class Links:
             self.has_met_decode = True
         else:
             self.decode[epoch].info = info
+        if epoch not in self.watches:
+            self.watches[epoch] = KvWatch(info, self._index, self[epoch].channel, on_learnt)
 
     async def close_watch(self, epoch: Epoch) -> None:
         watch = self.watches.pop(epoch, None)

@@ -80,7 +80,9 @@ F = TypeVar("F")
 
 
 class ReplicaLink(ABC, Generic[F]):
-    """Its channel is its own: nobody else's bytes, nor a long snapshot, hold up what it says."""
+    """Its channel is the gateway's one connection to the replica: a connection is pinged each second
+    by both sides. What the replica has cached comes over it as well, in parts that tokens go
+    between."""
 
     def __init__(
         self,
@@ -97,8 +99,8 @@ class ReplicaLink(ABC, Generic[F]):
         self._on_change = on_change
         self._hello = pb.Hello(gateway_epoch=gateway_epoch, replica_epoch=info.epoch)
         self._outgoing: asyncio.Queue[pb.GatewayFrame] = asyncio.Queue()
-        self._channel = channels.new(info.address)
-        self._pulse = Pulse(self._channel, channels.ping_timing, self._on_pulse, clock)
+        self.channel = channels.new(info.address)
+        self._pulse = Pulse(self.channel, channels.ping_timing, self._on_pulse, clock)
         self._pump = asyncio.create_task(
             keep_open(info.replica_id, self._pump_frames, self._break),
             name=f"link to {info.replica_id}",
@@ -133,7 +135,7 @@ class ReplicaLink(ABC, Generic[F]):
         self.demand.close()
         self._pulse.close()
         self._break("the replica has left")
-        await self._channel.close()
+        await self.channel.close()
 
     @abstractmethod
     def _call(self, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[pb.GatewayFrame, F]: ...
@@ -148,7 +150,7 @@ class ReplicaLink(ABC, Generic[F]):
     async def _pump_frames(self) -> None:
         self._outgoing = asyncio.Queue()
         self.demand.restart()
-        call = self._call(self._channel)
+        call = self._call(self.channel)
         await pump_frames(call, self._hello, self._outgoing, self._hear)
 
     def _hear(self, frame: F) -> None:

@@ -37,7 +37,8 @@ def info(fleet: Fleet, replica_id: ReplicaId) -> ReplicaInfo:
 
 @asynccontextmanager
 async def watching(info: ReplicaInfo, index: KvIndex) -> AsyncIterator[KvWatch]:
-    watch = KvWatch(info, index, Channels(), lambda _: None)
+    channel = Channels().new(info.address)
+    watch = KvWatch(info, index, channel, lambda _: None)
     try:
         yield watch
     finally:

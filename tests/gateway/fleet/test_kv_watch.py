@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -69,11 +68,13 @@ async def watching(cache: ScriptedCache, index: KvIndex) -> AsyncIterator[KvWatc
     add_ReplicaServicer_to_server(cache, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    watch = KvWatch(replace(D, address=f"127.0.0.1:{port}"), index, Channels(), lambda _: None)
+    channel = Channels().new(f"127.0.0.1:{port}")
+    watch = KvWatch(D, index, channel, lambda _: None)
     try:
         yield watch
     finally:
         await watch.close()
+        await channel.close()
         await server.stop(None)
 
 
