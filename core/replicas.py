@@ -129,7 +129,10 @@ class StartingReplica:
 
 HEARTBEAT_S = 1.0
 """How often a replica looks whether it has news for the registry, and tells it at least that it is
-there where replicas are few: see `Pace`."""
+there where replicas are few: see `Pace`. How often it tells gateways so while it has anything to
+do."""
+IDLE_HEARTBEAT_S = 5.0
+"""How often a replica that has nothing to do tells gateways so."""
 
 BEATS_PER_S = 20.0
 """Of all replicas together, at most: each costs the registry 0.3 to 1 ms of CPU."""

@@ -3,6 +3,9 @@
     lent more or less, draining, the first word     at once
     anything else                                   within `COALESCE_S`, or with the next frame
     nothing for `HEARTBEAT_S`                       the same again, so that silence means something
+    nothing, and it has nothing to do               after twice as long each time, until it is
+                                                    `IDLE_HEARTBEAT_S`: for who is asked nothing
+                                                    that silence means little
 
 How long steps take is told with the first word and with each heartbeat.
 """
@@ -13,7 +16,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from baton.core.replicas import HEARTBEAT_S, Capacity
+from baton.core.replicas import HEARTBEAT_S, IDLE_HEARTBEAT_S, Capacity
 from baton.core.step_times import StepTimes
 
 COALESCE_S = 0.1
@@ -27,10 +30,14 @@ class CapacityNews:
         on_due: Callable[[], None],
         step_times: Callable[[], StepTimes | None],
         heartbeat_s: float = HEARTBEAT_S,
+        idle_heartbeat_s: float = IDLE_HEARTBEAT_S,
     ) -> None:
         self._on_due = on_due
         self._step_times = step_times
         self._heartbeat_s = heartbeat_s
+        self._idle_heartbeat_s = idle_heartbeat_s
+        self._beat_s = heartbeat_s
+        """From the last one to the next."""
         self._capacity = Capacity()
         self._sent: Capacity | None = None
         self._is_beat_due = True
@@ -53,13 +60,16 @@ class CapacityNews:
             self._soon.cancel()
             self._soon = None
         is_known = self._sent is None and self._capacity == Capacity()
-        if is_known or (self._capacity == self._sent and not self._is_beat_due):
+        is_new = self._capacity != self._sent
+        if is_known or not (is_new or self._is_beat_due):
             return None
         self._sent, news = self._capacity, self._capacity
         if self._is_beat_due:
             self._is_beat_due = False
             news = replace(news, step_times=self._step_times())
-            self._beat = asyncio.get_running_loop().call_later(self._heartbeat_s, self._beat_now)
+            self._wait_to_beat(is_at_rest=not is_new and _is_at_rest(news))
+        elif self._beat_s > self._heartbeat_s:  # it rests no more
+            self._wait_to_beat(is_at_rest=False)
         return news
 
     def close(self) -> None:
@@ -68,9 +78,20 @@ class CapacityNews:
             if timer is not None:
                 timer.cancel()
 
+    def _wait_to_beat(self, *, is_at_rest: bool) -> None:
+        if self._beat is not None:
+            self._beat.cancel()
+        longer_s = min(2 * self._beat_s, self._idle_heartbeat_s)
+        self._beat_s = longer_s if is_at_rest else self._heartbeat_s
+        self._beat = asyncio.get_running_loop().call_later(self._beat_s, self._beat_now)
+
     def _beat_now(self) -> None:
         self._is_beat_due = True
         self._on_due()
+
+
+def _is_at_rest(capacity: Capacity) -> bool:
+    return not (capacity.num_running or capacity.num_waiting or capacity.num_queued_tokens)
 
 
 def _what_opens(capacity: Capacity) -> tuple[int, int, bool]:
