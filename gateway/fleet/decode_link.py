@@ -25,6 +25,7 @@ from baton.core.ids import Epoch, RequestId
 from baton.core.messages import GenerateRequest, ParkedStream, TokenUpdate
 from baton.core.parking import TakeStream
 from baton.core.replicas import ReplicaInfo
+from baton.gateway.fleet.opening import Opening
 from baton.gateway.fleet.replica_link import ReplicaLink
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
@@ -121,8 +122,9 @@ class DecodeLink(ReplicaLink[pb.DecodeFrame]):
         on_change: Callable[[], None],
         channels: Channels,
         clock: Clock = monotonic,
+        opening: Opening | None = None,
     ) -> None:
-        super().__init__(info, gateway_epoch, on_change, channels, clock)
+        super().__init__(info, gateway_epoch, on_change, channels, clock, opening)
         self._attempts: dict[tuple[RequestId, int], Attempt] = {}
         self.is_leaving = False
         """The stream is about to break: then what is to be found again is parked."""

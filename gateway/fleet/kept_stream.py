@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import TypeVar
 
@@ -49,7 +50,13 @@ async def keep_open(
             on_break(reason)
         except Exception:
             log.exception("what hangs on the link to %s failed", replica_id)
-        await asyncio.sleep(pause_s)
+        await asyncio.sleep(jittered(pause_s))
+
+
+def jittered(pause_s: float) -> float:
+    """As long on average: whoever lost the same replica, or many at once, does not come back in
+    the same moment."""
+    return pause_s * random.uniform(0.5, 1.5)
 
 
 async def pump_frames(

@@ -1,6 +1,7 @@
 """Keeps the gateway's index at what one replica's prefix cache holds.
 
-    run()    watch: snapshot, events ...; after a gap or a break: wait a little, watch anew
+    run()    the link is there; watch: snapshot, events ...; after a gap or a break: wait a little,
+             watch anew
 
 `on_learnt` is called with each part of the first snapshot, and told whether that was all, as it was
 if none will come. While the stream is away the index keeps what it knew: the next snapshot puts it
@@ -11,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import grpc
 import grpc.aio
 
 from baton.core.kv_events import KvEvents
 from baton.core.replicas import ReplicaInfo, Role
+from baton.gateway.fleet.kept_stream import jittered
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import explain
 from baton.proto.kv_events_wire import kv_events_from_proto
@@ -36,7 +38,12 @@ class KvWatch:
     """Over the channel of the replica's link, which outlives it."""
 
     def __init__(
-        self, info: ReplicaInfo, index: KvIndex, channel: grpc.aio.Channel, on_learnt: OnLearnt
+        self,
+        info: ReplicaInfo,
+        index: KvIndex,
+        channel: grpc.aio.Channel,
+        on_learnt: OnLearnt,
+        until_connected: Callable[[], Awaitable[None]],
     ) -> None:
         self.num_events = 0
         """Applied so far."""
@@ -52,6 +59,7 @@ class KvWatch:
         self._index = index
         self._has_snapshot = False
         self._stub = ReplicaStub(channel)
+        self._until_connected = until_connected
         self._pump = asyncio.create_task(self._run(), name=f"KV events of {info.replica_id}")
 
     async def inspect(self, timeout_s: float) -> pb.InspectReply:
@@ -82,12 +90,13 @@ class KvWatch:
     async def _run(self) -> None:
         retry_s = MIN_RETRY_S
         while True:
+            await self._until_connected()
             reason = await self._follow()
             self._learn(is_all=True)
             if self.is_synced:
                 self.is_synced, retry_s = False, MIN_RETRY_S
             log.info("the KV events of %s broke off: %s", self._info.replica_id, reason)
-            await asyncio.sleep(retry_s)
+            await asyncio.sleep(jittered(retry_s))
             retry_s = min(2 * retry_s, MAX_RETRY_S)
 
     async def _follow(self) -> str:

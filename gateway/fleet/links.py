@@ -15,17 +15,18 @@ from baton.core.errors import Unavailable
 from baton.core.ids import Epoch
 from baton.core.messages import ParkedStream
 from baton.core.parking import TakeStream
-from baton.core.replicas import HEARTBEAT_S, ReplicaInfo, Role
+from baton.core.replicas import HEARTBEAT_S, IDLE_HEARTBEAT_S, ReplicaInfo, Role
 from baton.gateway.fleet.decode_link import DecodeLink
 from baton.gateway.fleet.demand import rounded
 from baton.gateway.fleet.fleet_report import KvKnowledge
 from baton.gateway.fleet.kv_watch import KvWatch, OnLearnt
+from baton.gateway.fleet.opening import Opening
 from baton.gateway.fleet.prefill_link import PrefillLink
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.router.cache.kv_index import KvIndex
 
-ALIVE_FOR_S = 3.5 * HEARTBEAT_S
+ALIVE_FOR_S = IDLE_HEARTBEAT_S + 2.5 * HEARTBEAT_S
 """After its last word, which each replica says anew with every heartbeat."""
 
 
@@ -41,6 +42,7 @@ class Links:
         self._index = index
         self._channels = channels
         self._clock = clock
+        self._opening = Opening()
         self._wanted = (0, 0)
         """Requests that wait here, and tokens: what all replicas have been told."""
 
@@ -56,7 +58,7 @@ class Links:
     def meet(self, info: ReplicaInfo, on_change: Callable[[], None], on_learnt: OnLearnt) -> None:
         """Open what is not open to it yet."""
         epoch = info.epoch
-        ours = (info, self._gateway_epoch, on_change, self._channels, self._clock)
+        ours = (info, self._gateway_epoch, on_change, self._channels, self._clock, self._opening)
         if info.role is Role.PREFILL:
             if epoch not in self.prefill:
                 self.prefill[epoch] = PrefillLink(*ours)
@@ -66,7 +68,10 @@ class Links:
         else:
             self.decode[epoch].info = info
         if epoch not in self.watches:
-            self.watches[epoch] = KvWatch(info, self._index, self[epoch].channel, on_learnt)
+            link = self[epoch]
+            self.watches[epoch] = KvWatch(
+                info, self._index, link.channel, on_learnt, link.until_connected
+            )
 
     async def close_watch(self, epoch: Epoch) -> None:
         watch = self.watches.pop(epoch, None)

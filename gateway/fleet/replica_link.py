@@ -25,6 +25,7 @@ from baton.core.ids import Epoch, ReplicaId
 from baton.core.replicas import Capacity, Demand, ReplicaInfo
 from baton.gateway.fleet.demand import DemandNews
 from baton.gateway.fleet.kept_stream import keep_open, pump_frames
+from baton.gateway.fleet.opening import Opening, Turn
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.pulse import Pulse
@@ -80,9 +81,9 @@ F = TypeVar("F")
 
 
 class ReplicaLink(ABC, Generic[F]):
-    """Its channel is the gateway's one connection to the replica: a connection is pinged each second
-    by both sides. What the replica has cached comes over it as well, in parts that tokens go
-    between."""
+    """Its channel is the gateway's one connection to the replica, as each is pinged every second by
+    both sides. What the replica has cached comes over it as well, in parts that tokens go between.
+    """
 
     def __init__(
         self,
@@ -91,9 +92,13 @@ class ReplicaLink(ABC, Generic[F]):
         on_change: Callable[[], None],
         channels: Channels,
         clock: Clock = monotonic,
+        opening: Opening | None = None,
     ) -> None:
         self.info = info
-        self.is_connected = False
+        self._is_connected = asyncio.Event()
+        self._opening = opening or Opening()
+        self._turn: Turn | None = None
+        """To connect."""
         self.last_word = LastWord(info.replica_id, clock)
         self.demand = DemandNews(self._send_demand)
         self._on_change = on_change
@@ -105,6 +110,14 @@ class ReplicaLink(ABC, Generic[F]):
             keep_open(info.replica_id, self._pump_frames, self._break),
             name=f"link to {info.replica_id}",
         )
+
+    @property
+    def is_connected(self) -> bool:
+        """Its replica has answered our Hello, and the stream is there."""
+        return self._is_connected.is_set()
+
+    async def until_connected(self) -> None:
+        await self._is_connected.wait()
 
     @property
     def capacity(self) -> Capacity | None:
@@ -150,8 +163,12 @@ class ReplicaLink(ABC, Generic[F]):
     async def _pump_frames(self) -> None:
         self._outgoing = asyncio.Queue()
         self.demand.restart()
-        call = self._call(self.channel)
-        await pump_frames(call, self._hello, self._outgoing, self._hear)
+        self._turn = turn = await self._opening.turn()
+        try:
+            call = self._call(self.channel)
+            await pump_frames(call, self._hello, self._outgoing, self._hear)
+        finally:
+            turn.end()
 
     def _hear(self, frame: F) -> None:
         self._pulse.hear()
@@ -159,7 +176,10 @@ class ReplicaLink(ABC, Generic[F]):
 
     def _hear_capacity(self, message: pb.Capacity) -> None:
         capacity = self.last_word.hear(capacity_from_proto(message))
-        self.is_connected = True  # the first frame answers our Hello
+        self._is_connected.set()  # the first frame answers our Hello
+        if self._turn is not None:
+            self._turn.end()
+            self._turn = None
         self.demand.go_by(capacity.credit_id)
 
     def _send_demand(self, demand: Demand) -> None:
@@ -167,5 +187,5 @@ class ReplicaLink(ABC, Generic[F]):
 
     def _break(self, reason: str) -> None:
         """The stream is over."""
-        self.is_connected = False
+        self._is_connected.clear()
         self._on_change()

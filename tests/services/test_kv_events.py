@@ -38,7 +38,7 @@ def info(fleet: Fleet, replica_id: ReplicaId) -> ReplicaInfo:
 @asynccontextmanager
 async def watching(info: ReplicaInfo, index: KvIndex) -> AsyncIterator[KvWatch]:
     channel = Channels().new(info.address)
-    watch = KvWatch(info, index, channel, lambda _: None)
+    watch = KvWatch(info, index, channel, lambda _: None, channel.channel_ready)
     try:
         yield watch
     finally:

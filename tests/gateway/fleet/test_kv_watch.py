@@ -69,7 +69,7 @@ async def watching(cache: ScriptedCache, index: KvIndex) -> AsyncIterator[KvWatc
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     channel = Channels().new(f"127.0.0.1:{port}")
-    watch = KvWatch(D, index, channel, lambda _: None)
+    watch = KvWatch(D, index, channel, lambda _: None, channel.channel_ready)
     try:
         yield watch
     finally:
