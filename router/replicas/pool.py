@@ -8,6 +8,7 @@ Each replica writes what it is into columns, so that who is open is known of all
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -46,8 +47,8 @@ class KnownReplica:
         """When it was said."""
 
     def age_s(self, now: float) -> float | None:
-        """How long ago its last word was said. It says something each second, so much more is a
-        sign. None: it has said none."""
+        """How long ago its last word was said. It says something each second while it
+        has anything to do, so much more is a sign. None: it has said none."""
         return None if self.heard_at_s is None else now - self.heard_at_s
 
     @property
@@ -91,6 +92,7 @@ class Pool:
         self._block_sizes = np.zeros(0)
         self._numbers_by_numbering: dict[Numbering, tuple[int, Places]] = {}
         """Which version, and the replicas' numbers by it."""
+        self._num_by_way = Counter[WayToName]()
         self.layouts: tuple[KvLayout, ...] = ()
         """One of each way to name blocks,"""
         self.ways: tuple[WayToName, ...] = ()
@@ -154,9 +156,11 @@ class Pool:
         self._num_busy_tokens = np.append(self._num_busy_tokens, 0.0)
         self._block_sizes = np.append(self._block_sizes, float(layout.block_size))
         self.write(replica)
-        if way_to_name(layout) not in self.ways:
+        way = way_to_name(layout)
+        self._num_by_way[way] += 1
+        if way not in self.ways:
             self.layouts += (layout,)
-            self.ways += (way_to_name(layout),)
+            self.ways += (way,)
         self._numbers_by_numbering.clear()
 
     def leave(self, epoch: Epoch) -> None:
@@ -166,16 +170,20 @@ class Pool:
         self.num_open -= bool(self._is_open[row])
         self.num_draining -= bool(self._is_draining[row])
         self.num_away -= bool(self._is_away[row])
-        self._row_by_epoch = {one.info.epoch: row for row, one in enumerate(self.replicas)}
+        del self._row_by_epoch[epoch]
+        for place, behind in enumerate(self.replicas[row:], start=row):
+            self._row_by_epoch[behind.info.epoch] = place
         self._is_open = np.delete(self._is_open, row)
         self._is_draining = np.delete(self._is_draining, row)
         self._is_connected = np.delete(self._is_connected, row)
         self._is_away = np.delete(self._is_away, row)
         self._num_busy_tokens = np.delete(self._num_busy_tokens, row)
         self._block_sizes = np.delete(self._block_sizes, row)
-        layouts = [one.info.layout for one in self.replicas]
-        layout_by_way = {way_to_name(one): one for one in layouts}
-        self.layouts, self.ways = tuple(layout_by_way.values()), tuple(layout_by_way)
+        way = way_to_name(replica.info.layout)
+        self._num_by_way[way] -= 1
+        if not self._num_by_way[way]:
+            self.layouts = tuple(one for one in self.layouts if way_to_name(one) != way)
+            self.ways = tuple(one for one in self.ways if one != way)
         self._numbers_by_numbering.clear()
 
     def write(self, replica: KnownReplica) -> None:
