@@ -81,7 +81,7 @@ class Fakes:
 
     async def _work(self, news: CapacityNews) -> None:
         """Not all of them in the same moment."""
-        number, draw = 1, Random()
+        number, draw = 0, Random()
         news.put(capacity(number, self.num_blocks))
         await asyncio.sleep(draw.random() * NEWS_S)
         while self.is_busy:

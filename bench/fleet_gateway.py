@@ -49,10 +49,15 @@ class MeasuredGateway:
         memory, began = pss(), time.monotonic()
         async with stalls("start: ") as found:
             await self.fleet.apply(snapshot(*infos))
-            found["start: connected, s"] = await self._until(lambda: self._num_connected, infos)
+            while not self.fleet.warm_up.is_over:
+                await asyncio.sleep(TURN_S)
+            found["start: requests are placed, s"] = time.monotonic() - began
+            num_known = self._num_blocks
+            await self._until(lambda: self._num_connected, infos)
+            found["start: connected, s"] = time.monotonic() - began
             await self._until(lambda: self._num_synced, infos)
             found["start: every cache known, s"] = time.monotonic() - began
-        found["connected"] = self._num_connected
+        found["blocks known when requests are placed, %"] = 100 * num_known / self._num_blocks
         found["blocks known, million"] = self._num_blocks / 1e6
         found["MB that it grew by"] = (pss() - memory) / 1e6
         found["MB of it all"] = pss() / 1e6

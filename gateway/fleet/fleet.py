@@ -59,6 +59,9 @@ REGISTRY_RETRY_S = 0.5
 ENOUGH_STEPS = 16
 """With prompts in them: a fit over fewer is a guess, and the pool's rate a better one."""
 
+MET_AT_ONCE = 16
+"""Replicas: requests go on in between."""
+
 NEWS_OF_RATE = 0.02
 """A change of the pool's rate that is told: a smaller one would void all that was looked up."""
 
@@ -129,8 +132,18 @@ class Fleet:
         known = merge(self._replica_by_epoch, snapshot, settled_after_s=settled_s, alive=alive)
         gone = {*self.links.watches, *self.links.decode} - known.keys()
         self._hear_of_starts(snapshot.starting)
-        self._replica_by_epoch = {epoch: info for epoch, info in known.items() if self._meet(info)}
-        self.warm_up.begin(self._replica_by_epoch)
+        self.warm_up.begin(known)
+        for number, (epoch, info) in enumerate(known.items(), start=1):
+            if self._meet(info):
+                self._replica_by_epoch[epoch] = info
+            else:
+                self._replica_by_epoch.pop(epoch, None)
+                self._learn(epoch, is_all=True)
+            if number % MET_AT_ONCE == 0:
+                await asyncio.sleep(0)
+                self.warm_up.go_on()
+        met = self._replica_by_epoch
+        self._replica_by_epoch = {epoch: met[epoch] for epoch in known if epoch in met}
         for epoch in gone:
             self._leave(Role.PREFILL, epoch)
         for epoch in gone:
@@ -177,6 +190,8 @@ class Fleet:
         if link is not None and link.is_draining:
             self._drained_here.discard(epoch)  # its own word is here, and so will be the next
         if link is not None and replica is not None:
+            if link.is_connected and not replica.is_connected:
+                self.warm_up.go_on()
             self._write(replica, link)
             if link.capacity is not None:
                 self._credit(replica, link, link.capacity)

@@ -17,6 +17,7 @@ from baton.core.ids import Epoch
 
 PAUSE_S = 0.5
 LIMIT_S = 10.0
+LATE_S = 0.1
 
 
 class WarmUp:
@@ -30,6 +31,8 @@ class WarmUp:
         self._began_at: float | None = None
         self._heard_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._look_at = 0.0
+        """By the loop's clock."""
 
     def begin(self, replicas: Iterable[Epoch]) -> None:
         """The replicas that there are. Nothing happens from the second time on."""
@@ -37,15 +40,19 @@ class WarmUp:
         if self._began_at is None and awaited:
             self._awaited = awaited
             self._began_at = self._heard_at = self._clock()
-            self._look()
+            self._look_in(PAUSE_S)
 
     def hear(self, epoch: Epoch, *, is_all: bool) -> None:
         """Some of what a replica has cached is known; `is_all`: or there is no more to be heard."""
-        self._heard_at = self._clock()
+        self.go_on()
         if is_all:
             self._awaited.discard(epoch)
             if not self._awaited:
                 self._end()
+
+    def go_on(self) -> None:
+        """That nobody tells anything is not for want of news: we connect, only now, to some."""
+        self._heard_at = self._clock()
 
     def close(self) -> None:
         """Safe to repeat."""
@@ -53,13 +60,21 @@ class WarmUp:
             self._timer.cancel()
 
     def _look(self) -> None:
-        now = self._clock()
+        now, late_s = self._clock(), asyncio.get_running_loop().time() - self._look_at
         assert self._began_at is not None
-        if now - self._heard_at >= PAUSE_S or now - self._began_at >= LIMIT_S:
+        if now - self._began_at >= LIMIT_S:
             self._end()
-        elif not self.is_over:
-            wait_s = self._heard_at + PAUSE_S - now
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
+        elif late_s >= LATE_S:  # our own loop stood still: what was said meanwhile lies unread
+            self._look_in(PAUSE_S)
+        elif now - self._heard_at >= PAUSE_S:
+            self._end()
+        else:
+            self._look_in(self._heard_at + PAUSE_S - now)
+
+    def _look_in(self, wait_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._look_at = loop.time() + wait_s
+        self._timer = loop.call_later(wait_s, self._look)
 
     def _end(self) -> None:
         self.close()
