@@ -187,6 +187,8 @@ class Fleet:
         replica = self._replica(epoch)
         if link is not None and link.is_connected:
             self.links.ask(link)  # its stream may be new
+        elif link is not None:
+            self.warm_up.lose(epoch)
         if link is not None and link.is_draining:
             self._drained_here.discard(epoch)  # its own word is here, and so will be the next
         if link is not None and replica is not None:

@@ -44,7 +44,10 @@ class KvWatch:
         channel: grpc.aio.Channel,
         on_learnt: OnLearnt,
         until_connected: Callable[[], Awaitable[None]],
+        entering: asyncio.Lock | None = None,
     ) -> None:
+        """`entering`: held while a part of a snapshot is entered into the index. Shared by all
+        watches of a gateway: however many parts have come, its loop does other things after one."""
         self.num_events = 0
         """Applied so far."""
         self.num_gaps = 0
@@ -60,6 +63,7 @@ class KvWatch:
         self._has_snapshot = False
         self._stub = ReplicaStub(channel)
         self._until_connected = until_connected
+        self._entering = entering or asyncio.Lock()
         self._pump = asyncio.create_task(self._run(), name=f"KV events of {info.replica_id}")
 
     async def inspect(self, timeout_s: float) -> pb.InspectReply:
@@ -104,7 +108,13 @@ class KvWatch:
         call = self._stub.WatchKv(pb.WatchKvRequest(epoch=self._info.epoch))
         try:
             async for message in call:
-                self._receive(kv_events_from_proto(message))
+                events = kv_events_from_proto(message)
+                if events.is_snapshot:
+                    async with self._entering:
+                        self._receive(events)
+                        await asyncio.sleep(0)
+                else:
+                    self._receive(events)
         except KvGap as gap:
             self.num_gaps += 1
             return str(gap)

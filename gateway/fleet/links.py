@@ -43,6 +43,7 @@ class Links:
         self._channels = channels
         self._clock = clock
         self._opening = Opening()
+        self._entering = asyncio.Lock()
         self._wanted = (0, 0)
         """Requests that wait here, and tokens: what all replicas have been told."""
 
@@ -70,7 +71,7 @@ class Links:
         if epoch not in self.watches:
             link = self[epoch]
             self.watches[epoch] = KvWatch(
-                info, self._index, link.channel, on_learnt, link.until_connected
+                info, self._index, link.channel, on_learnt, link.until_connected, self._entering
             )
 
     async def close_watch(self, epoch: Epoch) -> None:

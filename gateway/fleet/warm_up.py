@@ -46,9 +46,13 @@ class WarmUp:
         """Some of what a replica has cached is known; `is_all`: or there is no more to be heard."""
         self.go_on()
         if is_all:
-            self._awaited.discard(epoch)
-            if not self._awaited:
-                self._end()
+            self.lose(epoch)
+
+    def lose(self, epoch: Epoch) -> None:
+        """Nothing is awaited of it any more."""
+        self._awaited.discard(epoch)
+        if not self._awaited:
+            self._end()
 
     def go_on(self) -> None:
         """That nobody tells anything is not for want of news: we connect, only now, to some."""
