@@ -133,11 +133,11 @@ def test_names_that_are_made_to_collide_are_refused_before_they_fill_the_memory(
 ) -> None:
     table = make()
     honest = BlockNames.of([random.Random(1).randbytes(16)])
-    colliding = BlockNames.of([colliding_name(number) for number in range(5000)])
+    colliding = BlockNames.of([colliding_name(number) for number in range(6000)])
 
     num_taken = table.add(0, colliding)
 
-    assert 1000 < num_taken < 5000
+    assert 1000 < num_taken < 6000
     assert table.add(0, colliding) == 0
     assert table.add(1, honest) == 1
     assert holders(table, honest, 3) == {1: 1}

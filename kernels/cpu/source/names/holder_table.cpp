@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t AHEAD = 24;  // names whose places are on their way from memory
 
 struct HolderTable {
-  NameMap names;
+  HashMap names;  // to take one block for another, once in many millions of years, sends a prompt astray
   SlotSets sets;
   SlotSets::Bits sweeping;
   uint64_t next = 0;  // what the names begin with that are swept next
@@ -19,10 +19,12 @@ struct HolderTable {
 
 // Call `change` with each of the names, in order.
 template <typename Change>
-void walk(const NameMap& map, const Name* names, int64_t num_names, Change change) {
+void walk(const HashMap& map, const Name* names, int64_t num_names, Change change) {
+  HashedName keys[AHEAD];
   for (int64_t i = -AHEAD; i < num_names; i++) {
-    if (i + AHEAD < num_names) map.prefetch(names[i + AHEAD]);
-    if (i >= 0) change(names[i]);
+    HashedName& key = keys[(i + AHEAD) % AHEAD];
+    if (i >= 0) change(key);
+    if (i + AHEAD < num_names) map.prefetch(key = names[i + AHEAD]);
   }
 }
 
@@ -40,7 +42,7 @@ int64_t baton_holders_size(const HolderTable* table) { return table->names.size(
 int64_t baton_holders_add(HolderTable* table, uint32_t slot, const Name* names,
                           int64_t num_names) {
   int64_t num_new = 0;
-  walk(table->names, names, num_names, [&](const Name& name) {
+  walk(table->names, names, num_names, [&](HashedName name) {
     const uint32_t before = table->names.find(name);
     if (!table->sets.has(before, slot)) num_new += table->names.put(name, table->sets.with(before, slot));
   });
@@ -51,7 +53,7 @@ int64_t baton_holders_add(HolderTable* table, uint32_t slot, const Name* names,
 int64_t baton_holders_remove(HolderTable* table, uint32_t slot, const Name* names,
                              int64_t num_names) {
   int64_t num_gone = 0;
-  walk(table->names, names, num_names, [&](const Name& name) {
+  walk(table->names, names, num_names, [&](HashedName name) {
     const uint32_t before = table->names.find(name);
     if (table->sets.has(before, slot)) {
       table->names.put(name, table->sets.without(before, slot));

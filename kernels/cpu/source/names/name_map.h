@@ -1,6 +1,9 @@
-// A hash table from 128-bit names to 32-bit values.
+// Hash tables from 128-bit names to 32-bit values.
 //
 //   hash of a name -> directory, by its first bits -> segment -> line in it, by its last -> a free place
+//
+// NameMap keeps whole names, three a line of the CPU's cache. HashMap keeps their 64-bit hashes alone,
+// five a line, and takes names of one hash for the same: it is for who only hints.
 //
 // A full segment is split in two, by one more of the first bits: no call waits until all of a large
 // table has moved. Taking a name out moves those behind it up, so nothing is left to be cleaned up.
@@ -21,18 +24,29 @@ struct Name {
   }
 };
 
-class NameMap {
+// What is left of a name where only its hash is kept.
+struct HashedName {
+  uint64_t value;
+
+  HashedName() = default;
+  HashedName(const Name& name) : value(name.hash()) {}
+  bool operator==(const HashedName&) const = default;
+  uint64_t hash() const { return value; }
+};
+
+template <typename Key, uint32_t PER_LINE>
+class KeyMap {
  public:
   static constexpr uint32_t NONE = 0;
 
-  NameMap() : directory_{new_segment(0, 0)} {}
-  NameMap(const NameMap&) = delete;
-  NameMap& operator=(const NameMap&) = delete;
+  KeyMap() : directory_{new_segment(0, 0)} {}
+  KeyMap(const KeyMap&) = delete;
+  KeyMap& operator=(const KeyMap&) = delete;
 
   int64_t size() const { return size_; }
 
-  // Ask memory for where `name` would be.
-  void prefetch(const Name& name) const { __builtin_prefetch(&line_of(name)); }
+  // Ask memory for where `key` would be.
+  void prefetch(const Key& key) const { __builtin_prefetch(&line_of(key)); }
 
   // Call `visit` with the value of each name of `names`, and its number, until it returns false. Lines
   // are asked for far ahead and, when they have come, those behind the full ones as well.
@@ -40,28 +54,30 @@ class NameMap {
   void find_all(const Name* names, int64_t num_names, Visit visit) const {
     constexpr int64_t FAR = 32, NEAR = 12;
     const Line* lines[FAR];
+    Key keys[FAR];
     for (int64_t i = -FAR; i < num_names; i++) {
-      if (i >= 0 && !visit(find_from(*lines[i % FAR], names[i]), i)) return;
+      if (i >= 0 && !visit(find_from(*lines[i % FAR], keys[i % FAR]), i)) return;
       if (const int64_t far = i + FAR; far < num_names) {
-        lines[far % FAR] = &line_of(names[far]);
+        keys[far % FAR] = Key(names[far]);
+        lines[far % FAR] = &line_of(keys[far % FAR]);
         __builtin_prefetch(lines[far % FAR]);
       }
       if (const int64_t near = i + NEAR; near >= 0 && near < num_names) {
         const Line* line = lines[near % FAR];
-        if (line->values[2] != NONE) __builtin_prefetch(line + 1);
+        if (line->values[PER_LINE - 1] != NONE) __builtin_prefetch(line + 1);
       }
     }
   }
 
-  uint32_t find(const Name& name) const {
-    const Segment& segment = *segment_of(name);
-    return segment.value(seek(segment, name));
+  uint32_t find(const Key& key) const {
+    const Segment& segment = *segment_of(key);
+    return segment.value(seek(segment, key));
   }
 
-  // Let `name` have `value`; with NONE it is taken out. False: there is no place for a name that is new.
-  bool put(const Name& name, uint32_t value) {
-    Segment* segment = segment_of(name);
-    Place place = seek(*segment, name);
+  // Let `key` have `value`; with NONE it is taken out. False: there is no place for one that is new.
+  bool put(const Key& key, uint32_t value) {
+    Segment* segment = segment_of(key);
+    Place place = seek(*segment, key);
     const bool is_in = segment->value(place) != NONE;
     if (value == NONE) {
       if (is_in) erase_at(*segment, place);
@@ -69,12 +85,12 @@ class NameMap {
     }
     if (!is_in) {
       while (segment->num >= segment->limit && segment->depth < MAX_DEPTH) {
-        split(segment, name.hash());
-        segment = segment_of(name);
-        place = seek(*segment, name);
+        split(segment, key.hash());
+        segment = segment_of(key);
+        place = seek(*segment, key);
       }
       if (segment->num == NUM_PLACES - 1) return false;  // one is always free
-      segment->name(place) = name;
+      segment->key(place) = key;
       segment->num++;
       size_++;
     }
@@ -104,20 +120,20 @@ class NameMap {
 
  private:
   struct Line {
-    Name names[3];
-    uint32_t values[3];  // NONE: the place is free
+    Key keys[PER_LINE];
+    uint32_t values[PER_LINE];  // NONE: the place is free
     uint32_t unused;
   };
   static_assert(sizeof(Line) == 64);
 
-  static constexpr uint32_t NUM_LINES = SegmentMemory::BYTES / sizeof(Line) - 1, NUM_PLACES = 3 * NUM_LINES;
+  static constexpr uint32_t NUM_LINES = SegmentMemory::BYTES / sizeof(Line) - 1, NUM_PLACES = PER_LINE * NUM_LINES;
   static constexpr uint32_t MAX_DEPTH = 20;  // a directory of 8 MB, for two billion names
 
   struct Place {
     uint32_t line, index;
 
     void advance() {
-      if (++index == 3) line++, index = 0;
+      if (++index == PER_LINE) line++, index = 0;
     }
     void go_round() {
       advance();
@@ -125,7 +141,7 @@ class NameMap {
     }
     // How far `other` is behind this, all round the end.
     uint32_t distance(Place other) const {
-      const uint32_t from = 3 * line + index, to = 3 * other.line + other.index;
+      const uint32_t from = PER_LINE * line + index, to = PER_LINE * other.line + other.index;
       return to >= from ? to - from : to + NUM_PLACES - from;
     }
   };
@@ -135,8 +151,8 @@ class NameMap {
     uint32_t depth;  // how many first bits the hashes of its names share
     uint32_t num, limit;
 
-    Name& name(Place place) { return lines[place.line].names[place.index]; }
-    const Name& name(Place place) const { return lines[place.line].names[place.index]; }
+    Key& key(Place place) { return lines[place.line].keys[place.index]; }
+    const Key& key(Place place) const { return lines[place.line].keys[place.index]; }
     uint32_t& value(Place place) { return lines[place.line].values[place.index]; }
     uint32_t value(Place place) const { return lines[place.line].values[place.index]; }
   };
@@ -144,27 +160,27 @@ class NameMap {
 
   static uint64_t first_bits(uint64_t hash, uint32_t depth) { return depth ? hash >> (64 - depth) : 0; }
 
-  Segment* segment_of(const Name& name) const { return directory_[first_bits(name.hash(), depth_)]; }
+  Segment* segment_of(const Key& key) const { return directory_[first_bits(key.hash(), depth_)]; }
 
   static uint32_t line(uint64_t hash) { return uint32_t((hash & 0xFFFFFFFF) * NUM_LINES >> 32); }
 
-  const Line& line_of(const Name& name) const {
-    const uint64_t hash = name.hash();
+  const Line& line_of(const Key& key) const {
+    const uint64_t hash = key.hash();
     return directory_[first_bits(hash, depth_)]->lines[line(hash)];
   }
 
-  // Where `name` is, or belongs. There is always a free place.
-  static Place seek(const Segment& segment, const Name& name) {
-    Place place{line(name.hash()), 0};
-    while (segment.value(place) != NONE && segment.name(place) != name) place.go_round();
+  // Where `key` is, or belongs. There is always a free place.
+  static Place seek(const Segment& segment, const Key& key) {
+    Place place{line(key.hash()), 0};
+    while (segment.value(place) != NONE && segment.key(place) != key) place.go_round();
     return place;
   }
 
-  // As `find`, where the line is known that the name belongs to.
-  uint32_t find_from(const Line& line, const Name& name) const {
-    for (int i = 0; i < 3; i++)
-      if (line.values[i] == NONE || line.names[i] == name) return line.values[i];
-    return find(name);
+  // As `find`, where the line is known that the key belongs to.
+  uint32_t find_from(const Line& line, const Key& key) const {
+    for (uint32_t i = 0; i < PER_LINE; i++)
+      if (line.values[i] == NONE || line.keys[i] == key) return line.values[i];
+    return find(key);
   }
 
   // For hashes that begin with `first`, their first `depth` bits. Segments are full when 60 to 80 % of
@@ -195,11 +211,11 @@ class NameMap {
     const size_t span = size_t(1) << (depth_ - full->depth);
     for (size_t i = 0; i < span; i++) directory_[moved * span + i] = other;
     for (Place place{0, 0}; place.line < NUM_LINES;) {
-      const Name name = full->name(place);
+      const Key key = full->key(place);
       const uint32_t value = full->value(place);
-      if (value != NONE && first_bits(name.hash(), full->depth) == moved) {
-        const Place there = seek(*other, name);
-        other->name(there) = name;
+      if (value != NONE && first_bits(key.hash(), full->depth) == moved) {
+        const Place there = seek(*other, key);
+        other->key(there) = key;
         other->value(there) = value;
         other->num++;
         size_++;
@@ -215,10 +231,10 @@ class NameMap {
       place.go_round();
       const uint32_t value = segment.value(place);
       if (value == NONE) break;
-      const Name name = segment.name(place);
-      const Place home{line(name.hash()), 0};
+      const Key key = segment.key(place);
+      const Place home{line(key.hash()), 0};
       if (home.distance(place) >= hole.distance(place)) {  // else it would come before its home
-        segment.name(hole) = name;
+        segment.key(hole) = key;
         segment.value(hole) = value;
         hole = place;
       }
@@ -233,3 +249,6 @@ class NameMap {
   int64_t size_ = 0;
   std::vector<Segment*> directory_;  // by the first `depth_` bits; a segment is there several times
 };
+
+using NameMap = KeyMap<Name, 3>;
+using HashMap = KeyMap<HashedName, 5>;
