@@ -57,7 +57,9 @@ class MeasuredGateway:
             found["start: connected, s"] = time.monotonic() - began
             await self._until(lambda: self._num_synced, infos)
             found["start: every cache known, s"] = time.monotonic() - began
-        found["blocks known when requests are placed, %"] = 100 * num_known / self._num_blocks
+        found["blocks known when requests are placed, %"] = (
+            100 * num_known / max(self._num_blocks, 1)
+        )
         found["blocks known, million"] = self._num_blocks / 1e6
         found["MB that it grew by"] = (pss() - memory) / 1e6
         found["MB of it all"] = pss() / 1e6

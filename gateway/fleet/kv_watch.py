@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -107,14 +108,8 @@ class KvWatch:
         """Follow until the stream breaks off, and say why it did."""
         call = self._stub.WatchKv(pb.WatchKvRequest(epoch=self._info.epoch))
         try:
-            async for message in call:
-                events = kv_events_from_proto(message)
-                if events.is_snapshot:
-                    async with self._entering:
-                        self._receive(events)
-                        await asyncio.sleep(0)
-                else:
-                    self._receive(events)
+            while await self._take_next(call):
+                pass
         except KvGap as gap:
             self.num_gaps += 1
             return str(gap)
@@ -127,6 +122,21 @@ class KvWatch:
             call.cancel()
             self._index.break_off(self._info.epoch)
         return "the replica ended the stream"
+
+    async def _take_next(self, call: grpc.aio.UnaryStreamCall[Any, pb.KvEvents]) -> bool:
+        """False at the end. Nobody keeps the message while the next is awaited, as one who iterates
+        over the call would: of a thousand snapshots the last parts are 60 MB and more."""
+        message = await call.read()
+        if message is grpc.aio.EOF:
+            return False
+        events = kv_events_from_proto(message)
+        if events.is_snapshot:
+            async with self._entering:
+                self._receive(events)
+                await asyncio.sleep(0)
+        else:
+            self._receive(events)
+        return True
 
     def _receive(self, events: KvEvents) -> None:
         self._index.apply(self._info.epoch, events)
