@@ -21,6 +21,7 @@ import grpc.aio
 from baton.core.kv_events import KvEvents
 from baton.core.replicas import ReplicaInfo, Role
 from baton.gateway.fleet.kept_stream import jittered
+from baton.gateway.fleet.opening import SNAPSHOT_TURN_S, Opening, Turn
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import explain
 from baton.proto.kv_events_wire import kv_events_from_proto
@@ -35,6 +36,15 @@ MIN_RETRY_S = 0.2
 MAX_RETRY_S = 5.0
 
 
+class Snapshots:
+    """What all watches of a gateway share, so that many snapshots at once hold up nothing else."""
+
+    def __init__(self) -> None:
+        self.opening = Opening(SNAPSHOT_TURN_S)
+        self.entering = asyncio.Lock()
+        """Held while a part is entered into the index: then the loop does other things."""
+
+
 class KvWatch:
     """Over the channel of the replica's link, which outlives it."""
 
@@ -45,10 +55,8 @@ class KvWatch:
         channel: grpc.aio.Channel,
         on_learnt: OnLearnt,
         until_connected: Callable[[], Awaitable[None]],
-        entering: asyncio.Lock | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
-        """`entering`: held while a part of a snapshot is entered into the index. Shared by all
-        watches of a gateway: however many parts have come, its loop does other things after one."""
         self.num_events = 0
         """Applied so far."""
         self.num_gaps = 0
@@ -64,7 +72,9 @@ class KvWatch:
         self._has_snapshot = False
         self._stub = ReplicaStub(channel)
         self._until_connected = until_connected
-        self._entering = entering or asyncio.Lock()
+        self._snapshots = snapshots or Snapshots()
+        self._turn: Turn | None = None
+        """To take one."""
         self._pump = asyncio.create_task(self._run(), name=f"KV events of {info.replica_id}")
 
     async def inspect(self, timeout_s: float) -> pb.InspectReply:
@@ -96,7 +106,11 @@ class KvWatch:
         retry_s = MIN_RETRY_S
         while True:
             await self._until_connected()
-            reason = await self._follow()
+            self._turn = turn = await self._snapshots.opening.turn()
+            try:
+                reason = await self._follow()
+            finally:
+                turn.end()
             self._learn(is_all=True)
             if self.is_synced:
                 self.is_synced, retry_s = False, MIN_RETRY_S
@@ -131,7 +145,7 @@ class KvWatch:
             return False
         events = kv_events_from_proto(message)
         if events.is_snapshot:
-            async with self._entering:
+            async with self._snapshots.entering:
                 self._receive(events)
                 await asyncio.sleep(0)
         else:
@@ -145,6 +159,8 @@ class KvWatch:
         elif not events.has_more:
             self.num_resyncs += self._has_snapshot
             self._has_snapshot = self.is_synced = True
+            if self._turn is not None:
+                self._turn.end()
         self._learn(is_all=self._has_snapshot)
 
     def _learn(self, *, is_all: bool) -> None:

@@ -19,7 +19,7 @@ from baton.core.replicas import HEARTBEAT_S, IDLE_HEARTBEAT_S, ReplicaInfo, Role
 from baton.gateway.fleet.decode_link import DecodeLink
 from baton.gateway.fleet.demand import rounded
 from baton.gateway.fleet.fleet_report import KvKnowledge
-from baton.gateway.fleet.kv_watch import KvWatch, OnLearnt
+from baton.gateway.fleet.kv_watch import KvWatch, OnLearnt, Snapshots
 from baton.gateway.fleet.opening import Opening
 from baton.gateway.fleet.prefill_link import PrefillLink
 from baton.proto import replica_pb2 as pb
@@ -43,7 +43,7 @@ class Links:
         self._channels = channels
         self._clock = clock
         self._opening = Opening()
-        self._entering = asyncio.Lock()
+        self._snapshots = Snapshots()
         self._wanted = (0, 0)
         """Requests that wait here, and tokens: what all replicas have been told."""
 
@@ -71,7 +71,7 @@ class Links:
         if epoch not in self.watches:
             link = self[epoch]
             self.watches[epoch] = KvWatch(
-                info, self._index, link.channel, on_learnt, link.until_connected, self._entering
+                info, self._index, link.channel, on_learnt, link.until_connected, self._snapshots
             )
 
     async def close_watch(self, epoch: Epoch) -> None:

@@ -1,11 +1,11 @@
-"""Whose turn it is to connect: of a thousand replicas only so many at once.
+"""Whose turn it is to connect, or to take a snapshot: of a thousand replicas only so many at once.
 
-    wants to connect --> has a turn --> has heard of its replica, or of its failure,
-                                        or has had its turn for `TURN_S`: the next one's
+    wants a stream --> has a turn --> has what it opened it for, or has failed,
+                                      or has had its turn for `turn_s`: the next one's
 
 All at once they would not be through: each connection comes so late that it has timed out, on this
-side or the other, and is tried again. A turn is short, so that replicas which answer nobody keep
-nobody from the others for long.
+side or the other, and is tried again; and snapshots that have come take memory until they are
+entered. A turn is short, so that replicas which answer nobody keep nobody from the others for long.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import asyncio
 
 MAX_OPENING = 64
 TURN_S = 0.25
+"""To connect, and be answered."""
+SNAPSHOT_TURN_S = 1.0
+"""For as much as a million names."""
 
 
 class Opening:
     """Of one gateway. Belongs to an event loop."""
 
-    def __init__(self, max_opening: int = MAX_OPENING, turn_s: float = TURN_S) -> None:
-        self._free = asyncio.Semaphore(max_opening)
+    def __init__(self, turn_s: float = TURN_S) -> None:
+        self._free = asyncio.Semaphore(MAX_OPENING)
         self._turn_s = turn_s
 
     async def turn(self) -> Turn:
