@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import grpc
@@ -62,14 +62,24 @@ class ScriptedCache(PartialReplica):
             await context.abort(message, "as the script says")
 
 
+def wait_for(connected: asyncio.Event) -> Callable[[], Awaitable[None]]:
+    async def until_connected() -> None:
+        await connected.wait()
+
+    return until_connected
+
+
 @asynccontextmanager
-async def watching(cache: ScriptedCache, index: KvIndex) -> AsyncIterator[KvWatch]:
+async def watching(
+    cache: ScriptedCache, index: KvIndex, connected: asyncio.Event | None = None
+) -> AsyncIterator[KvWatch]:
     server = grpc.aio.server(options=SERVER_OPTIONS)
     add_ReplicaServicer_to_server(cache, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     channel = Channels().new(f"127.0.0.1:{port}")
-    watch = KvWatch(D, index, channel, lambda _: None, channel.channel_ready)
+    until_connected = channel.channel_ready if connected is None else wait_for(connected)
+    watch = KvWatch(D, index, channel, lambda _: None, until_connected)
     try:
         yield watch
     finally:
@@ -102,6 +112,18 @@ async def test_the_index_follows_what_the_replica_says() -> None:
         assert cache.watched == [D.epoch]
         assert (watch.num_events, watch.num_gaps, watch.num_resyncs) == (2, 0, 0)
         assert watch.is_synced
+
+
+async def test_a_cache_is_asked_for_once_its_replica_has_answered() -> None:
+    index, connected = KvIndex(), asyncio.Event()
+    cache = ScriptedCache([snapshot(*chain("abc"))])
+    async with watching(cache, index, connected) as watch:
+        await watch.inspect(10.0)  # the channel is there, and would carry it
+        assert not cache.watched
+
+        connected.set()
+
+        await until(lambda: cached(index, "abc") == 3)
 
 
 async def test_after_a_gap_it_asks_for_a_snapshot() -> None:

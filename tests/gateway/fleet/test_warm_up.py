@@ -64,6 +64,35 @@ async def test_a_replica_that_says_nothing_is_waited_for_only_while_others_do(
     assert warming.is_over
 
 
+async def test_nothing_is_awaited_of_a_replica_that_cannot_be_connected_to() -> None:
+    over = Over()
+    warming = WarmUp(over)
+    warming.begin([A, B])
+    warming.hear(A, is_all=True)
+
+    warming.lose(B)
+
+    assert over.num_calls == 1
+    warming.close()
+
+
+async def test_what_lies_unread_while_our_own_loop_stands_still_is_no_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(warm_up, "PAUSE_S", 0.001)
+    monkeypatch.setattr(warm_up, "LATE_S", 0.0)  # each look comes late
+    clock, over = ManualClock(), asyncio.Event()
+    warming = WarmUp(over.set, clock)
+    warming.begin([A])
+    clock.advance(warm_up.LIMIT_S / 2)
+    await asyncio.sleep(0.02)
+    assert not warming.is_over
+
+    clock.advance(warm_up.LIMIT_S / 2)
+
+    await over.wait()
+
+
 async def test_the_first_prompt_of_a_new_gateway_goes_where_it_is_cached() -> None:
     async with running_fleet(prefill=0, decode=4) as fleet:
         for number in range(4):

@@ -1,0 +1,87 @@
+"""A gateway that has a thousand replicas to connect to connects to some at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.gateway.fleet.known_replicas import make_replica
+from tests.gateway.fleet.scripted_replica import snapshot
+
+from baton.core.ids import new_epoch
+from baton.core.replicas import Role
+from baton.gateway.fleet import fleet as fleet_module
+from baton.gateway.fleet import opening as opening_module
+from baton.gateway.fleet.fleet import Fleet
+from baton.gateway.fleet.kept_stream import jittered
+from baton.gateway.fleet.opening import Opening
+from baton.proto.channels import Channels
+
+FLEET = [make_replica(f"d{number}") for number in range(4)]
+FLEET += [make_replica(f"p{number}", role=Role.PREFILL) for number in range(4)]
+
+
+class CountingChannels(Channels):
+    num_new = 0
+
+    def new(self, address: str, *, is_pinged: bool = True):  # type: ignore[no-untyped-def]
+        self.num_new += 1
+        return super().new(address, is_pinged=is_pinged)
+
+
+async def test_who_comes_when_all_have_a_turn_waits_until_one_of_them_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(opening_module, "MAX_OPENING", 2)
+    opening = Opening(turn_s=600.0)
+    first, _ = await opening.turn(), await opening.turn()
+    third, fourth = asyncio.create_task(opening.turn()), asyncio.create_task(opening.turn())
+    await asyncio.sleep(0)
+
+    first.end()
+    first.end()  # which makes room for no second one
+    turn = await third
+    await asyncio.sleep(0)
+
+    assert not fourth.done()
+    turn.end()
+    await fourth
+
+
+async def test_nobody_has_a_turn_for_longer_than_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening_module, "MAX_OPENING", 1)
+    opening = Opening(turn_s=0.01)
+    async with asyncio.timeout(10):
+        for _ in range(3):
+            await opening.turn()
+
+
+async def test_a_replica_is_met_over_one_connection_and_others_go_on_between_replicas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet_module, "MET_AT_ONCE", 1)
+    channels, num_known = CountingChannels(), list[int]()
+    fleet = Fleet(new_epoch(), lambda: None, channels)
+
+    async def look() -> None:
+        while len(fleet.replicas) < len(FLEET):
+            num_known.append(len(fleet.replicas))
+            await asyncio.sleep(0)
+
+    looking = asyncio.create_task(look())
+    try:
+        await fleet.apply(snapshot(*FLEET))
+        await looking
+    finally:
+        await fleet.close()
+
+    assert channels.num_new == len(FLEET)
+    assert len(set(num_known)) > len(FLEET) // 2
+    assert fleet.replicas == tuple(FLEET)
+
+
+def test_streams_that_broke_together_come_back_at_different_moments() -> None:
+    pauses_s = {jittered(2.0) for _ in range(100)}
+
+    assert len(pauses_s) > 50
+    assert min(pauses_s) >= 1.0 and max(pauses_s) <= 3.0
