@@ -39,6 +39,8 @@ class KnownReplica:
         self.is_connected = False
         self.is_away = False
         """It was there, and is silent now, or its stream is broken: nobody is to wait for it."""
+        self.is_told_to_drain = False
+        """By this gateway, and its own word of it may be on its way."""
         self.num_open = 0
         """Requests this gateway has there."""
         self.capacity: Capacity | None = None
@@ -62,7 +64,8 @@ class KnownReplica:
 
     @property
     def is_draining(self) -> bool:
-        return not self.info.is_ready or (self.capacity is not None and self.capacity.is_draining)
+        says_so = self.capacity is not None and self.capacity.is_draining
+        return says_so or self.is_told_to_drain or not self.info.is_ready
 
     @property
     def is_open(self) -> bool:
