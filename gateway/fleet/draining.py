@@ -95,7 +95,7 @@ def _find(fleet: Fleet, replica_id: str) -> ReplicaInfo:
     for info in fleet.replicas:
         if info.replica_id == replica_id:
             return info
-    known = ", ".join(info.replica_id for info in fleet.replicas) or "none"
+    known = ", ".join(sorted(info.replica_id for info in fleet.replicas)) or "none"
     raise InvalidRequest(
         f"no replica is called {replica_id!r}; there are: {known}", field="replica"
     )

@@ -91,7 +91,7 @@ async def test_what_cannot_take_the_other_role_is_told_why() -> None:
             await turning.flip("decode-2", "prefill")
         with pytest.raises(InvalidRequest, match="prefill-1 is the last prefill replica"):
             await turning.flip("prefill-1", "decode")
-        with pytest.raises(InvalidRequest, match="there are: prefill-1, decode-2"):
+        with pytest.raises(InvalidRequest, match="there are: decode-2, prefill-1"):
             await turning.flip("prefill-9", "decode")
         with pytest.raises(InvalidRequest, match="must be prefill or decode"):
             await turning.flip("prefill-1", "router")
