@@ -154,7 +154,7 @@ async def test_the_last_decode_replica_is_drained_only_by_force() -> None:
     async with running_fleet(prefill=1, decode=1) as fleet:
         with pytest.raises(InvalidRequest, match="decode-2 is the last decode replica that takes"):
             await fleet.dispatcher.drain("decode-2", is_forced=False)
-        with pytest.raises(InvalidRequest, match="there are: prefill-1, decode-2"):
+        with pytest.raises(InvalidRequest, match="there are: decode-2, prefill-1"):
             await fleet.dispatcher.drain("decode-9", is_forced=False)
         await fleet.dispatcher.drain("prefill-1", is_forced=False)
 
@@ -188,15 +188,21 @@ async def test_a_replica_that_comes_later_takes_what_had_to_stay() -> None:
 
 async def test_a_drained_replica_that_is_undrained_takes_requests_again() -> None:
     async with running_fleet(prefill=1, decode=2) as fleet:
-        for one in ("decode-2", "prefill-1"):
+        drained = ("decode-2", "prefill-1")
+        for one in drained:
             await fleet.dispatcher.drain(one, is_forced=False)
         away = await fleet.ask(PROMPT)
         assert away.receipt.decode_replica == "decode-3"
         assert not away.receipt.prefill_replica
 
-        for one in ("decode-2", "prefill-1"):
+        links = fleet.dispatcher.fleet.links
+        told = [links.get(fleet.replicas[ReplicaId(it)].info.epoch) for it in drained]
+        async with asyncio.timeout(20):  # each says by itself that it drains ...
+            while not all(link is not None and link.is_draining for link in told):
+                await asyncio.sleep(0.01)
+        for one in drained:
             await fleet.dispatcher.undrain(one)
-        async with asyncio.timeout(20):  # each says by itself that it is open again
+        async with asyncio.timeout(20):  # ... and that it is open again
             while any(fleet.dispatcher.fleet.trouble_by_replica().values()):
                 await asyncio.sleep(0.01)
         await fleet.dispatcher.drain("decode-3", is_forced=False)
