@@ -148,7 +148,11 @@ async def ask_all(
             on_token=lambda num_tokens: trouble.strike(fleet, num_tokens),
         )
 
-    return await asyncio.gather(*[ask(index) for index in range(len(prompts))])
+    askings = [ask(index) for index in range(len(prompts))]
+    if trouble.name != "preemption":
+        return await asyncio.gather(*askings)
+    [decode] = [it for it, replica in fleet.replicas.items() if replica.info.role is Role.DECODE]
+    return await fleet.ask_all(askings, at=decode, first=range(4))  # they lack blocks together
 
 
 def finds_something(method: str, drawn: str, asked: str) -> bool:
