@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
-from tests.gateway.scripted import MODEL, Script, Serving, serving
+from tests.gateway.scripted import MODEL, Script, Serving, serving, soon
 
 from baton.core.metrics import Counter
 from baton.gateway.access.config import GatewayConfig
@@ -219,9 +219,16 @@ async def test_what_stands_beside_a_body_in_chunks_has_the_limits_of_headers(
     ],
 )
 async def test_one_connection_too_many_is_told_so_and_one_that_leaves_makes_room(
-    setting: str, reason: str, caplog: pytest.LogCaptureFixture
+    setting: str, reason: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few: dict[str, Any] = {setting: 2}
+    has_left, close = asyncio.Event(), Connections.close
+
+    def leave(self: Connections, address: str) -> None:
+        close(self, address)
+        has_left.set()
+
+    monkeypatch.setattr(Connections, "close", leave)
     async with serving(**few) as gateway, asyncio.timeout(20):
         port = gateway.server.http_port
         kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
@@ -234,7 +241,7 @@ async def test_one_connection_too_many_is_told_so_and_one_that_leaves_makes_room
             answers.append(await until_closed(reader))
             writer.close()
         kept[0][1].close()
-        await kept[0][1].wait_closed()
+        await soon(has_left)  # as the gateway sees it
         status = (await gateway.http.get("/health")).status_code
         kept[1][1].close()
         num_refused = refused(gateway, reason)
