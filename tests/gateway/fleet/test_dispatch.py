@@ -61,7 +61,7 @@ async def test_a_smaller_priority_takes_the_next_free_place() -> None:
         first = await dispatcher.start(generation("first"))
         batch = asyncio.create_task(dispatcher.start(replace(generation("batch"), priority=9)))
         urgent = asyncio.create_task(dispatcher.start(replace(generation("urgent"), priority=-1)))
-        await asyncio.sleep(0.05)
+        await until(lambda: dispatcher.num_waiting == 2)
 
         await first.stop(0)
         await (await urgent).stop(0)
@@ -231,7 +231,7 @@ async def test_a_line_is_looked_after_though_nothing_is_heard_and_only_while_som
         candidate.credit_tokens = room
         placed = await second
 
-        await asyncio.sleep(0.05)
+        await until(lambda: not dispatcher._seeking.has_line.is_set())
         looks.clear()
         await asyncio.sleep(0.05)
         assert not looks
