@@ -31,7 +31,7 @@ from baton.core.errors import (
 from baton.core.ids import RequestId
 from baton.core.messages import GenerateRequest, Receipt
 from baton.core.sampling import FinishReason
-from baton.gateway.fleet.running_request import MAX_ATTEMPTS
+from baton.gateway.fleet.running_request import MAX_ATTEMPTS, RunningRequest
 
 
 async def test_a_replica_is_told_everything_that_continues_the_request_exactly() -> None:
@@ -203,9 +203,11 @@ async def test_the_time_limit_ends_a_request_whose_replica_says_nothing() -> Non
 async def test_tokens_that_came_in_time_are_delivered_before_the_limit_is_felt() -> None:
     replica = ScriptedReplica("d", lambda request: [update(request, 1, 2)])
     async with dispatching_to(replica) as dispatcher:
-        running = await dispatcher.start(generation(time_left_s=0.1))
-        updates = aiter(running)
-        await asyncio.sleep(0.2)  # the client reads late
+        running = await dispatcher.start(generation())
+        assert isinstance(running, RunningRequest) and running._placed is not None
+        updates, attempt = aiter(running), running._placed.attempt
+        await until(lambda: attempt._updates)
+        running._ring()  # the limit is over, and the client reads late
 
         assert (await anext(updates)).tokens == (1, 2)
         with pytest.raises(DeadlineExceeded, match="after 2 tokens"):
