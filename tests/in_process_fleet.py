@@ -6,8 +6,8 @@ The replicas are the real ones, with their gRPC servers on localhost.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,17 +143,23 @@ class Fleet:
 
         What only happens between requests that run together does not depend on who is faster.
         """
-        engine = self.engines[at]
-        step, tasks = engine.step, dict[int, asyncio.Task[Answer]]()
-        engine.step = _stand_still  # type: ignore[method-assign]
-        for index in first:
-            tasks[index] = asyncio.create_task(askings[index])
-            async with asyncio.timeout(120):
-                while len(engine.request_ids) < len(tasks):
-                    await asyncio.sleep(0.002)
-        engine.step = step  # type: ignore[method-assign]
-        self.replicas[at].worker.core.thread.post(lambda: None)  # there is work now
+        tasks: dict[int, asyncio.Task[Answer]] = {}
+        with self.standing_still(at) as engine:
+            for index in first:
+                tasks[index] = asyncio.create_task(askings[index])
+                await until_in_engine(engine, len(tasks))
         return await asyncio.gather(*(tasks.get(i, asking) for i, asking in enumerate(askings)))
+
+    @contextmanager
+    def standing_still(self, at: ReplicaId) -> Iterator[Engine]:
+        """A replica that takes requests in meanwhile, and runs none."""
+        engine = self.engines[at]
+        step, engine.step = engine.step, _stand_still  # type: ignore[method-assign]
+        try:
+            yield engine
+        finally:
+            engine.step = step  # type: ignore[method-assign]
+            self.replicas[at].worker.core.thread.post(lambda: None)  # there is work now
 
     def admit_no_prompts(self) -> None:
         """Prefill replicas refuse whatever comes, as if too much were queued there."""
@@ -175,6 +181,12 @@ class Fleet:
             assert metrics["tokens_sampled_total"] == (
                 metrics["tokens_delivered_total"] + metrics["tokens_discarded_total"]
             )
+
+
+async def until_in_engine(engine: Engine, num_requests: int) -> None:
+    async with asyncio.timeout(120):  # a busy machine takes its time
+        while len(engine.request_ids) < num_requests:
+            await asyncio.sleep(0.002)
 
 
 def _stand_still(hooks: StepHooks = ALONE) -> StepReport:

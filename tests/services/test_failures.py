@@ -189,12 +189,13 @@ async def test_a_decode_pool_too_small_for_all_preempts_and_still_answers_right(
 async def test_a_full_decode_pool_makes_requests_wait_at_the_gateway() -> None:
     changes = {"decode.max_open": 2}
     async with running_fleet(changes=changes, max_waiting=4) as fleet:
-        asking = [asyncio.create_task(fleet.ask([n, *PROMPT], LONG)) for n in range(6)]
-        await asyncio.sleep(0.05)
+        with fleet.standing_still(ReplicaId("decode-2")):  # so that nobody is done yet
+            asking = [asyncio.create_task(fleet.ask([n, *PROMPT], LONG)) for n in range(6)]
+            await until(lambda: fleet.dispatcher.num_waiting == 4)
 
-        with pytest.raises(Overloaded):
-            await fleet.ask(PROMPT)
-        assert max(link.num_open for link in fleet.dispatcher.fleet.connected) <= 2
+            with pytest.raises(Overloaded):
+                await fleet.ask(PROMPT)
+            assert max(link.num_open for link in fleet.dispatcher.fleet.connected) == 2
         answers = await asyncio.gather(*asking)
 
         assert [a.tokens for a in answers] == [expected([n, *PROMPT], 60) for n in range(6)]

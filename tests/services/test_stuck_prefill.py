@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.in_process_fleet import VOCAB_SIZE, Fleet, echo_engine, running_fleet
+from tests.in_process_fleet import VOCAB_SIZE, Fleet, echo_engine, running_fleet, until_in_engine
 
 from baton.core.chaos import ChaosRule, Fault
 from baton.core.ids import ReplicaId, RequestId, TransferId
@@ -134,17 +134,11 @@ async def test_who_waits_for_a_first_token_hears_that_the_engine_advances(
                     if isinstance(event, PrefillDone):
                         return
 
-        has_both = threading.Event()
-        worker.core.thread.post(lambda: _wait_for(has_both))
-        asking = [asyncio.create_task(ask(name)) for name in heard]
-        await asyncio.sleep(0.05)
-        has_both.set()
+        with fleet.standing_still(ReplicaId("prefill-1")) as engine:
+            asking = [asyncio.create_task(ask(name)) for name in heard]
+            await until_in_engine(engine, 2)
         await asyncio.gather(*asking)
 
         assert heard["second"][-1] == "PrefillDone"
         assert (heard["second"].count("PrefillProgress") > 10) == wants_progress
         await fleet.assert_nothing_is_held()
-
-
-def _wait_for(event: threading.Event) -> None:
-    event.wait(10)
