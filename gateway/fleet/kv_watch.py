@@ -141,7 +141,7 @@ class KvWatch:
         """False at the end. Nobody keeps the message while the next is awaited, as one who iterates
         over the call would: of a thousand snapshots the last parts are 60 MB and more."""
         message = await call.read()
-        if message is grpc.aio.EOF:
+        if not isinstance(message, pb.KvEvents):  # grpc.aio.EOF
             return False
         events = kv_events_from_proto(message)
         if events.is_snapshot:

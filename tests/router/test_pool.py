@@ -17,12 +17,12 @@ def test_a_way_to_name_blocks_is_known_while_anybody_names_them_so() -> None:
     infos = [make_replica("a"), replace(make_replica("b"), layout=OTHER), make_replica("c")]
     for info in infos:
         pool.join(known(info).replica)
-    assert pool.layouts == (LAYOUT, OTHER)
+    assert [*pool.layouts] == [LAYOUT, OTHER]
 
     pool.leave(infos[0].epoch)
-    assert pool.ways == (way_to_name(LAYOUT), way_to_name(OTHER))
+    assert [*pool.ways] == [way_to_name(LAYOUT), way_to_name(OTHER)]
     assert [pool.row(info.epoch) for info in infos] == [None, 0, 1]
     pool.leave(infos[2].epoch)
 
-    assert pool.layouts == (OTHER,)
-    assert pool.ways == (way_to_name(OTHER),)
+    assert [*pool.layouts] == [OTHER]
+    assert [*pool.ways] == [way_to_name(OTHER)]
