@@ -126,9 +126,9 @@ class Fleet:
 
     async def apply(self, snapshot: Membership) -> None:
         # A new registry knows few, of whom it hears often: those of the old one come more seldom.
-        settled_s = max(self._pace.settled_after_s, snapshot.pace.settled_after_s)
-        if snapshot.age_s >= settled_s:
-            self._pace = snapshot.pace
+        slowest = max(self._pace, snapshot.pace, key=lambda pace: pace.beat_s)
+        settled_s = slowest.settled_after_s
+        self._pace = snapshot.pace if snapshot.age_s >= settled_s else slowest
         alive = tuple(self.links.alive())
         known = merge(self._replica_by_epoch, snapshot, settled_after_s=settled_s, alive=alive)
         gone = {*self.links.watches, *self.links.decode} - known.keys()
