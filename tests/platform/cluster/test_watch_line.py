@@ -12,6 +12,7 @@ from tests.gateway.fleet.known_replicas import make_replica
 from baton.core.clock import ManualClock
 from baton.core.ids import Epoch
 from baton.core.replicas import Membership
+from baton.platform.cluster import watch_line
 from baton.platform.cluster.registry_port import RegistryPort
 from baton.platform.cluster.watch_line import THROUGH_SERVE_S, WatchLine
 from baton.platform.config.deployment import DeploymentConfig, override
@@ -45,7 +46,8 @@ class Serve:
 
 
 @pytest.fixture
-async def serve() -> AsyncIterator[Serve]:
+async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
+    monkeypatch.setattr(watch_line, "ANSWER_S", 60.0)  # a busy machine takes its time
     serve = Serve()
     await serve.restart()
     yield serve
