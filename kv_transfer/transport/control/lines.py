@@ -50,8 +50,10 @@ class Line:
         await self._call.write(message)
 
     async def read(self) -> bytes | None:
-        """The next message; None at the end. Raises AioRpcError. May be cancelled, and repeated."""
-        message = await asyncio.shield(self.reading())
+        """The next message; None at the end. Cancelled, it ends the stream. Raises AioRpcError."""
+        if self._reading is None:
+            return await anext(self._messages, None)
+        message = await self._reading
         self._reading = None
         return message
 

@@ -162,6 +162,33 @@ def test_what_came_wrong_may_come_again_but_only_with_the_checksum_it_should_hav
     assert decode.accept(piece).blocks == (0, 1)
 
 
+def test_a_piece_of_several_planes_is_taken_as_a_whole_or_where_it_is_missing() -> None:
+    decode = DecodeReplica()
+    decode.reserve(SENDER)
+    filling = decode.receiver.filling(TRANSFER)
+    planes = [piece_of(decode, plane) for plane in range(LAYOUT.num_layers)]
+    views = tuple(view for plane in planes for view in plane.views)
+    piece = replace(planes[0], num_planes=2, views=views, checksums=checksums_of(views))
+    at = NUM_BLOCKS + 3  # in the second plane
+    wrong = replace(piece, views=(*views[:at], memoryview(bytes(views[0])), *views[at + 1 :]))
+    [whole] = filling.parts(0, wrong)
+    assert whole is wrong
+
+    with pytest.raises(CorruptPiece, match=r"planes 0 to 1: \(block, head\) .*block=3") as refusal:
+        decode.accept(whole)
+
+    refused = refusal.value
+    assert (refused.plane, refused.num_planes, refused.blocks) == (0, 2, range(NUM_BLOCKS))
+    assert decode.receiver.counters.num_bytes == 0
+    decode.accept(planes[1])
+    parts = list(filling.parts(0, piece))
+    assert [part.planes for part in parts] == [range(1), range(1, 2)]
+    assert [len(decode.accept(part).blocks) for part in parts] == [NUM_BLOCKS, 0]
+    decode.receiver.seal(TRANSFER)
+    decode.adopt()
+    assert decode.holds_kv()
+
+
 def malformed() -> Iterator[tuple[str, KvPiece]]:
     decode = DecodeReplica()
     good = piece_of(decode, 0)
@@ -172,6 +199,8 @@ def malformed() -> Iterator[tuple[str, KvPiece]]:
     yield "beyond the prompt", replace(good, first_block=1)
     yield "before the prompt", replace(good, first_block=-1)
     yield "too many blocks", resealed(good, *map(bytes, good.views), bytes(size))
+    yield "more layers than there are", replace(good, num_planes=3)
+    yield "half a block a layer", replace(good, num_planes=2, views=good.views[1:])
     yield "no such layer", replace(good, plane=LAYOUT.num_layers)
     yield "negative layer", replace(good, plane=-1)
 

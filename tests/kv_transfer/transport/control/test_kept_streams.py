@@ -22,21 +22,25 @@ from baton.proto import kv_pb2 as pb
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The calls of `Open` that P has seen."""
-    contexts: list[Any] = []
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Event]:
+    """For each call of `Open` that P has seen: set once it is over."""
+    calls: list[asyncio.Event] = []
     serve: Any = KvTransferServicer.Open
 
     async def counting(
         self: KvTransferServicer, messages: AsyncIterator[pb.OpenMessage], context: Any
     ) -> AsyncIterator[bytes]:
-        contexts.append(context)
-        async with aclosing(serve(self, messages, context)) as served:
-            async for message in served:
-                yield message
+        over = asyncio.Event()
+        calls.append(over)
+        try:
+            async with aclosing(serve(self, messages, context)) as served:
+                async for message in served:
+                    yield message
+        finally:
+            over.set()
 
     monkeypatch.setattr(KvTransferServicer, "Open", counting)
-    return contexts
+    return calls
 
 
 async def transfer(it: ControlEnds, name: str) -> int:
@@ -53,7 +57,7 @@ async def transfer(it: ControlEnds, name: str) -> int:
     return num_pieces
 
 
-async def test_transfers_that_follow_each_other_share_a_stream(begun: list[Any]) -> None:
+async def test_transfers_that_follow_each_other_share_a_stream(begun: list[asyncio.Event]) -> None:
     async with control_ends(PreparedSide(40)) as it:
         assert [await transfer(it, f"kv-{number}") for number in range(3)] == [40] * 3
 
@@ -62,7 +66,7 @@ async def test_transfers_that_follow_each_other_share_a_stream(begun: list[Any])
         assert it.side.num_lent == 120
 
 
-async def test_transfers_at_once_have_a_stream_each(begun: list[Any]) -> None:
+async def test_transfers_at_once_have_a_stream_each(begun: list[asyncio.Event]) -> None:
     async with control_ends(PreparedSide(5)) as it:
         held = it.client.open(it.address, it.request, "tickets")
         await anext(held)
@@ -75,7 +79,7 @@ async def test_transfers_at_once_have_a_stream_each(begun: list[Any]) -> None:
 
 
 async def test_a_stream_that_ended_while_it_was_idle_is_replaced_unseen(
-    begun: list[Any], monkeypatch: pytest.MonkeyPatch
+    begun: list[asyncio.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def leave(self: StreamWindow) -> None:
         """P waits for nothing more."""
@@ -89,7 +93,7 @@ async def test_a_stream_that_ended_while_it_was_idle_is_replaced_unseen(
 
 
 async def test_what_the_sender_refuses_on_a_kept_stream_is_told_as_on_a_new_one(
-    begun: list[Any],
+    begun: list[asyncio.Event],
 ) -> None:
     async with control_ends(PreparedSide(5)) as it:
         await transfer(it, "kv-1")
@@ -103,15 +107,14 @@ async def test_what_the_sender_refuses_on_a_kept_stream_is_told_as_on_a_new_one(
 
 
 async def test_a_stream_is_not_kept_for_long(
-    begun: list[Any], monkeypatch: pytest.MonkeyPatch
+    begun: list[asyncio.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lines, "IDLE_S", 0.01)
     async with control_ends(PreparedSide(5)) as it, asyncio.timeout(10):
         async for announced in it.client.open(it.address, it.request, "tickets"):
             announced.take()
 
-        while not begun[0].done():
-            await asyncio.sleep(0.001)
+        await begun[0].wait()
         assert it.client.num_idle_streams == 0
 
 
