@@ -11,6 +11,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ ARM = shutil.which("aarch64-linux-gnu-g++")
 EMULATOR = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 COMPILER = find_compiler()
 CPUS = {"armv8-a": "cortex-a72", "armv8.2-a": "neoverse-n1", "armv8.2-a-bf16": "max"}
+pytestmark = pytest.mark.timeout(1200)  # four programs, of 20 s of compiling each
 SOURCES = (
     "amx_product", "arena", "attention_products", "attention_softmax", "checksum", "elementwise",
     "int4_linear", "int4_product", "int4_weight", "int8_linear", "int8_product", "int8_rows",
@@ -39,12 +41,13 @@ def program(folder: Path, compiler: str, flags: tuple[str, ...]) -> Path:
     command = [compiler, *build.FLAGS, *flags, *includes]
     main = Path(__file__).parent / "neon" / "proof.cpp"
     sources = [path for path in build.SOURCES.rglob("*.cpp") if path.stem in SOURCES]
-    for source in (*sources, main):
-        subprocess.run(
-            [*command, "-c", str(source), "-o", f"{folder}/{source.stem}.o"],
-            check=True,
-            capture_output=True,
-        )
+
+    def compile_one(source: Path) -> None:
+        into = f"{folder}/{source.stem}.o"
+        subprocess.run([*command, "-c", str(source), "-o", into], check=True, capture_output=True)
+
+    with ThreadPoolExecutor(build.num_threads()) as threads:
+        list(threads.map(compile_one, (*sources, main)))
     objects = [str(path) for path in folder.glob("*.o")]
     made = folder / "proof"
     subprocess.run([compiler, "-static", "-pthread", *objects, "-o", str(made)], check=True)
