@@ -1,8 +1,10 @@
-"""Six loads that ask a router for different things, as traces for `baton simulate`.
+"""Eight loads that ask a router for different things, as traces for `baton simulate`.
 
     chat     sessions of a few short turns behind one system prompt
     agent    sessions of many turns that come seconds after one another, behind eight system prompts
     long     sessions of few turns that grow by a document each
+    systems  sessions of few turns behind a hundred system prompts of 8,192 tokens
+    together few sessions, all of which begin within seconds, and none later
     hotdoc   every other prompt begins with the same 8,192 tokens: one replica alone is too few
     thrash   3,000 documents of 20,480 tokens, asked for by a power law: more than caches keep
     burst    ten times the rate for 30 s of every 150 s
@@ -57,6 +59,14 @@ SESSIONS = {
     "long": Conversations(
         num_sessions=300, sessions_per_s=0.2, turns=5, system_tokens=512,
         user_tokens=12_000, answer_tokens=500, gap_s=60,
+    ),
+    "systems": Conversations(
+        num_sessions=1500, sessions_per_s=1.5, turns=4, system_tokens=8192, num_systems=100,
+        user_tokens=500, answer_tokens=300, gap_s=15,
+    ),
+    "together": Conversations(
+        num_sessions=64, sessions_per_s=12.0, turns=30, system_tokens=2048,
+        user_tokens=1500, answer_tokens=200, gap_s=10,
     ),
 }  # fmt: skip
 
