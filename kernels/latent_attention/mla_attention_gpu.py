@@ -11,7 +11,15 @@ gives, L float32 of each head, is as much as 200 keys. So contexts are split no 
 to employ the device, which a token's last bits may tell; passes with several new tokens of a
 request have programs enough, and are not split at all.
 
-    partial [R', N, splits, L], lse [R', N, splits] float32    kernels/attention/merge_splits_gpu.py
+Splits follow from the contexts that there are, not from how long they may become; only the device
+knows them when a graph runs, so each program works out for itself which one it has:
+
+    contexts     700        40      300           in splits of their sum / how many are wanted,
+    splits       0  1  2  |  3  |  4  5           and of 256 keys at least
+    programs     0  1  2     3     4  5  (6 ..)   wanted + R'; those behind have nothing
+    merged       |-----|    as it is  |--|
+
+    partial [items, N, L], lse [items, N] float32
 
 T new tokens, R' requests, N heads, L width of the latent, R of the part that rotates.
 """
@@ -25,8 +33,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.attention.merge_splits_gpu import merge_splits
-from baton.kernels.attention.scoring_gpu import ScoringRules
 from baton.kernels.attention.softmax_tile_gpu import scored, weigh
 from baton.kernels.gpu.dot import dot
 from baton.kernels.gpu.owner import owner_of
@@ -36,6 +42,7 @@ from baton.kernels.paging.sequences import Sequences
 ENOUGH_PROGRAMS = 256
 """About two for each multiprocessor."""
 MIN_SPLIT_KEYS = 256
+MERGED_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,52 +77,90 @@ def mla_attention(
     out = torch.empty_like(q_latent)
     tiling = Tiling.of(q_latent.dtype, num_heads)
     head_tiles = triton.cdiv(num_heads, tiling.rows)
-    num_splits = 1
-    if sequences.max_query_len == 1:
-        num_splits = triton.cdiv(ENOUGH_PROGRAMS, num_tokens * head_tiles)
-    split = triton.next_power_of_2(triton.cdiv(sequences.max_context_len, num_splits))
-    split = max(min_split_keys, split)
-    num_splits = triton.cdiv(sequences.max_context_len, split)
+    wanted = max(1, ENOUGH_PROGRAMS // head_tiles)
+    is_split = (
+        sequences.max_query_len == 1
+        and num_tokens < wanted
+        and sequences.max_context_len > min_split_keys
+    )
+    num_items = num_tokens + wanted if is_split else num_tokens
     partial, lse = out, out
-    if num_splits > 1:
-        shape = num_tokens, num_heads, num_splits
+    if is_split:
+        shape = num_items, num_heads
         partial = torch.empty(*shape, latent, dtype=torch.float32, device=out.device)
         lse = torch.empty(shape, dtype=torch.float32, device=out.device)
-    _attend_latents[num_tokens, head_tiles, num_splits](
+    requests = triton.next_power_of_2(sequences.num_requests)
+    columns = max(16, triton.next_power_of_2(latent))
+    _attend_latents[num_items, head_tiles](
         q_latent, *q_latent.stride()[:2], q_rope, *q_rope.stride()[:2], out, *out.stride()[:2],
         arena, arena.stride(0), sequences.block_tables, sequences.block_tables.stride(0),
-        sequences.positions, sequences.query_starts, sequences.num_requests,
-        partial, lse, num_heads, num_splits, split, scale,
-        LATENT=latent, ROTATED=rotated, BLOCK_SIZE=sequences.block_size, IS_SPLIT=num_splits > 1,
-        ROWS=tiling.rows, KEYS=tiling.keys, LATENT_COLUMNS=max(16, triton.next_power_of_2(latent)),
+        sequences.positions, sequences.query_starts, sequences.context_lens,
+        sequences.num_requests, wanted, min_split_keys, partial, lse, num_heads, scale,
+        LATENT=latent, ROTATED=rotated, BLOCK_SIZE=sequences.block_size, IS_SPLIT=is_split,
+        REQUESTS=requests if is_split else 1,
+        ROWS=tiling.rows, KEYS=tiling.keys, LATENT_COLUMNS=columns,
         ROTATED_COLUMNS=max(16, triton.next_power_of_2(rotated)),
         num_warps=tiling.num_warps,
         num_stages=3,  # a tile is read ahead, its table entries one earlier
     )  # fmt: skip
-    if num_splits > 1:
-        merge_splits(partial, lse, out, sequences, ScoringRules(), split)
+    if is_split:
+        _merge[num_heads, sequences.num_requests](
+            partial, lse, out, *out.stride()[:2], sequences.context_lens, sequences.num_requests,
+            wanted, min_split_keys, LATENT=latent, LATENT_COLUMNS=columns, REQUESTS=requests,
+            KEYS=tiling.keys, AT_ONCE=MERGED_AT_ONCE, num_warps=4,
+        )  # fmt: skip
     return out
 
 
-@triton.jit(do_not_specialize=["num_requests", "num_splits"])
+@triton.jit
+def _splits_of(
+    context_lens, num_requests, wanted, min_split_keys,
+    REQUESTS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Keys of a split; contexts, splits and, up to each request and with it, all splits."""
+    request = tl.arange(0, REQUESTS)
+    contexts = tl.load(context_lens + request, mask=request < num_requests, other=0).to(tl.int32)
+    keys = tl.cdiv(tl.cdiv(tl.sum(contexts, 0), wanted), KEYS) * KEYS
+    keys = tl.maximum(keys, min_split_keys)
+    splits = tl.cdiv(contexts, keys)
+    return keys, contexts, splits, tl.cumsum(splits, 0)
+
+
+@triton.jit
+def _of(values, request, REQUESTS: tl.constexpr):
+    return tl.sum(tl.where(tl.arange(0, REQUESTS) == request, values, 0), 0)
+
+
+@triton.jit(do_not_specialize=["num_requests", "wanted"])
 def _attend_latents(
     q_latent, latent_token_stride, latent_head_stride,
     q_rope, rope_token_stride, rope_head_stride, out, out_token_stride, out_head_stride,
-    items, block_stride, tables, table_stride, positions, query_starts, num_requests,
-    partial, lse, num_heads, num_splits, split_length, scale,
+    items, block_stride, tables, table_stride, positions, query_starts, context_lens,
+    num_requests, wanted, min_split_keys, partial, lse, num_heads, scale,
     LATENT: tl.constexpr, ROTATED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    IS_SPLIT: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    IS_SPLIT: tl.constexpr, REQUESTS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     LATENT_COLUMNS: tl.constexpr, ROTATED_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
+    item = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     used = heads < num_heads
-    context = tl.load(positions + token).to(tl.int32) + 1
-    begin = tl.program_id(2) * split_length
-    if begin >= context:
-        return
-    stop = tl.minimum(begin + split_length, context)
-    request = owner_of(query_starts, num_requests, token)
+    if IS_SPLIT:
+        keys, contexts, splits, ends = _splits_of(
+            context_lens, num_requests, wanted, min_split_keys, REQUESTS, KEYS
+        )
+        # Those without a request behind them have no splits, and end where the last one does.
+        request = tl.sum((ends <= item).to(tl.int64), 0)
+        if request >= num_requests:
+            return
+        token = request
+        num_splits = _of(splits, request, REQUESTS)
+        begin = (item - (_of(ends, request, REQUESTS) - num_splits)).to(tl.int32) * keys
+        stop = tl.minimum(begin + keys, _of(contexts, request, REQUESTS))
+    else:
+        token = item
+        request = owner_of(query_starts, num_requests, token)
+        begin = 0
+        stop = tl.load(positions + token).to(tl.int32) + 1
     rows = token * latent_token_stride + heads * latent_head_stride
     by_latent = load_tile(q_latent, rows, used, LATENT, LATENT_COLUMNS)
     rows = token * rope_token_stride + heads * rope_head_stride
@@ -137,12 +182,48 @@ def _attend_latents(
         products = dot(by_latent, tl.trans(latents), products)
         scores = scored(products, scale, 0.0, False)
         acc, top, total = weigh(acc, top, total, scores, inside[None, :], latents, products, False)
-    if IS_SPLIT:
-        at = (token * num_heads + heads) * num_splits + tl.program_id(2)
-        tl.store(lse + at, top + tl.log2(total), mask=used)
-        at = at[:, None] * LATENT + columns[None, :]
-        tl.store(partial + at, acc / total[:, None], mask=kept)
-    else:
-        at = token * out_token_stride + heads * out_head_stride
-        value = (acc / total[:, None]).to(out.dtype.element_ty)
-        tl.store(out + at[:, None] + columns[None, :], value, mask=kept)
+    if IS_SPLIT:  # noqa: SIM102  # what follows is there only then
+        if num_splits > 1:
+            at = item * num_heads + heads
+            tl.store(lse + at, top + tl.log2(total), mask=used)
+            at = at[:, None] * LATENT + columns[None, :]
+            tl.store(partial + at, acc / total[:, None], mask=kept)
+            return
+    at = token * out_token_stride + heads * out_head_stride
+    value = (acc / total[:, None]).to(out.dtype.element_ty)
+    tl.store(out + at[:, None] + columns[None, :], value, mask=kept)
+
+
+@triton.jit(do_not_specialize=["num_requests", "wanted"])
+def _merge(
+    partial, lse, out, out_token_stride, out_head_stride, context_lens, num_requests,
+    wanted, min_split_keys, LATENT: tl.constexpr, LATENT_COLUMNS: tl.constexpr,
+    REQUESTS: tl.constexpr, KEYS: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """lse = log2 sum 2^lse[s], out = sum 2^(lse[s] - lse) partial[s], where there are several."""
+    head, num_heads = tl.program_id(0), tl.num_programs(0)
+    request = tl.program_id(1).to(tl.int64)
+    _, _, splits, ends = _splits_of(
+        context_lens, num_requests, wanted, min_split_keys, REQUESTS, KEYS
+    )
+    num_splits = _of(splits, request, REQUESTS)
+    if num_splits == 1:
+        return
+    first = _of(ends, request, REQUESTS) - num_splits
+    columns = tl.arange(0, LATENT_COLUMNS)
+    acc = tl.zeros([LATENT_COLUMNS], tl.float32)
+    top, total = tl.max(tl.full([1], float("-inf"), tl.float32), 0), 0.0
+    for start in range(0, num_splits, AT_ONCE):
+        split = start + tl.arange(0, AT_ONCE)
+        inside = split < num_splits
+        at = (first + split).to(tl.int64) * num_heads + head
+        part_lse = tl.load(lse + at, mask=inside, other=float("-inf"))
+        part = load_tile(partial, at * LATENT, inside, LATENT, LATENT_COLUMNS)
+        new_top = tl.maximum(top, tl.max(part_lse, 0))
+        weights = tl.exp2(part_lse - new_top)
+        fade = tl.exp2(top - new_top)
+        total = total * fade + tl.sum(weights, 0)
+        acc = acc * fade + tl.sum(weights[:, None] * part, 0)
+        top = new_top
+    at = request * out_token_stride + head * out_head_stride + columns
+    tl.store(out + at, (acc / total).to(out.dtype.element_ty), mask=columns < LATENT)

@@ -150,6 +150,19 @@ def test_the_kernel_of_the_gpu_is_as_defined(
     torch.testing.assert_close(out, made.expected(), rtol=0, atol=ATOL[dtype])
 
 
+@pytest.mark.parametrize("programs", [5, 11])
+def test_splits_follow_from_the_contexts_that_there_are(
+    programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = LatentPass([(1, 90), (1, 4), (1, 33), (1, 1)])
+    as_in_a_graph = replace(made.sequences, max_context_len=1 << 17)
+    monkeypatch.setattr(gpu, "ENOUGH_PROGRAMS", programs)
+
+    out = gpu.mla_attention(*made.queries, made.arena, as_in_a_graph, SCALE, 16)
+
+    torch.testing.assert_close(out, made.expected(), rtol=0, atol=ATOL[torch.float32])
+
+
 @pytest.mark.gpu
 @each_pass
 @each_dtype
