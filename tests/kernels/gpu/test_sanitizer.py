@@ -9,7 +9,7 @@ import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _copy(x, y, n, HAS_MASK: tl.constexpr, APART: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * APART + tl.arange(0, 4)
     inside = at < n if HAS_MASK else at >= 0

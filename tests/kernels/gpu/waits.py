@@ -44,9 +44,9 @@ def waits() -> Iterator[list[str]]:
         yield found
 
 
-class _Sizes(TorchDispatchMode):  # type: ignore[misc]
+class _Sizes(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
     def __init__(self, found: list[str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._found = found
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
