@@ -281,18 +281,18 @@ def _copies(sizes: Sizes, device: str) -> list[Case]:
         return staging
 
     tables = torch.zeros(64, 8192, dtype=torch.int32, device=device)  # of contexts of 131,072
-    count, length = (64, 1) if is_small else (64, 8192)
-    words = _runs(count, length, tables.shape[1]).to(device)
+    grown = (64, 1 if is_small else 8192)
+    words = _runs(*grown, width=tables.shape[1]).to(device)
 
     def put() -> Tensor:
-        table_runs.write_runs(tables, words, count, length)
+        table_runs.write_runs(tables, words, *grown)
         return tables
 
     return [
         Case(
-            name=f"block tables, {count} runs of {length}",
+            name=f"block tables, {grown[0]} runs of {grown[1]}",
             run=put,
-            expected=lambda: _put_by_torch(torch.zeros_like(tables), words, count),
+            expected=lambda: _put_by_torch(torch.zeros_like(tables), words, grown[0]),
             num_bytes=2 * words.nbytes,
         ),
         Case(

@@ -98,5 +98,6 @@ def _uploaded(
     there = uploaded(torch.frombuffer(whole, dtype=torch.uint8), device)
     num_words = sum(map(len, words))
     dtype = torch.int64 if tables.itemsize == torch.int64.itemsize else torch.int32
-    made = torch.split(there[: 8 * num_words].view(torch.int64), [len(each) for each in words])
+    lengths = [len(each) for each in words]
+    made = torch.split_with_sizes(there[: 8 * num_words].view(torch.int64), lengths)
     return [*made, there[8 * num_words :].view(dtype)]
