@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
 """What the sanitizer of interpreted kernels sees."""
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _copy(x, y, n, HAS_MASK: tl.constexpr, APART: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _copy(x, y, n, HAS_MASK: tl.constexpr, APART: tl.constexpr):
     at = tl.program_id(0) * APART + tl.arange(0, 4)
     inside = at < n if HAS_MASK else at >= 0
     tl.store(y + at, tl.load(x + at, mask=inside), mask=inside)

@@ -44,7 +44,7 @@ def waits() -> Iterator[list[str]]:
         yield found
 
 
-class _Sizes(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
+class _Sizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, found: list[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._found = found
