@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from bench.report import surroundings, table
 from bench.small_llama import model_folder
-from bench.transfer import measure as measure_transfers
-from bench.transfer import num_blocks_of
-from bench.transfer_sender import LAYOUT as TRANSFER_LAYOUT
+from bench.transfer.__main__ import measure as measure_transfers
+from bench.transfer.__main__ import num_blocks_of
+from bench.transfer.sender import LAYOUT as TRANSFER_LAYOUT
 
 from baton.core.kv_layout import OUTPUTS, DraftFeatures, KvLayout
 from baton.core.replicas import Role

@@ -109,7 +109,7 @@ async def _serve_replica(
     pipe: Connection, replica_id: ReplicaId, role: Role, times: StepTimes
 ) -> None:
     import torch  # a gateway has none, so this module must not import it for all
-    from bench.paced_runner import PacedRunner
+    from bench.paced.runner import PacedRunner
 
     from baton.engine.config import CacheConfig, EngineConfig
     from baton.engine.engine import Engine

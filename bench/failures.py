@@ -1,6 +1,6 @@
 """What clients see of a replica that fails, a registry that is away, a gateway that is killed.
 
-    2 prefill and 2 decode replicas (processes, bench/paced_replica.py), a gateway, prompts of 200
+    2 prefill and 2 decode replicas (processes, bench/paced/replica.py), a gateway, prompts of 200
     to 1,000 tokens that nobody has cached, Poisson arrivals at about half of what prefill can do,
     24 tokens each. From a quarter of the time to three quarters one thing is wrong.
 
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from bench.paced_replica import PacedReplica, spawn
+from bench.paced.replica import PacedReplica, spawn
 from bench.report import percentile, surroundings, table
 
 from baton.core.ids import Epoch, new_request_id

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import psutil
 import torch
-from bench.peer_models import SHAPES
+from bench.peers.models import SHAPES
 from bench.report import surroundings, table
 
 from baton.engine.memory.kv_cache import KvCache

@@ -52,7 +52,7 @@ PLANNER = {
 TIMEOUT_S = 60.0
 ADMIN_PORT = 18002
 """Or one of the next, as gateways have them."""
-PRELOADED = "baton.platform.cluster.worker_imports,bench.paced_workers"
+PRELOADED = "baton.platform.cluster.worker_imports,bench.paced.workers"
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ from baton.kernels.paging.sequences import Sequences
 from baton.kernels.paging.window import within
 
 MIN_TOKENS = 2048
-"""New tokens of a request. Not measured yet: bench/gpu.py times both."""
+"""New tokens of a request. Not measured yet: bench/gpu/__main__.py times both."""
 LENGTH_STEP = 512
 PIECE = 128 * LENGTH_STEP
 """Keys gathered at once: 256 MB for 8 heads of 128 in bfloat16."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bench.peer_client import Answer, Asked, count_tokens, prompt
-from bench.peer_measures import ROWS, best_ratio, medians
-from bench.peer_models import SHAPES, checkpoint
-from bench.peer_report import Results, Sample, report
+from bench.peers.client import Answer, Asked, count_tokens, prompt
+from bench.peers.measures import ROWS, best_ratio, medians
+from bench.peers.models import SHAPES, checkpoint
+from bench.peers.report import Results, Sample, report
 from tokenizers import Tokenizer
 
 from baton.engine.checkpoint.load import load_model

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench.gpu import main
-from bench.gpu_clock import Ceilings
-from bench.gpu_engine import LLAMA_8B, EngineBench, dummy_model, fp8_model
+from bench.gpu.__main__ import main
+from bench.gpu.clock import Ceilings
+from bench.gpu.engine import LLAMA_8B, EngineBench, dummy_model, fp8_model
 
 TINY = {
     **LLAMA_8B,

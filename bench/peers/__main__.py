@@ -26,16 +26,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.peer_measures import (
+from bench.peers.measures import (
     MEASURES,
     Measure,
     batched_bench,
     warm_up,
 )
-from bench.peer_models import SHAPES, Shape, checkpoint, gguf, quantized_gguf
-from bench.peer_report import BATCHED_BENCH, ENGINES, QUANTIZED, Results, as_json, report, say
-from bench.peer_server import MAX_REQUESTS, BatonServer, Server, llama, vllm
-from bench.peer_setup import Peers, set_up
+from bench.peers.models import SHAPES, Shape, checkpoint, gguf, quantized_gguf
+from bench.peers.report import BATCHED_BENCH, ENGINES, QUANTIZED, Results, as_json, report, say
+from bench.peers.server import MAX_REQUESTS, BatonServer, Server, llama, vllm
+from bench.peers.setup import Peers, set_up
 from bench.report import number, surroundings
 
 from baton.platform.instruments.ceilings import read_bandwidth

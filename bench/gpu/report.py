@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-from bench.gpu_clock import Ceilings, Clock
+from bench.gpu.clock import Ceilings, Clock
 from bench.report import table
 
 if TYPE_CHECKING:
-    from bench.gpu_cases import Case
-    from bench.gpu_engine import Row
+    from bench.gpu.cases import Case
+    from bench.gpu.engine import Row
 
 
 PASS_HEADER = ("pass", "ms", "limit, ms", "times the limit")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench.gpu_clock import Ceilings
+from bench.gpu.clock import Ceilings
 from torch import Tensor, nn
 
 from baton.engine.batch.batch import Chunk

@@ -1,6 +1,6 @@
 """A replica in a process of its own whose steps take a given time, but hardly any CPU time.
 
-    python -m bench.paced_replica ROLE NAME ASK_AFTER_S      its ReplicaInfo comes by stdout
+    python -m bench.paced.replica ROLE NAME ASK_AFTER_S      its ReplicaInfo comes by stdout
     stdin:  pace 10          every step takes ten times as long from now on
             lossy 0.1        of the pieces of KV that come here a tenth is lost, a tenth cuts the
                              stream, a tenth is late; a tenth of the news of its cache is lost
@@ -20,7 +20,7 @@ import sys
 from dataclasses import dataclass
 from typing import Self
 
-from bench.paced_runner import PacedRunner
+from bench.paced.runner import PacedRunner
 
 from baton.core.chaos import ChaosRule, Fault
 from baton.core.ids import ReplicaId

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bench.peer_client import ask, prompt
-from bench.peer_server import MAX_REQUESTS, SLOT_TOKENS, Server
+from bench.peers.client import ask, prompt
+from bench.peers.server import MAX_REQUESTS, SLOT_TOKENS, Server
 
 PROMPT_LEN = OUTPUT_LEN = 128
 PREFIX_LEN, REST_LEN = 2048, 32

@@ -36,7 +36,7 @@ class _Finder(MetaPathFinder):
 
 
 def _paced_engine(folder: Any, config: Any, **options: Any) -> Any:
-    from bench.paced_runner import PacedRunner
+    from bench.paced.runner import PacedRunner
 
     from baton.engine.engine import Engine
     from baton.engine.passes.echo import echo_info

@@ -1,6 +1,6 @@
 """The limit of the transport over Gloo: bare send and recv of torch.distributed, two processes.
 
-    python -m bench.gloo_limit [--mib 256] [--chunk-kib 1024] [--depth 1 16]
+    python -m bench.transfer.gloo_limit [--mib 256] [--chunk-kib 1024] [--depth 1 16]
 
 `depth` operations are posted before the first is waited for: 1 is the plain loop that anybody would
 write, 16 what the transport allows itself. Nothing is copied, checked or announced: each side sends

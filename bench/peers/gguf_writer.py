@@ -1,4 +1,4 @@
-"""A checkpoint of bench/peer_models.py as GGUF, written with the package `gguf` alone.
+"""A checkpoint of bench/peers/models.py as GGUF, written with the package `gguf` alone.
 
     python gguf_writer.py CHECKPOINT_FOLDER OUT.gguf
 

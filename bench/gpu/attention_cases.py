@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
-from bench.gpu_cases import Case
+from bench.gpu.cases import Case
 from torch import Tensor
 
 from baton.core.kv_layout import KvLayout

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from bench.gpu_clock import Ceilings
-from bench.gpu_engine import Row, median_seconds
+from bench.gpu.clock import Ceilings
+from bench.gpu.engine import Row, median_seconds
 
 
 @torch.inference_mode()

@@ -19,7 +19,7 @@ from typing import Any, Protocol, Self
 
 import psutil
 from bench.live_deployment import LiveDeployment
-from bench.peer_setup import Peers
+from bench.peers.setup import Peers
 
 START_LIMIT_S = 300.0
 STOP_LIMIT_S = 20.0

@@ -22,11 +22,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from bench.gloo_limit import GlooLimit
 from bench.report import surroundings, table
-from bench.timeline import draw, record
-from bench.transfer_receiver import BenchReceiver
-from bench.transfer_sender import LAYOUT
+from bench.transfer.gloo_limit import GlooLimit
+from bench.transfer.receiver import BenchReceiver
+from bench.transfer.sender import LAYOUT
+from bench.transfer.timeline import draw, record
 
 from baton.kv_transfer.sending.outbox import MAX_PIECE_BYTES
 

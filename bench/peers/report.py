@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from bench.peer_measures import ROWS, Values, best_ratio, medians
-from bench.peer_models import Shape
+from bench.peers.measures import ROWS, Values, best_ratio, medians
+from bench.peers.models import Shape
 from bench.report import number, surroundings, table
 
 from baton.platform.instruments.ceilings import read_bandwidth

@@ -4,7 +4,7 @@ One prompt through a prefill and a decode replica in this process, their gRPC se
 with a model of made-up weights. Each replica is watched from outside: its hooks, its outbox and its
 transport pass everything on and note the time.
 
-    python -m bench.timeline --out transfer.png [--transport NAME] [--tokens N] [--chunk N]
+    python -m bench.transfer.timeline --out transfer.png [--transport NAME] [--tokens N] [--chunk N]
 
 "sent" lasts from when a piece is lent to the transport until it is given back; "D writes" from its
 arrival until it is written and verified. What waits, waits within them.
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench.recorder import COMPUTED, ROWS, WRITTEN, Bar, Recorder
+from bench.transfer.recorder import COMPUTED, ROWS, WRITTEN, Bar, Recorder
 from matplotlib import pyplot
 from matplotlib.patches import Patch
 

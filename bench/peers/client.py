@@ -1,7 +1,7 @@
 """The client that all engines are asked by: token ids in, a stream of events out, times noted.
 
 It shares the cores with what it measures, so it decodes nothing while a stream runs: it counts the
-words in what arrives (see `bench.peer_models`: a token is a word), and the clock is read once a
+words in what arrives (see `bench.peers.models`: a token is a word), and the clock is read once a
 write.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-from bench.peer_models import WORD
+from bench.peers.models import WORD
 
 FIRST_WORD = 64
 """Token ids below it are letters and the special ones."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bench.gpu_report import Report
+    from bench.gpu.report import Report
 
 BUDGET_S = 460.0
 """Parts that would begin later are left out, and said to be."""
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     if options.interpret:
         os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is defined
-    from bench.gpu_report import Report
+    from bench.gpu.report import Report
 
     device = "cpu" if options.interpret else "cuda"
     started = time.monotonic()
@@ -61,8 +61,8 @@ def _keep(report: Report, folder: Path | None) -> None:
 
 def _check(report: Report, device: str) -> None:
     import torch
-    from bench.gpu_attention_cases import attention_cases
-    from bench.gpu_cases import SMALL, cases
+    from bench.gpu.attention_cases import attention_cases
+    from bench.gpu.cases import SMALL, cases
 
     dtype = torch.bfloat16
     for case in cases(SMALL, device, dtype):
@@ -74,11 +74,11 @@ def _check(report: Report, device: str) -> None:
 def _timings(report: Report, device: str) -> list[Callable[[], None]]:
     """In the order of what matters most, should time run out."""
     import torch
-    from bench.gpu_attention_cases import attention_cases
-    from bench.gpu_cases import REAL, cases
-    from bench.gpu_clock import Clock
-    from bench.gpu_engine import LLAMA_8B, LLAMA_70B, EngineBench, dummy_model, fp8_model
-    from bench.gpu_transformers import transformers_rows
+    from bench.gpu.attention_cases import attention_cases
+    from bench.gpu.cases import REAL, cases
+    from bench.gpu.clock import Clock
+    from bench.gpu.engine import LLAMA_8B, LLAMA_70B, EngineBench, dummy_model, fp8_model
+    from bench.gpu.transformers import transformers_rows
 
     clock = Clock(torch.device(device))
     ceilings = report.ceilings = clock.ceilings()

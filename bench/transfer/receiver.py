@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from bench.transfer_sender import LAYOUT, LOOPBACK, TIME_LEFT_S
+from bench.transfer.sender import LAYOUT, LOOPBACK, TIME_LEFT_S
 
 from baton.core.clock import monotonic
 from baton.core.ids import Epoch, TransferId, new_epoch
@@ -47,7 +47,7 @@ class BenchReceiver:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "bench.transfer_sender",
+            "bench.transfer.sender",
             str(self._num_blocks),
             str(self._piece_bytes),
             stdin=subprocess.PIPE,

@@ -1,6 +1,6 @@
 """The sender of `bench.transfer`: a real one, and beside it the bare ways it is compared with.
 
-    python -m bench.transfer_sender NUM_BLOCKS PIECE_BYTES
+    python -m bench.transfer.sender NUM_BLOCKS PIECE_BYTES
 
 It prints where it listens, as JSON, and ends when stdin does.
 

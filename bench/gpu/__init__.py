@@ -1,0 +1,1 @@
+"""Every kernel of the GPU, checked and timed, and whole passes: `python -m bench.gpu`."""

@@ -1,0 +1,1 @@
+"""Replicas whose steps take a given time, but hardly any CPU time."""

