@@ -130,7 +130,7 @@ def test_the_tokenizer_is_read_once_however_many_ask_at_once() -> None:
 def test_checking_needs_no_torch() -> None:
     script = (
         "import sys\n"
-        "from baton.core.messages import Grammar, GrammarKind\n"
+        "from baton.core.sampling import Grammar, GrammarKind\n"
         "from baton.engine.grammar.grammar_check import GrammarChecker\n"
         "from tests.tiny_tokenizers import byte_level\n"
         "GrammarChecker(byte_level).check(Grammar(GrammarKind.REGEX, 'a'))\n"

@@ -319,7 +319,7 @@ async def test_a_replica_that_cannot_be_asked_hides_no_stream_and_makes_none_unk
             for link in links
             if not await link.take_stream(TakeStream(stream_id, owner_of(None)))
         ]
-        await without._channel.close()
+        await without.channel.close()
         nobody = ReplicaDispatcher(
             Routing(Cost(), local_prefill_tokens=0),
             max_waiting=100,
