@@ -65,13 +65,14 @@ class WatchLine:
             incarnation=follower.incarnation or "", version=max(0, follower.version)
         )
         answer = await self._ask(asked)
+        self._follower = Follower()  # of what cannot be taken, all is asked for next
         known = {layout_id(layout): layout for layout in follower.layouts}
         membership = follower.take(update_from_proto(answer, known))
         if membership is None:
-            self._follower = Follower()
             raise ValueError(
                 f"version {answer.version} of the registry's is not what was asked for"
             )
+        self._follower = follower
         if not self._model:
             return membership
         own = tuple(info for info in membership.replicas if info.model == self._model)

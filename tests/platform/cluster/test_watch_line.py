@@ -31,6 +31,7 @@ class Serve:
     def __init__(self) -> None:
         self.watch = self
         self.asked: list[pb.WatchRequest] = []
+        self.loses_new_layouts = False
         self.registry = Registry()
         self.port = RegistryPort(self.registry)
 
@@ -42,7 +43,10 @@ class Serve:
 
     async def remote(self, asked: bytes) -> bytes:
         self.asked.append(pb.WatchRequest.FromString(asked))
-        return (await self.port.watch(self.asked[-1])).SerializeToString()
+        answer = await self.port.watch(self.asked[-1])
+        if self.loses_new_layouts and answer.HasField("since"):
+            answer.ClearField("layouts")
+        return answer.SerializeToString()
 
 
 @pytest.fixture
@@ -126,3 +130,20 @@ async def test_who_could_not_take_an_answer_is_told_all_of_it_again(serve: Serve
     again = await gateway.watch(*at(known))
 
     assert again.replicas == (A, B, C)
+
+
+async def test_after_an_answer_that_cannot_be_read_all_of_it_is_asked_for(serve: Serve) -> None:
+    clock = ManualClock()
+    gateway = line(serve, clock=clock)
+    serve.registry.heartbeat(A)
+    known = await gateway.watch(*NOTHING)
+    other = replace(B, layout=replace(B.layout, num_layers=B.layout.num_layers + 1))
+    serve.registry.heartbeat(other)
+    serve.loses_new_layouts = True
+
+    clock.advance(THROUGH_SERVE_S)
+    with pytest.raises(KeyError):
+        await gateway.watch(*at(known))
+    clock.advance(THROUGH_SERVE_S)
+
+    assert (await gateway.watch(*at(known))).replicas == (A, other)
