@@ -20,6 +20,9 @@ from baton.proto.replica_pb2_grpc import RegistryServicer, add_RegistryServicer_
 
 log = logging.getLogger(__name__)
 
+LOOK_S = 10.0
+"""How often it is looked whether who holds a call is still known."""
+
 
 class RegistryPort(RegistryServicer):
     def __init__(self, registry: Registry) -> None:
@@ -66,13 +69,14 @@ class RegistryPort(RegistryServicer):
             return answer
         self.num_held[epoch] += 1
         try:
-            await asyncio.Event().wait()
-        finally:  # the caller has ended it, or the connection it was on; another may be held by now
+            while self._registry.hears(epoch):  # a machine that vanished would hold it for ever
+                await asyncio.sleep(LOOK_S)
+        finally:  # else the caller has ended it, or its connection; another may be held by now
             self.num_held[epoch] -= 1
             if not self.num_held[epoch]:
                 del self.num_held[epoch]
                 self._registry.hang_up(epoch)
-        raise AssertionError("it is held until it is cancelled")
+        return pb.BeatReply(is_known=False)
 
     def _beat(self, request: pb.BeatRequest) -> pb.BeatReply:
         is_known = self._registry.beat(Epoch(request.epoch), request.telling)

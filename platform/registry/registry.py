@@ -124,6 +124,11 @@ class Registry:
         self._silence_s = min(self._silence_s, heard.until_s)
         return True
 
+    def hears(self, epoch: Epoch) -> bool:
+        """Whether it has not been silent for too long."""
+        self._forget_the_silent()
+        return epoch in self._heard
+
     def hang_up(self, epoch: Epoch) -> None:
         """Its connection has ended: unless it is heard in a moment, it is gone."""
         heard = self._heard.get(epoch)

@@ -13,7 +13,7 @@ from tests.gateway.fleet.scripted_replica import until
 
 from baton.core.clock import ManualClock
 from baton.core.replicas import Pace, ReplicaInfo
-from baton.platform.cluster import heart_line
+from baton.platform.cluster import heart_line, registry_port
 from baton.platform.cluster.heart_line import AVOIDED_S, HeartLine
 from baton.platform.cluster.registry_actor import RemoteRegistry
 from baton.platform.cluster.registry_port import RegistryPort
@@ -135,6 +135,26 @@ async def test_of_many_who_are_heard_seldom_one_that_ends_is_missed_all_the_same
     clock.advance(1)
 
     assert registry.membership().replicas == tuple(others)
+
+
+async def test_one_that_was_taken_for_gone_is_told_so_by_the_call_that_it_holds(
+    through_serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heart_line, "ANSWER_S", 60.0)
+    monkeypatch.setattr(registry_port, "LOOK_S", 0.01)
+    clock, registry, port = through_serve.clock, through_serve.registry, through_serve.port
+    for number in range(2, 202):
+        registry.heartbeat(make_replica(f"decode-{number}"))
+    replica = remote(through_serve)
+    for _ in range(2):
+        rest_s = await replica.heartbeat(INFO)
+    await until(lambda: port.num_held[INFO.epoch] == 1)
+
+    clock.advance(4 * rest_s)
+    await until(lambda: replica.is_cut and not port.num_held)
+    await replica.heartbeat(INFO)
+
+    assert registry.membership().replicas == (INFO,)
 
 
 def test_each_rank_that_serves_has_a_line_of_its_own() -> None:
