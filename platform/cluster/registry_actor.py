@@ -122,8 +122,8 @@ class RegistryActor:
         pace = self._registry.heartbeat(info, telling)
         return "" if self._port is None else self._port.address, pace
 
-    async def leave(self, epoch: Epoch) -> None:
-        self._registry.leave(epoch)
+    async def leave(self, epoch: Epoch, telling: int = 0) -> None:
+        self._registry.leave(epoch, telling)
 
     async def report_starting(self, starting: StartingReplica) -> float:
         return self._registry.report_starting(starting)
@@ -170,9 +170,11 @@ class RemoteRegistry:
         return pace.beat_s
 
     async def leave(self, epoch: Epoch) -> None:
+        telling = 0
         if self.line is not None:
             self.line.hang_up()
-        await _answer(self.handle.leave.remote(epoch))
+            telling = self.line.next_telling()
+        await _answer(self.handle.leave.remote(epoch, telling))
 
     async def report_starting(self, starting: StartingReplica) -> float:
         """Returns the seconds until it is to say how much further it is."""

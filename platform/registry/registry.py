@@ -64,6 +64,7 @@ class _Heard:
 class _Farewell:
     version: int
     at_s: float
+    telling: int
 
 
 class Registry:
@@ -107,6 +108,8 @@ class Registry:
         epoch, before = info.epoch, self._heard.get(info.epoch)
         if before is not None and telling < before.telling:
             return self.pace
+        if epoch in self._left and telling < self._left[epoch].telling:
+            return self.pace
         self._left.pop(epoch, None)
         self._starting.serves(info.replica_id)
         if self._replicas.get(epoch) != info:
@@ -149,10 +152,13 @@ class Registry:
             return HEARTBEAT_S  # overtaken by its own heartbeat
         return self._starting.hear(starting)
 
-    def leave(self, epoch: Epoch) -> None:
-        """A replica's farewell. Safe to repeat."""
+    def leave(self, epoch: Epoch, telling: int = 0) -> None:
+        """A replica's farewell. Safe to repeat. `telling`: as of a heartbeat; 0: its last word."""
+        heard = self._heard.get(epoch)
+        if heard is not None and 0 < telling < heard.telling:
+            return  # it has stayed after all
         if epoch not in self._left:
-            self._left[epoch] = _Farewell(self._bump(), self._clock())
+            self._left[epoch] = _Farewell(self._bump(), self._clock(), telling)
         self._drop(epoch)
 
     def _put(self, info: ReplicaInfo) -> None:

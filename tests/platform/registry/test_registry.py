@@ -323,6 +323,21 @@ def test_who_was_spared_is_to_say_again_that_it_is_ready() -> None:
     assert registry.membership().replicas == (info,)
 
 
+def test_a_farewell_and_heartbeats_hold_in_the_order_in_which_they_were_said() -> None:
+    registry, info = Registry(), make_replica("a")
+    registry.heartbeat(info, telling=1)
+    registry.leave(info.epoch, telling=3)
+    registry.heartbeat(info, telling=2)
+    assert not names(registry)
+
+    registry.heartbeat(info, telling=5)  # it could not leave
+    registry.leave(info.epoch, telling=4)
+    assert names(registry) == ["a"]
+
+    registry.leave(info.epoch, telling=6)
+    assert not names(registry)
+
+
 async def test_watchers_hear_of_a_silence_when_it_is_one_however_patient_they_are() -> None:
     registry = Registry(ttl_s=0.02)
     registry.heartbeat(make_replica("silent"))
