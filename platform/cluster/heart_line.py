@@ -83,18 +83,20 @@ class HeartLine:
             if self._channel is None:
                 channels = Channels(load_security(self._security))
                 self._channel = channels.new(self._address, is_pinged=False)
+            channel = self._channel
             beat = pb.BeatRequest(epoch=info.epoch, telling=self._telling)
-            reply = await RegistryStub(self._channel).Beat(beat, timeout=ANSWER_S)
+            reply = await RegistryStub(channel).Beat(beat, timeout=ANSWER_S)
         except (grpc.aio.AioRpcError, InvalidConfig) as error:
             log.debug("the registry is told through Serve: %r", error)
             self._avoided_until_s = self._clock() + AVOIDED_S
+            self._channel = None  # its connection may be dead, which nobody is told of
             return None
         if not reply.is_known:
             return None
         self._pace = Pace(beat_s=reply.beat_s, whole_s=reply.whole_s)
         is_held = self._staying is not None and not self._staying.done()
         if self._pace.beat_s > HEARTBEAT_S and not is_held:
-            self._staying = asyncio.create_task(self._stay(self._channel, beat), name="stays")
+            self._staying = asyncio.create_task(self._stay(channel, beat), name="stays")
         return self._pace
 
     def hang_up(self) -> None:

@@ -86,6 +86,7 @@ class WatchLine:
             except (grpc.aio.AioRpcError, InvalidConfig) as error:
                 log.debug("the registry is asked through Serve: %r", error)
                 self._avoided_until_s = self._clock() + THROUGH_SERVE_S
+                self._channel = None  # its connection may be dead, which nobody is told of
         answer = pb.MembershipUpdate.FromString(
             await self._handle.watch.remote(asked.SerializeToString())
         )

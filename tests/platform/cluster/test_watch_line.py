@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +23,7 @@ from baton.platform.security.config import SecurityConfig
 from baton.proto import replica_pb2 as pb
 
 PLAIN = SecurityConfig()
-A, B, C = make_replica("a"), make_replica("b"), make_replica("c")
+A, B, C, D = map(make_replica, "abcd")
 NOTHING: tuple[Epoch | None, int] = (None, -1)
 
 
@@ -130,6 +132,47 @@ async def test_who_could_not_take_an_answer_is_told_all_of_it_again(serve: Serve
     again = await gateway.watch(*at(known))
 
     assert again.replicas == (A, B, C)
+
+
+async def test_a_port_that_did_not_answer_is_tried_again_over_another_connection(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met: list[asyncio.Event] = []
+    host, port = serve.port.address.split(":")
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Until it is dead: then nothing comes through, and nobody is told."""
+        is_dead = asyncio.Event()
+        met.append(is_dead)
+        there, beyond = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(pump(reader, beyond, is_dead), pump(there, writer, is_dead))
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
+        serve.port.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        clock = ManualClock()
+        gateway = line(serve, clock=clock)
+        known = await gateway.watch(*NOTHING)
+        serve.registry.heartbeat(A)
+        known = await gateway.watch(*at(known))
+        met[0].set()
+
+        for info, answer_s in ((B, 0.05), (C, 60.0), (D, 60.0)):
+            monkeypatch.setattr(watch_line, "ANSWER_S", answer_s)
+            serve.registry.heartbeat(info)
+            known = await gateway.watch(*at(known))
+            clock.advance(THROUGH_SERVE_S / 2)
+
+    assert (known.replicas, len(met), len(serve.asked)) == ((A, B, C, D), 2, 3)
+
+
+async def pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_dead: asyncio.Event
+) -> None:
+    with suppress(ConnectionError):
+        while some := await reader.read(1 << 16):
+            if not is_dead.is_set():
+                writer.write(some)
+    writer.close()
 
 
 async def test_after_an_answer_that_cannot_be_read_all_of_it_is_asked_for(serve: Serve) -> None:
