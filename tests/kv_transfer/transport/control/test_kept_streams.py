@@ -23,21 +23,20 @@ from baton.proto import kv_pb2 as pb
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Event]:
-    """For each call of `Open` that P has seen: set once it is over."""
+    """One for each call of `Open` that P has seen: set when P has done with it."""
     calls: list[asyncio.Event] = []
     serve: Any = KvTransferServicer.Open
 
     async def counting(
         self: KvTransferServicer, messages: AsyncIterator[pb.OpenMessage], context: Any
     ) -> AsyncIterator[bytes]:
-        over = asyncio.Event()
-        calls.append(over)
+        calls.append(ended := asyncio.Event())
         try:
             async with aclosing(serve(self, messages, context)) as served:
                 async for message in served:
                     yield message
         finally:
-            over.set()
+            ended.set()
 
     monkeypatch.setattr(KvTransferServicer, "Open", counting)
     return calls
