@@ -69,6 +69,7 @@ class Replica:
     transports: Transports
     halves: dict[str, SendingHalf]
     """What it sends by."""
+    transfers: KvTransferServicer
     probing: PeerProbing
     engine_facts: pb.EngineFacts
     chaos: Chaos | None = None
@@ -120,6 +121,7 @@ class Replica:
 
     async def stop_serving(self) -> None:
         self.worker.core.kv_feed.close()
+        self.transfers.leave()
         self.parts.switchboard.unplug(self.info.address)
         await self.worker.stop()
         await self.server.stop()
@@ -198,14 +200,27 @@ async def start_replica(
     facts = engine_facts(config.model_name, engine)
     identity = Identity(replica_id, role, facts)
     inspect = ReplicaGrpc(worker, identity, probing, examiner, chaos)
-    server = ReplicaServer(inspect, partial(it.register, worker), parts.channels.security)
+    transfers = it.transfers(worker)
+    register = partial(it.register, worker, transfers)
+    server = ReplicaServer(inspect, register, parts.channels.security)
     worker.core.meter.cost = step_cost(engine.runner)
     worker.core.tracer = start_tracing(config.tracing, f"baton-{role}", replica_id)
     await worker.core.start()
     info = it.info(role, await server.start(host))
     parts.switchboard.plug(info.address, worker.core.kv.outbox)
-    halves = it.halves
-    return Replica(info, worker, server, inspect, parts, transports, halves, probing, facts, chaos)
+    return Replica(
+        registered=info,
+        worker=worker,
+        server=server,
+        books=inspect,
+        parts=parts,
+        transports=transports,
+        halves=it.halves,
+        transfers=transfers,
+        probing=probing,
+        engine_facts=facts,
+        chaos=chaos,
+    )
 
 
 def _security(config: DeploymentConfig) -> WireSecurity:
@@ -245,16 +260,24 @@ class _Ingredients:
             max_open=self.config.decode.max_open,
         )
 
-    def register(self, worker: PrefillWorker | DecodeWorker, server: grpc.aio.Server) -> None:
+    def transfers(self, worker: PrefillWorker | DecodeWorker) -> KvTransferServicer:
+        kv = worker.core.kv
+        probes = ProbeOffers(kv.pool, kv.sender, kv.owner, may_lend=lambda: not worker.core.is_shut)
+        return KvTransferServicer(kv.outbox, kv.epoch, self.halves, probes)
+
+    def register(
+        self,
+        worker: PrefillWorker | DecodeWorker,
+        transfers: KvTransferServicer,
+        server: grpc.aio.Server,
+    ) -> None:
         """The services of the worker's role, and what peers of either may ask."""
         if isinstance(worker, DecodeWorker):
             add_DecodeServicer_to_server(DecodeGrpc(worker), server)
         else:
             add_PrefillServicer_to_server(PrefillGrpc(worker), server)
         add_PeerServicer_to_server(PeerGrpc(worker, self.exchange.epoch), server)
-        kv = worker.core.kv
-        probes = ProbeOffers(kv.pool, kv.sender, kv.owner, may_lend=lambda: not worker.core.is_shut)
-        KvTransferServicer(kv.outbox, kv.epoch, self.halves, probes).serve(server)
+        transfers.serve(server)
 
     def info(self, role: Role, address: str) -> ReplicaInfo:
         max_open, max_queued_tokens = _limits(self.config, role)

@@ -4,6 +4,7 @@ SendingSide --pieces--> StreamWindow --packed, as many as are ready--> D
                              lent <------------ Taken(n) ------------'
 
 A D that keeps its streams opens the next transfer on the same one, which has a window of its own.
+P says with each transfer whether it keeps the stream, and may end one on which nothing is open.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from baton.core.clock import monotonic
 from baton.core.errors import (
     EngineFailed,
     StaleEpoch,
@@ -43,6 +45,10 @@ from baton.proto.kv_wire import layout_to_proto
 LAST_READS_S = 1.0
 """When P gives a transfer up, D may finish reading what it was lent before."""
 
+MAX_AGE_S = 60.0
+"""An older stream is not kept. Who begins another shows anew who it is, as tokens and certificates
+change."""
+
 NO_OPENING = "a stream begins with `open`"
 
 
@@ -66,7 +72,10 @@ class KvTransferServicer:
         self._halves = halves
         self._probes = probes
         self._open: dict[StreamWindow, OpenTransfer] = {}
-        """The streams under way."""
+        """The transfers under way."""
+        self._idle: set[StreamWindow] = set()
+        """Of streams that are kept, while nothing is open on them."""
+        self._is_leaving = False
 
     def serve(self, server: grpc.aio.Server) -> None:
         """As the generated code would, but that pieces are bytes already."""
@@ -83,10 +92,17 @@ class KvTransferServicer:
         }
         server.add_registered_method_handlers(SERVICE, handlers)
 
+    def leave(self) -> None:
+        """The server is about to stop: no stream is kept, and none that is idle is waited for."""
+        self._is_leaving = True
+        for window in self._idle:
+            window.stop_listening()
+
     async def Open(
         self, messages: AsyncIterator[pb.OpenMessage], context: ServicerContext
     ) -> AsyncIterator[bytes]:
         window, opening = StreamWindow(), await anext(messages, None)
+        old_at = monotonic() + MAX_AGE_S
         try:
             if opening is None:
                 raise TransferError(NO_OPENING)
@@ -100,15 +116,16 @@ class KvTransferServicer:
                     with window.waiting():
                         yield message
                     await window.shrink(MAX_UNTAKEN - 1)
-                is_kept = window.may_open_next = opening.open.keeps_stream
+                is_young = monotonic() < old_at and not self._is_leaving
+                is_kept = window.may_open_next = opening.open.keeps_stream and is_young
                 if is_kept or window.num_lent:
                     with window.waiting():
                         yield THE_END_OF_THIS if is_kept else THE_END
                 await window.shrink(0)  # D still reads; the stream's end would take its views away
                 if not is_kept:
                     return
-                opening = await window.next_opening()
-                self._open.pop(window)
+                del self._open[window]
+                opening = await self._next_opening(window)
                 await window.close()
                 window = StreamWindow()
         except (TransferError, EngineFailed) as error:
@@ -154,6 +171,16 @@ class KvTransferServicer:
             layout=layout_to_proto(offer.layout),
             num_blocks=offer.num_blocks,
         )
+
+    async def _next_opening(self, window: StreamWindow) -> pb.OpenMessage | None:
+        """None where the stream ends. Raises TransferError."""
+        if self._is_leaving:
+            return None
+        self._idle.add(window)
+        try:
+            return await window.next_opening()
+        finally:
+            self._idle.discard(window)
 
     def _opened(self, message: pb.OpenMessage) -> tuple[OpenTransfer, SendingHalf]:
         if not message.HasField("open"):

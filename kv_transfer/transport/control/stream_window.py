@@ -55,6 +55,7 @@ class StreamWindow:
         self._is_settled = False
         self._preparing: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[pb.OpenMessage | None] | None = None
+        self._listens_no_more = False
         self.may_open_next = False
         """Whether D, which was told of the last piece, may open another transfer behind it."""
 
@@ -129,13 +130,25 @@ class StreamWindow:
         self._changed.set()
 
     async def next_opening(self) -> pb.OpenMessage | None:
-        """What D opens on this stream next; None at its end. Raises TransferError."""
-        assert self._listening is not None
-        return await self._listening
+        """What D opens on this stream next; None at its end, or when nobody listens any more.
 
-    async def close(self) -> None:
+        Raises TransferError.
+        """
+        assert self._listening is not None
+        try:
+            return await self._listening
+        except asyncio.CancelledError:
+            if self._listens_no_more:
+                return None
+            raise
+
+    def stop_listening(self) -> None:
+        self._listens_no_more = True
         if self._listening is not None:
             self._listening.cancel()
+
+    async def close(self) -> None:
+        self.stop_listening()
         self._take_all_back()
         if self._preparing is not None:
             await asyncio.gather(self._preparing, return_exceptions=True)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
 from tests.kv_transfer.replicas import LAYOUT, TRANSFER
 
 from baton.core.ids import Epoch, new_epoch
@@ -114,6 +115,8 @@ class ControlEnds:
     address: str
     client: ControlClient
     channels: Channels
+    servicer: KvTransferServicer
+    server: grpc.aio.Server
 
     @property
     def request(self) -> OpenTransfer:
@@ -138,11 +141,13 @@ class ControlEnds:
 @asynccontextmanager
 async def control_ends(side: PreparedSide, **halves: SendingHalf) -> AsyncIterator[ControlEnds]:
     tickets, channels, server = Tickets(), Channels(), new_server()
-    KvTransferServicer(side, side.epoch, {"tickets": tickets, **halves}).serve(server)
+    servicer = KvTransferServicer(side, side.epoch, {"tickets": tickets, **halves})
+    servicer.serve(server)
     address = f"127.0.0.1:{listen(server, '127.0.0.1:0')}"
     await server.start()
     try:
-        yield ControlEnds(side, tickets, address, ControlClient(channels), channels)
+        client = ControlClient(channels)
+        yield ControlEnds(side, tickets, address, client, channels, servicer, server)
     finally:
         await channels.close()
         await server.stop(None)

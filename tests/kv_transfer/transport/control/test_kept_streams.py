@@ -14,7 +14,7 @@ from tests.kv_transfer.transport.control_ends import ControlEnds, PreparedSide, 
 
 from baton.core.errors import StaleEpoch
 from baton.core.ids import TransferId
-from baton.kv_transfer.transport.control import lines
+from baton.kv_transfer.transport.control import lines, servicer
 from baton.kv_transfer.transport.control.servicer import KvTransferServicer
 from baton.kv_transfer.transport.control.stream_window import StreamWindow
 from baton.kv_transfer.transport.control.wire import THE_END_OF_THIS, open_to_proto
@@ -115,6 +115,41 @@ async def test_a_stream_is_not_kept_for_long(
 
         await begun[0].wait()
         assert it.client.num_idle_streams == 0
+
+
+async def test_a_sender_that_leaves_waits_for_no_idle_stream_and_keeps_none(
+    begun: list[asyncio.Event],
+) -> None:
+    async with control_ends(PreparedSide(5)) as it, asyncio.timeout(10):
+        held = it.client.open(it.address, it.request, "tickets")
+        pieces = [await anext(held)]
+        await transfer(it, "kv-2")
+
+        it.servicer.leave()
+        stopping = asyncio.create_task(it.server.stop(3600))
+        await begun[1].wait()
+        assert not stopping.done()
+        while len(pieces) < 5:
+            pieces.append(await anext(held))
+        for announced in pieces:
+            announced.take()
+
+        assert await anext(held, None) is None
+        await stopping
+        await it.side.all_back()
+
+
+async def test_an_old_stream_is_not_kept(
+    begun: list[asyncio.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servicer, "MAX_AGE_S", 0.0)
+    async with control_ends(PreparedSide(5)) as it, asyncio.timeout(10):
+        for _ in range(2):
+            async for announced in it.client.open(it.address, it.request, "tickets"):
+                announced.take()
+
+        assert len(begun) == 2
+        await it.side.all_back()
 
 
 @pytest.mark.parametrize("num_taken", [0, 4])
