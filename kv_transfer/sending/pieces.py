@@ -154,13 +154,13 @@ class HeadRange:
 def head_ranges(
     sender: KvLayout, receiver: KvLayout
 ) -> tuple[tuple[HeadRange, ...], tuple[int, ...]]:
-    """By plane: the heads, and a number for each run of planes that are alike.
+    """By plane: the heads, and a number for each run of planes that are alike on both sides.
 
     Raises ValueError if they have no head in common.
     """
-    pairs = zip(sender.planes, receiver.planes, strict=True)
+    pairs = tuple(zip(sender.planes, receiver.planes, strict=True))
     heads = tuple(HeadRange.between(ours, theirs) for ours, theirs in pairs)
-    changes = (ours != before for before, ours in pairwise(heads))
+    changes = (plane != before for before, plane in pairwise(pairs))
     return heads, tuple(accumulate(changes, initial=0))
 
 

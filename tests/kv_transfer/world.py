@@ -98,16 +98,18 @@ class World:
         layout: KvLayout,
         decode_layout: KvLayout,
         fetching: FetchConfig = QUICK,
+        *,
+        joins_planes: bool = False,
     ) -> None:
         self.name = name
         # Small readings and pieces, so that a prompt is several of each.
-        self.prefill = PrefillReplica(config=SenderConfig(max_blocks_per_read=4), layout=layout)
+        limits = SenderConfig() if joins_planes else SenderConfig(max_blocks_per_read=4)
+        self.prefill = PrefillReplica(config=limits, layout=layout)
         self.decode = DecodeReplica(layout=decode_layout)
         self.decode.sender_layout = layout
         self.on_p, self.on_d = OneThread(), OneThread()
-        self.outbox = Outbox(
-            self.prefill.sender, self.on_p, max_piece_bytes=2 * LAYOUT.layer_block_bytes
-        )
+        max_piece_bytes = 1 << 20 if joins_planes else 2 * LAYOUT.layer_block_bytes
+        self.outbox = Outbox(self.prefill.sender, self.on_p, max_piece_bytes=max_piece_bytes)
         self.switchboard = Switchboard()
         self.address = "prefill"
         self._server: grpc.aio.Server | None = None
@@ -201,9 +203,13 @@ async def connected(
     layout: KvLayout = LAYOUT,
     decode_layout: KvLayout | None = None,
     fetching: FetchConfig = QUICK,
+    joins_planes: bool = False,
 ) -> AsyncIterator[World]:
-    """With P's layout on D as well, unless D has another."""
-    it = World(name, alter, layout, decode_layout or layout, fetching)
+    """With P's layout on D as well, unless D has another.
+
+    `joins_planes`: a piece is of all planes that are alike, where the transport takes such.
+    """
+    it = World(name, alter, layout, decode_layout or layout, fetching, joins_planes=joins_planes)
     await it.start_serving()
     try:
         yield it

@@ -81,6 +81,22 @@ async def test_side_caches_come_in_blocks_of_another_size(name: str, block_size:
         await it.assert_nothing_is_left()
 
 
+@pytest.mark.parametrize("name", ["shm", "tcp", "grpc"])
+async def test_planes_that_are_alike_for_their_sender_alone_come_one_by_one(name: str) -> None:
+    as_kv = SideCache(name="as kv", layers=(0, 1, 2), width=6, dtype=WITH_SIDES.dtype)
+    theirs = replace(WITH_SIDES, side_caches=(as_kv,))
+    ours = replace(theirs, side_caches=(replace(as_kv, dtype="float16"),))
+    assert len(set(theirs.planes)) == 1
+    async with connected(name, layout=theirs, decode_layout=ours, joins_planes=True) as it:
+        reservation = await it.grant()
+        await it.compute()
+
+        await it.fetch(reservation)
+
+        await it.on_d.call(it.decode.adopt)
+        await it.assert_nothing_is_left()
+
+
 async def test_a_changed_byte_of_a_side_cache_is_noticed() -> None:
     def change(number: int, piece: KvPiece) -> KvPiece:
         if piece.plane not in WITH_SIDES.planes_of(2)[1:]:
