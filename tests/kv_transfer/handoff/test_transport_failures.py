@@ -230,6 +230,40 @@ async def test_a_corrupt_piece_alone_is_sent_again_and_counts_against_its_source
         await it.assert_nothing_is_left()
 
 
+@pytest.mark.parametrize("name", ["shm", "tcp", "grpc"])
+async def test_of_joined_planes_that_came_wrong_just_these_are_sent_again(name: str) -> None:
+    came: list[tuple[range, int]] = []
+    has_begun = asyncio.Event()
+
+    def flip_last_byte(number: int, piece: KvPiece) -> KvPiece:
+        came.append((piece.planes, piece.num_blocks))
+        has_begun.set()
+        if number != 1:
+            return piece
+        *others, last = (bytearray(view) for view in piece.views)
+        last[-1] ^= 1
+        piece.release()
+        return replace(piece, views=tuple(map(memoryview, (*others, last))), release=lambda: None)
+
+    async with connected(name, alter=flip_last_byte, joins_planes=True) as it:
+        reservation, planes = await it.grant(), range(LAYOUT.num_planes)
+        await it.compute(2 * LAYOUT.block_size)
+        fetching = asyncio.create_task(it.fetch(reservation))
+        await has_begun.wait()
+        await it.compute()
+
+        report = await fetching
+
+        assert came[0] == came[-1] == (planes, 2)
+        assert sum(len(of) * num for of, num in came[:-1]) == len(planes) * NUM_BLOCKS
+        again = tuple(BlockRange(plane, 0, 2) for plane in planes)
+        assert [request.only for request in it.transport.opened] == [(), again]
+        assert (report.num_asked_again, report.num_duplicates) == (1, 0)
+        await it.on_d.call(it.decode.adopt)
+        assert it.decode.holds_kv()
+        await it.assert_nothing_is_left()
+
+
 class Older(Altering):
     """To a P that knows of no `only`, and sends everything from the first block on."""
 
