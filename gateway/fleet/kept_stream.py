@@ -17,7 +17,9 @@ from baton.proto.channels import explain
 
 log = logging.getLogger(__name__)
 
-RECONNECT_S = 0.2
+RECONNECT_S, MAX_RECONNECT_S = 0.2, 1.0
+"""From a break to the next try; half as long again after each that was in vain: hundreds of replicas
+that are gone would take a core until the registry has let them go."""
 REFUSED_S = 2.0
 """How long to wait where only a change of configuration, or of version, helps."""
 _REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
@@ -26,31 +28,37 @@ F = TypeVar("F")
 
 
 async def keep_open(
-    replica_id: ReplicaId, pump: Callable[[], Awaitable[None]], on_break: Callable[[str], None]
+    replica_id: ReplicaId,
+    pump: Callable[[], Awaitable[None]],
+    was_open: Callable[[], bool],
+    on_break: Callable[[str], None],
 ) -> None:
-    """Run `pump` for ever; it returns, or raises, when its stream is over. Then `on_break` is
-    called with the reason."""
+    """Run `pump` for ever; it returns, or raises, when its stream is over. Then `was_open` is asked
+    whether the replica had answered, and `on_break` is called with the reason."""
     last_reason = ""
+    retry_s = RECONNECT_S
     while True:
-        pause_s = RECONNECT_S
+        is_refused = False
         try:
             await pump()
             reason = "the replica ended the stream"
         except grpc.aio.AioRpcError as error:
             reason = explain(error)
-            if error.code() in _REFUSALS:
-                pause_s = REFUSED_S
+            is_refused = error.code() in _REFUSALS
         except Exception as error:  # a link that stops trying would be a replica lost for ever
             log.exception("the link to %s failed", replica_id)
             reason = f"{type(error).__name__}: {error}"
         if reason != last_reason:
             log.warning("no stream to %s: %s", replica_id, reason)
             last_reason = reason
+        if was_open():
+            retry_s = RECONNECT_S
         try:
             on_break(reason)
         except Exception:
             log.exception("what hangs on the link to %s failed", replica_id)
-        await asyncio.sleep(jittered(pause_s))
+        await asyncio.sleep(jittered(REFUSED_S if is_refused else retry_s))
+        retry_s = min(1.5 * retry_s, MAX_RECONNECT_S)
 
 
 def jittered(pause_s: float) -> float:

@@ -107,7 +107,7 @@ class ReplicaLink(ABC, Generic[F]):
         self.channel = channels.new(info.address)
         self._pulse = Pulse(self.channel, channels.ping_timing, self._on_pulse, clock)
         self._pump = asyncio.create_task(
-            keep_open(info.replica_id, self._pump_frames, self._break),
+            keep_open(info.replica_id, self._pump_frames, self._is_connected.is_set, self._break),
             name=f"link to {info.replica_id}",
         )
 
