@@ -18,8 +18,8 @@ from baton.proto.channels import explain
 log = logging.getLogger(__name__)
 
 RECONNECT_S, MAX_RECONNECT_S = 0.2, 1.0
-"""From a break to the next try; half as long again after each that was in vain: hundreds of replicas
-that are gone would take a core until the registry has let them go."""
+"""From a break to the next try; half as long again after each that was in vain: hundreds of
+replicas that are gone would take a core until the registry has let them go."""
 REFUSED_S = 2.0
 """How long to wait where only a change of configuration, or of version, helps."""
 _REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
