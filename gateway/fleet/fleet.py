@@ -100,7 +100,7 @@ class Fleet:
         self.failed_starts = FailedStarts(clock)
         self.links = Links(gateway_epoch, self.index, channels, clock)
         self._matches = Matches(self.index, self._layout_of)
-        self.warm_up = WarmUp(on_change, clock)
+        self.warm_up = WarmUp(on_change, clock, lambda: self.links.is_any_held_up)
 
     async def follow(self, registry: RegistryClient) -> None:
         """Keep up with the registry for ever. Its absence changes nothing of what we know."""

@@ -56,6 +56,11 @@ class Links:
     def get(self, epoch: Epoch) -> DecodeLink | PrefillLink | None:
         return self.decode.get(epoch) or self.prefill.get(epoch)
 
+    @property
+    def is_any_held_up(self) -> bool:
+        """Whether one waits for its turn, to be connected to or to be asked what it has cached."""
+        return bool(self._opening.num_waiting or self._snapshots.opening.num_waiting)
+
     def meet(self, info: ReplicaInfo, on_change: Callable[[], None], on_learnt: OnLearnt) -> None:
         """Open what is not open to it yet."""
         epoch = info.epoch

@@ -25,9 +25,15 @@ class Opening:
     def __init__(self, turn_s: float = TURN_S) -> None:
         self._free = asyncio.Semaphore(MAX_OPENING)
         self._turn_s = turn_s
+        self.num_waiting = 0
+        """For their turn."""
 
     async def turn(self) -> Turn:
-        await self._free.acquire()
+        self.num_waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self.num_waiting -= 1
         return Turn(self._free, self._turn_s)
 
 

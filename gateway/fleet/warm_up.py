@@ -3,8 +3,8 @@
     first replicas heard of --> part, part ... --> all have told, or nobody says anything more: over
 
 Prompts that were placed meanwhile would be computed beside where they are cached, and leave copies
-there. A replica that says nothing holds nobody up for longer than `PAUSE_S`; who comes later has
-nothing cached.
+there. A replica that says nothing holds nobody up for longer than `PAUSE_S`, unless others have yet
+to be asked; who comes later has nothing cached.
 """
 
 from __future__ import annotations
@@ -21,10 +21,17 @@ LATE_S = 0.1
 
 
 class WarmUp:
-    """Belongs to an event loop. `on_over` is called once."""
+    """Belongs to an event loop. `on_over` is called once. `is_any_held_up`: whether some have not
+    even been asked, as their turn has not come (`opening.py`): they are not silent."""
 
-    def __init__(self, on_over: Callable[[], None], clock: Clock = monotonic) -> None:
+    def __init__(
+        self,
+        on_over: Callable[[], None],
+        clock: Clock = monotonic,
+        is_any_held_up: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.is_over = False
+        self._is_any_held_up = is_any_held_up
         self._on_over = on_over
         self._clock = clock
         self._awaited: set[Epoch] = set()
@@ -69,6 +76,9 @@ class WarmUp:
         if now - self._began_at >= LIMIT_S:
             self._end()
         elif late_s >= LATE_S:  # our own loop stood still: what was said meanwhile lies unread
+            self._look_in(PAUSE_S)
+        elif self._is_any_held_up():
+            self.go_on()
             self._look_in(PAUSE_S)
         elif now - self._heard_at >= PAUSE_S:
             self._end()

@@ -93,6 +93,27 @@ async def test_what_lies_unread_while_our_own_loop_stands_still_is_no_silence(
     await over.wait()
 
 
+async def test_nobody_is_silent_who_has_not_been_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_up, "PAUSE_S", 0.001)
+    monkeypatch.setattr(warm_up, "LATE_S", 600.0)
+    clock, over, looks, is_held_up = ManualClock(), asyncio.Event(), asyncio.Semaphore(0), True
+
+    def look() -> bool:
+        clock.advance(0.01)
+        looks.release()
+        return is_held_up
+
+    warming = WarmUp(over.set, clock, look)
+    warming.begin([A])
+    for _ in range(3):
+        await looks.acquire()
+    assert not warming.is_over
+
+    is_held_up = False
+
+    await over.wait()
+
+
 async def test_the_first_prompt_of_a_new_gateway_goes_where_it_is_cached() -> None:
     async with running_fleet(prefill=0, decode=4) as fleet:
         for number in range(4):
