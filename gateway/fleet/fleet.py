@@ -61,7 +61,7 @@ ENOUGH_STEPS = 16
 """With prompts in them: a fit over fewer is a guess, and the pool's rate a better one."""
 
 MET_AT_ONCE = 16
-"""Replicas: requests go on in between."""
+"""Replicas, as many of which leave at once: requests go on in between."""
 
 NEWS_OF_RATE = 0.02
 """A change of the pool's rate that is told: a smaller one would void all that was looked up."""
@@ -143,10 +143,12 @@ class Fleet:
             if number % MET_AT_ONCE == 0:
                 await asyncio.sleep(0)
                 self.warm_up.go_on()
+        for number, epoch in enumerate(gone, start=1):
+            self._leave(Role.PREFILL, epoch)
+            if number % MET_AT_ONCE == 0:
+                await asyncio.sleep(0)
         met = self._replica_by_epoch
         self._replica_by_epoch = {epoch: met[epoch] for epoch in known if epoch in met}
-        for epoch in gone:
-            self._leave(Role.PREFILL, epoch)
         for epoch in gone:
             await self._forget(epoch)
         self._on_change()

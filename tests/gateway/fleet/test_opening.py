@@ -16,6 +16,7 @@ from baton.gateway.fleet.fleet import Fleet
 from baton.gateway.fleet.kept_stream import jittered
 from baton.gateway.fleet.opening import Opening
 from baton.proto.channels import Channels
+from baton.router.cache.prompt_names import PromptNames
 
 FLEET = [make_replica(f"d{number}") for number in range(4)]
 FLEET += [make_replica(f"p{number}", role=Role.PREFILL) for number in range(4)]
@@ -78,6 +79,33 @@ async def test_a_replica_is_met_over_one_connection_and_others_go_on_between_rep
     assert channels.num_new == len(FLEET)
     assert len(set(num_known)) > len(FLEET) // 2
     assert fleet.replicas == tuple(FLEET)
+
+
+async def test_others_go_on_while_many_leave_and_who_is_in_a_pool_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet_module, "MET_AT_ONCE", 1)
+    fleet, nums_left = Fleet(new_epoch(), lambda: None, Channels()), set[int]()
+
+    async def look() -> None:
+        pool = fleet.view(PromptNames()).prefill.pool
+        while len(pool):
+            nums_left.add(len(pool))
+            assert {one.info.epoch for one in pool.replicas} <= {
+                one.epoch for one in fleet.replicas
+            }
+            await asyncio.sleep(0)
+
+    try:
+        await fleet.apply(snapshot(*FLEET))
+        looking = asyncio.create_task(look())
+        await fleet.apply(snapshot(FLEET[0]))
+        await looking
+    finally:
+        await fleet.close()
+
+    assert nums_left == {1, 2, 3, 4}
+    assert fleet.replicas == (FLEET[0],)
 
 
 def test_streams_that_broke_together_come_back_at_different_moments() -> None:
