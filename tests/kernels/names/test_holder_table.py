@@ -121,10 +121,26 @@ def sweep(table: HolderTable, dead: int) -> None:
         pass
 
 
+@pytest.mark.parametrize("make", TABLES[1:])
+def test_two_names_of_one_hash_are_one_that_is_held_once(make: type[HolderTable]) -> None:
+    table, one, other = make(), BlockNames(name_of(5, 7)), BlockNames(name_of(7, 5))
+    assert one != other
+
+    assert (table.add(2, one), table.add(2, other), table.add(3, other)) == (1, 0, 1)
+    assert holders(table, one, 0b1100) == {2: 1, 3: 1}
+    assert (table.remove(2, one), table.remove(2, other)) == (1, 0)
+    assert holders(table, other, 0b1100) == {3: 1}
+
+
+def name_of(low: int, high: int) -> bytes:
+    """Its hash is their product."""
+    low, high = low ^ 0x9E3779B97F4A7C15, high ^ 0xD1B54A32D192ED03
+    return low.to_bytes(8, "little") + high.to_bytes(8, "little")
+
+
 def colliding_name(number: int) -> bytes:
     """All bits of its hash but the last few are 0 (`Name::hash` in name_map.h)."""
-    low, high = number ^ 0x9E3779B97F4A7C15, 1 ^ 0xD1B54A32D192ED03
-    return low.to_bytes(8, "little") + high.to_bytes(8, "little")
+    return name_of(number, 1)
 
 
 @pytest.mark.parametrize("make", TABLES[1:])
