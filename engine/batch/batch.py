@@ -13,6 +13,9 @@ from torch import Tensor
 from baton.kernels.gpu.upload import uploaded
 from baton.kernels.paging.sequences import Sequences
 
+ALIGNMENT = 16
+"""Bytes. For tensors that begin elsewhere Triton compiles kernels anew, while others wait."""
+DTYPES = {"q": torch.int64, "i": torch.int32}
 OnLayer = Callable[[int], None]
 """Called in the middle of a pass, with a layer whose KV of all chunks is written, in order."""
 
@@ -94,10 +97,13 @@ def _uploaded(
     words: Sequence[array[int]], tables: array[int], device: torch.device | str
 ) -> list[Tensor]:
     """Of each a tensor, in the same memory; of the tables in their own width, behind all words."""
-    whole = bytearray().join((*words, tables))
+    whole, starts = bytearray(), []
+    for piece in (*words, tables):
+        starts.append(len(whole))
+        whole += piece
+        whole += bytes(-len(whole) % ALIGNMENT)
     there = uploaded(torch.frombuffer(whole, dtype=torch.uint8), device)
-    num_words = sum(map(len, words))
-    dtype = torch.int64 if tables.itemsize == torch.int64.itemsize else torch.int32
-    lengths = [len(each) for each in words]
-    made = torch.split_with_sizes(there[: 8 * num_words].view(torch.int64), lengths)
-    return [*made, there[8 * num_words :].view(dtype)]
+    return [
+        there[start : start + len(piece) * piece.itemsize].view(DTYPES[piece.typecode])
+        for start, piece in zip(starts, (*words, tables), strict=True)
+    ]

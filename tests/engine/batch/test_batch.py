@@ -67,3 +67,16 @@ def test_lengths_are_known_without_asking_the_device() -> None:
     assert sequences.lengths() == [(3, 6), (1, 9)]
     assert sequences.part(1, 2).last_token().lengths() == [(1, 9)]
     assert sequences.part(0, 1).with_own_blocks(2).lengths() == [(3, 6)]
+
+
+def test_tensors_begin_where_kernels_are_compiled_for() -> None:
+    batch = batch_of(Chunk([7], 2, [5], 1), Chunk([4, 1], 8, [9, 1, 6], 0))
+    sequences = batch.sequences
+    start = batch.tokens.data_ptr()
+
+    for each in (
+        *(batch.output_rows, sequences.positions, sequences.query_starts),
+        *(sequences.context_lens, sequences.block_tables, sequences.lanes),
+    ):
+        assert each is not None
+        assert (each.data_ptr() - start) % 16 == 0
