@@ -81,11 +81,6 @@ def load_eagle_head(
     head: EagleHead | Eagle3Head
     mask_token = _mask_token(folder, raw, stored, config.vocab_size) if is_parallel else None
     if "norm.weight" in stored:
-        if isinstance(loaded.model, StreamDecoder):
-            raise InvalidConfig(
-                f"speculation.method eagle: a head of EAGLE-3 reads one residual stream, and "
-                f"{loaded.info.architecture} has several; take suffix or ngram"
-            )
         taps = _taps(raw, loaded)
         kind = _joined_kind(config, taps, stored)
         head = Eagle3Head(config, taps, _target_ids(stored), features=kind, mask_token=mask_token)
@@ -111,7 +106,8 @@ def load_feature_join(folder: Path, loaded: LoadedModel, *, device: str) -> Feat
     """Load of a head of EAGLE-3 what joins the layers that it reads, and nothing else; None of a
     head of the first EAGLE, which takes what the model gives.
 
-    Raises CheckpointError if it is of another model, or not whole.
+    Raises CheckpointError if it is of another model, or not whole, and InvalidConfig for a model
+    of another kind than it can read.
     """
     stored = read_entries(folder)
     if "norm.weight" not in stored:
@@ -211,6 +207,11 @@ def _check_model(folder: Path, config: ModelConfig, loaded: LoadedModel) -> None
 
 def _taps(raw: Mapping[str, object], loaded: LoadedModel) -> tuple[int, ...]:
     """The layers before which the model's stream is read, where `config.json` does not say so."""
+    if isinstance(loaded.model, StreamDecoder):
+        raise InvalidConfig(
+            f"speculation.method eagle: a head of EAGLE-3 reads one residual stream, and "
+            f"{loaded.info.architecture} has several; take suffix or ngram"
+        )
     num_layers = loaded.info.num_layers
     said = raw.get("eagle_config")
     taps = said.get("eagle_aux_hidden_state_layer_ids") if isinstance(said, Mapping) else None

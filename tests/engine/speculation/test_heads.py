@@ -14,13 +14,13 @@ from safetensors.torch import load_file, save_file
 from tests.engine.model_runs import make_prompt
 from tests.engine.models.test_mtp import MAKERS, Reference, with_head
 from tests.engine.speculation.handing_over import handed_over
-from tests.tiny_checkpoints import TINY, VOCAB_SIZE, make_llama, make_qwen3
+from tests.tiny_checkpoints import TINY, VOCAB_SIZE, make_deepseek_v4, make_llama, make_qwen3
 from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from baton.core.errors import BatonError, CheckpointError
+from baton.core.errors import BatonError, CheckpointError, InvalidConfig
 from baton.core.sampling import SamplingParams
 from baton.engine.assemble import assemble_engine, engine_around, load_draft
 from baton.engine.checkpoint.load import load_model
@@ -296,6 +296,21 @@ def test_who_keeps_features_for_a_head_elsewhere_loads_no_head(
 
     assert keeper.features is not None
     assert keeper.pool.layout == drafting.pool.layout
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_a_head_of_eagle_3_is_refused_where_a_model_has_several_streams(
+    drafts: bool, tmp_path: Path
+) -> None:
+    folder, heads = make_deepseek_v4(tmp_path / "target"), tmp_path / "head"
+    EagleReference(3, make_llama(tmp_path / "another"), heads)
+    speculation = SpeculationConfig(method="eagle", model=str(heads), features="on")
+    config = EngineConfig(
+        cache=CacheConfig(block_size=16, num_blocks=64), keeps_features_for=speculation
+    )
+
+    with pytest.raises(InvalidConfig, match="reads one residual stream"):
+        assemble_engine(folder, replace(config, speculation=speculation) if drafts else config)
 
 
 @torch.inference_mode()
