@@ -200,7 +200,8 @@ class PayingBudget:
         balance = self._balance(report, seconds, draft_s) if was_asked else None
         self._measure(report, seconds - draft_s)
         if balance is not None:
-            self._gain += (balance.saved_s / balance.spent_s - self._gain) / 16
+            gain = balance.saved_s / balance.spent_s if balance.spent_s > 0 else 0.0
+            self._gain += (gain - self._gain) / 16
             self._pause.add(balance, partial(self._stake, balance.num_running))
 
     def left(self) -> None:

@@ -400,6 +400,17 @@ def test_where_drafts_win_little_steps_without_are_measured_often(
     assert sum(not drafts() for _ in range(400)) == pytest.approx(num_plain, abs=2)
 
 
+def test_steps_of_a_clock_that_stands_still_are_learnt_from() -> None:
+    budget = PayingBudget(1)
+
+    for _ in range(40):
+        num_drafted = budget.depth(1, 1, None) if budget.begins(1) else 0
+        report = StepReport(num_tokens=1, num_requests=1, num_drafted=num_drafted)
+        budget.learn(report, 0.0)
+
+    assert num_drafted == 1
+
+
 def test_of_all_drafts_as_many_rows_are_taken_as_pay() -> None:
     """Half of the rows are hopeless: only the others are run."""
     machine = Machine(8, lambda requests, drafted: 10e-3 + 0.5e-3 * drafted, 0.9)
