@@ -89,7 +89,7 @@ def mla_attention(
         shape = num_items, num_heads
         partial = torch.empty(*shape, latent, dtype=torch.float32, device=out.device)
         lse = torch.empty(shape, dtype=torch.float32, device=out.device)
-    requests = triton.next_power_of_2(sequences.num_requests)
+    requests = room_for(sequences.num_requests)
     columns = max(16, triton.next_power_of_2(latent))
     _attend_latents[num_items, head_tiles](
         q_latent, *q_latent.stride()[:2], q_rope, *q_rope.stride()[:2], out, *out.stride()[:2],
@@ -110,6 +110,14 @@ def mla_attention(
             KEYS=tiling.keys, AT_ONCE=MERGED_AT_ONCE, num_warps=4,
         )  # fmt: skip
     return out
+
+
+def room_for(num_requests: int) -> int:
+    """16, 64 or 256 and so on: few, for each is a kernel that is compiled when it is first met."""
+    room = 16
+    while room < num_requests:
+        room *= 4
+    return room
 
 
 @triton.jit

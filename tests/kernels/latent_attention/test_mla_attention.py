@@ -163,6 +163,13 @@ def test_splits_follow_from_the_contexts_that_there_are(
     torch.testing.assert_close(out, made.expected(), rtol=0, atol=ATOL[torch.float32])
 
 
+def test_kernels_of_few_sizes_have_room_for_all_numbers_of_requests() -> None:
+    rooms = [gpu.room_for(num_requests) for num_requests in range(1, gpu.ENOUGH_PROGRAMS + 1)]
+
+    assert all(room >= num for num, room in enumerate(rooms, start=1))
+    assert len(set(rooms)) <= 3
+
+
 @pytest.mark.gpu
 @each_pass
 @each_dtype
