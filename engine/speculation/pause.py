@@ -27,7 +27,8 @@ MAX_LOSS, MAX_LOSS_OF_TRIAL = 4.0, 1.5
 nothing since the last rest."""
 IDLE_AFTER, MAX_LOSS_IDLE = 12, 0.5
 """Steps in a row without anything to verify; and what they may lose if there were drafts that were
-not worth a row, in steps without drafts. To look for drafts takes time even where none is found."""
+not worth a row and none have won since the last rest, in steps without drafts. To look for drafts
+takes time even where none is found."""
 TRIAL_TOKENS = 12
 """Drafted tokens that a trial verifies whatever is hoped of them."""
 MIN_REST = 32.0
@@ -142,7 +143,9 @@ class Pause:
         ):
             self._begin_rest(balance, stake(), is_loss=True)
         elif self._num_idle >= IDLE_AFTER or (
-            self._is_idle_refused and self._idle_s > MAX_LOSS_IDLE * balance.plain_s
+            not self._has_won  # of good ones a step that is late by chance says nothing
+            and self._is_idle_refused
+            and self._idle_s > MAX_LOSS_IDLE * balance.plain_s
         ):
             self._begin_rest(balance, stake(), is_loss=self._is_idle_refused)
         elif is_over:

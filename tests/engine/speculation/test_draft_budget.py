@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import pytest
@@ -13,7 +13,7 @@ from baton.engine.request.request import Ending, Request
 from baton.engine.request.step_report import StepReport
 from baton.engine.speculation.draft_budget import PayingBudget
 from baton.engine.speculation.drafter import Draft
-from baton.engine.speculation.pause import TRIAL_SHARE, Balance, Pause
+from baton.engine.speculation.pause import FIRST_WINDOW, TRIAL_SHARE, Balance, Pause
 from baton.engine.speculation.speculation import Speculation
 from baton.engine.speculation.survival import Survival
 
@@ -320,6 +320,22 @@ def test_rests_grow_while_trials_fail_until_others_run() -> None:
     assert first == pytest.approx(2 / TRIAL_SHARE)
     assert (second, third, fourth) == (2 * first, 4 * first, 4 * first)
     assert rest(pause) == first
+
+
+@pytest.mark.parametrize("has_won", [True, False])
+def test_a_late_step_of_drafts_not_worth_a_row_ends_only_those_that_have_not_won(
+    has_won: bool,
+) -> None:
+    won = Balance(
+        saved_s=1.0, spent_s=1.0, plain_s=1.0, num_running=2, num_verified=2, is_refused=False
+    )
+    late = replace(won, saved_s=-1.0, spent_s=2.0, num_verified=0, is_refused=True)
+    pause = Pause()
+
+    for balance in (*[won] * (FIRST_WINDOW if has_won else 1), late):
+        pause.add(balance, lambda: 1.0)
+
+    assert pause.is_on is not has_won
 
 
 def test_a_pause_passes_while_steps_are_launched_ahead_and_nobody_is_asked() -> None:
