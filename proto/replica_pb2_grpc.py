@@ -816,7 +816,8 @@ class RegistryServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Stay(self, request, context):
-        """Open for as long as the caller lives, where it is heard seldom; answered only if it is not known.
+        """Open for as long as the caller lives, where it is heard seldom; answered only if it is not known,
+        or no longer.
         The registry expects a caller that ends it to be heard within moments. Safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -311,7 +311,8 @@ class RegistryStub:
     Beat: _grpc.UnaryUnaryMultiCallable[_replica_pb2.BeatRequest, _replica_pb2.BeatReply]
     """The heartbeat of who has nothing new to say since it told the registry all of it through Serve."""
     Stay: _grpc.UnaryUnaryMultiCallable[_replica_pb2.BeatRequest, _replica_pb2.BeatReply]
-    """Open for as long as the caller lives, where it is heard seldom; answered only if it is not known.
+    """Open for as long as the caller lives, where it is heard seldom; answered only if it is not known,
+    or no longer.
     The registry expects a caller that ends it to be heard within moments. Safe to repeat.
     """
     Watch: _grpc.UnaryUnaryMultiCallable[_replica_pb2.WatchRequest, _replica_pb2.MembershipUpdate]
@@ -325,7 +326,8 @@ class RegistryAsyncStub(RegistryStub):
     Beat: _aio.UnaryUnaryMultiCallable[_replica_pb2.BeatRequest, _replica_pb2.BeatReply]  # type: ignore[assignment]
     """The heartbeat of who has nothing new to say since it told the registry all of it through Serve."""
     Stay: _aio.UnaryUnaryMultiCallable[_replica_pb2.BeatRequest, _replica_pb2.BeatReply]  # type: ignore[assignment]
-    """Open for as long as the caller lives, where it is heard seldom; answered only if it is not known.
+    """Open for as long as the caller lives, where it is heard seldom; answered only if it is not known,
+    or no longer.
     The registry expects a caller that ends it to be heard within moments. Safe to repeat.
     """
     Watch: _aio.UnaryUnaryMultiCallable[_replica_pb2.WatchRequest, _replica_pb2.MembershipUpdate]  # type: ignore[assignment]
@@ -348,7 +350,8 @@ class RegistryServicer(metaclass=_abc_1.ABCMeta):
         request: _replica_pb2.BeatRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_replica_pb2.BeatReply, _abc.Awaitable[_replica_pb2.BeatReply]]:
-        """Open for as long as the caller lives, where it is heard seldom; answered only if it is not known.
+        """Open for as long as the caller lives, where it is heard seldom; answered only if it is not known,
+        or no longer.
         The registry expects a caller that ends it to be heard within moments. Safe to repeat.
         """
 
