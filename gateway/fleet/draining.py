@@ -37,7 +37,7 @@ async def drain(fleet: Fleet, replica_id: str, *, is_forced: bool) -> DrainProgr
             field="replica",
         )
     try:
-        num_open = await fleet.drain(info.epoch)
+        num_open = await fleet.orders.drain(info.epoch)
     except grpc.aio.AioRpcError as error:
         raise Unavailable(f"{replica_id} cannot be told: {error.details()}") from error
     return DrainProgress(replica=replica_id, role=info.role.value, num_open=num_open)
@@ -47,7 +47,7 @@ async def undrain(fleet: Fleet, replica_id: str) -> DrainProgress:
     """Let a replica that was drained take requests again. Raises as `drain` does. Repeatable."""
     info = _find(fleet, replica_id)
     try:
-        num_open = await fleet.undrain(info.epoch)
+        num_open = await fleet.orders.undrain(info.epoch)
     except grpc.aio.AioRpcError as error:
         raise Unavailable(f"{replica_id} cannot be told: {error.details()}") from error
     return DrainProgress(replica=replica_id, role=info.role.value, num_open=num_open)
@@ -70,7 +70,7 @@ async def flip(fleet: Fleet, replica: str, to: str) -> DrainProgress:
             field="replica",
         )
     try:
-        num_open = await fleet.flip(info.epoch, role)
+        num_open = await fleet.orders.flip(info.epoch, role)
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
             raise InvalidRequest(error.details() or "it cannot", field="replica") from error

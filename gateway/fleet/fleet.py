@@ -12,13 +12,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from math import isclose
 from typing import Protocol
-
-import grpc.aio
 
 from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch, RequestId
@@ -36,8 +33,8 @@ from baton.gateway.fleet.decode_link import DecodeLink
 from baton.gateway.fleet.failed_starts import FailedStarts
 from baton.gateway.fleet.links import Links
 from baton.gateway.fleet.membership import merge
+from baton.gateway.fleet.orders import Orders
 from baton.gateway.fleet.prefill_link import PrefillLink
-from baton.gateway.fleet.told_to_drain import ToldToDrain
 from baton.gateway.fleet.warm_up import WarmUp
 from baton.proto.channels import Channels
 from baton.router.cache.expected_blocks import Expected
@@ -93,12 +90,12 @@ class Fleet:
         """At which the registry hears each of them, or the one before it did."""
         self._pool_by_role = {Role.DECODE: Pool(), Role.PREFILL: Pool()}
         self._epoch_by_request: dict[RequestId, Epoch] = {}
-        self._told_to_drain = ToldToDrain(clock)
         self.starting: tuple[StartingReplica, ...] = ()
         """Replicas that are on their way, as the registry last said."""
         self.index = KvIndex()
         self.failed_starts = FailedStarts(clock)
         self.links = Links(gateway_epoch, self.index, channels, clock)
+        self.orders = Orders(self.links, self._place_as_told, clock)
         self._matches = Matches(self.index, self._layout_of)
         self.warm_up = WarmUp(on_change, clock, lambda: self.links.is_any_held_up)
 
@@ -175,7 +172,7 @@ class Fleet:
             pool.join(replica)
         replica.info = info
         if not info.is_ready:
-            self._told_to_drain.discard(info.epoch)
+            self.orders.forget(info.epoch)
         self._write(replica, self.links[info.epoch])
 
     def _new_candidate(self, info: ReplicaInfo) -> Candidate:
@@ -193,7 +190,7 @@ class Fleet:
         elif link is not None:
             self.warm_up.lose(epoch)
         if link is not None:
-            self._told_to_drain.hear(epoch, link.last_word)
+            self.orders.hear(epoch, link.last_word)
         if link is not None and replica is not None:
             if link.is_connected and not replica.is_connected:
                 self.warm_up.go_on()
@@ -205,7 +202,7 @@ class Fleet:
     def _write(self, replica: KnownReplica, link: DecodeLink | PrefillLink) -> None:
         """What is known of it, for placements to see."""
         replica.is_connected = link.is_connected
-        replica.is_told_to_drain = replica.info.epoch in self._told_to_drain
+        replica.is_told_to_drain = replica.info.epoch in self.orders
         if isinstance(link, PrefillLink):
             replica.is_away = link.is_away
         else:
@@ -268,7 +265,7 @@ class Fleet:
         await self.links.close_watch(epoch)
         self.warm_up.hear(epoch, is_all=True)
         self.index.forget(epoch)
-        self._told_to_drain.discard(epoch)
+        self.orders.forget(epoch)
         await self.links.close_prefill(epoch)
         link = self.links.decode.get(epoch)
         if link is None:
@@ -365,45 +362,6 @@ class Fleet:
         if link is not None:
             link.await_prompts(len(candidate.open))
 
-    async def drain(self, epoch: Epoch, timeout_s: float = 2.0) -> int:
-        """Tell a replica to become empty; how many requests it still has. Raises AioRpcError."""
-        with self._drained_from_now_on(epoch):
-            return await self.links.watches[epoch].drain(timeout_s)
-
-    async def undrain(self, epoch: Epoch, timeout_s: float = 2.0) -> int:
-        """Tell a replica to take requests again. Raises AioRpcError."""
-        num_open = await self.links.watches[epoch].undrain(timeout_s)
-        self._told_to_drain.discard(epoch)
-        self._place_as_told(epoch)
-        return num_open
-
-    async def flip(self, epoch: Epoch, role: Role, timeout_s: float = 4.0) -> int:
-        """Tell a replica to take a role; how many requests it still has. Raises AioRpcError."""
-        watch = self.links.watches[epoch]
-        if role is not self._replica_by_epoch[epoch].role:
-            with self._drained_from_now_on(epoch):
-                return await watch.flip(role, timeout_s)
-        num_open = await watch.flip(role, timeout_s)
-        self._told_to_drain.discard(epoch)
-        self._place_as_told(epoch)
-        return num_open
-
-    @contextmanager
-    def _drained_from_now_on(self, epoch: Epoch) -> Iterator[None]:
-        """Unless it cannot be told. Its own word, if it is not here yet, takes a moment."""
-        link = self.links.get(epoch)
-        is_news = epoch not in self._told_to_drain and not (link is not None and link.is_draining)
-        if is_news:
-            self._told_to_drain.add(epoch)
-            self._place_as_told(epoch)
-        try:
-            yield
-        except grpc.aio.AioRpcError:
-            if is_news:
-                self._told_to_drain.discard(epoch)
-                self._place_as_told(epoch)
-            raise
-
     def _place_as_told(self, epoch: Epoch) -> None:
         """Nothing more on what is told to drain; something again, if its own word lets it."""
         link, replica = self.links.get(epoch), self._replica(epoch)
@@ -428,7 +386,7 @@ class Fleet:
         """Decode replicas that are there and take requests."""
         for epoch, link in self.links.decode.items():
             is_open = link.info.is_ready and link.answers and not link.is_draining
-            if is_open and epoch not in self._told_to_drain:
+            if is_open and epoch not in self.orders:
                 yield epoch
 
     def _hear_of_starts(self, starting: tuple[StartingReplica, ...]) -> None:
@@ -452,7 +410,7 @@ class Fleet:
         epoch = info.epoch
         link = self.links.get(epoch)
         says_so = link is not None and link.is_connected and link.is_draining
-        if says_so or not info.is_ready or epoch in self._told_to_drain:
+        if says_so or not info.is_ready or epoch in self.orders:
             return "draining"
         if link is None or isinstance(link, PrefillLink):
             return ""  # decode replicas talk to it

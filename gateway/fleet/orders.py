@@ -1,0 +1,92 @@
+"""What replicas are told to do: become empty, take requests again, take the other role.
+
+One that is told to become empty gets nothing more from here at once, however long it takes to say
+so itself:
+
+    told --> its own word that it drains, which holds from then on -----> forgotten
+         --> another word, when all from before it was told are here ---> forgotten
+
+A replica need not say what was over at once, like a change of roles that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import grpc.aio
+
+from baton.core.clock import Clock
+from baton.core.ids import Epoch
+from baton.core.replicas import HEARTBEAT_S, Role
+from baton.gateway.fleet.links import Links
+from baton.gateway.fleet.replica_link import LastWord
+
+OLD_WORDS_S = 2 * HEARTBEAT_S
+"""Words that come so late were said after it was told."""
+
+
+class Orders:
+    """`epoch in orders`: it was told to become empty, and has yet to say so itself.
+
+    `on_change` is called with a replica that may get more, or less, than before.
+    """
+
+    def __init__(self, links: Links, on_change: Callable[[Epoch], None], clock: Clock) -> None:
+        self._links = links
+        self._on_change = on_change
+        self._clock = clock
+        self._told_at_s: dict[Epoch, float] = {}
+
+    def __contains__(self, epoch: object) -> bool:
+        return epoch in self._told_at_s
+
+    async def drain(self, epoch: Epoch, timeout_s: float = 2.0) -> int:
+        """Tell a replica to become empty; how many requests it still has. Raises AioRpcError."""
+        with self._empty_from_now_on(epoch):
+            return await self._links.watches[epoch].drain(timeout_s)
+
+    async def undrain(self, epoch: Epoch, timeout_s: float = 2.0) -> int:
+        """Tell a replica to take requests again. Raises AioRpcError."""
+        num_open = await self._links.watches[epoch].undrain(timeout_s)
+        self._take_back(epoch)
+        return num_open
+
+    async def flip(self, epoch: Epoch, role: Role, timeout_s: float = 4.0) -> int:
+        """Tell a replica to take a role; how many requests it still has. Raises AioRpcError."""
+        watch = self._links.watches[epoch]
+        if role is not self._links[epoch].info.role:
+            with self._empty_from_now_on(epoch):
+                return await watch.flip(role, timeout_s)
+        num_open = await watch.flip(role, timeout_s)
+        self._take_back(epoch)
+        return num_open
+
+    def hear(self, epoch: Epoch, said: LastWord) -> None:
+        told_at_s, heard_at_s = self._told_at_s.get(epoch), said.heard_at_s
+        if told_at_s is None or said.capacity is None or heard_at_s is None:
+            return
+        if said.capacity.is_draining or heard_at_s > told_at_s + OLD_WORDS_S:
+            self.forget(epoch)
+
+    def forget(self, epoch: Epoch) -> None:
+        self._told_at_s.pop(epoch, None)
+
+    @contextmanager
+    def _empty_from_now_on(self, epoch: Epoch) -> Iterator[None]:
+        """Unless it cannot be told. Its own word, if it is not here yet, takes a moment."""
+        link = self._links.get(epoch)
+        is_news = epoch not in self and not (link is not None and link.is_draining)
+        if is_news:
+            self._told_at_s[epoch] = self._clock()
+            self._on_change(epoch)
+        try:
+            yield
+        except grpc.aio.AioRpcError:
+            if is_news:
+                self._take_back(epoch)
+            raise
+
+    def _take_back(self, epoch: Epoch) -> None:
+        self.forget(epoch)
+        self._on_change(epoch)
