@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
@@ -118,13 +118,13 @@ async def test_the_sdk_hears_of_progress_and_its_results_are_as_ever() -> None:
         serving(Script(tokens=tokens_of("the fox"), starts=starts)) as gateway,
         AsyncBatonClient(gateway.grpc_target) as client,
     ):
-        streams: list[Any] = [
-            client.stream("Hello", return_progress=True),
-            client.stream_chat(HELLO["messages"], return_progress=True),
+        open_each: list[Callable[[], Any]] = [  # a stream begins when it is made
+            lambda: client.stream("Hello", return_progress=True),
+            lambda: client.stream_chat(HELLO["messages"], return_progress=True),
         ]
-        for stream in streams:
+        for open_one in open_each:
             starts.clear()
-            async with stream:
+            async with open_one() as stream:
                 first = await anext(stream)
                 starts.set()
                 result = await stream.result()
