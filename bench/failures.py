@@ -28,7 +28,7 @@ from baton.core.replicas import HEARTBEAT_S, Membership, Role
 from baton.core.sampling import SamplingParams
 from baton.engine.passes.echo import echo_output
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
-from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.generations.generation import Generation
 from baton.platform.registry.registry import Registry
 from baton.proto.channels import Channels
 from baton.proto.pulse import PingTiming

@@ -27,7 +27,7 @@ from baton.core.sampling import SamplingParams
 from baton.gateway.fleet.decode_link import DecodeLink
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.replica_link import LastWord
-from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.generations.generation import Generation
 from baton.proto import replica_pb2 as pb
 from baton.proto.wire import capacity_to_proto
 from baton.router.placer import Routing

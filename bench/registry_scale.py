@@ -33,11 +33,11 @@ from tests.gateway.fleet.known_replicas import LAYOUT, make_replica
 
 from baton.core.ids import Epoch, new_epoch
 from baton.core.replicas import HEARTBEAT_S, Membership, ReplicaInfo
-from baton.platform.cluster import registry_port
-from baton.platform.cluster.heart_line import HeartLine
-from baton.platform.cluster.registry_actor import RegistryActor, RemoteRegistry
-from baton.platform.cluster.registry_port import RegistryPort
-from baton.platform.cluster.watch_line import WatchLine
+from baton.platform.cluster.registry import registry_port
+from baton.platform.cluster.registry.heart_line import HeartLine
+from baton.platform.cluster.registry.registry_actor import RegistryActor, RemoteRegistry
+from baton.platform.cluster.registry.registry_port import RegistryPort
+from baton.platform.cluster.registry.watch_line import WatchLine
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.live import REGISTRY, divide
 from baton.platform.security.config import SecurityConfig

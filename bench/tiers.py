@@ -35,7 +35,7 @@ from baton.core.messages import Receipt
 from baton.core.replicas import Role
 from baton.core.sampling import SamplingParams
 from baton.decode_service.worker import DecodeWorker
-from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.generations.generation import Generation
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.models.model_folder import find_model
 from baton.platform.offline.local_dispatcher import LocalDispatcher

@@ -20,7 +20,7 @@ from baton.gateway.http.app import build_admin_app, build_app
 from baton.gateway.http.batching.line_calls import LineCalls
 from baton.gateway.http.port.server import HttpServer, bind
 from baton.gateway.requests.gateway import Gateway
-from baton.gateway.requests.generation import Dispatcher
+from baton.gateway.requests.generations.generation import Dispatcher
 from baton.gateway.requests.readiness import NOBODY, Wanted
 from baton.gateway.requests.reporting import SILENT, Reporting
 from baton.gateway.text.served_model import ServedModel

@@ -4,7 +4,8 @@
     args: {model: org/name, decode: {cache: {memory_gib: 8}}}     the configuration tree
 
 The same of equal args: nothing is drawn, and secrets are only named (`file:`, `env:`). What
-running replicas are told in place comes with `user_config` (`platform/cluster/serve_document.py`).
+running replicas are told in place comes with `user_config`
+(`platform/cluster/applications/serve_document.py`).
 """
 
 from __future__ import annotations

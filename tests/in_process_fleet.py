@@ -21,7 +21,7 @@ from baton.engine.passes.echo import EchoRunner, echo_info
 from baton.engine.request.step_report import StepReport
 from baton.engine.step_hooks import ALONE, StepHooks
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
-from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.generations.generation import Generation
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.registry.registry import Registry
 from baton.platform.replica.replica import Replica, start_replica

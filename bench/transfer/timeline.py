@@ -30,7 +30,7 @@ from baton.core.ids import ReplicaId, new_request_id
 from baton.core.replicas import ReplicaAddress, Role
 from baton.core.sampling import SamplingParams
 from baton.decode_service.worker import DecodeWorker
-from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.generations.generation import Generation
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.offline.local_dispatcher import LocalDispatcher
 from baton.platform.replica.replica import Replica, load_engine, start_replica

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from baton.core.clock import Clock, monotonic
-from baton.gateway.requests.generation import DecodeRoom
+from baton.gateway.requests.generations.generation import DecodeRoom
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from baton.core.ids import Epoch
 from baton.core.messages import GenerateRequest
 from baton.core.replicas import Capacity
 from baton.gateway.fleet.fleet import Fleet
-from baton.gateway.requests.generation import Estimate
+from baton.gateway.requests.generations.generation import Estimate
 from baton.router.explain.decisions import Came, Considered, Decision, Decisions
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.placer import Outlook

@@ -36,13 +36,13 @@ from baton.gateway.fleet.resumed_request import ResumedRequest
 from baton.gateway.fleet.running_request import RunningRequest, first_request
 from baton.gateway.fleet.seeking import Seeker, Seeking
 from baton.gateway.fleet.traffic import Traffic, TrafficReport, speeds_of
-from baton.gateway.requests.generation import (
+from baton.gateway.requests.generations.generation import (
     DecodeRoom,
     Estimate,
     Generation,
     RunningGeneration,
 )
-from baton.gateway.requests.prompt_progress import PromptProgress
+from baton.gateway.requests.generations.prompt_progress import PromptProgress
 from baton.gateway.requests.readiness import Missing, Wanted, missing
 from baton.proto.channels import Channels
 from baton.router.cache.prompt_names import PromptNames, names_of

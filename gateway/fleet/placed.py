@@ -15,7 +15,7 @@ from baton.core.messages import GenerateRequest, Receipt
 from baton.core.replicas import ReplicaAddress
 from baton.gateway.fleet.decision_log import FollowedDecision
 from baton.gateway.fleet.fleet import Fleet
-from baton.gateway.requests.prompt_progress import PromptProgress
+from baton.gateway.requests.generations.prompt_progress import PromptProgress
 from baton.router.cache.prompt_names import PromptNames
 from baton.router.placement import Placement
 

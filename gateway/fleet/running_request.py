@@ -35,7 +35,7 @@ from baton.gateway.fleet.accounts import Accounts
 from baton.gateway.fleet.attempt_spans import AttemptSpans
 from baton.gateway.fleet.decode_link import ReplicaLost
 from baton.gateway.fleet.placed import Placed
-from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.generations.generation import Generation
 
 MAX_ATTEMPTS = 5
 """Failed attempts: a request that takes down every replica it meets must not take them all."""

@@ -10,11 +10,11 @@ import msgspec
 
 from baton.core.messages import Receipt
 from baton.core.sampling import TokenLogprob
-from baton.gateway.requests.choices import ChoiceDelta, Completion
-from baton.gateway.requests.completion_stream import Usage
 from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.generations.choices import ChoiceDelta, Completion
+from baton.gateway.requests.generations.completion_stream import Usage
+from baton.gateway.requests.generations.prompt_progress import PromptProgress, told_until_first
 from baton.gateway.requests.order import CompletionOrder
-from baton.gateway.requests.prompt_progress import PromptProgress, told_until_first
 from baton.gateway.text.served_model import ServedModel
 from baton.gateway.text.tokenizer import TextTokenizer
 from baton.proto import inference_pb2 as pb

@@ -20,10 +20,10 @@ from baton.gateway.grpc.options import FIELD_BY_OPTION, output_rule, sampling_op
 from baton.gateway.grpc.tools import tool_use_of
 from baton.gateway.output.pieces import CallStart, Content, Piece, Reasoning
 from baton.gateway.requests.call_span import named_call
-from baton.gateway.requests.choices import ChoiceDelta
 from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.generations.choices import ChoiceDelta
+from baton.gateway.requests.generations.prompt_progress import PromptProgress
 from baton.gateway.requests.order import CompletionOrder
-from baton.gateway.requests.prompt_progress import PromptProgress
 from baton.gateway.requests.session_keys import session_key
 from baton.gateway.text.served_model import ServedModel
 from baton.proto import inference_pb2 as pb

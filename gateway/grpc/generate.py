@@ -14,8 +14,8 @@ from baton.gateway.grpc.options import FIELD_BY_OPTION, output_rule, sampling_op
 from baton.gateway.grpc.prompts import prompt_values
 from baton.gateway.requests.call_span import named_call
 from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.generations.prompt_progress import PromptProgress
 from baton.gateway.requests.order import CompletionOrder, Prompt
-from baton.gateway.requests.prompt_progress import PromptProgress
 from baton.gateway.requests.prompts import read_prompts, with_cache_point
 from baton.gateway.requests.session_keys import session_key
 from baton.proto import inference_pb2 as pb

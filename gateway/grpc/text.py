@@ -12,9 +12,9 @@ from baton.gateway.grpc.answers import usage
 from baton.gateway.grpc.chat import conversation_of
 from baton.gateway.grpc.prompts import prompt_values
 from baton.gateway.requests.call_span import named_call
-from baton.gateway.requests.embedding import EmbeddingOrder, embed, pooling_of
 from baton.gateway.requests.gateway import Gateway
-from baton.gateway.requests.pooled import MAX_INPUTS
+from baton.gateway.requests.pooling.embedding import EmbeddingOrder, embed, pooling_of
+from baton.gateway.requests.pooling.pooled import MAX_INPUTS
 from baton.gateway.requests.prompts import read_prompts
 from baton.gateway.requests.sampling_options import check_tokens
 from baton.proto import inference_pb2 as pb

@@ -16,8 +16,8 @@ from baton.core.errors import BatonError
 from baton.gateway.batches.service import BatchService
 from baton.gateway.http.batching.batches import BatchesApi
 from baton.gateway.http.batching.files import FilesApi
-from baton.gateway.http.chat import ChatApi
-from baton.gateway.http.completions import CompletionsApi
+from baton.gateway.http.completions.chat import ChatApi
+from baton.gateway.http.completions.completions import CompletionsApi
 from baton.gateway.http.decisions import DecisionsApi
 from baton.gateway.http.edge import (
     ANTHROPICS_REQUEST_ID,
@@ -43,9 +43,9 @@ from baton.gateway.http.pages.docs_page import DocsApi
 from baton.gateway.http.pages.front_page import FrontPage
 from baton.gateway.http.responses.api import ResponsesApi
 from baton.gateway.http.responses.kept_api import KeptResponsesApi
-from baton.gateway.http.resuming import ResumableRequests, StreamsApi
 from baton.gateway.http.scoring.classify import ClassifyApi
 from baton.gateway.http.scoring.scores import ScoresApi
+from baton.gateway.http.sending.resuming import ResumableRequests, StreamsApi
 from baton.gateway.http.status_pages import StatusPages
 from baton.gateway.http.tokenization import TokenizationApi
 from baton.gateway.requests.gateway import Gateway

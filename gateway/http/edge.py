@@ -24,8 +24,8 @@ from baton.core.tracing import UNTRACED, TracedCall
 from baton.gateway.access.api_keys import ANYBODY, Caller, shown_key
 from baton.gateway.access.call_log import MAX_PATH, EndedCall, log_call
 from baton.gateway.access.rate_limits import REQUESTS, TOKENS, Allowance
+from baton.gateway.http.anthropic_errors import is_messages
 from baton.gateway.http.errors import error_response
-from baton.gateway.http.messages.errors import is_messages
 from baton.gateway.http.web_pages import check_no_web_page
 from baton.gateway.requests.call_span import begin_call
 from baton.gateway.requests.gateway import Gateway

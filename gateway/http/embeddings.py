@@ -12,12 +12,12 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from baton.core.errors import InvalidRequest
-from baton.gateway.http.awaited_response import AwaitedResponse
+from baton.gateway.http.sending.awaited_response import AwaitedResponse
 from baton.gateway.http.unknown_fields import read_known
-from baton.gateway.requests.embedding import EmbeddingOrder, embed, pooling_of
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.order import Prompt
-from baton.gateway.requests.pooled import MAX_INPUTS
+from baton.gateway.requests.pooling.embedding import EmbeddingOrder, embed, pooling_of
+from baton.gateway.requests.pooling.pooled import MAX_INPUTS
 from baton.gateway.requests.prompts import read_prompts
 from baton.gateway.requests.unsupported import Ignored
 

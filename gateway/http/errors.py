@@ -22,7 +22,7 @@ from baton.core.errors import (
     RequestTooSlow,
     Unauthenticated,
 )
-from baton.gateway.http.messages.errors import MessagesErrors, is_messages
+from baton.gateway.http.anthropic_errors import MessagesErrors, is_messages
 from baton.gateway.http.translations import INTERNAL, TRANSLATIONS, told, translate
 
 LINGER_S = 5.0

@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from baton.core.errors import InvalidRequest
-from baton.gateway.http.chat import chat_order
-from baton.gateway.http.common_fields import asker
-from baton.gateway.http.completions import completion_order
+from baton.gateway.http.completions.chat import chat_order
+from baton.gateway.http.completions.common_fields import asker
+from baton.gateway.http.completions.completions import completion_order
+from baton.gateway.http.completions.schemas import ChatBody, CompletionBody
 from baton.gateway.http.errors import json_response
 from baton.gateway.http.request_body import decode_body, read_body
-from baton.gateway.http.schemas import ChatBody, CompletionBody
 from baton.gateway.http.unknown_fields import known
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.order import CompletionOrder

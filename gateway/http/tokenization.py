@@ -12,9 +12,9 @@ from baton.core.errors import InvalidRequest
 from baton.gateway.chat.conversation import encode_chat, for_model, render_chat
 from baton.gateway.chat.message_schema import Message
 from baton.gateway.chat.tool_definitions import Tool
-from baton.gateway.http.chat import conversation_of, fields_without_effect
+from baton.gateway.http.completions.chat import conversation_of, fields_without_effect
+from baton.gateway.http.completions.schemas import ChatBody
 from baton.gateway.http.errors import json_response
-from baton.gateway.http.schemas import ChatBody
 from baton.gateway.http.unknown_fields import note_without_effect, read_known
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.sampling_options import check_tokens

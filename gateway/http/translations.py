@@ -1,6 +1,6 @@
 """Baton's errors as HTTP statuses: the one place where that is decided, whatever the face.
 
-How a body says it is the face's: `errors.py` for OpenAI's, `messages/errors.py` for Anthropic's.
+How a body says it is the face's: `errors.py` for OpenAI's, `anthropic_errors.py` for Anthropic's.
 """
 
 from __future__ import annotations

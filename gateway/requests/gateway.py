@@ -14,11 +14,11 @@ from baton.gateway.access.cache_salt import CacheSalts
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.access.rate_limits import RateLimits
 from baton.gateway.grammars.output_grammars import OutputGrammars
-from baton.gateway.requests.choices import Completion, PromptChoices
-from baton.gateway.requests.completion_plan import plan_completion
-from baton.gateway.requests.completion_stream import CompletionStream
-from baton.gateway.requests.generation import Dispatcher, Generation, Patience
-from baton.gateway.requests.generation_run import GenerationRun
+from baton.gateway.requests.generations.choices import Completion, PromptChoices
+from baton.gateway.requests.generations.completion_plan import plan_completion
+from baton.gateway.requests.generations.completion_stream import CompletionStream
+from baton.gateway.requests.generations.generation import Dispatcher, Generation, Patience
+from baton.gateway.requests.generations.generation_run import GenerationRun
 from baton.gateway.requests.metrics import GatewayMetrics
 from baton.gateway.requests.order import CompletionOrder, Prompt
 from baton.gateway.requests.readiness import NOBODY, Missing, Wanted

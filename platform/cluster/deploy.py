@@ -20,11 +20,11 @@ import ray
 from ray import serve
 from ray.serve.schema import LoggingConfig
 
+from baton.platform.cluster.applications.serve_document import drain_limit_s
 from baton.platform.cluster.gateway_actor import GatewayActor
-from baton.platform.cluster.ranks import bundles_of, strategy_of
-from baton.platform.cluster.registry_actor import RegistryActor
+from baton.platform.cluster.ranks.ranks import bundles_of, strategy_of
+from baton.platform.cluster.registry.registry_actor import RegistryActor
 from baton.platform.cluster.replica_actor import DecodeActor, PrefillActor
-from baton.platform.cluster.serve_document import drain_limit_s
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.config.live import DECODE, GATEWAY, PREFILL, REGISTRY
 from baton.platform.config.pools import PlacementConfig, PoolConfig

@@ -14,8 +14,8 @@ from ray import serve
 from baton.core.errors import InvalidConfig
 from baton.platform.cluster.actor_log import start_actor_log
 from baton.platform.cluster.cluster_secret import cluster_secret
-from baton.platform.cluster.node_model import find_on_node
-from baton.platform.cluster.registry_actor import Handle, RemoteRegistry
+from baton.platform.cluster.nodes.node_model import find_on_node
+from baton.platform.cluster.registry.registry_actor import Handle, RemoteRegistry
 from baton.platform.cluster.serve_calls import ServeCalls, are_ray_metrics_on
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.config.live import Plain, with_live
@@ -70,7 +70,7 @@ class GatewayActor:
     async def _start(self, config: DeploymentConfig) -> None:
         with collector_at_rest():
             from baton.platform.cluster.gateway_node import GatewayNode, apart  # see `deploy.py`
-            from baton.platform.cluster.watch_line import WatchLine
+            from baton.platform.cluster.registry.watch_line import WatchLine
 
         start_actor_log(config, f"gateway-{serve.get_replica_context().replica_id.unique_id}")
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]

@@ -24,7 +24,7 @@ from baton.gateway.fleet.fleet import RegistryClient
 from baton.gateway.requests.reporting import CallWatch, Reporting
 from baton.gateway.server import GatewayServer
 from baton.gateway.text.served_model import ServedModel
-from baton.platform.cluster.planner_link import PlannerLink, PlannerRegistry
+from baton.platform.cluster.registry.planner_link import PlannerLink, PlannerRegistry
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.models.node_cache import own_cache
 from baton.platform.observe.listeners import bind_first_free

@@ -15,11 +15,11 @@ from ray import serve
 from baton.core.ids import ReplicaId
 from baton.core.replicas import Role, StartingReplica
 from baton.platform.cluster.actor_log import start_actor_log
-from baton.platform.cluster.node_model import FetchStages, model_here, own_node
+from baton.platform.cluster.nodes.node_model import FetchStages, model_here, own_node
 from baton.platform.cluster.operator_gauges import keep_gauges
 from baton.platform.cluster.own_address import own_address
-from baton.platform.cluster.ranks import OtherRanks, call_others, together
-from baton.platform.cluster.registry_actor import Handle, RemoteRegistry
+from baton.platform.cluster.ranks.ranks import OtherRanks, call_others, together
+from baton.platform.cluster.registry.registry_actor import Handle, RemoteRegistry
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.config.live import Plain, with_live
 from baton.platform.machine.interpreter import collector_at_rest, spare_what_stays
@@ -69,7 +69,7 @@ class ReplicaActor:
         self, config: DeploymentConfig, replica_id: ReplicaId, startup: Startup
     ) -> Assignment:
         """With the model on this node, which may have to be fetched."""
-        from baton.platform.cluster.heart_line import HeartLine  # see `deploy.py`
+        from baton.platform.cluster.registry.heart_line import HeartLine  # see `deploy.py`
 
         name = serve.get_replica_context().app_name
         remote = RemoteRegistry(self._registry, line=HeartLine(config.security))

@@ -34,7 +34,9 @@ def check_start(
     """
     device = None if config.ray.address else find_device(config.device)
     if any(pool.parallel.size > 1 for pool in (config.prefill, config.decode)):
-        from baton.platform.cluster.rank_check import check_ranks  # which brings all transports
+        from baton.platform.cluster.ranks.rank_check import (
+            check_ranks,  # which brings all transports
+        )
 
         check_ranks(config, folder)
     is_whole = config.wants_weights and holds_weights(folder)  # else nodes fetch the weights

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from baton.core.errors import BatonError
 from baton.core.messages import Receipt
-from baton.gateway.requests.choices import Completion
-from baton.gateway.requests.completion_stream import Usage
+from baton.gateway.requests.generations.choices import Completion
+from baton.gateway.requests.generations.completion_stream import Usage
 from baton.gateway.text.output_text import TextDelta
 
 Begin = Callable[[], Awaitable[Completion]]

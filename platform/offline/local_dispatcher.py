@@ -18,8 +18,8 @@ from baton.core.metrics import Family
 from baton.core.parking import TakeStream
 from baton.core.replicas import ReplicaAddress
 from baton.decode_service.worker import DecodeWorker
-from baton.gateway.requests.generation import DecodeRoom, Estimate, Generation
-from baton.gateway.requests.prompt_progress import PromptProgress
+from baton.gateway.requests.generations.generation import DecodeRoom, Estimate, Generation
+from baton.gateway.requests.generations.prompt_progress import PromptProgress
 from baton.gateway.requests.readiness import Missing, Wanted
 from baton.router.explain.capture import capture
 from baton.router.explain.decisions import Decisions
@@ -31,7 +31,7 @@ PLACEMENT = "the only replica there is"
 
 @dataclass(slots=True, eq=False)
 class LocalGeneration:
-    """A `baton.gateway.requests.generation.RunningGeneration`."""
+    """A `baton.gateway.requests.generations.generation.RunningGeneration`."""
 
     dispatcher: LocalDispatcher
     request_id: RequestId
@@ -56,7 +56,7 @@ class LocalGeneration:
 
 
 class LocalDispatcher:
-    """A `baton.gateway.requests.generation.Dispatcher`."""
+    """A `baton.gateway.requests.generations.generation.Dispatcher`."""
 
     def __init__(self, worker: DecodeWorker, *, prefill: tuple[ReplicaAddress, ...] = ()) -> None:
         """`prefill`: who computes the prompts. Nobody: the decode worker itself."""

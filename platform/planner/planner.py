@@ -88,7 +88,7 @@ class _Pool:
 
 @dataclass(slots=True)
 class Planner:
-    """Single-threaded; `platform/cluster/planning.py` asks it once a period."""
+    """Single-threaded; `platform/cluster/registry/planning.py` asks it once a period."""
 
     planned: Planned
     clock: Clock = monotonic

@@ -1,7 +1,7 @@
 """What Prometheus is told of a planner: what it saw, decided and did.
 
 The registry has no port: it gives these with its answers to one gateway, whose page has them
-(`platform/cluster/planner_link.py`). So they are there once, however many gateways there are.
+(`platform/cluster/registry/planner_link.py`). So they are there once, with any number of gateways.
 """
 
 from __future__ import annotations

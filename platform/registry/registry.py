@@ -68,7 +68,7 @@ class _Farewell:
 
 
 class Registry:
-    """Single-threaded; `platform/cluster/registry_actor.py` makes it an actor."""
+    """Single-threaded; `platform/cluster/registry/registry_actor.py` makes it an actor."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from baton.core.sampling import SamplingParams, TokenLogprob
 from baton.decode_service.worker import DecodeWorker
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.generations.generation import Generation
 from baton.kv_transfer.handoff.auditor import AuditReport
 from baton.kv_transfer.transports import TransportParts
 from baton.platform.config.deployment import DeploymentConfig

@@ -25,7 +25,7 @@ from baton.core.clock import Clock, monotonic
 from baton.core.errors import InvalidConfig, Unavailable
 from baton.core.metrics import Family
 from baton.core.replicas import Role
-from baton.platform.cluster.serve_document import with_numbers_of
+from baton.platform.cluster.applications.serve_document import with_numbers_of
 from baton.platform.config.live import Plain
 from baton.platform.worker_groups.account import Account, Cause, Reason
 from baton.platform.worker_groups.follow_metrics import FollowMetrics, GroupSeen

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from baton.core.errors import Unavailable
-from baton.platform.cluster.serve_document import IMPORT_PATH, configuration
+from baton.platform.cluster.applications.serve_document import IMPORT_PATH, configuration
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.live import REGISTRY, Plain
 

@@ -31,7 +31,7 @@ from tokenizers import Tokenizer
 
 from baton.core.sampling import Grammar
 from baton.engine.grammar.grammar_check import GrammarChecker
-from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.generations.generation import Generation
 
 ANSWER = "the quick brown fox — 日本 🦊"
 """Some characters take several tokens each: a client that decodes deltas alone would break them."""

@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 @ray.remote(num_cpus=0)
 def find(url: str) -> dict[str, object]:
-    from baton.platform.cluster.model_peers import RayPeers
+    from baton.platform.cluster.nodes.model_peers import RayPeers
     from baton.platform.models.digest import digest_of
     from baton.platform.models.model_folder import find_model
 

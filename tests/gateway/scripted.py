@@ -22,8 +22,8 @@ from baton.core.metrics import Family, gauge
 from baton.core.parking import TakeStream
 from baton.core.sampling import FinishReason, TokenLogprob
 from baton.gateway.access.config import GatewayConfig
-from baton.gateway.requests.generation import DecodeRoom, Estimate, Generation
-from baton.gateway.requests.prompt_progress import PromptProgress
+from baton.gateway.requests.generations.generation import DecodeRoom, Estimate, Generation
+from baton.gateway.requests.generations.prompt_progress import PromptProgress
 from baton.gateway.requests.readiness import Missing, Wanted
 from baton.gateway.requests.reporting import SILENT, Reporting
 from baton.gateway.server import GatewayServer

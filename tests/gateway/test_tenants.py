@@ -15,7 +15,7 @@ from baton.core.errors import Unauthenticated
 from baton.gateway.access.api_keys import ApiKeys, known_keys
 from baton.gateway.access.cache_salt import CacheSalts
 from baton.gateway.access.config import GatewayConfig, TenantConfig
-from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.generations.generation import Generation
 from baton.proto import inference_pb2 as pb
 from baton.proto.inference_pb2_grpc import InferenceStub
 

@@ -17,7 +17,11 @@ import msgspec
 import yaml
 
 from baton.core.attribute_docs import attribute_docs
-from baton.platform.cluster.serve_document import OF_THE_DRIVER, POOLS, SHUTDOWN_SLACK_S
+from baton.platform.cluster.applications.serve_document import (
+    OF_THE_DRIVER,
+    POOLS,
+    SHUTDOWN_SLACK_S,
+)
 from baton.platform.config.docs import is_node, is_secret, json_schema, settings
 from baton.platform.config.live import LIVE, REGISTRY
 from baton.platform.kubernetes.values.node import ChartNode

@@ -23,7 +23,7 @@ from tests.helm.crds import DEFINITIONS, spec_validator
 from tests.helm.generate import generated
 from tests.helm.unit_suite import Case, read_suite, run
 
-from baton.platform.cluster.serve_document import application, configuration
+from baton.platform.cluster.applications.serve_document import application, configuration
 from baton.platform.config.deployment import parse_config
 from baton.platform.kubernetes.upgrade import Outcome, predict
 from baton.platform.kubernetes.values.tree import default_config

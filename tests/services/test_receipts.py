@@ -17,7 +17,7 @@ from baton.core.replicas import Role
 from baton.decode_service.generating import Generating
 from baton.decode_service.session import GatewaySession
 from baton.engine.engine import Engine
-from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.generations.generation import Generation
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer
 from baton.kv_transfer.transport.grpc import GrpcTransport
 

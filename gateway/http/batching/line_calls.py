@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Message
 from baton.core.errors import InvalidRequest, Overloaded, Unavailable
 from baton.gateway.access.api_keys import Caller
 from baton.gateway.batches.work import LineAnswer
-from baton.gateway.http.chat import ChatApi
-from baton.gateway.http.completions import CompletionsApi
+from baton.gateway.http.completions.chat import ChatApi
+from baton.gateway.http.completions.completions import CompletionsApi
 from baton.gateway.http.embeddings import EmbeddingsApi
 from baton.gateway.http.errors import error_body
 from baton.gateway.http.request_body import decode_body

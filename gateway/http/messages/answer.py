@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from baton.core.messages import Receipt
-from baton.gateway.requests.completion_stream import Usage
+from baton.gateway.requests.generations.completion_stream import Usage
 
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"

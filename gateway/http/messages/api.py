@@ -14,21 +14,21 @@ from baton.gateway.chat.conversation import Conversation, encode_chat, for_model
 from baton.gateway.chat.plan import plan_chat
 from baton.gateway.chat.tool_definitions import ToolUse, use_of
 from baton.gateway.grammars.structured_output import OutputRule, format_rule
-from baton.gateway.http.common_fields import asker, wants_receipt
+from baton.gateway.http.completions.common_fields import asker, wants_receipt
+from baton.gateway.http.completions.template_switches import (
+    Switch,
+    is_on_by_type,
+    template_variables,
+    thinking_variables,
+)
+from baton.gateway.http.completions.tool_format import tell_format
 from baton.gateway.http.errors import json_response
 from baton.gateway.http.messages.answer import TokenCountAnswer
 from baton.gateway.http.messages.blocks import ThinkingShown
 from baton.gateway.http.messages.input import input_messages, is_prefilled
 from baton.gateway.http.messages.schemas import MessagesBody, refuse_foreign
 from baton.gateway.http.messages.writer import AnswerTerms, MessagesWriter
-from baton.gateway.http.responder import Responder
-from baton.gateway.http.template_switches import (
-    Switch,
-    is_on_by_type,
-    template_variables,
-    thinking_variables,
-)
-from baton.gateway.http.tool_format import tell_format
+from baton.gateway.http.sending.responder import Responder
 from baton.gateway.http.unknown_fields import note_without_effect, read_known
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.options import SamplingOptions, options_from

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from baton.core.sampling import FinishReason
 from baton.gateway.chat.choice_reader import ChoiceReader
-from baton.gateway.http import sse
 from baton.gateway.http.errors import MESSAGES
 from baton.gateway.http.messages.answer import (
     MessageAnswer,
@@ -19,7 +18,8 @@ from baton.gateway.http.messages.answer import (
     message_usage,
 )
 from baton.gateway.http.messages.blocks import Event, OutputBlocks, ThinkingShown
-from baton.gateway.requests.choices import ChoiceDelta, Completion
+from baton.gateway.http.sending import sse
+from baton.gateway.requests.generations.choices import ChoiceDelta, Completion
 from baton.gateway.text.output_text import TextDelta
 
 

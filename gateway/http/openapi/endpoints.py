@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.gateway.http.answers import ChatAnswer, CompletionAnswer
 from baton.gateway.http.batching.endpoints import BATCH_PATHS
+from baton.gateway.http.completions.answers import ChatAnswer, CompletionAnswer
+from baton.gateway.http.completions.schemas import ChatBody, CompletionBody
 from baton.gateway.http.decisions import JSON_LINES, ExplainedRequest
 from baton.gateway.http.edge import CLASSIFY_PATHS, RERANK_PATHS, SCORE_PATHS
 from baton.gateway.http.embeddings import EmbeddingBody, EmbeddingListAnswer
@@ -20,7 +21,6 @@ from baton.gateway.http.openapi.endpoint import Endpoint
 from baton.gateway.http.pages.front_page import FrontAnswer, VersionAnswer
 from baton.gateway.http.responses.answer import DeletedAnswer, ItemListAnswer, ResponseAnswer
 from baton.gateway.http.responses.schemas import ResponsesBody
-from baton.gateway.http.schemas import ChatBody, CompletionBody
 from baton.gateway.http.scoring.classify import ClassifyAnswer, ClassifyBody
 from baton.gateway.http.scoring.scores import RerankAnswer, RerankBody, ScoreAnswer, ScoreBody
 from baton.gateway.http.status_pages import (

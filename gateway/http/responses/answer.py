@@ -9,7 +9,7 @@ import msgspec
 
 from baton.gateway.http.responses.items import Item
 from baton.gateway.http.responses.schemas import ResponsesBody, TextConfig, TextFormat
-from baton.gateway.requests.completion_stream import Usage
+from baton.gateway.requests.generations.completion_stream import Usage
 from baton.gateway.text.served_model import ServedModel
 
 ID_PREFIX = "resp_"

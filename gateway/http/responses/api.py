@@ -14,16 +14,16 @@ from baton.gateway.chat.conversation import Conversation
 from baton.gateway.chat.plan import plan_chat
 from baton.gateway.chat.tool_definitions import use_of
 from baton.gateway.grammars.structured_output import OutputRule, format_rule
-from baton.gateway.http.common_fields import asker
+from baton.gateway.http.completions.common_fields import asker
+from baton.gateway.http.completions.template_switches import Switch, template_variables
+from baton.gateway.http.completions.tool_format import tell_format
 from baton.gateway.http.edge import REQUEST_ID
-from baton.gateway.http.responder import Responder
 from baton.gateway.http.responses.answer import ID_PREFIX, begun_answer
 from baton.gateway.http.responses.input import InputItem, input_messages
 from baton.gateway.http.responses.kept import KeptResponses, named_items
 from baton.gateway.http.responses.schemas import ResponsesBody, TextFormat, refuse_unknown_ways
 from baton.gateway.http.responses.writer import ResponsesWriter
-from baton.gateway.http.template_switches import Switch, template_variables
-from baton.gateway.http.tool_format import tell_format
+from baton.gateway.http.sending.responder import Responder
 from baton.gateway.http.unknown_fields import note_without_effect, read_known
 from baton.gateway.requests.cache_control import checked_marks, marked
 from baton.gateway.requests.gateway import Gateway

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from baton.gateway.http.answers import ChatLogprob
+from baton.gateway.http.completions.answers import ChatLogprob
 from baton.gateway.output.pieces import (
     CallArguments,
     CallStart,

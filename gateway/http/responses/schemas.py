@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from baton.core.errors import InvalidRequest
 from baton.gateway.chat.functions import CustomTool, Function, InputFormat
-from baton.gateway.http.schemas import StreamOptions
+from baton.gateway.http.completions.schemas import StreamOptions
 from baton.gateway.requests.cache_control import CacheControl
 from baton.gateway.requests.options import CommonOptions
 from baton.gateway.requests.unsupported import Ignored, Refused

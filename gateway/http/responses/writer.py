@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from baton.core.sampling import FinishReason
 from baton.gateway.chat.choice_reader import ChoiceReader
 from baton.gateway.chat.plan import ChatPlan
-from baton.gateway.http import sse
-from baton.gateway.http.answers import ChatLogprob
+from baton.gateway.http.completions.answers import ChatLogprob
+from baton.gateway.http.completions.logprobs import chat_logprobs
 from baton.gateway.http.errors import error_body
-from baton.gateway.http.logprobs import chat_logprobs
 from baton.gateway.http.responses.answer import (
     ID_PREFIX,
     IncompleteDetails,
@@ -22,8 +21,9 @@ from baton.gateway.http.responses.answer import (
     response_usage,
 )
 from baton.gateway.http.responses.items import Event, OutputItems
+from baton.gateway.http.sending import sse
 from baton.gateway.output.pieces import Content, Piece
-from baton.gateway.requests.choices import ChoiceDelta, Completion
+from baton.gateway.requests.generations.choices import ChoiceDelta, Completion
 from baton.gateway.text.output_text import TextDelta
 from baton.gateway.text.tokenizer import TextTokenizer
 

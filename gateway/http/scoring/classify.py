@@ -9,14 +9,14 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
-from baton.gateway.http.awaited_response import AwaitedResponse
 from baton.gateway.http.scoring.pooled_body import PooledBody, PooledUsage, order_of
+from baton.gateway.http.sending.awaited_response import AwaitedResponse
 from baton.gateway.http.unknown_fields import read_known
-from baton.gateway.requests.classification import classify, require_classifier
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.order import Prompt
-from baton.gateway.requests.pairs import max_tokens_of, text_prompts
-from baton.gateway.requests.pooled import PooledOrder
+from baton.gateway.requests.pooling.classification import classify, require_classifier
+from baton.gateway.requests.pooling.pairs import max_tokens_of, text_prompts
+from baton.gateway.requests.pooling.pooled import PooledOrder
 
 
 class ClassifyBody(PooledBody, kw_only=True, forbid_unknown_fields=True):

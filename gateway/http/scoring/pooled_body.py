@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
-from baton.gateway.requests.pooled import PooledOrder
+from baton.gateway.requests.pooling.pooled import PooledOrder
 from baton.gateway.requests.unsupported import Ignored
 
 

@@ -12,12 +12,12 @@ from starlette.requests import Request
 
 from baton.core.errors import InvalidRequest
 from baton.core.messages import Pooling
-from baton.gateway.http.awaited_response import AwaitedResponse
 from baton.gateway.http.scoring.pooled_body import PooledBody, PooledUsage, order_of
+from baton.gateway.http.sending.awaited_response import AwaitedResponse
 from baton.gateway.http.unknown_fields import read_known
 from baton.gateway.requests.gateway import Gateway
-from baton.gateway.requests.pooled import MAX_INPUTS
-from baton.gateway.requests.scoring import ScoreOrder, Side, score
+from baton.gateway.requests.pooling.pooled import MAX_INPUTS
+from baton.gateway.requests.pooling.scoring import ScoreOrder, Side, score
 
 Texts = str | list[str]
 

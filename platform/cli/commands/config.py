@@ -59,7 +59,7 @@ def document(
     ] = None,
 ) -> None:
     """The file for Ray's own `serve deploy`, or a RayService: what `baton deploy` sends."""
-    from baton.platform.cluster.serve_document import document as serve_document
+    from baton.platform.cluster.applications.serve_document import document as serve_document
 
     with told_in_one_line("baton config document"):
         config = configure(config_file, changes if model is None else {**changes, "model": model})

@@ -13,7 +13,7 @@ from baton.platform.cli.options.config_options import DEPLOY_OPTIONS, with_confi
 from baton.platform.cli.runs.application import deploy_document, told_before
 from baton.platform.cli.runs.cluster_session import connected
 from baton.platform.cli.terminal.errors import told_in_one_line
-from baton.platform.cluster.serve_document import application
+from baton.platform.cluster.applications.serve_document import application
 from baton.platform.config.deployment import configure
 
 

@@ -60,7 +60,7 @@ def leave(
     ] = False,
 ) -> None:
     """Empty this Ray node before its pod ends: replicas come up elsewhere, requests move there."""
-    from baton.platform.cluster.node_departure import (
+    from baton.platform.cluster.nodes.node_departure import (
         ANSWERED_WITHIN_S,
         hard_limit,
         own_node,
@@ -122,7 +122,7 @@ def follow(
 def _check_configuration(spec: dict[str, Any], source: Path) -> None:
     """Raises InvalidConfig for what no schema of values refuses, and the application would once
     Serve builds it."""
-    from baton.platform.cluster.serve_document import IMPORT_PATH, configuration
+    from baton.platform.cluster.applications.serve_document import IMPORT_PATH, configuration
 
     for application in (yaml.safe_load(spec.get(SERVE) or "") or {}).get("applications", ()):
         if application.get("import_path") == IMPORT_PATH:

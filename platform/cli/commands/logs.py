@@ -42,7 +42,7 @@ def _print_new(app_name: str, of: str, num_lines: int, ends: dict[str, int]) -> 
     """What has come since it was looked at last, replica by replica."""
     from ray.exceptions import RayError
 
-    from baton.platform.cluster.applications import read_log, replicas
+    from baton.platform.cluster.applications.applications import read_log, replicas
 
     for replica in replicas(app_name):
         name = f"{replica.deployment.lower()}-{replica.unique_id}"

@@ -50,7 +50,7 @@ def _drawn(applications: list[dict[str, Any]]) -> RenderableType:
 def _look(app_name: str) -> list[dict[str, Any]]:
     from ray.exceptions import RayError
 
-    from baton.platform.cluster.applications import gateway_status, replicas, served
+    from baton.platform.cluster.applications.applications import gateway_status, replicas, served
 
     found: list[dict[str, Any]] = []
     for name, details in served().items():

@@ -25,8 +25,8 @@ STATUS_TIMEOUT_S = 10.0
 def told_before(wanted: Plain, name: str) -> list[str]:
     """What a deployment of `wanted` would do to what runs, in lines. Raises InvalidConfig if the
     name is another's."""
-    from baton.platform.cluster.applications import check_name, deployed, registry_time
-    from baton.platform.cluster.serve_document import difference, with_planned
+    from baton.platform.cluster.applications.applications import check_name, deployed, registry_time
+    from baton.platform.cluster.applications.serve_document import difference, with_planned
 
     check_name(wanted)
     known = deployed(name)
@@ -47,8 +47,8 @@ def told_before(wanted: Plain, name: str) -> list[str]:
 
 def deploy_document(wanted: Plain, config: DeploymentConfig, *, waits: bool) -> None:
     """Bring the application to what is wanted, and tell how it goes. Raises as `come_up`."""
-    from baton.platform.cluster.applications import apply
-    from baton.platform.cluster.serve_document import configuration
+    from baton.platform.cluster.applications.applications import apply
+    from baton.platform.cluster.applications.serve_document import configuration
 
     sent = apply(wanted)
     planned = configuration(sent)
@@ -73,8 +73,8 @@ def scale(name: str, counts: dict[str, int], *, hold_s: float | None, waits: boo
 
     Raises InvalidConfig for what is no pool, or no number of replicas of it.
     """
-    from baton.platform.cluster.applications import apply_scaled
-    from baton.platform.cluster.serve_document import configuration
+    from baton.platform.cluster.applications.applications import apply_scaled
+    from baton.platform.cluster.applications.serve_document import configuration
 
     wanted = apply_scaled(name, counts, hold_s)
     _follow(wanted, configuration(wanted), waits=waits)
@@ -82,7 +82,7 @@ def scale(name: str, counts: dict[str, int], *, hold_s: float | None, waits: boo
 
 def undeploy(name: str, limit_s: float) -> None:
     """Return when it has ended. Raises InvalidConfig, DeadlineExceeded."""
-    from baton.platform.cluster.applications import remove, served
+    from baton.platform.cluster.applications.applications import remove, served
 
     if name not in served():
         there = ", ".join(served()) or "none"
@@ -99,7 +99,7 @@ def _follow(wanted: Plain, config: DeploymentConfig, *, waits: bool) -> None:
     if not waits:
         typer.echo(f"{wanted['name']} is on its way; `baton top` shows how far it is")
         return
-    from baton.platform.cluster.applications import gateway_status
+    from baton.platform.cluster.applications.applications import gateway_status
 
     port, grpc_port, admin_port = follow_up(config)
     operators = f"; operators on {admin_port} at {config.gateway.admin_host}" if admin_port else ""

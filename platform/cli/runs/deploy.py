@@ -46,7 +46,7 @@ def deploy(
     taken."""
     from ray import serve
 
-    from baton.platform.cluster.applications import check_ports, served, start_serve
+    from baton.platform.cluster.applications.applications import check_ports, served, start_serve
     from baton.platform.cluster.deploy import build_app
 
     name = config.ray.app_name

@@ -23,8 +23,8 @@ from baton.core.errors import BatonError
 from baton.core.messages import Receipt
 from baton.core.sampling import Grammar
 from baton.gateway.access.api_keys import ANYBODY
-from baton.gateway.requests.choices import Completion
 from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.generations.choices import Completion
 from baton.gateway.requests.options import SamplingOptions
 from baton.gateway.requests.order import CompletionOrder, Prompt
 from baton.gateway.text.output_text import TextDelta, merge

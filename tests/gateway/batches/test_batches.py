@@ -25,7 +25,7 @@ from baton.gateway.batches import batches as batches_module
 from baton.gateway.batches import runner as runner_module
 from baton.gateway.batches import work as work_module
 from baton.gateway.batches.files import Files, NewFile
-from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.generations.generation import Generation
 from baton.gateway.requests.readiness import NOBODY
 from baton.gateway.storage.config import StorageConfig
 from baton.gateway.storage.folder import StorageFolder

@@ -12,7 +12,7 @@ import pytest
 from baton.core.clock import ManualClock
 from baton.gateway.batches import pace as pace_module
 from baton.gateway.batches.pace import BESIDE_S, PATIENCE_S, GivenUp, Pace
-from baton.gateway.requests.generation import DecodeRoom
+from baton.gateway.requests.generations.generation import DecodeRoom
 
 
 def room_of(*, places: int = 20, others: int = 0, waiting: int = 0) -> DecodeRoom:

@@ -6,7 +6,7 @@ from baton.core.ids import RequestId
 from baton.core.messages import Receipt
 from baton.core.sampling import SamplingParams
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
-from baton.gateway.requests.generation import Generation, RunningGeneration
+from baton.gateway.requests.generations.generation import Generation, RunningGeneration
 
 PROMPT = (5, 6, 7)
 

@@ -18,7 +18,7 @@ from baton.core.replicas import Role
 from baton.engine.engine import Engine
 from baton.gateway.fleet.decode_link import DecodeLink
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
-from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.generations.generation import Generation
 from baton.router.cache.prompt_names import PromptNames
 from baton.router.placer import Routing
 from baton.router.policies.cost import Cost

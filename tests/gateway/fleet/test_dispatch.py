@@ -35,7 +35,7 @@ from baton.core.sampling import FinishReason
 from baton.gateway.fleet import dispatch as dispatch_module
 from baton.gateway.fleet.decision_log import DecisionLog
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
-from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.generations.generation import Generation
 from baton.router.cache.kv_index import KvIndex
 from baton.router.cache.prompt_names import PromptNames
 from baton.router.placer import LINE_PER_REPLICA

@@ -21,7 +21,7 @@ from baton.core.ids import RequestId
 from baton.core.messages import GenerateRequest, Pooling, Receipt, TokenUpdate
 from baton.core.sampling import FinishReason, SamplingParams
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
-from baton.gateway.requests.generation import Generation, RunningGeneration
+from baton.gateway.requests.generations.generation import Generation, RunningGeneration
 from baton.router.cache.prompt_names import PromptNames
 
 PROMPT = (1, 2, 3, 4, 5)

@@ -25,7 +25,7 @@ from baton.core.errors import (
 from baton.core.ids import ReplicaId
 from baton.core.replicas import Membership, Role, StartingReplica
 from baton.gateway.fleet.failed_starts import AGAIN_S, MANY
-from baton.gateway.requests.generation import RunningGeneration
+from baton.gateway.requests.generations.generation import RunningGeneration
 from baton.router.placer import Routing
 from baton.router.policies.cost import Cost
 

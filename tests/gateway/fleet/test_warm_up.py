@@ -12,7 +12,7 @@ from baton.core.ids import Epoch, new_request_id
 from baton.gateway.fleet import warm_up
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.warm_up import WarmUp
-from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.generations.generation import Generation
 from baton.router.placer import Routing
 from baton.router.policies.cost import Cost
 

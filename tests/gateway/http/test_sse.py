@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.gateway.http import sse
+from baton.gateway.http.sending import sse
 
 texts = st.text(st.characters(codec="utf-8"), max_size=30)
 contents = st.recursive(

@@ -25,8 +25,8 @@ from tests.gateway.scripted import (
 from baton.core.errors import Unavailable
 from baton.gateway.access.api_keys import ANYBODY
 from baton.gateway.access.config import GatewayConfig
-from baton.gateway.requests.choices import Completion
 from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.generations.choices import Completion
 from baton.gateway.requests.options import SamplingOptions
 from baton.gateway.requests.order import CompletionOrder, Prompt
 

@@ -9,8 +9,8 @@ from baton.core.clock import ManualClock
 from baton.core.errors import Unavailable
 from baton.core.ids import RequestId
 from baton.core.sampling import SamplingParams
-from baton.gateway.requests.generation import Generation
-from baton.gateway.requests.generation_run import GenerationRun
+from baton.gateway.requests.generations.generation import Generation
+from baton.gateway.requests.generations.generation_run import GenerationRun
 from baton.gateway.requests.metrics import GatewayMetrics
 
 FOX = tokens_of("the fox")

@@ -12,8 +12,8 @@ from tests.gateway.scripted import Script, serving, tokens_of
 
 from baton.client.async_client import AsyncBatonClient
 from baton.core.errors import Overloaded
-from baton.gateway.requests import prompt_progress
-from baton.gateway.requests.prompt_progress import PromptProgress, told_until_first
+from baton.gateway.requests.generations import prompt_progress
+from baton.gateway.requests.generations.prompt_progress import PromptProgress, told_until_first
 
 PROGRESS = PromptProgress(state="queued", position=1, total=9, eta_ms=100.0)
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}

@@ -10,7 +10,7 @@ import pytest
 from baton.core.errors import ContextExceeded, InvalidRequest
 from baton.core.sampling import SamplingParams
 from baton.gateway.grpc.options import sampling_options
-from baton.gateway.http.schemas import ChatBody, CompletionBody
+from baton.gateway.http.completions.schemas import ChatBody, CompletionBody
 from baton.gateway.requests.options import CommonOptions, SamplingOptions
 from baton.gateway.requests.sampling_options import (
     SamplingRules,

@@ -14,8 +14,8 @@ from baton.core.replicas import Role
 from baton.platform.cli.commands import deploy as deploy_command
 from baton.platform.cli.commands import scale as scale_command
 from baton.platform.cli.main import app
-from baton.platform.cluster import applications
-from baton.platform.cluster.serve_document import application, configuration, scaled
+from baton.platform.cluster.applications import applications
+from baton.platform.cluster.applications.serve_document import application, configuration, scaled
 from baton.platform.config.deployment import DeploymentConfig, override
 
 run = CliRunner().invoke

@@ -17,7 +17,7 @@ from baton.core.replicas import Membership, Role, StartingReplica
 from baton.platform.cli.runs.deploy import deploy, follow, wait_for
 from baton.platform.cli.terminal.progress import StartBars
 from baton.platform.cli.terminal.start_report import StartReport
-from baton.platform.cluster import applications
+from baton.platform.cluster.applications import applications
 from baton.platform.config.deployment import DeploymentConfig, override
 
 

@@ -11,14 +11,18 @@ import pytest
 from ray import serve
 
 from baton.core.replicas import Role
-from baton.platform.cluster import applications
-from baton.platform.cluster.applications import (
+from baton.platform.cluster.applications import applications
+from baton.platform.cluster.applications.applications import (
     apply_planned,
     apply_scaled,
     registry_time,
     start_serve,
 )
-from baton.platform.cluster.serve_document import CONTROLLER_OPTIONS, application, configuration
+from baton.platform.cluster.applications.serve_document import (
+    CONTROLLER_OPTIONS,
+    application,
+    configuration,
+)
 from baton.platform.config.deployment import parse_config
 
 NAME = "baton"

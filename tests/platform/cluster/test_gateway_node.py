@@ -17,8 +17,9 @@ from baton.core.metrics import gauge
 from baton.core.replicas import Membership, Role, StartingReplica
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.fleet.traffic import TrafficReport
-from baton.platform.cluster import gateway_node, planner_link
+from baton.platform.cluster import gateway_node
 from baton.platform.cluster.gateway_node import GatewayNode, apart
+from baton.platform.cluster.registry import planner_link
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.models.model_folder import find_model
 from baton.platform.planner.planner_metrics import PlannerTold

@@ -13,10 +13,10 @@ from tests.gateway.fleet.scripted_replica import until
 
 from baton.core.clock import ManualClock
 from baton.core.replicas import Pace, ReplicaInfo
-from baton.platform.cluster import heart_line, registry_port
-from baton.platform.cluster.heart_line import AVOIDED_S, HeartLine
-from baton.platform.cluster.registry_actor import RemoteRegistry
-from baton.platform.cluster.registry_port import RegistryPort
+from baton.platform.cluster.registry import heart_line, registry_port
+from baton.platform.cluster.registry.heart_line import AVOIDED_S, HeartLine
+from baton.platform.cluster.registry.registry_actor import RemoteRegistry
+from baton.platform.cluster.registry.registry_port import RegistryPort
 from baton.platform.registry.registry import Registry
 from baton.platform.security.config import SecurityConfig
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from baton.platform.cluster import model_peers
-from baton.platform.cluster.model_peers import RayPeers
+from baton.platform.cluster.nodes import model_peers
+from baton.platform.cluster.nodes.model_peers import RayPeers
 from baton.platform.models.lending import Lent
 from baton.platform.models.listing import Listing, RemoteFile
 

@@ -13,7 +13,7 @@ import pytest
 
 from baton.core.clock import ManualClock
 from baton.core.errors import DeadlineExceeded
-from baton.platform.cluster.node_departure import (
+from baton.platform.cluster.nodes.node_departure import (
     ANSWERED_WITHIN_S,
     TOLD_WITHIN_S,
     NoAnswer,

@@ -6,7 +6,7 @@ import asyncio
 
 from tests.platform.replica.test_startup import Heard, startup
 
-from baton.platform.cluster.node_model import FetchStages
+from baton.platform.cluster.nodes.node_model import FetchStages
 
 
 async def test_what_a_thread_fetches_is_told_as_a_stage_with_its_share() -> None:

@@ -11,7 +11,7 @@ import pytest
 from baton.core.clock import ManualClock
 from baton.core.ids import Epoch
 from baton.gateway.fleet.traffic import TrafficReport
-from baton.platform.cluster.planner_link import PlannerLink
+from baton.platform.cluster.registry.planner_link import PlannerLink
 from baton.platform.planner.planner_metrics import PlannerTold
 from baton.platform.planner.traffic_watch import REPORTS_S
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.engine.mesh.mesh import Mesh
-from baton.platform.cluster.ranks import bundles_of, strategy_of
+from baton.platform.cluster.ranks.ranks import bundles_of, strategy_of
 
 
 @pytest.mark.parametrize("mesh", [Mesh(tensor=4), Mesh(tensor=2, pipeline=2)])

@@ -9,7 +9,7 @@ from bench.layout_writer import LAYOUTS, write_layout
 from tests.tiny_checkpoints import FAMILIES
 
 from baton.core.errors import InvalidConfig
-from baton.platform.cluster.rank_check import check_ranks
+from baton.platform.cluster.ranks.rank_check import check_ranks
 from baton.platform.config.deployment import DeploymentConfig, override
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.platform.topologies import PAIRED_A100_PCIE, gpu_id, listing
 
 from baton.engine.mesh.mesh import Mesh
-from baton.platform.cluster.rank_seats import by_rank
+from baton.platform.cluster.ranks.rank_seats import by_rank
 from baton.platform.machine.link_matrix import Seat
 
 
@@ -92,7 +92,7 @@ async def test_where_nothing_can_be_read_all_stay() -> None:
 
 
 async def test_where_ranks_are_is_told_in_a_line(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "baton.platform.cluster.rank_seats")
+    caplog.set_level(logging.INFO, "baton.platform.cluster.ranks.rank_seats")
     mesh = Mesh(tensor=2, pipeline=2)
 
     await by_rank(mesh, "cuda", Seat("node", gpu_id(0)), [on_gpu(1), on_gpu(2), on_gpu(3)])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from baton.core.errors import CheckpointError
-from baton.platform.cluster.ranks import together
+from baton.platform.cluster.ranks.ranks import together
 
 REASON = "rank 1 has ended: CheckpointError: no weights on this node"
 

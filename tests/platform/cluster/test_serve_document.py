@@ -12,7 +12,7 @@ from ray.serve.schema import ServeApplicationSchema
 from baton.core.clock import ManualClock
 from baton.core.errors import InvalidConfig
 from baton.core.replicas import Role
-from baton.platform.cluster.serve_document import (
+from baton.platform.cluster.applications.serve_document import (
     application,
     asleep,
     configuration,

@@ -14,9 +14,9 @@ from tests.gateway.fleet.known_replicas import make_replica
 from baton.core.clock import ManualClock
 from baton.core.ids import Epoch
 from baton.core.replicas import Membership
-from baton.platform.cluster import watch_line
-from baton.platform.cluster.registry_port import RegistryPort
-from baton.platform.cluster.watch_line import THROUGH_SERVE_S, WatchLine
+from baton.platform.cluster.registry import watch_line
+from baton.platform.cluster.registry.registry_port import RegistryPort
+from baton.platform.cluster.registry.watch_line import THROUGH_SERVE_S, WatchLine
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.registry.registry import Registry
 from baton.platform.security.config import SecurityConfig

@@ -10,7 +10,7 @@ from tests.tiny_checkpoints import make_llama, make_mixtral, make_qwen3_moe
 
 from baton.core.errors import InvalidConfig
 from baton.engine.checkpoint.load import read_config
-from baton.platform.cluster.rank_check import check_ranks
+from baton.platform.cluster.ranks.rank_check import check_ranks
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.doctor.demand import demand_of
 

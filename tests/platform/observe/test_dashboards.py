@@ -18,7 +18,7 @@ from tests.platform.worker_groups.test_adapter import World
 from baton.core.metrics import Family, exposition
 from baton.core.replicas import Role
 from baton.gateway.requests.metrics import GatewayMetrics
-from baton.platform.cluster.planner_link import PlannerLink
+from baton.platform.cluster.registry.planner_link import PlannerLink
 from baton.platform.observe.config import MetricsConfig
 from baton.platform.replica.metric_help import HELP
 from baton.platform.replica.replica_page import PREFIX, ReplicaPage

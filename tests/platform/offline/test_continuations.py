@@ -11,8 +11,8 @@ from tests.gateway.scripted import Script, ScriptedDispatcher, make_model, text_
 from baton.core.errors import InvalidRequest
 from baton.gateway.access.api_keys import ANYBODY
 from baton.gateway.access.config import GatewayConfig
-from baton.gateway.requests.choices import Completion
 from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.generations.choices import Completion
 from baton.gateway.requests.options import SamplingOptions
 from baton.gateway.requests.order import CompletionOrder, Prompt
 from baton.platform.offline.continuations import Begin, continuations

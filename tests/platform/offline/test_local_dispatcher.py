@@ -13,7 +13,7 @@ from baton.core.errors import InvalidRequest, Unavailable
 from baton.core.ids import ReplicaId, RequestId, new_epoch
 from baton.core.sampling import FinishReason, SamplingParams
 from baton.decode_service.worker import DecodeWorker
-from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.generations.generation import Generation
 from baton.kv_transfer.exchange import ExchangeParts
 from baton.kv_transfer.transports import TransportParts, create_transport
 from baton.platform.offline.local_dispatcher import LocalDispatcher

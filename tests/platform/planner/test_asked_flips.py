@@ -9,7 +9,7 @@ from tests.platform.planner.planned_deployment import Deployment, fails
 
 from baton.core.ids import ReplicaId
 from baton.core.replicas import Role
-from baton.platform.cluster.planning import keep_planned
+from baton.platform.cluster.registry.planning import keep_planned
 from baton.platform.planner.config import PlannerConfig
 
 

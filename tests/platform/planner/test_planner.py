@@ -21,7 +21,7 @@ from tests.platform.planner.planned_deployment import (
 from baton.core.errors import InvalidConfig
 from baton.core.ids import Epoch
 from baton.core.replicas import Role
-from baton.platform.cluster.planning import keep_planned
+from baton.platform.cluster.registry.planning import keep_planned
 from baton.platform.config.deployment import parse_config
 from baton.platform.planner.config import PlannerConfig
 from baton.platform.planner.planner import Planner

@@ -15,7 +15,7 @@ import yaml
 from tests.platform.worker_groups.fake_kube import FakeKube, Manifest, Refused
 
 from baton.core.errors import Unavailable
-from baton.platform.cluster.serve_document import application, document
+from baton.platform.cluster.applications.serve_document import application, document
 from baton.platform.config.deployment import DeploymentConfig, parse_config
 from baton.platform.worker_groups.groups import Pod
 from baton.platform.worker_groups.kube_api import AWAY, KubeTrouble

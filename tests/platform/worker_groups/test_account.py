@@ -17,7 +17,7 @@ from tests.platform.worker_groups.simulated_cluster import (
 )
 
 from baton.core.clock import ManualClock
-from baton.platform.cluster.groups_account import groups_account
+from baton.platform.cluster.registry.groups_account import groups_account
 from baton.platform.observe.process_port import ProcessPages, ProcessPort
 
 kube_api = pytest.importorskip("baton.platform.worker_groups.kube_api")

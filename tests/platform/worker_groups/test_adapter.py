@@ -18,7 +18,7 @@ from tests.platform.worker_groups.simulated_cluster import (
 )
 
 from baton.core.clock import ManualClock
-from baton.platform.cluster.serve_document import configuration
+from baton.platform.cluster.applications.serve_document import configuration
 from baton.platform.worker_groups.adapter import LONGEST_S, Adapter
 from baton.platform.worker_groups.memory import EMPTY_FOR_S
 

@@ -22,7 +22,7 @@ from tests.platform.worker_groups.simulated_cluster import (
 
 from baton.core.clock import ManualClock
 from baton.core.errors import Unavailable
-from baton.platform.cluster.serve_document import application
+from baton.platform.cluster.applications.serve_document import application
 
 kube_api = pytest.importorskip("baton.platform.worker_groups.kube_api")
 following = pytest.importorskip("baton.platform.worker_groups.following")

@@ -1,0 +1,147 @@
+"""POST /v1/chat/completions"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+
+from baton.core.errors import InvalidRequest
+from baton.gateway.chat.conversation import Conversation
+from baton.gateway.chat.messages import chat_messages, message_marks
+from baton.gateway.chat.plan import ChatPlan, plan_chat
+from baton.gateway.http.completions.chat_format import ChatFormat
+from baton.gateway.http.completions.common_fields import (
+    Asker,
+    answer_extras,
+    answered_id,
+    asker,
+    shown_special,
+)
+from baton.gateway.http.completions.legacy_functions import offered_tools, with_tool_calls
+from baton.gateway.http.completions.openai_writer import OpenAiWriter
+from baton.gateway.http.completions.schemas import ChatBody
+from baton.gateway.http.completions.template_switches import chat_switches, template_variables
+from baton.gateway.http.completions.tool_format import tell_format
+from baton.gateway.http.sending.responder import Progress, Responder
+from baton.gateway.http.unknown_fields import note_without_effect, read_known
+from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.options import SamplingOptions, options_from
+from baton.gateway.requests.order import CompletionOrder
+from baton.gateway.requests.prompts import truncated
+from baton.gateway.requests.unsupported import refuse_unsupported
+from baton.gateway.text.served_model import ServedModel
+
+
+class ChatApi:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def create(self, request: Request) -> Responder:
+        gateway = self._gateway
+        body = await read_known(request, gateway.config, ChatBody)
+        extras = answer_extras(request, body)
+        who = asker(request, is_resumable=bool(body.resumable))
+        public_id = answered_id(body, who)
+        order, plan = await chat_order(gateway, body, who)
+        without_effect = fields_without_effect(body, gateway.model)
+        note_without_effect(request, gateway.config, (*without_effect, *plan.unheld_fields))
+        tell_format(request, plan, gateway.model)
+        completion = gateway.complete(order)
+        chunks = ChatFormat(
+            id=f"chatcmpl-{public_id}",
+            created=who.created,
+            model=gateway.model,
+            body=body,
+            plan=plan,
+            prompt=order.prompts[0],
+        )
+        writer = OpenAiWriter(completion, chunks, extras)
+        tell = partial(gateway.dispatcher.progress, completion.first_generation)
+        progress = Progress(tell, writer.progress) if order.returns_progress else None
+        return Responder(
+            completion,
+            writer,
+            is_streamed=bool(body.stream),
+            is_resumable=bool(body.resumable),
+            progress=progress,
+        )
+
+
+async def chat_order(
+    gateway: Gateway, body: ChatBody, who: Asker
+) -> tuple[CompletionOrder, ChatPlan]:
+    """Raises InvalidRequest."""
+    gateway.model.check_name(body.model)
+    refuse_unsupported(body)
+    options = _options(body)
+    plan = await plan_chat(gateway, conversation_of(body, gateway.model), who.caller.parking)
+    order = CompletionOrder(
+        request_id=who.request_id,
+        prompts=(truncated(plan.prompt, body.truncate_prompt_tokens, gateway, options),),
+        options=options,
+        grammar=plan.grammar,
+        is_streamed=bool(body.stream),
+        field_by_option={"logprobs": "top_logprobs", "max_tokens": _max_name(body)},
+        shown_special=shown_special(body, gateway.model, plan.shown_special),
+        includes_stop=bool(body.include_stop_str_in_output),
+        cache_salt=body.cache_salt or "",
+        session=who.session(body.prompt_cache_key),
+        returns_progress=bool(body.return_progress),
+        caller=who.caller,
+    )
+    return order, plan
+
+
+def conversation_of(body: ChatBody, model: ServedModel) -> Conversation:
+    """Raises InvalidRequest."""
+    template = model.require_chat_template()
+    variables, _ = _variables(body, model)
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt exclude each other; leave one out",
+            field="continue_final_message",
+        )
+    has_text_arguments = template.has_text_arguments
+    messages = with_tool_calls(body.messages, has_text_arguments=has_text_arguments)
+    return Conversation(
+        messages=chat_messages(messages, has_text_arguments=has_text_arguments),
+        marks=message_marks(body.messages, body.cache_control),
+        tools=offered_tools(body),
+        rule=body.rule(),
+        variables=variables,
+        is_continued=bool(body.continue_final_message),
+        adds_generation_prompt=body.add_generation_prompt is not False,
+        adds_special_tokens=bool(body.add_special_tokens),
+        ignores_eos=bool(body.ignore_eos),
+    )
+
+
+def fields_without_effect(body: ChatBody, model: ServedModel) -> tuple[str, ...]:
+    """For the template has no variables for them. Raises InvalidRequest."""
+    return _variables(body, model)[1]
+
+
+def _variables(body: ChatBody, model: ServedModel) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """And the fields that the template has none for. Raises InvalidRequest."""
+    template = model.require_chat_template().source
+    return template_variables(chat_switches(body), body.chat_template_kwargs, template)
+
+
+def _options(body: ChatBody) -> SamplingOptions:
+    if body.echo:
+        raise InvalidRequest(
+            "echo is not supported in a chat; use continue_final_message", field="echo"
+        )
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
+    return options_from(
+        body,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        max_tokens=getattr(body, _max_name(body)),
+    )
+
+
+def _max_name(body: ChatBody) -> str:
+    return "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"

@@ -1,0 +1,1 @@
+"""How answers go out: awaited or streamed, given up with their client, taken up again."""

@@ -1,0 +1,1 @@
+"""The generations of a request: planned, run, streamed, traced."""

@@ -1,0 +1,81 @@
+"""Prompts to embeddings: what both faces share of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.core.errors import InvalidRequest
+from baton.core.messages import Pooling
+from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.generations.completion_stream import Usage
+from baton.gateway.requests.order import Prompt
+from baton.gateway.requests.pooling.pooled import PooledOrder, run_pooled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingOrder(PooledOrder):
+    """What a face has understood of a request, not yet checked."""
+
+    inputs: tuple[Prompt, ...]
+    is_normalized: bool = True
+    dimensions: int | None = None
+    """The first so many, taken before normalising; None: all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embeddings:
+    vectors: list[list[float]]
+    """In the order of the inputs."""
+    usage: Usage
+
+
+def pooling_of(gateway: Gateway, asked: str | None) -> Pooling:
+    """As asked for, else as the model's authors do, else the mean."""
+    return Pooling(asked) if asked else gateway.model.pooling.pooling or Pooling.MEAN
+
+
+async def embed(gateway: Gateway, order: EmbeddingOrder) -> Embeddings:
+    """Raises InvalidRequest and RateLimited before anything runs, and what a run raises."""
+    if order.dimensions is not None:
+        _check_dimensions(gateway, order.dimensions)
+    found = await run_pooled(gateway, order.inputs, order)
+    return Embeddings(vectors=[fitted(v, order) for v in found.vectors], usage=found.usage)
+
+
+def _check_dimensions(gateway: Gateway, num: int) -> None:
+    """Raises InvalidRequest, too, where a model's embeddings are not to be cut."""
+    if num < 1:
+        raise InvalidRequest(f"dimensions must be at least 1; got {num}", field="dimensions")
+    model = gateway.model
+    if model.pooling.is_matryoshka is False:
+        raise InvalidRequest(
+            f"the first dimensions of `{model.name}`'s embeddings mean nothing by themselves "
+            "(config.json: is_matryoshka); leave dimensions out",
+            field="dimensions",
+        )
+    known = model.pooling.matryoshka_dimensions
+    if known and num not in known:
+        raise InvalidRequest(
+            f"dimensions must be one of {', '.join(map(str, known))}; got {num}",
+            field="dimensions",
+        )
+
+
+def fitted(embedding: Sequence[float], order: EmbeddingOrder) -> list[float]:
+    """Cut and scaled as asked for."""
+    num = order.dimensions
+    if num is not None and num > len(embedding):
+        raise InvalidRequest(
+            f"dimensions must be at most {len(embedding)}, which the model has; got {num}",
+            field="dimensions",
+        )
+    vector = list(embedding[:num])
+    return unit(vector) if order.is_normalized else vector
+
+
+def unit(vector: list[float]) -> list[float]:
+    """The same direction, at length 1."""
+    length = math.hypot(*vector)
+    return [value / length for value in vector] if length else vector

@@ -1,0 +1,1 @@
+"""The applications that Ray Serve runs: described, listed, changed one at a time."""

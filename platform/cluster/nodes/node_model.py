@@ -1,0 +1,100 @@
+"""The model on the node of this process: found, or fetched, and told how far that is.
+
+fetching the model 42%            of the replica; one process of a node does it
+waiting for the model             which another process of the node fetches
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, TypeVar
+
+import ray
+
+from baton.core.replicas import Role
+from baton.platform.config.deployment import DeploymentConfig, override
+from baton.platform.replica.assignment import Assignment
+
+if TYPE_CHECKING:
+    from baton.platform.models.download import DownloadReport
+    from baton.platform.replica.startup import Startup
+
+T = TypeVar("T")
+
+
+class FetchStages:
+    """A `DownloadReport` that is a replica's startup. Fetching happens in another thread."""
+
+    def __init__(self, startup: Startup) -> None:
+        self._startup = startup
+        self._loop = asyncio.get_running_loop()
+        self._lock = Lock()
+        self._total = self._done = 0
+
+    def begin(self, file: str, num_bytes: int) -> None:
+        with self._lock:
+            if not self._total:
+                self._soon(self._startup.enter, "fetching the model")
+            self._total += num_bytes
+
+    def advance(self, file: str, num_bytes: int) -> None:
+        with self._lock:
+            self._done += num_bytes
+            self._soon(self._startup.advance, self._done / max(1, self._total))
+
+    def wait(self) -> None:
+        stage = "waiting for the model, which another process of this node fetches"
+        self._soon(self._startup.enter, stage)
+
+    def _soon(self, tell: Callable[[T], None], what: T) -> None:
+        """In the loop's thread, one after the other."""
+        self._loop.call_soon_threadsafe(tell, what)
+
+
+async def find_on_node(
+    config: DeploymentConfig, report: DownloadReport | None = None, *, wants_weights: bool
+) -> Path:
+    """Raises CheckpointError."""
+    from baton.platform.cluster.nodes.model_peers import peers_of
+    from baton.platform.models.model_folder import find_model
+
+    return await asyncio.to_thread(
+        find_model, config.model, wants_weights=wants_weights, report=report, peers=peers_of(config)
+    )
+
+
+async def model_here(
+    config: DeploymentConfig, role: Role, report: DownloadReport | None = None
+) -> tuple[DeploymentConfig, Path]:
+    """The model's folder, and the configuration with the folder of what drafts for it. Raises
+    CheckpointError, and InvalidConfig if the two do not fit."""
+    from baton.platform.models.draft_folder import with_draft
+
+    weights = config.wants_weights
+    folder = await find_on_node(config, report, wants_weights=weights)
+    if role is Role.DECODE or config.engine(role).keeps_features_for is not None:
+        from baton.platform.cluster.nodes.model_peers import peers_of
+
+        config = await asyncio.to_thread(
+            with_draft, config, folder, wants_weights=weights, report=report, peers=peers_of(config)
+        )
+    return config, folder
+
+
+def own_node() -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+async def assigned_here(assignment: Assignment, startup: Startup | None = None) -> Assignment:
+    """As this node has the model: the first rank may be on another. Raises as `model_here`."""
+    if assignment.node in ("", own_node()):
+        return assignment
+    asked = override(assignment.config, {"decode.speculation.model": assignment.draft})
+    config, folder = await model_here(
+        asked, assignment.role, None if startup is None else FetchStages(startup)
+    )
+    return replace(assignment, config=config, folder=folder, node=own_node())

@@ -1,0 +1,129 @@
+"""One rank of a replica that is spread over several, in a process of its own.
+
+    lead      the first rank of an engine: it serves, as a replica of its own name and address
+    follow    a share of the model that a lead computes with; no port
+
+Rank 0 is the replica itself: `platform/cluster/replica_actor.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from baton.core.ids import ReplicaId
+from baton.core.replicas import StartingReplica
+from baton.platform.cluster.actor_log import start_actor_log
+from baton.platform.cluster.nodes.node_model import assigned_here
+from baton.platform.cluster.own_address import own_address
+from baton.platform.cluster.ranks.rank_seats import own_seat, read_links
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.machine.interpreter import spare_what_stays
+from baton.platform.machine.link_matrix import Seat
+from baton.platform.observe.logs import set_level
+from baton.platform.replica.assignment import Assignment
+from baton.platform.replica.startup import IMPORTING, Startup
+
+if TYPE_CHECKING:
+    from baton.engine.mesh.ranks import Rendezvous
+    from baton.engine.passes.runner import Runner
+    from baton.platform.replica.lifetime import Lifetime
+
+
+class RankActor:
+    """One rank; its process does nothing else but answer that it is there, and well."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._life: Lifetime | None = None
+        self._has_left = asyncio.Event()
+
+    def __repr__(self) -> str:
+        """What Ray puts before its lines in logs, and shows as the actor's."""
+        return self._name
+
+    async def follow(self, assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
+        """Returns when its lead lets go, and raises when a rank is gone."""
+        start_actor_log(assignment.config, f"{assignment.replica_id}:rank-{rank}")
+        assignment = await assigned_here(assignment)
+        await asyncio.to_thread(_follow, assignment, meeting, rank)
+
+    async def lead(self, assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
+        """Serve with an engine of its own. Returns when told to leave; raises if it cannot."""
+        from baton.engine.mesh.ranks import join
+        from baton.platform.replica.lifetime import Lifetime
+
+        place = meeting.mesh.place(rank)
+        own = replace(assignment, replica_id=ReplicaId(f"{assignment.replica_id}.{place.data}"))
+        start_actor_log(own.config, own.replica_id)
+        starting = StartingReplica(replica_id=own.replica_id, role=own.role, stage=IMPORTING)
+        async with Startup(own.registry, starting) as startup:
+            own = await assigned_here(own, startup)
+            life, host = Lifetime(own, startup), own_address(own.config)
+            self._life = life
+            await life.answer_probes(host)
+            await life.load(await asyncio.to_thread(join, meeting, rank))
+            await life.serve(host)
+        spare_what_stays()
+        await self._has_left.wait()
+
+    async def reconfigure(self, config: DeploymentConfig) -> None:
+        """Go by `config`'s live settings from now on."""
+        set_level(config.log_level)
+        if self._life is not None:
+            self._life.reconfigure(config)
+
+    async def drain(self) -> None:
+        """Drain what this rank leads."""
+        if self._life is not None:
+            await self._life.drain()
+
+    async def leave(self) -> None:
+        """Leave, as a lead that is drained; it takes part until all leave."""
+        if self._life is not None and self._life.is_serving:
+            await self._life.leave()
+            await asyncio.to_thread(closing(self._life.engine.runner))
+        self._has_left.set()
+
+    async def seat(self, device: str) -> Seat:
+        return own_seat(device)
+
+    async def read_links(self) -> tuple[str, str]:
+        return read_links()
+
+    async def is_there(self) -> None:
+        """Raises EngineFailed if what it leads has."""
+        if self._life is not None:
+            self._life.check_health()
+
+
+def _follow(assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
+    import torch
+
+    from baton.engine.assemble import follow_lead
+    from baton.engine.mesh.ranks import join
+    from baton.platform.machine.core_share import share_of_cores
+
+    config, pool, role = assignment.config, assignment.pool, assignment.role
+    torch.set_num_threads(pool.resources.num_threads or share_of_cores(config))
+    follow_lead(
+        assignment.folder,
+        config.engine(role),
+        join(meeting, rank),
+        dtype=config.dtype,
+        device=config.device,
+        load_format=config.load_format,
+        quantize=config.quantize,
+        streaming=config.streaming,
+    )
+
+
+def closing(runner: Runner) -> Callable[[], None]:
+    """How the lead of several ranks lets go of them."""
+    from baton.engine.ranks.lead import LeadRunner
+    from baton.engine.ranks.lockstep import LockstepRunner
+
+    assert isinstance(runner, LeadRunner | LockstepRunner)
+    return runner.close

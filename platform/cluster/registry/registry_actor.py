@@ -1,0 +1,207 @@
+"""The registry as an actor, and as other actors see it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from baton.core.errors import InvalidConfig
+from baton.core.ids import Epoch
+from baton.core.replicas import Membership, Pace, ReplicaInfo, StartingReplica
+from baton.gateway.fleet.traffic import TrafficReport
+from baton.platform.cluster.actor_log import start_actor_log
+from baton.platform.cluster.applications.applications import apply_planned, flip_any, messages
+from baton.platform.cluster.nodes.node_places import node_places
+from baton.platform.cluster.own_address import own_address
+from baton.platform.cluster.registry.groups_account import groups_account
+from baton.platform.cluster.registry.planning import keep_planned, planned
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.config.live import Plain, with_live
+from baton.platform.observe.logs import set_level
+from baton.platform.planner.planner import Planned, Planner
+from baton.platform.planner.planner_metrics import PlannerTold
+from baton.platform.registry.registry import Registry
+
+if TYPE_CHECKING:
+    from baton.platform.cluster.registry.heart_line import HeartLine
+    from baton.platform.cluster.registry.registry_port import RegistryPort
+
+log = logging.getLogger(__name__)
+
+Handle = DeploymentHandle[Any]
+
+
+REGISTRY_TIMEOUT_S = 5.0
+
+
+class RegistryActor:
+    """All methods are async so that Serve runs them on one event loop, one at a time."""
+
+    def __init__(self, config: DeploymentConfig) -> None:
+        self._config = config
+        self._registry = Registry()
+        self._port: RegistryPort | None = None
+        self._rules = config.planner
+        self._planner: Planner | None = None
+        self._planning: asyncio.Task[None] | None = None
+        self._is_told = False
+        start_actor_log(config, "registry")
+
+    async def reconfigure(self, told: Plain) -> None:
+        """Raises InvalidConfig at the first: a registry that runs Serve would stop for that."""
+        try:
+            config = with_live(self._config, told)
+        except InvalidConfig as error:
+            if not self._is_told:
+                raise
+            log.error("told what cannot be: %s; the configuration of before holds", error)
+            return
+        if self._port is None:
+            await self._listen(config)
+        self._is_told = True
+        set_level(config.log_level)
+        self._rules = config.planner
+        self._plan(planned(config) if config.planner.enabled else None)
+
+    async def _listen(self, config: DeploymentConfig) -> None:
+        from baton.platform.cluster.registry.registry_port import RegistryPort  # see `deploy.py`
+
+        self._port = RegistryPort(self._registry)
+        await self._port.start(own_address(config), config.security)
+
+    def _plan(self, wanted: Planned | None) -> None:
+        """By these rules from now on; None: not at all."""
+        if wanted is None:
+            if self._planning is not None:
+                self._planning.cancel()
+            self._planner = self._planning = None
+            return
+        if self._planner is not None:
+            self._planner.planned = wanted
+            return
+        self._planner = Planner(wanted)
+        name = serve.get_replica_context().app_name
+        self._planning = asyncio.create_task(
+            keep_planned(
+                self._planner,
+                self._registry.membership,
+                partial(apply_planned, name),
+                partial(flip_any, name),
+                partial(messages, name),
+                partial(node_places, self._config),
+            ),
+            name="planner",
+        )
+
+    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> PlannerTold:
+        """Nothing where there is no planner."""
+        return PlannerTold() if self._planner is None else self._planner.hear(gateway, report)
+
+    async def unix_time(self) -> float:
+        """By which what `baton scale` sets is held."""
+        return time.time()
+
+    async def explain_planner(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"is_enabled": False}
+        if self._planner is not None:
+            told = self._planner.explain()
+        if self._rules.nodes == "kuberay":
+            told["groups"] = await asyncio.to_thread(groups_account, self._rules.groups_url)
+        return told
+
+    async def heartbeat(self, info: ReplicaInfo, telling: int = 0) -> tuple[str, Pace]:
+        """Where the next ones may go, if they say the same, and how often."""
+        pace = self._registry.heartbeat(info, telling)
+        return "" if self._port is None else self._port.address, pace
+
+    async def leave(self, epoch: Epoch, telling: int = 0) -> None:
+        self._registry.leave(epoch, telling)
+
+    async def report_starting(self, starting: StartingReplica) -> float:
+        return self._registry.report_starting(starting)
+
+    async def spare(self, epoch: Epoch, may_be_last: bool) -> str:
+        return self._registry.spare(epoch, may_be_last=may_be_last)
+
+    async def membership(self) -> Membership:
+        return self._registry.membership()
+
+    async def share_limits(self, gateway: Epoch, demand: Mapping[str, float]) -> dict[str, float]:
+        return self._registry.limit_shares.report(gateway, demand)
+
+    async def watch(self, asked: bytes) -> bytes:
+        """WatchRequest, MembershipUpdate: for who does not know the port, or cannot reach it."""
+        from baton.proto.replica_pb2 import WatchRequest
+
+        assert self._port is not None, "Serve configures an actor before it is called"
+        answer = await self._port.watch(WatchRequest.FromString(asked))
+        return answer.SerializeToString()
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRegistry:
+    """The registry as other actors see it. Raises whatever Ray raises when it is away."""
+
+    handle: Handle
+    line: HeartLine | None = None
+    """Of a replica: where most of its heartbeats go."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the registry may have ended, or take the replica for gone."""
+        return self.line is not None and self.line.is_cut
+
+    async def heartbeat(self, info: ReplicaInfo) -> float:
+        """Returns the seconds until the next one, unless there is news before."""
+        line, pace = self.line, None if self.line is None else await self.line.beat(info)
+        if pace is None:
+            telling = 0 if line is None else line.next_telling()
+            address, pace = await _answer(self.handle.heartbeat.remote(info, telling))
+            if line is not None:
+                line.has_told(info, telling, address, pace)
+        return pace.beat_s
+
+    async def leave(self, epoch: Epoch) -> None:
+        telling = 0
+        if self.line is not None:
+            self.line.hang_up()
+            telling = self.line.next_telling()
+        await _answer(self.handle.leave.remote(epoch, telling))
+
+    async def report_starting(self, starting: StartingReplica) -> float:
+        """Returns the seconds until it is to say how much further it is."""
+        rest_s: float = await _answer(self.handle.report_starting.remote(starting))
+        return rest_s
+
+    async def spare(self, epoch: Epoch, may_be_last: bool) -> str:
+        why: str = await _answer(self.handle.spare.remote(epoch, may_be_last))
+        return why
+
+    async def share_limits(self, gateway: Epoch, demand: Mapping[str, float]) -> dict[str, float]:
+        call = self.handle.share_limits.remote(gateway, demand)
+        shares: dict[str, float] = await _answer(call)
+        return shares
+
+    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> PlannerTold:
+        call = self.handle.report_traffic.remote(gateway, report)
+        told: PlannerTold = await _answer(call)
+        return told
+
+    async def explain_planner(self) -> dict[str, Any]:
+        told: dict[str, Any] = await _answer(self.handle.explain_planner.remote())
+        return told
+
+
+async def _answer(call: Awaitable[Any]) -> Any:
+    """Raises TimeoutError. Python 3.11's `wait_for` would lose a cancellation that comes together
+    with the answer, and whoever asks now and then would ask for ever."""
+    async with asyncio.timeout(REGISTRY_TIMEOUT_S):
+        return await call
