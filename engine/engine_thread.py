@@ -218,7 +218,8 @@ class EngineThread:
             began_at = self.engine.clock() if self._stepped_at is None else self._stepped_at
             report = self.engine.step(self._hooks)
             if not report.is_stalled:
-                now = self.last_progress = self._pace_at = self._stepped_at = self.engine.clock()
+                now = self.last_progress = self._pace_at = self.engine.clock()
+                self._stepped_at = now if self.engine.has_work else None
                 if report.num_tokens:
                     self.step_fit.add(report.work, now - began_at, now)
             self._on_step(report)

@@ -15,8 +15,10 @@ from baton.core.clock import ManualClock
 from baton.core.errors import EngineFailed
 from baton.core.kv_pool import Holder, HolderKind
 from baton.core.owner_thread import OwnerThread
+from baton.core.step_times import StepWork
 from baton.engine.passes.echo import echo_output
 from baton.engine.request.request import Request
+from baton.engine.request.step_report import StepReport
 from baton.engine.step_hooks import ALONE, StepHooks
 
 
@@ -51,18 +53,41 @@ async def test_requests_handed_in_from_outside_are_answered() -> None:
         assert request.output == echo_output(range(11), 8, 256)
 
 
-async def test_a_step_takes_from_the_end_of_the_one_before_but_idleness_is_no_step() -> None:
-    clock = ManualClock()
+@pytest.mark.parametrize("comes_before_it_sleeps", [False, True])
+async def test_a_step_takes_from_the_end_of_the_one_before_but_idleness_is_no_step(
+    comes_before_it_sleeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, has_come = ManualClock(), threading.Event()
     hooks = StepHooks(on_layer=lambda layer, chunks: clock.advance(0.03))
     async with Harness(clock=clock, hooks=hooks) as harness:
+        report, fit = harness.thread._on_step, harness.thread.step_fit
+        took, add = list[float](), fit.add
+
+        def add_too(work: StepWork, seconds: float, now: float) -> None:
+            took.append(seconds)
+            add(work, seconds, now)
+
+        monkeypatch.setattr(fit, "add", add_too)
+
+        def report_and_tarry(step: StepReport) -> None:
+            report(step)
+            if any(output.is_finished for output in step.outputs):
+                has_come.wait(30)
+
+        if comes_before_it_sleeps:
+            harness.thread._on_step = report_and_tarry
         for name in ("first", "second"):
             request = make_request(name, max_tokens=9)
-            await harness.thread.call(partial(harness.engine.add, request))
+            added = harness.thread.call(partial(harness.engine.add, request))
+            if name == "second":
+                has_come.set()
+            await added
             await harness.finished(request)
             clock.advance(100.0)
 
-        times = harness.thread.step_fit.times(clock())
+        times = fit.times(clock())
 
+    assert took == pytest.approx([0.03] * 18)
     assert (times.num_prompt_steps, times.num_decode_steps) == (2, 16)
     assert times.decode_s(1, 15) == pytest.approx(0.03, rel=0.02)
     assert times.age_s == pytest.approx(100.0)
