@@ -115,14 +115,24 @@ async def test_commands_run_in_order_on_the_engines_thread() -> None:
 
 
 async def test_commands_run_between_steps_of_a_busy_engine() -> None:
-    async with Harness() as harness:
+    is_asked, num_passes = threading.Event(), 0
+
+    def pass_on(layer: int, chunks: object) -> None:
+        nonlocal num_passes
+        num_passes += 1
+        if num_passes == 2:
+            is_asked.wait(30)
+
+    async with Harness(hooks=StepHooks(on_layer=pass_on)) as harness:
         request = make_request(max_tokens=200)
         await harness.thread.call(lambda: harness.engine.add(request))
         await harness.reports.get()
 
-        aborted = await harness.thread.call(lambda: harness.engine.abort("r"))
+        aborting = harness.thread.call(lambda: harness.engine.abort("r"))
+        is_asked.set()
 
-        assert aborted is request
+        assert await aborting is request
+        assert num_passes == 2
         assert await harness.thread.call(lambda: harness.engine.pool.num_in_use) == 0
 
 
