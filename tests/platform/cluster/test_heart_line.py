@@ -40,7 +40,8 @@ class Serve:
 
 
 @pytest.fixture
-async def through_serve() -> AsyncIterator[Serve]:
+async def through_serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
+    monkeypatch.setattr(heart_line, "ANSWER_S", 60.0)  # a busy machine takes its time
     served = Serve()
     await served.port.start("127.0.0.1", PLAIN)
     yield served
@@ -111,9 +112,8 @@ async def test_without_an_answer_heartbeats_go_through_serve_and_the_port_is_tri
 
 
 async def test_of_many_who_are_heard_seldom_one_that_ends_is_missed_all_the_same(
-    through_serve: Serve, monkeypatch: pytest.MonkeyPatch
+    through_serve: Serve,
 ) -> None:
-    monkeypatch.setattr(heart_line, "ANSWER_S", 60.0)  # a busy machine takes its time
     clock, registry = through_serve.clock, through_serve.registry
     others = [make_replica(f"decode-{number}") for number in range(2, 202)]
     for info in (*others, *others):  # at first each is told of those that were there before it
@@ -140,7 +140,6 @@ async def test_of_many_who_are_heard_seldom_one_that_ends_is_missed_all_the_same
 async def test_one_that_was_taken_for_gone_is_told_so_by_the_call_that_it_holds(
     through_serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heart_line, "ANSWER_S", 60.0)
     monkeypatch.setattr(registry_port, "LOOK_S", 0.01)
     clock, registry, port = through_serve.clock, through_serve.registry, through_serve.port
     for number in range(2, 202):
