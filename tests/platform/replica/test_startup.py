@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 import pytest
+from tests.gateway.fleet.scripted_replica import until
 
 from baton.core.errors import CheckpointError, ModelUnreachable
 from baton.core.ids import ReplicaId
@@ -35,10 +36,10 @@ def startup(registry: Heard) -> Startup:
 async def test_each_stage_is_told_as_it_begins() -> None:
     registry = Heard()
     async with startup(registry) as it:
-        await asyncio.sleep(0)
+        await until(lambda: registry.told)
         it.enter("loading weights")
         it.advance(0.5)
-        await asyncio.sleep(0.01)
+        await until(lambda: len(registry.told) > 1)
 
     stages = [(one.stage, one.fraction) for one in registry.told]
     assert stages == [("importing", None), ("loading weights", 0.5)]
