@@ -67,7 +67,7 @@ async def test_ready_names_all_that_is_configured_and_how_far_it_is() -> None:
     registry = OneStarts()
     await node.start(registry)
     try:
-        async with httpx.AsyncClient() as http, asyncio.timeout(20):
+        async with httpx.AsyncClient() as http, asyncio.timeout(120):
             while registry.num_asked < 2:
                 await asyncio.sleep(0.01)
             answer = await http.get(f"http://127.0.0.1:{node.server.http_port}/ready")
@@ -86,10 +86,17 @@ async def listening(node: GatewayNode) -> AsyncIterator[httpx.AsyncClient]:
     await node.start(OneStarts())
     try:
         url = f"http://127.0.0.1:{node.server.http_port}"
-        async with httpx.AsyncClient(base_url=url) as http, asyncio.timeout(20):
+        async with httpx.AsyncClient(base_url=url) as http, asyncio.timeout(120):
             yield http
     finally:
         await node.stop(0)
+
+
+def write_whole(file: Path, text: str) -> None:
+    """At once: who looks meanwhile finds what was there before, and no empty file."""
+    new = file.with_suffix(".new")
+    new.write_text(text)
+    new.replace(file)
 
 
 async def status_with(http: httpx.AsyncClient, key: str) -> int:
@@ -110,7 +117,7 @@ async def test_keys_that_change_in_their_file_hold_without_a_restart(
         keys.unlink()  # what was read last holds
         await asyncio.sleep(0.05)
         assert await status_with(http, "old") == 200
-        keys.write_text("new\n")
+        write_whole(keys, "new\n")
         while await status_with(http, "new") != 200:
             await asyncio.sleep(0.01)
         assert await status_with(http, "old") == 401
@@ -155,12 +162,12 @@ async def test_a_running_gateway_survives_a_change_while_its_keys_cannot_be_read
         other = {"gateway.api_keys": [f"file:{others}"], "prefill.replicas": 6}
         node.reconfigure(override(config, other))
         assert (await wanted(), await status_with(http, "a")) == (5, 200)
-        keys.write_text("b")  # "a" is taken back, though more was asked for than can be
+        write_whole(keys, "b")  # "a" is taken back, though more was asked for than can be
         while await status_with(http, "a") != 401:
             await asyncio.sleep(0.01)
         assert "others" in caplog.text
 
-        others.write_text("c")
+        write_whole(others, "c")
         while await status_with(http, "c") != 200:
             await asyncio.sleep(0.01)
         assert (await wanted(), await status_with(http, "b")) == (6, 401)
@@ -205,8 +212,8 @@ async def test_a_running_gateway_keeps_the_secret_that_blocks_are_named_by(
     config = override(CONFIG, {"gateway.cache_secret": f"file:{tmp_path}/secret"})
 
     async with listening(GatewayNode(config, find_model(config.model))):
-        (tmp_path / "secret").write_text("second")
-        while "cache_secret" not in caplog.text:
+        write_whole(tmp_path / "secret", "second")
+        while "until gateways are started anew" not in caplog.text:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
 
@@ -239,7 +246,7 @@ async def test_a_gateway_reports_to_the_planner_while_there_is_one_and_tells_wha
     await node.start(registry, planner=registry)
     url = f"http://127.0.0.1:{node.server.admin_port}"
     try:
-        async with httpx.AsyncClient(base_url=url) as http, asyncio.timeout(20):
+        async with httpx.AsyncClient(base_url=url) as http, asyncio.timeout(120):
             assert (await http.get("/debug/planner")).json() == {"is_enabled": False}
             assert not registry.heard
             node.reconfigure(override(CONFIG, {"planner.enabled": True}))
