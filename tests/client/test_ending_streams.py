@@ -16,6 +16,7 @@ from tests.client.both_clients import KINDS, client_of
 from tests.client.fake_server import FakeService, fake_server, numbered, response
 from tests.gateway.scripted import Script, serving, soon, tokens_of
 
+from baton.client import calls
 from baton.client.async_client import AsyncBatonClient
 from baton.proto import inference_pb2 as pb
 from baton.proto.inference_pb2_grpc import add_InferenceServicer_to_server
@@ -101,7 +102,11 @@ async def test_a_stream_may_be_closed_after_its_server(kind: str) -> None:
 
 
 @both
-async def test_a_server_that_never_answers_is_not_waited_for_long(kind: str) -> None:
+async def test_a_server_that_never_answers_is_not_waited_for_long(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("stream", "async_stream"):
+        monkeypatch.setattr(f"baton.client.{module}.END_TIMEOUT_S", calls.END_TIMEOUT_S)
     async with silent_server() as (service, target), client_of(kind, target) as client:
         stream = client.stream("x")
         await anext(stream)
