@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tests.client.both_clients import KINDS, client_of
 from tests.client.cut_proxy import cut_proxy
-from tests.gateway.scripted import MODEL, Script, serving, soon, tokens_of
+from tests.gateway.scripted import MODEL, Script, serving, soon, text_of, tokens_of
 
 from baton.client import errors
 from baton.client.async_client import AsyncBatonClient
@@ -147,8 +147,10 @@ async def test_leaving_a_stream_stops_its_generation_at_once(kind: str) -> None:
         serving(Script(tokens=tokens_of(TEXT), stalls_after=3)) as gateway,
         client_of(kind, gateway.grpc_target) as client,
     ):
+        text, begun = "", text_of(tokens_of(TEXT)[:3])
         async with client.stream("Hello") as stream:
-            await anext(stream)
+            while text != begun:
+                text += (await anext(stream)).text
         await soon(gateway.dispatcher.stopped)
 
     assert gateway.dispatcher.stops == [3]
