@@ -11,6 +11,7 @@ import httpx
 import pytest
 from uvicorn.protocols.http import httptools_impl
 
+from baton.platform.observe import process_port
 from baton.platform.observe.listeners import NUM_PORTS, bind_first_free, first_listening
 from baton.platform.observe.process_port import ProcessPort
 
@@ -49,19 +50,18 @@ async def test_probes_are_answered_before_a_process_is_ready_and_when_it_is_not_
 async def test_those_who_say_nothing_do_not_keep_the_probes_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("baton.platform.observe.process_port.MAX_CONNECTIONS", 2)
-    monkeypatch.setattr(
-        "baton.platform.observe.process_port.CONNECTION_LIMIT_S", 0.1, raising=False
-    )
+    monkeypatch.setattr(process_port, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(process_port, "CONNECTION_LIMIT_S", 0.1)
     port = ProcessPort()
     await port.start(HOST, 0)
     try:
         silent, writer = await asyncio.open_connection(HOST, port.port)
         halting, half_said = await asyncio.open_connection(HOST, port.port)
         half_said.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\nGET /healthz HT")
-        async with asyncio.timeout(5):  # only keeps a failing test from hanging
+        async with asyncio.timeout(60):  # only keeps a failing test from hanging
             assert await silent.read() == b""
             await halting.read()
+        monkeypatch.setattr(process_port, "CONNECTION_LIMIT_S", 600.0)
         async with httpx.AsyncClient(base_url=f"http://{HOST}:{port.port}") as http:
             answer = await http.get("/healthz")
         writer.close()
@@ -75,7 +75,8 @@ async def test_those_who_say_nothing_do_not_keep_the_probes_out(
 async def test_a_probe_takes_the_place_of_the_oldest_who_says_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("baton.platform.observe.process_port.MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(process_port, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(process_port, "CONNECTION_LIMIT_S", 600.0)
     port = ProcessPort()
     await port.start(HOST, 0)
     try:
@@ -83,7 +84,7 @@ async def test_a_probe_takes_the_place_of_the_oldest_who_says_nothing(
         _, second = await asyncio.open_connection(HOST, port.port)
         async with httpx.AsyncClient(base_url=f"http://{HOST}:{port.port}") as http:
             answer = await http.get("/healthz")
-        async with asyncio.timeout(5):  # only keeps a failing test from hanging
+        async with asyncio.timeout(60):  # only keeps a failing test from hanging
             assert await oldest.read() == b""
         first.close()
         second.close()
@@ -93,13 +94,14 @@ async def test_a_probe_takes_the_place_of_the_oldest_who_says_nothing(
     assert answer.status_code == 200
 
 
-async def test_a_connection_that_sends_much_is_ended() -> None:
+async def test_a_connection_that_sends_much_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_port, "CONNECTION_LIMIT_S", 600.0)
     port = ProcessPort()
     await port.start(HOST, 0)
     try:
         reader, writer = await asyncio.open_connection(HOST, port.port)
         writer.write(b"GET /healthz HTTP/1.1\r\na: " + b"y" * 20_000)
-        async with asyncio.timeout(5):  # half of what each connection has
+        async with asyncio.timeout(60):  # a tenth of what each connection has
             with suppress(ConnectionError):
                 assert await reader.read() == b""
         writer.close()
@@ -115,12 +117,13 @@ async def test_a_connection_has_one_request(monkeypatch: pytest.MonkeyPatch) -> 
         return cycle(**given)
 
     monkeypatch.setattr(httptools_impl, "RequestResponseCycle", begin)
+    monkeypatch.setattr(process_port, "CONNECTION_LIMIT_S", 600.0)
     port = ProcessPort()
     await port.start(HOST, 0)
     try:
         reader, writer = await asyncio.open_connection(HOST, port.port)
         writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" * 100)
-        async with asyncio.timeout(5):  # only keeps a failing test from hanging
+        async with asyncio.timeout(60):  # only keeps a failing test from hanging
             answer = await reader.read()
         writer.close()
     finally:
