@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
+from tests.free_ports import free_ports
 from typer.testing import CliRunner
 
 from baton.gateway.access.config import GatewayConfig
@@ -20,7 +21,9 @@ run = CliRunner().invoke
 
 
 @contextmanager
-def gateway(*answers: tuple[int, dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def gateway(
+    *answers: tuple[int, dict[str, Any]], port: int = 0
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """The n-th request gets the n-th answer; the bodies asked with."""
     asked: list[dict[str, Any]] = []
 
@@ -38,7 +41,7 @@ def gateway(*answers: tuple[int, dict[str, Any]]) -> Iterator[tuple[str, list[di
         def log_message(self, format: str, *args: Any) -> None:
             """Quietly."""
 
-    server = HTTPServer(("127.0.0.1", 0), Handler)
+    server = HTTPServer(("127.0.0.1", port), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -120,10 +123,10 @@ def test_the_public_port_is_told_from_that_of_operators() -> None:
 def test_without_an_address_the_first_gateway_of_this_machine_is_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with gateway(left(0)) as (url, asked):
-        port = int(url.rpartition(":")[2])
+    first, second = free_ports(2)
+    with gateway(left(0), port=second) as (_, asked):
         monkeypatch.setattr(
-            gateway_options, "GatewayConfig", lambda: GatewayConfig(admin_port=port - 1)
+            gateway_options, "GatewayConfig", lambda: GatewayConfig(admin_port=first)
         )
         result = run(app, ["drain", "decode-1"])
 

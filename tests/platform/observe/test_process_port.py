@@ -9,10 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.free_ports import free_ports
 from uvicorn.protocols.http import httptools_impl
 
 from baton.platform.observe import process_port
-from baton.platform.observe.listeners import NUM_PORTS, bind_first_free, first_listening
+from baton.platform.observe.listeners import bind_first_free, first_listening
 from baton.platform.observe.process_port import ProcessPort
 
 HOST = "127.0.0.1"
@@ -134,14 +135,11 @@ async def test_a_connection_has_one_request(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_processes_of_one_machine_take_one_port_after_the_other() -> None:
-    with bind_first_free(HOST, 0) as first:
-        number = first.getsockname()[1]
-        if number > 65535 - NUM_PORTS:
-            pytest.skip("the system chose one of the last ports")
-        with bind_first_free(HOST, number) as second:
-            assert number < second.getsockname()[1] < number + NUM_PORTS
-            first.close()
-            assert first_listening(HOST, number) == second.getsockname()[1]
+    number, following = free_ports(2)
+    with bind_first_free(HOST, number) as first, bind_first_free(HOST, number) as second:
+        assert [one.getsockname()[1] for one in (first, second)] == [number, following]
+        first.close()
+        assert first_listening(HOST, number) == following
 
 
 def test_a_process_serves_without_its_port_if_all_are_taken(
