@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.free_ports import free_ports
 from tests.in_process_fleet import Fleet, running_fleet
 from tests.platform.observe.test_dashboards import CHART, told_by_a_planner, told_by_an_adapter
 
@@ -121,9 +121,7 @@ def prometheus(folder: Path, ports: Sequence[int]) -> Iterator[str]:
         "scrape_configs": [{"job_name": "baton", "static_configs": [{"targets": targets}]}],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    [port] = free_ports(1)
     assert PROMETHEUS is not None
     process = subprocess.Popen(
         [
@@ -139,7 +137,7 @@ def prometheus(folder: Path, ports: Sequence[int]) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 async def until_nothing_is_left(
