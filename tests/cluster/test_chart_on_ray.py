@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 import ray
-from tests.cluster.test_deployed import free_ports
 from tests.cluster.test_live_cluster import wait_for
+from tests.free_ports import free_ports
 from tests.helm.chart import Manifest, profiles, render
 
 from baton.platform.cluster.local_cluster import ray_environment
@@ -62,8 +62,7 @@ def probe(group: Manifest, name: str) -> int:
 
 
 def test_what_a_profile_renders_serves_on_rays_own_word(tmp_path: Path) -> None:
-    port, grpc_port, admin_port = free_ports()
-    gateway_metrics, prefill_metrics, decode_metrics = free_ports()
+    port, grpc_port, admin_port, gateway_metrics, prefill_metrics, decode_metrics = free_ports(6)
     values: dict[str, Any] = profiles()["kind"]
     config = values.setdefault("config", {})
     ports = {"port": port, "grpc_port": grpc_port, "admin_port": admin_port}

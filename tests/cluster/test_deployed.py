@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -17,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.cluster.test_live_cluster import CODE, wait_for
+from tests.free_ports import free_ports
 
 from baton.platform.observe.listeners import first_listening
 
@@ -52,8 +52,9 @@ class Nodes:
 
 @contextmanager
 def three_nodes(*options: str) -> Iterator[Nodes]:
+    [port] = free_ports(1)
     process = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("three_nodes.py"), *options],
+        [sys.executable, Path(__file__).with_name("three_nodes.py"), str(port), *options],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdin is not None and process.stdout is not None
@@ -104,7 +105,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def application(nodes: Nodes, folder: Path, name: str, **sections: Any) -> Deployed:
-    port, grpc_port, admin_port = free_ports()
+    port, grpc_port, admin_port = free_ports(3)
     keys = folder / f"{name}-keys"
     keys.write_text("old\n")
     config = {
@@ -121,15 +122,6 @@ def application(nodes: Nodes, folder: Path, name: str, **sections: Any) -> Deplo
     }
     url = f"http://127.0.0.1:{port}"
     return Deployed(nodes, folder / f"{name}.yaml", config, url, admin_port)
-
-
-def free_ports() -> tuple[int, int, int]:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as one,
-        socket.create_server(("127.0.0.1", 0)) as other,
-        socket.create_server(("127.0.0.1", 0)) as third,
-    ):
-        return one.getsockname()[1], other.getsockname()[1], third.getsockname()[1]
 
 
 @asynccontextmanager

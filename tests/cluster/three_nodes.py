@@ -1,6 +1,7 @@
 """Three Ray nodes on one machine, in a process of their own, until its stdin ends.
 
-    three_nodes.py [FOLDER]    with FOLDER the control store outlives its head, there
+    three_nodes.py PORT [FOLDER]    the control store's port, which nobody else is given while
+                                    it is away; with FOLDER it outlives its head, there
 
     down ID    the node of this id is killed, with everything on it; `head` is the first
     up head    it is started again, at the same address
@@ -13,15 +14,14 @@ each line is answered when it is done.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from typing import Any
 
 from baton.platform.cluster.local_cluster import OBJECT_STORE_BYTES, ray_environment
 
 os.environ.update(ray_environment())
-if sys.argv[1:]:
-    os.environ.update(RAY_gcs_storage="rocksdb", RAY_gcs_storage_path=sys.argv[1])
+if sys.argv[2:]:
+    os.environ.update(RAY_gcs_storage="rocksdb", RAY_gcs_storage_path=sys.argv[2])
 
 from ray.cluster_utils import Cluster  # it reads the environment when it is imported
 
@@ -29,8 +29,7 @@ NODE: dict[str, Any] = {"object_store_memory": OBJECT_STORE_BYTES}
 
 
 def main() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = int(sys.argv[1])
     head = {**NODE, "num_cpus": 0, "include_dashboard": False, "gcs_server_port": port}
     cluster: Any = Cluster(initialize_head=True, head_node_args=head)
     nodes = [cluster.add_node(num_cpus=4, labels={"work": "yes"}, **NODE) for _ in range(2)]
