@@ -13,7 +13,7 @@ from itertools import count
 from tests.kv_transfer.tiers.blocks import LAYOUT
 
 from baton.core.clock import ManualClock
-from baton.core.ids import new_epoch
+from baton.core.ids import TransferId, new_epoch
 from baton.core.kv_layout import SideCache
 from baton.core.kv_pool import Holder, HolderKind
 from baton.core.owner_thread import OneThread
@@ -61,7 +61,7 @@ class PoolWorld:
         Like any request it waits for blocks: those that are being written back are leased.
         Returns how many tokens were cached.
         """
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (num := await self.owner.call(lambda: self._compute(tokens, salt))) is None:
                 await asyncio.sleep(0.001)
         return num
@@ -78,11 +78,13 @@ class PoolWorld:
         await self.compute([10_000 + next(self.numbers) for _ in range(num_tokens)], b"others")
 
     async def written_back(self) -> None:
-        async with asyncio.timeout(10):
-            while self.tiers.lease_ids or any(
-                value for name, value in self.tiers.metrics().items() if "_waiting" in name
-            ):
+        async with asyncio.timeout(60):
+            while not await self.owner.call(self._is_written_back):
                 await asyncio.sleep(0.001)
+
+    async def lease_ids(self) -> frozenset[TransferId]:
+        """Of the blocks that are being written back; the owner's thread alone may look."""
+        return await self.owner.call(lambda: self.tiers.lease_ids)
 
     async def audit(self) -> AuditReport:
         return await self.owner.call(
@@ -92,10 +94,17 @@ class PoolWorld:
         )
 
     async def assert_nothing_is_held(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (report := await self.audit()).leased or report.quarantined:
                 await asyncio.sleep(0.001)
         assert report.violations == () and report.live == 0
+
+    def _is_written_back(self) -> bool:
+        """On the owner's thread: any other could see a block between waiting, held and put."""
+        metrics = self.tiers.metrics()
+        return not self.tiers.lease_ids and not any(
+            value for name, value in metrics.items() if "_waiting" in name
+        )
 
     def _compute(self, tokens: Sequence[int], salt: bytes) -> int | None:
         holder = Holder(HolderKind.REQUEST, f"request-{next(self.numbers)}")

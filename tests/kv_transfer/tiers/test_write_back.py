@@ -53,8 +53,8 @@ class StuckCopies:
 
 async def holds(world: PoolWorld, num_blocks: int) -> None:
     """Wait until so many blocks are held to be copied."""
-    async with asyncio.timeout(10):
-        while len(world.tiers.lease_ids) != num_blocks:
+    async with asyncio.timeout(60):
+        while len(await world.lease_ids()) != num_blocks:
             await asyncio.sleep(0.001)
 
 
