@@ -52,7 +52,7 @@ def is_record_of(record: BlockRecord, number: int) -> bool:
     return record.name == name_of(number) and record.payload == payload_of(number)
 
 
-def becomes_true(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def becomes_true(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Wait for another thread's work."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -62,7 +62,7 @@ def becomes_true(condition: Callable[[], bool], timeout_s: float = 10.0) -> None
 
 async def all_written(stack: TierStack) -> None:
     """Wait until no block waits to be written to a slow tier."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while any(v for name, v in stack.metrics().items() if "_waiting" in name):
             await asyncio.sleep(0.001)
 
