@@ -3,7 +3,6 @@ back. What was open is computed again; no token changes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,21 +14,21 @@ from tests.services.test_tiers import total, written_back
 from tests.tiny_checkpoints import VOCAB_SIZE, make_llama
 
 from baton.core.ids import ReplicaId
-from baton.core.replicas import Role
-from baton.engine.engine import Engine
 
 PROMPT = [(7 * place) % (VOCAB_SIZE - 3) + 2 for place in range(8 * BLOCK_SIZE + 3)]
 LONG = replace(SAMPLING, max_tokens=60)
 
 
 @pytest.fixture(scope="module")
-def make_engine(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Role], Engine]:
-    return engines(make_llama(tmp_path_factory.mktemp("checkpoint")), both("int4"), num_blocks=40)
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("checkpoint"))
 
 
 async def test_who_takes_over_a_running_request_goes_on_from_its_full_blocks(
-    make_engine: Callable[[Role], Engine],
+    checkpoint: Path,
 ) -> None:
+    # However late it moves: half of the blocks may be lent and leased, and it has 24 at its end.
+    make_engine = engines(checkpoint, both("int4"), num_blocks=64)
     async with running_fleet(prefill=0, decode=1, make_engine=make_engine) as fleet:
         undisturbed = await fleet.ask(PROMPT, LONG)
     async with running_fleet(prefill=1, decode=2, make_engine=make_engine) as fleet:
@@ -50,8 +49,9 @@ async def test_who_takes_over_a_running_request_goes_on_from_its_full_blocks(
 
 
 async def test_full_blocks_in_four_bits_come_back_from_a_tier(
-    make_engine: Callable[[Role], Engine], tmp_path: Path
+    checkpoint: Path, tmp_path: Path
 ) -> None:
+    make_engine = engines(checkpoint, both("int4"), num_blocks=40)
     prompts = [[*PROMPT[start:], *PROMPT[:start], start + 2] * 2 for start in range(4)]
     settings = {
         "tiers.min_tokens": BLOCK_SIZE,
