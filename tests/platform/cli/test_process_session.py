@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 SOURCE = Path(__file__).parents[3] / "src"
+LIMIT_S = 120.0
+"""Only keeps a failing test from hanging: a busy machine takes its time."""
 
 PARENT = """
 import pathlib, signal, sys
@@ -76,7 +78,7 @@ subprocess.Popen([sys.executable, "-c", {program!r}], process_group={group})
 
 
 def pid_of(folder: Path, name: str) -> int:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + LIMIT_S
     while not (folder / name).exists():
         assert time.monotonic() < deadline, f"{name} never started"
         time.sleep(0.01)
@@ -85,7 +87,7 @@ def pid_of(folder: Path, name: str) -> int:
 
 def is_gone(pid: int) -> bool:
     """Once it is; whoever was killed may still take a moment to die."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + LIMIT_S
     while is_alive(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     return not is_alive(pid)
@@ -120,7 +122,7 @@ def running(
 def status_after(program: str, *, proc: Path = Path("/proc")) -> int:
     """The parent's, when its child has run `program`."""
     with running(program, proc=proc) as parent:
-        return parent.wait(30)
+        return parent.wait(LIMIT_S)
 
 
 @pytest.mark.parametrize("status", [0, 42])
@@ -170,7 +172,7 @@ def test_a_signal_that_comes_right_behind_the_fork_leaves_no_child_behind(tmp_pa
 
         parent.send_signal(signal.SIGTERM)
 
-        assert parent.wait(30) == 0
+        assert parent.wait(LIMIT_S) == 0
     assert is_gone(child)
 
 
@@ -193,7 +195,7 @@ time.sleep(600)
 
         parent.send_signal(signum)
 
-        assert parent.wait(30) == 0
+        assert parent.wait(LIMIT_S) == 0
         assert (tmp_path / "farewell").read_text() == "in peace"
         assert not is_alive(child)
 
@@ -204,7 +206,7 @@ def test_a_child_that_simply_ends_when_asked_counts_as_a_success(tmp_path: Path)
 
         parent.terminate()
 
-        assert parent.wait(30) == 0
+        assert parent.wait(LIMIT_S) == 0
 
 
 def test_a_child_that_fails_while_it_stops_is_a_failure(tmp_path: Path) -> None:
@@ -219,7 +221,7 @@ time.sleep(600)
 
         parent.terminate()
 
-        assert parent.wait(30) == 5
+        assert parent.wait(LIMIT_S) == 5
 
 
 def stubborn_family(folder: Path) -> str:
@@ -242,7 +244,7 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
         assert parent.poll() is None
         parent.send_signal(signal.SIGINT)
 
-        assert parent.wait(30) == 128 + signal.SIGKILL
+        assert parent.wait(LIMIT_S) == 128 + signal.SIGKILL
         assert all(is_gone(pid) for pid in family)
 
 
@@ -252,7 +254,7 @@ def test_a_child_that_does_not_stop_in_time_is_ended(tmp_path: Path) -> None:
 
         parent.terminate()
 
-        assert parent.wait(30) == 128 + signal.SIGKILL
+        assert parent.wait(LIMIT_S) == 128 + signal.SIGKILL
         assert all(is_gone(pid) for pid in family)
 
 
@@ -308,4 +310,4 @@ end_session(os.getsid(0))
         parent.kill()
 
         assert pid_of(tmp_path, "survivor") == family[0]
-        assert not is_alive(family[1])
+        assert is_gone(family[1])
