@@ -24,7 +24,8 @@ from baton.engine.mesh.ranks import Rendezvous, join, listen
 from baton.engine.ranks.lead import LeadRunner
 
 HOST = "127.0.0.1"
-END_S = 30.0
+END_S = 120.0
+"""Only keeps a failing test from hanging."""
 
 
 @dataclass(frozen=True, slots=True)

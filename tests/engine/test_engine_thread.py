@@ -38,7 +38,7 @@ async def test_when_all_of_a_pass_are_refused_those_behind_them_run_without_bein
 
         await harness.thread.call(add)
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await harness.finished(behind)
 
 

@@ -59,7 +59,7 @@ async def running(*, num_blocks: int = 64, max_names: int = 1000) -> AsyncIterat
         yield one
     finally:
         one.feed.close()
-        one.thread.stop(10.0)
+        one.thread.stop(60.0)
 
 
 async def follow(
@@ -68,7 +68,7 @@ async def follow(
     """Hear events until the index knows what the engine has."""
     heard: list[KvEvents] = []
     while not heard or index.num_blocks(REPLICA) != len(list(engine.pool.names())):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             heard.append(await anext(feed))
         index.apply(REPLICA, heard[-1])
     names = list(engine.pool.names())
@@ -218,7 +218,7 @@ async def test_closing_ends_every_watch() -> None:
 
 async def test_an_engine_that_has_ended_cannot_be_followed() -> None:
     async with running() as one:
-        one.thread.stop(10.0)
+        one.thread.stop(60.0)
 
         with pytest.raises(EngineFailed):
             await anext(one.feed.watch())

@@ -107,7 +107,7 @@ def test_a_copy_has_its_own_checksum_though_its_source_changes_meanwhile(offset:
         while not is_over.is_set():
             np.copyto(changing_source, contents)
 
-    changing, deadline = threading.Thread(target=change), time.monotonic() + 30
+    changing, deadline = threading.Thread(target=change), time.monotonic() + 240
     changing.start()
     try:
         while num_torn < 50:

@@ -56,7 +56,7 @@ def answering(answer: bytes, asked: list[bytes] | None = None) -> Iterator[int]:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield listener.getsockname()[1]
-        thread.join(10)
+        thread.join(60)
 
 
 def http(body: bytes, status: bytes = b"200 OK") -> bytes:

@@ -56,7 +56,7 @@ def test_a_late_ray_is_started_again_and_nothing_else(
 
     assert len(starts) == num_starts and starts[-1]["address"] == "local"
     *ended, last = nodes
-    assert [node.wait(5) for node in ended] == [-signal.SIGKILL] * len(ended)
+    assert [node.wait(60) for node in ended] == [-signal.SIGKILL] * len(ended)
     assert last.poll() is None
     end((*descendants(last.pid), last.pid))
-    last.wait(5)
+    last.wait(60)
