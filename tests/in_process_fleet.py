@@ -167,8 +167,11 @@ class Fleet:
             if isinstance(replica.worker, PrefillWorker):
                 replica.worker.prompts.max_queued_tokens = 0
 
-    async def assert_nothing_is_held(self, timeout_s: float = 2.0) -> None:
-        """Every block of every replica comes back, and the books balance."""
+    async def assert_nothing_is_held(self, timeout_s: float = 20.0) -> None:
+        """Every block of every replica comes back, and the books balance.
+
+        Sooner than leases expire, by themselves, that nobody gives up.
+        """
         async with asyncio.timeout(timeout_s):
             while True:
                 audits = [await replica.worker.core.audit() for replica in self.replicas.values()]
