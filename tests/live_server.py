@@ -41,7 +41,7 @@ class Server:
         return [p for p in psutil.process_iter() if self._is_ours(p)]
 
     def status(self) -> dict[str, Any]:
-        body: dict[str, Any] = httpx.get(f"{self.admin_url}/debug/status", timeout=10).json()
+        body: dict[str, Any] = httpx.get(f"{self.admin_url}/debug/status", timeout=60).json()
         return body
 
     def epoch(self, pool: str) -> str | None:
@@ -50,7 +50,7 @@ class Server:
         return reachable[0] if len(reachable) == 1 else None
 
     def leaks(self) -> dict[str, Any]:
-        body: dict[str, Any] = httpx.get(f"{self.admin_url}/debug/leaks", timeout=10).json()
+        body: dict[str, Any] = httpx.get(f"{self.admin_url}/debug/leaks", timeout=60).json()
         return body
 
     def _is_ours(self, process: psutil.Process) -> bool:

@@ -36,7 +36,7 @@ def nodes_of(groups: list[Manifest]) -> Iterator[str]:
         yield process.stdout.readline().strip()
     finally:
         process.stdin.close()
-        assert process.wait(60) == 0
+        assert process.wait(180) == 0
 
 
 def serve(dashboard: str, *command: str) -> None:

@@ -61,7 +61,7 @@ def three_nodes(*options: str) -> Iterator[Nodes]:
     address, *workers = process.stdout.readline().split()
     yield Nodes(process, address, tuple(workers))
     process.stdin.close()
-    assert process.wait(60) == 0
+    assert process.wait(180) == 0
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ class Deployed:
         """Of the replicas that take requests: each process draws its own."""
         port = first_listening("127.0.0.1", self.admin_port)
         url = f"http://127.0.0.1:{port}/debug/status"
-        answer = httpx.get(url, headers=bearer(key), timeout=10)
+        answer = httpx.get(url, headers=bearer(key), timeout=60)
         answer.raise_for_status()
         return {
             pool: {row["epoch"] for row in rows if row["is_ready"] and row["is_reachable"]}
@@ -169,13 +169,13 @@ async def test_a_deployment_changes_under_load_and_nobody_is_started_anew(
     assert after["prefill"] < more["prefill"]
     assert set(statuses) == {200}
     body = {"prompt": "a", "n": 3, "max_tokens": 1}
-    refused = httpx.post(f"{app.url}/v1/completions", json=body, headers=bearer("old"))
+    refused = httpx.post(f"{app.url}/v1/completions", json=body, headers=bearer("old"), timeout=60)
     assert refused.status_code == 400  # by the new limit
     (tmp_path / "hot-keys").write_text("new\n")
     await asyncio.to_thread(wait_for, lambda: app.epochs("new") == after)
     nodes.baton("undeploy", "--app-name", "hot")
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{app.url}/health")
+        httpx.get(f"{app.url}/health", timeout=60)
 
 
 @pytest.mark.wide

@@ -34,7 +34,7 @@ def test_a_node_takes_from_another_what_its_source_does_not_give_any_more(tmp_pa
         print(file=process.stdin, flush=True)
         second = json.loads(next(lines))
         print(file=process.stdin, flush=True)
-        assert process.wait(60) == 0
+        assert process.wait(180) == 0
 
     assert first["digests"] == second["digests"] == digests
     assert {Path(found["folder"]).parts[-3] for found in (first, second)} == {"a", "b"}

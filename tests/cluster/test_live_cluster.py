@@ -53,7 +53,7 @@ async def complete(client: openai.AsyncOpenAI, prompt: str, max_tokens: int = 60
     return text
 
 
-def wait_for(condition: Callable[[], Any], limit_s: float = 60.0) -> None:
+def wait_for(condition: Callable[[], Any], limit_s: float = 180.0) -> None:
     deadline = time.monotonic() + limit_s
     while True:
         with suppress(httpx.HTTPError):

@@ -22,7 +22,7 @@ RULES = {"enabled": True, "period_s": 0.5, "window_s": 3.0, "steady_s": 3.0, "co
 def explained(app: Deployed) -> dict[str, Any]:
     port = first_listening("127.0.0.1", app.admin_port)
     url = f"http://127.0.0.1:{port}/debug/planner"
-    answer = httpx.get(url, headers=bearer("old"), timeout=10)
+    answer = httpx.get(url, headers=bearer("old"), timeout=60)
     answer.raise_for_status()
     told: dict[str, Any] = answer.json()
     return told
@@ -67,7 +67,7 @@ async def test_pools_go_to_zero_and_come_back_for_who_asks(nodes: Nodes, tmp_pat
         return not any(one["ready"] or one["wanted"] for one in pools)
 
     await asyncio.to_thread(wait_for, sleeps)
-    ready = httpx.get(f"{app.url}/ready", timeout=10)
+    ready = httpx.get(f"{app.url}/ready", timeout=60)
     body = {"prompt": "def add(a, b):", "max_tokens": 4, "temperature": 0}
     answer = httpx.post(f"{app.url}/v1/completions", json=body, headers=bearer("old"), timeout=120)
 

@@ -99,7 +99,7 @@ async def test_replicas_change_roles_under_load_and_their_successors_change_back
     [flipped] = set(before["prefill"]) & set(after["decode"])
     assert before["decode"][0] in after["prefill"]
     assert server.leaks()["violations"] == []
-    ready = httpx.get(f"{server.url}/ready").json()
+    ready = httpx.get(f"{server.url}/ready", timeout=60).json()
     assert ready == {"status": "ready"}
 
     process_of(server, flipped).kill()

@@ -44,7 +44,7 @@ def cluster() -> Iterator[tuple[Nodes, str]]:
     assert process.stdin is not None and process.stdout is not None
     yield Nodes(process), process.stdout.readline().strip()
     process.stdin.close()
-    assert process.wait(60) == 0
+    assert process.wait(180) == 0
 
 
 @pytest.fixture(scope="module")
