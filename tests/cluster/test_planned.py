@@ -52,6 +52,7 @@ async def test_the_planner_sizes_pools_under_load_and_gives_way_to_a_person(
     await asyncio.to_thread(nodes.baton, "scale", "prefill=2", "--app-name", "planned")
     await asyncio.sleep(2)
     assert has(2)
+    await asyncio.to_thread(wait_for, lambda: explained(app)["latest"]["outcome"] == "held")
     latest = explained(app)["latest"]
     assert latest["outcome"] == "held" and latest["after"]["prefill"] == 2
     assert any("prefill: set by hand" in reason for reason in latest["reasons"])
