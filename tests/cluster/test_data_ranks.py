@@ -89,6 +89,6 @@ async def test_a_lead_that_is_killed_takes_the_other_along_and_costs_no_client_a
 
     assert await answering == expected
     await asyncio.to_thread(wait_for, lambda: len(set(replicas(server)) - set(old)) == 2)
-    assert not first.is_running()
+    await asyncio.to_thread(wait_for, lambda: not first.is_running())
     assert second_lead(server).pid != lead.pid
     assert server.leaks()["violations"] == []

@@ -114,7 +114,7 @@ async def test_a_rank_that_is_killed_takes_its_replica_along_and_costs_no_client
 
     assert answers == [await complete(client, prompt) for prompt in wanted]
     await asyncio.to_thread(wait_for, lambda: server.epoch("prefill") not in (None, epoch))
-    assert not lead.is_running()
+    await asyncio.to_thread(wait_for, lambda: not lead.is_running())
     new = follower(server)
     assert new is not None and new.pid != rank.pid
     assert server.leaks()["violations"] == []
