@@ -33,9 +33,13 @@ class Server:
     def replica_process(self, deployment: str) -> psutil.Process:
         """The process of the one replica of `Prefill` or `Decode`."""
         name = f"ray::ServeReplica:baton:{deployment}"
-        found = [p for p in self.processes() if _command(p).startswith(name)]
+        found = self.processes_called(name)
         assert len(found) == 1, f"{len(found)} processes are called {name}"
         return found[0]
+
+    def processes_called(self, name: str) -> list[psutil.Process]:
+        """Whose command begins with it; others may end while they are looked at."""
+        return [p for p in self.processes() if _command(p).startswith(name)]
 
     def processes(self) -> list[psutil.Process]:
         return [p for p in psutil.process_iter() if self._is_ours(p)]

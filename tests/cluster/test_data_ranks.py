@@ -47,7 +47,7 @@ def replicas(server: Server) -> dict[str, dict[str, Any]]:
 
 
 def second_lead(server: Server) -> psutil.Process:
-    [found] = [p for p in server.processes() if p.name().startswith("ray::RankActor")]
+    [found] = server.processes_called("ray::RankActor")
     return found
 
 

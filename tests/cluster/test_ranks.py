@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 import httpx
 import openai
@@ -49,14 +50,20 @@ def client(server: Server) -> openai.AsyncOpenAI:
 
 def follower(server: Server) -> psutil.Process | None:
     """The rank of the prefill replica that follows."""
-    found = [p for p in server.processes() if p.name().startswith("ray::RankActor")]
+    found = server.processes_called("ray::RankActor")
     assert len(found) < 2
     return found[0] if found else None
 
 
+def is_raylet(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):  # it ends while it is looked at
+        return process.name() == "raylet"
+    return False
+
+
 def named_actors(server: Server) -> list[dict[str, str]]:
     """As Ray's dashboard lists them."""
-    [raylet] = [p for p in server.processes() if p.name() == "raylet"]
+    [raylet] = [p for p in server.processes() if is_raylet(p)]
     option = "--gcs-address="
     [address] = [word.removeprefix(option) for word in raylet.cmdline() if word.startswith(option)]
     command = [sys.executable, "-c", NAMED_ACTORS, address]

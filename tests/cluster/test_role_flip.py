@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -56,12 +57,15 @@ def process_of(server: Server, replica: str) -> psutil.Process:
     rows = [row for rows in server.status()["pools"].values() for row in rows]
     [address] = [row["address"] for row in rows if row["replica"] == replica]
     port = int(address.rpartition(":")[2])
-    [found] = [
-        process
-        for process in server.processes()
-        if any(it.laddr.port == port and it.status == "LISTEN" for it in process.net_connections())
-    ]
+    [found] = [process for process in server.processes() if listens(process, port)]
     return found
+
+
+def listens(process: psutil.Process, port: int) -> bool:
+    with suppress(psutil.NoSuchProcess):  # it ends while it is looked at
+        connections = process.net_connections()
+        return any(it.laddr.port == port and it.status == "LISTEN" for it in connections)
+    return False
 
 
 async def test_replicas_change_roles_under_load_and_their_successors_change_back(
