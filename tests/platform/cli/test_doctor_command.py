@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.free_ports import free_ports
 from typer.testing import CliRunner, Result
 
 from baton.platform.cli.main import app
+from baton.platform.observe.listeners import NUM_PORTS
 
 
 def doctor(folder: Path, config: dict[str, Any], *arguments: str) -> Result:
-    """Without a gateway: its configured ports are free ones."""
+    """Without a gateway, also where others run one: its configured ports are free ones."""
     file = folder / "baton.yaml"
-    file.write_bytes(msgspec.yaml.encode({"gateway": {"port": 0, "grpc_port": 0}, **config}))
+    ports = {"port": 0, "grpc_port": 0, "admin_port": free_ports(NUM_PORTS)[0]}
+    gateway = {**ports, **config.get("gateway", {})}
+    file.write_bytes(msgspec.yaml.encode({**config, "gateway": gateway}))
     return CliRunner().invoke(app, ["doctor", "-f", str(file), *arguments])
 
 
@@ -74,7 +78,7 @@ def test_security_files_that_cannot_be_used_exit_with_1(tmp_path: Path) -> None:
 
 def test_a_port_of_somebody_else_exits_with_1(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
-        gateway = {"port": 0, "grpc_port": stranger.getsockname()[1]}
+        gateway = {"grpc_port": stranger.getsockname()[1]}
         result = doctor(tmp_path, {"gateway": gateway}, "--json")
 
     assert result.exit_code == 1

@@ -31,6 +31,7 @@ CONFIG = override(
         "gateway.host": "127.0.0.1",
         "gateway.port": 0,
         "gateway.grpc_port": 0,
+        "gateway.admin_port": 0,
         "prefill.replicas": 2,
         "decode.replicas": 1,
     },
