@@ -66,8 +66,7 @@ def _fits(labels: dict[str, str], label: str, op: str, value: str) -> bool:
     return is_same == (not op.startswith("!"))
 
 
-def agent_page(server: Server) -> Callable[[], list[Sample]]:
-    """What Ray's agent of the node gives Prometheus, wherever it listens."""
+def find_page(server: Server) -> Callable[[], list[Sample]] | None:
     for process in server.processes():
         with suppress(psutil.Error):
             if "DashboardAgent" not in " ".join(process.cmdline()):
@@ -77,23 +76,36 @@ def agent_page(server: Server) -> Callable[[], list[Sample]]:
                     continue
                 url = f"http://127.0.0.1:{one.laddr.port}/metrics"
                 with suppress(httpx.HTTPError, UnicodeDecodeError):
-                    if "ray_serve_" in httpx.get(url, timeout=2).text:
+                    if "ray_serve_" in httpx.get(url, timeout=10).text:
                         return lambda: _read(url)
-    raise AssertionError("no agent of Ray exports metrics")
+    return None
 
 
 def _read(url: str) -> list[Sample]:
-    families = text_string_to_metric_families(httpx.get(url, timeout=10).text)
+    families = text_string_to_metric_families(httpx.get(url, timeout=60).text)
     return [sample for family in families for sample in family.samples]
 
 
-def completions(samples: list[Sample]) -> float:
+def calls(samples: list[Sample], route: str) -> float:
     return sum(
         sample.value
         for sample in samples
-        if sample.name == "ray_serve_num_http_requests_total"
-        and sample.labels["route"] == "/v1/completions"
+        if sample.name == "ray_serve_num_http_requests_total" and sample.labels["route"] == route
     )
+
+
+def settled(server: Server, read: Callable[[], list[Sample]], route: str) -> list[Sample]:
+    """Once a call of this route, the first, is told, those that ended before it are told, too."""
+    assert not calls(read(), route)
+    assert httpx.post(f"{server.url}{route}", json={}, timeout=60).status_code == 400
+    samples: list[Sample] = []
+
+    def is_told(found: list[Sample]) -> bool:
+        samples[:] = found
+        return calls(found, route) == 1
+
+    until_told(read, is_told)
+    return samples
 
 
 def until_told(read: Callable[[], list[Sample]], is_told: Callable[[list[Sample]], bool]) -> None:
@@ -101,6 +113,15 @@ def until_told(read: Callable[[], list[Sample]], is_told: Callable[[list[Sample]
     while not is_told(read()):
         assert time.monotonic() < deadline, "it was not told in time"
         time.sleep(1)
+
+
+def agent_page(server: Server) -> Callable[[], list[Sample]]:
+    """What Ray's agent of the node gives Prometheus, wherever it listens, once it has any."""
+    deadline = time.monotonic() + LIMIT_S
+    while (read := find_page(server)) is None:
+        assert time.monotonic() < deadline, "no agent of Ray exports metrics"
+        time.sleep(1)
+    return read
 
 
 def test_every_request_panel_of_rays_serve_dashboards_has_its_series(server: Server) -> None:
@@ -124,11 +145,9 @@ def test_every_request_panel_of_rays_serve_dashboards_has_its_series(server: Ser
         until_told(read, all_are_there)
     assert not missing
 
-    time.sleep(12)  # what others asked before is told by then
-    before = completions(read())
+    before = calls(settled(server, read, "/v1/embeddings"), "/v1/completions")
     for _ in range(3):
         httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
-    httpx.get(f"{server.url}/ready", timeout=10)
-    until_told(read, lambda samples: completions(samples) >= before + 3)
-    time.sleep(12)
-    assert completions(read()) == before + 3, "each once, and probes not"
+    httpx.get(f"{server.url}/ready", timeout=60)
+    told = settled(server, read, "/v1/messages")
+    assert calls(told, "/v1/completions") == before + 3, "each once, and probes not"
