@@ -33,8 +33,6 @@ def test_a_grammar_that_takes_too_long_is_given_up_and_its_reader_comes_back_at_
     with pytest.raises(Overloaded):
         readers.read(lambda: 1)
     is_done.set()
-    reader = next((t for t in threading.enumerate() if t.name == "baton-grammar-reader"), None)
-    if reader is not None:
-        reader.join()
 
+    readers._max_read_s = 60.0  # a busy machine takes its time
     assert readers.read(lambda: 2) == 2
