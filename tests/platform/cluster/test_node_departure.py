@@ -146,11 +146,10 @@ def test_a_head_whose_gcs_has_gone_ends_soon(answers_until: float) -> None:
 def test_what_takes_longer_than_its_limit_is_ended_and_nothing_else_is() -> None:
     ended = threading.Event()
     with hard_limit(0.01, ended.set):
-        assert ended.wait(10)
+        assert ended.wait(120)
     ended.clear()
-    others = set(threading.enumerate())
     with hard_limit(3600.0, ended.set):
-        [timer] = set(threading.enumerate()) - others
+        [timer] = [one for one in threading.enumerate() if getattr(one, "interval", 0) == 3600.0]
     timer.join()
     assert not ended.is_set()
 
