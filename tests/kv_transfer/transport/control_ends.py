@@ -103,7 +103,7 @@ class PreparedSide:
 
     async def all_back(self) -> None:
         """Wait until every piece that was lent has been given back."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.back) < self.num_lent or self.num_open:
                 await asyncio.sleep(0.001)
 

@@ -9,7 +9,7 @@ import pytest
 
 from baton.kv_transfer.transport.tcp.readers import Share
 
-LONG_S = 10.0
+LONG_S = 60.0
 
 
 def test_a_sender_that_stands_still_leaves_others_their_threads() -> None:

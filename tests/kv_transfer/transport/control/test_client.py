@@ -115,7 +115,7 @@ async def test_behind_the_last_piece_nobody_waits_for_the_sender_and_sealed_give
         await asyncio.Event().wait()
 
     monkeypatch.setattr(StreamWindow, "_take_back", hear_nothing)
-    async with control_ends(PreparedSide(5)) as it, asyncio.timeout(10):
+    async with control_ends(PreparedSide(5)) as it, asyncio.timeout(60):
         async for announced in it.client.open(it.address, it.request, "tickets"):
             announced.take()
         sealed = SettleTransfer(
@@ -137,7 +137,7 @@ async def test_who_has_yet_to_take_the_last_pieces_hears_that_they_are_recalled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stream_window, "MAX_UNTAKEN_S", 0.05)
-    async with control_ends(PreparedSide(3)) as it, asyncio.timeout(10):
+    async with control_ends(PreparedSide(3)) as it, asyncio.timeout(60):
         with pytest.raises(TransferCut, match="took nothing for"):
             async for _ in it.client.open(it.address, it.request, "tickets"):
                 pass
@@ -221,7 +221,10 @@ async def test_a_receiver_that_leaves_while_a_piece_is_packed_leaves_nothing_beh
         await it.side.all_back()
 
 
-async def test_a_sender_that_gives_up_lets_the_last_reads_end_first() -> None:
+async def test_a_sender_that_gives_up_lets_the_last_reads_end_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(servicer, "LAST_READS_S", 60.0)
     async with control_ends(PreparedSide(2, error=TransferAborted("it was cancelled"))) as it:
         pieces = it.client.open(it.address, it.request, "tickets")
         held = [await anext(pieces) for _ in range(2)]

@@ -40,6 +40,6 @@ async def bytes_of(it: ControlEnds, transport: TcpTransport) -> list[bytes]:
 
 
 async def until(is_so: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not is_so():
             await asyncio.sleep(0.001)

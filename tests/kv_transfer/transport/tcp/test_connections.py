@@ -43,12 +43,14 @@ async def test_streams_in_turn_use_one_connection_and_it_is_closed_when_idle(
     async with sharing() as (it, half, transport):
         expected = [bytes([number]) * LAYOUT.layer_block_bytes for number in range(40)]
 
-        for number in range(3):
-            if number == 2:  # between two streams it may idle for long
-                monkeypatch.setattr(pool, "IDLE_S", 0.05)
+        for _ in range(3):  # between two streams it may idle for long
             assert await bytes_of(it, transport) == expected
             assert (len(half._served), transport._pool.num_idle) == (1, 1)
+        [connection] = half._served
 
+        monkeypatch.setattr(pool, "IDLE_S", 0.05)
+        assert await bytes_of(it, transport) == expected
+        assert half._served <= {connection}
         await it.side.all_back()
         await until(lambda: not half._served)
         assert transport._pool.num_idle == 0
@@ -80,7 +82,7 @@ async def test_strangers_are_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
         theirs = msgspec.msgpack.decode(await another.meet(RECEIVER, KNOCK), type=Door)
         hello = hello_of(RECEIVER, door.admission)
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             answers = await asyncio.gather(
                 visit(door.port, b""),  # silent
                 visit(door.port, hello[:-1]),  # halting
@@ -99,13 +101,14 @@ async def test_strangers_are_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_only_so_many_strangers_are_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(tcp, "HELLO_TIMEOUT_S", 3600.0)
     async with sharing() as (it, half, transport):
         door = msgspec.msgpack.decode(await half.meet(RECEIVER, KNOCK), type=Door)
         silent = [await asyncio.open_connection("127.0.0.1", door.port) for _ in range(2)]
         await until(lambda: len(half._strangers) == 2)
 
         assert len(await bytes_of(it, transport)) == 40  # the silent ones make room
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(60):
             assert await silent[0][0].read() == b""
 
         for _, writer in silent:
@@ -145,6 +148,8 @@ async def test_an_idle_connection_makes_room_for_another(monkeypatch: pytest.Mon
         other = TcpTransport(it.client)
 
         for each in (transport, other, transport, other):
+            # The sender's thread has yet to see that it is idle when its last byte has come.
+            await until(lambda: all(served.idle_since is not None for served in half._served))
             assert len(await bytes_of(it, each)) == 40
             assert len(half._served) == 1
 

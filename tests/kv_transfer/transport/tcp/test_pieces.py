@@ -103,6 +103,7 @@ async def test_a_receiver_that_reads_nothing_does_not_keep_what_is_wanted_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(serving, "SLICE_S", 0.05)
+    monkeypatch.setattr(serving, "seconds_for", lambda num_bytes: 3600.0)
     back, loans = threading.Event(), Loans()
     ours, theirs = pair()
     large = replace(a_piece(back.set), views=(memoryview(bytes(64 << 20)),))
@@ -113,7 +114,7 @@ async def test_a_receiver_that_reads_nothing_does_not_keep_what_is_wanted_back(
 
     lent.give_back()
 
-    assert await asyncio.to_thread(back.wait, 5)
+    assert await asyncio.to_thread(back.wait, 60)
     served.close()
     ours.close()
 
@@ -135,7 +136,7 @@ async def test_every_piece_is_given_back_when_a_receiver_leaves_in_the_middle() 
     assert back == [1]  # at once: it is not its turn
     ours.close()
 
-    assert await asyncio.to_thread(over.wait, 5)
+    assert await asyncio.to_thread(over.wait, 60)
     for _, piece in (lent[0], lent[2]):
         piece.give_back()
     assert back == [1, 0, 2]
@@ -217,7 +218,7 @@ async def test_a_dripping_sender_is_cut(monkeypatch: pytest.MonkeyPatch) -> None
 
     dripping = asyncio.create_task(drip())
     with pytest.raises(TransferCut, match="not there in time"):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await asyncio.to_thread(arrival.read, [memory])
     dripping.cancel()
     theirs.close()
@@ -273,10 +274,11 @@ async def test_blocks_of_a_lease_that_ends_while_its_sender_stalls_are_free_at_o
 
     def stall(self: ServedConnection, parts: list[memoryview], loans: Sent, num_bytes: int) -> bool:
         send(self, [parts[0], parts[1][:7]], deque(), num_bytes)
-        is_over.wait(10)
+        is_over.wait(300)
         return False
 
     monkeypatch.setattr(ServedConnection, "_send", stall)
+    monkeypatch.setattr(connections, "seconds_for", lambda num_bytes: 3600.0)
     async with connected("tcp") as it:
         fetching = asyncio.create_task(it.fetch(await it.grant()))
         await it.compute()
@@ -285,7 +287,7 @@ async def test_blocks_of_a_lease_that_ends_while_its_sender_stalls_are_free_at_o
         await it.on_d.call(lambda: it.decode.receiver.expire(it.decode.clock() + 61))
 
         with pytest.raises(TransferAborted, match="its time is up"):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await fetching
         await until(lambda: it.decode.receiver.num_leased_blocks == 0)
         assert not any(plane.any() for plane in it.decode.cache.planes)
