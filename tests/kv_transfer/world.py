@@ -169,7 +169,7 @@ class World:
             await self.on_p.call(lambda: self.prefill.finish(transfer_id))
 
     async def has_arrived(self, num_bytes: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.decode.receiver.counters.num_bytes < num_bytes:
                 await asyncio.sleep(0.001)
 
@@ -184,8 +184,11 @@ class World:
             await self.inner.measured()
         if not is_p_told:
             await self.on_p.call(lambda: self.prefill.sender.expire(float("inf")))
-        async with asyncio.timeout(10):
-            while self.prefill.sender.lease_ids:  # a last read may still be under way
+        async with asyncio.timeout(60):
+            # A last read or write may still be under way, in a thread of its own.
+            while self.prefill.sender.lease_ids or await self.on_d.call(
+                lambda: self.decode.receiver.lease_ids
+            ):
                 await asyncio.sleep(0.001)
         for report in (
             await self.on_p.call(self.prefill.audit),

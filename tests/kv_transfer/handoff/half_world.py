@@ -53,7 +53,7 @@ class OtherProcess:
         return await self.answer()
 
     async def answer(self) -> Any:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             return json.loads(await self._reader.readline())
 
     def stop(self) -> None:
@@ -63,7 +63,7 @@ class OtherProcess:
         """Return when it is no more."""
         with suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 while True:  # the nursery reaps it
                     os.kill(self._pid, 0)
                     await asyncio.sleep(0.002)

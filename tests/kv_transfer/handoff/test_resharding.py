@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import pytest
@@ -37,15 +38,17 @@ class Ranks:
         self.switchboard = Switchboard()
         self.prefills = [PrefillReplica(layout=layout, num_blocks=256) for layout in senders]
         self.decodes = [DecodeReplica(layout=layout, num_blocks=64) for layout in receivers]
+        self.owner = Inline()
+        """Of them all."""
         self.outboxes = [
-            Outbox(prefill.sender, Inline(), max_piece_bytes=1) for prefill in self.prefills
+            Outbox(prefill.sender, self.owner, max_piece_bytes=1) for prefill in self.prefills
         ]
         for rank, outbox in enumerate(self.outboxes):
             self.switchboard.plug(f"p{rank}", outbox)
         self.fetchers = [
             Fetcher(
                 decode.receiver,
-                Inline(),
+                self.owner,
                 MemoryTransport(self.switchboard),
                 clock=decode.clock,
                 config=QUICK,
@@ -93,14 +96,19 @@ class Ranks:
             assert decode.holds_kv(TransferId(f"{name}-{rank}"))
         return reports
 
+    async def until_no_leases(self) -> None:
+        """Of either side: threads may still read or write."""
+        receivers = [decode.receiver for decode in self.decodes]
+        async with asyncio.timeout(60):
+            while any(half.lease_ids for half in (*(p.sender for p in self.prefills), *receivers)):
+                await asyncio.sleep(0.001)
+
     async def assert_nothing_is_left(self) -> None:
         """But for what was offered to ranks that read it elsewhere."""
         await asyncio.gather(*(fetcher.close() for fetcher in self.fetchers))
         for prefill in self.prefills:
-            prefill.sender.expire(float("inf"))
-        async with asyncio.timeout(10):
-            while any(prefill.sender.lease_ids for prefill in self.prefills):
-                await asyncio.sleep(0.001)
+            await self.owner.call(partial(prefill.sender.expire, float("inf")))
+        await self.until_no_leases()
         audits = [replica.audit() for replica in self.prefills]
         for report in (*audits, *(replica.audit() for replica in self.decodes)):
             assert report.violations == ()
@@ -219,12 +227,12 @@ async def test_a_source_that_gives_up_ends_the_transfer_at_all_others() -> None:
     while arriving.num_missing > 2 * 2 * 6:  # six blocks of two layers of two senders
         await asyncio.sleep(0)
 
-    it.prefills[1].sender.abort(TransferId("kv-0"), "out of breath")
+    await it.owner.call(lambda: it.prefills[1].sender.abort(TransferId("kv-0"), "out of breath"))
 
     with pytest.raises(TransferAborted, match="out of breath"):
         await fetching
     await it.fetchers[0].close()
-    assert it.prefills[0].sender.lease_ids == frozenset()
+    await it.until_no_leases()  # none expires: all were told
     for prefill in it.prefills:
         prefill.finish(TransferId("kv-0"))
     await it.assert_nothing_is_left()

@@ -106,27 +106,33 @@ async def peers(alter: Alter = unaltered) -> AsyncIterator[tuple[World, PrefixFe
         world.on_d.stop()
 
 
-def fill_cache(world: World, tokens: Sequence[int] = PROMPT, name: str = "before") -> None:
+async def fill_cache(world: World, tokens: Sequence[int] = PROMPT, name: str = "before") -> None:
     """P computes a prompt and forgets the request: its full blocks stay in the cache."""
     prefill, transfer_id = world.prefill, TransferId(name)
-    assert prefill.grant(world.decode.receiver.epoch, transfer_id, tuple(tokens))
-    prefill.compute(transfer_id)
-    prefill.finish(transfer_id)
-    prefill.sender.abort(transfer_id, "only the cache was wanted")
+
+    def fill() -> None:
+        assert prefill.grant(world.decode.receiver.epoch, transfer_id, tuple(tokens))
+        prefill.compute(transfer_id)
+        prefill.finish(transfer_id)
+        prefill.sender.abort(transfer_id, "only the cache was wanted")
+
+    await world.on_p.call(fill)
 
 
 async def audited(world: World) -> None:
-    """Nothing is held on either side once what was posted has run."""
-    await world.on_p.call(lambda: None)
-    await world.on_d.call(lambda: None)
-    for report in (world.prefill.audit(), world.decode.audit()):
+    """Nothing is held on either side, once threads that read ahead have ended as well."""
+    for owner, audit in ((world.on_p, world.prefill.audit), (world.on_d, world.decode.audit)):
+        async with asyncio.timeout(60):
+            while (report := await owner.call(audit)).leased or report.quarantined:
+                assert report.violations == ()
+                await asyncio.sleep(0.001)
         assert report.violations == ()
-        assert (report.leased, report.live, report.quarantined) == (0, 0, 0)
+        assert report.live == 0
 
 
 async def test_what_a_peer_has_cached_is_found_in_this_pool_afterwards() -> None:
     async with peers() as (world, fetcher):
-        fill_cache(world)
+        await fill_cache(world)
         source = LocalSource(world)
 
         async with fetcher.bring_in(PROMPT[:-1], SALT, source) as brought_in:
@@ -141,16 +147,16 @@ async def test_what_a_peer_has_cached_is_found_in_this_pool_afterwards() -> None
             for layer in range(world.decode.layout.num_layers):
                 view = world.decode.pool.view(holder, block, layer)
                 assert view == kv_of(PROMPT, block, layer)
-        world.decode.pool.release(holder)
+        await world.on_d.call(lambda: world.decode.pool.release(holder))
         await audited(world)
 
 
 async def test_only_what_this_pool_lacks_travels() -> None:
     async with peers() as (world, fetcher):
-        fill_cache(world, PROMPT[:8], "short")
+        await fill_cache(world, PROMPT[:8], "short")
         async with fetcher.bring_in(PROMPT[:8], SALT, LocalSource(world)) as first:
             assert first.num_tokens == 8
-        fill_cache(world, PROMPT, "long")
+        await fill_cache(world, PROMPT, "long")
 
         async with fetcher.bring_in(PROMPT[:-1], SALT, LocalSource(world)) as second:
             assert (second.num_held, second.num_new) == (8, 12)
@@ -171,7 +177,7 @@ async def test_a_peer_with_nothing_more_lends_nothing() -> None:
 
 async def test_another_tenants_prefix_is_not_lent() -> None:
     async with peers() as (world, fetcher):
-        fill_cache(world)
+        await fill_cache(world)
 
         async with fetcher.bring_in(PROMPT[:-1], b"tenant", LocalSource(world)) as brought_in:
             assert brought_in.num_new == 0
@@ -181,7 +187,7 @@ async def test_another_tenants_prefix_is_not_lent() -> None:
 
 async def test_while_they_are_held_the_blocks_are_not_evicted() -> None:
     async with peers() as (world, fetcher):
-        fill_cache(world)
+        await fill_cache(world)
         pool = world.decode.pool
 
         async with fetcher.bring_in(PROMPT[:-1], SALT, LocalSource(world)):
@@ -190,7 +196,7 @@ async def test_while_they_are_held_the_blocks_are_not_evicted() -> None:
             assert await world.on_d.call(lambda: pool.grow(greedy, num_left * BLOCK))
             assert pool.num_cached(PROMPT, SALT) == NUM_FULL * BLOCK
 
-        pool.release(greedy)
+        await world.on_d.call(lambda: pool.release(greedy))
         await audited(world)
 
 
@@ -209,7 +215,7 @@ async def test_a_transfer_that_breaks_off_for_good_brings_nothing_in() -> None:
         raise TransferCut("always")
 
     async with peers(cut) as (world, fetcher):
-        fill_cache(world)
+        await fill_cache(world)
 
         async with fetcher.bring_in(PROMPT[:-1], SALT, LocalSource(world)) as brought_in:
             assert brought_in.num_new == 0
@@ -222,20 +228,20 @@ async def test_a_transfer_that_breaks_off_for_good_brings_nothing_in() -> None:
 
 async def test_without_room_nothing_is_brought_in() -> None:
     async with peers() as (world, fetcher):
-        fill_cache(world)
+        await fill_cache(world)
         pool, greedy = world.decode.pool, Holder(HolderKind.REQUEST, "greedy")
-        assert pool.grow(greedy, pool.num_available * BLOCK)
+        assert await world.on_d.call(lambda: pool.grow(greedy, pool.num_available * BLOCK))
 
         async with fetcher.bring_in(PROMPT[:-1], SALT, LocalSource(world)) as brought_in:
             assert brought_in.note == "nothing brought in from peer: no blocks left for it"
 
-        pool.release(greedy)
+        await world.on_d.call(lambda: pool.release(greedy))
         await audited(world)
 
 
 async def test_an_error_inside_the_context_lets_the_blocks_go() -> None:
     async with peers() as (world, fetcher):
-        fill_cache(world)
+        await fill_cache(world)
 
         with pytest.raises(RuntimeError, match="the engine refused"):
             async with fetcher.bring_in(PROMPT[:-1], SALT, LocalSource(world)):
@@ -248,7 +254,7 @@ async def test_a_bring_in_that_is_cancelled_holds_nothing() -> None:
     first_piece = asyncio.Event()
 
     async with peers() as (world, fetcher):
-        fill_cache(world)
+        await fill_cache(world)
         source = LocalSource(world)
 
         async def bring_in() -> None:
@@ -266,7 +272,7 @@ async def test_a_bring_in_that_is_cancelled_holds_nothing() -> None:
 
 async def test_the_call_cut_by_the_borrower_ends_the_loan() -> None:
     async with peers() as (world, _):
-        fill_cache(world)
+        await fill_cache(world)
         source = LocalSource(world)
         loan = source.lender.lend(source.request(PROMPT))
         await anext(loan)
@@ -279,7 +285,7 @@ async def test_the_call_cut_by_the_borrower_ends_the_loan() -> None:
 
 async def test_a_loan_is_called_back_when_running_requests_need_the_blocks() -> None:
     async with peers() as (world, _):
-        fill_cache(world)
+        await fill_cache(world)
         source = LocalSource(world)
         loan = source.lender.lend(source.request(PROMPT))
         await anext(loan)
@@ -295,7 +301,7 @@ async def test_a_loan_is_called_back_when_running_requests_need_the_blocks() -> 
 async def test_what_would_pass_the_share_of_the_pool_is_not_lent() -> None:
     async with peers() as (world, _):
         long_prompt = tuple(range(17 * BLOCK))  # of 32 blocks
-        fill_cache(world, long_prompt)
+        await fill_cache(world, long_prompt)
         source = LocalSource(world)
 
         with pytest.raises(BatonError, match="17 blocks would be lent to peers, of 32"):
@@ -306,7 +312,7 @@ async def test_what_would_pass_the_share_of_the_pool_is_not_lent() -> None:
 
 async def test_a_loan_never_takes_the_blocks_of_a_transfer_that_comes_here() -> None:
     async with peers() as (world, _):
-        fill_cache(world)
+        await fill_cache(world)
         incoming = Holder(HolderKind.LEASE, TRANSFER)  # as a receiver on that replica holds them
         world.prefill.pool.reserve(incoming, (1, 2, 3), SALT)
         source = LocalSource(world)
@@ -321,7 +327,7 @@ async def test_a_loan_never_takes_the_blocks_of_a_transfer_that_comes_here() -> 
 
 async def test_a_loan_of_nothing_new_holds_nothing() -> None:
     async with peers() as (world, _):
-        fill_cache(world)
+        await fill_cache(world)
         source = LocalSource(world)
 
         offers = [it async for it in source.lender.lend(source.request(PROMPT, NUM_FULL * BLOCK))]
@@ -345,7 +351,7 @@ class LyingSource(LocalSource):
 
 async def test_an_offer_of_more_than_was_asked_for_is_a_note() -> None:
     async with peers() as (world, fetcher):
-        fill_cache(world)
+        await fill_cache(world)
 
         async with fetcher.bring_in(PROMPT[:20], SALT, LyingSource(world)) as brought_in:
             assert brought_in.transfer_id is None

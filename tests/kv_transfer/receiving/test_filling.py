@@ -68,7 +68,7 @@ class Joined:
     async def settle(self) -> None:
         """Nothing is left, and every piece was released once."""
         await self.fetcher.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.prefill.sender.lease_ids or self.decode.receiver.lease_ids:
                 await asyncio.sleep(0.001)
         for report in (self.prefill.audit(), self.decode.audit()):
@@ -107,13 +107,13 @@ async def test_a_lease_that_ends_while_it_is_written_keeps_its_blocks_in_quarant
 
     def slow_place(fill: Fill) -> list[Unit]:
         writing.set()
-        may_end.wait(10)
+        may_end.wait(60)
         return place(fill)
 
     each_placed_by(monkeypatch, slow_place)
     it = joined()
     fetching = asyncio.create_task(it.fetcher.fetch(it.reservation))
-    await asyncio.to_thread(writing.wait, 10)
+    await asyncio.to_thread(writing.wait, 60)
 
     it.decode.receiver.expire(float("inf"))
     with pytest.raises(TransferAborted, match="its time is up"):
@@ -215,7 +215,7 @@ async def test_the_threads_that_write_never_wait_for_the_engine(
 
     fetcher = Fetcher(it.decode.receiver, Busy(), it.transport, clock=it.decode.clock, config=QUICK)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await fetcher.fetch(it.reservation)
 
     assert it.decode.receiver.state(TRANSFER) is ReceiverState.SEALED

@@ -110,7 +110,7 @@ class Prefilling:
         return await self.thread.call(look)
 
     async def assert_nothing_is_held(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.sender.lease_ids:
                 await asyncio.sleep(0.001)
         census = await self.thread.call(self.engine.pool.census)

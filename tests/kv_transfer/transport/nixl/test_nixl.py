@@ -54,7 +54,7 @@ async def test_a_killed_peer_fails_the_read(far: FarPeer) -> None:
     landed.give_back()
     far.end()
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         with pytest.raises(TransportFailed):
             await reads.read(name, [far.memory.stretch], "DRAM")
         while reads.num_in_flight:
@@ -75,7 +75,7 @@ async def test_a_read_from_a_peer_that_stands_still_can_be_given_up(far: FarPeer
     reading.cancel()
 
     os.kill(far.process.pid or 0, signal.SIGCONT)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while reads.num_in_flight:
             await asyncio.sleep(0.01)
     assert (await reads.read(name, [far.memory.stretch], "DRAM")).data.tobytes()[:3] == b"\7\7\7"
@@ -182,9 +182,10 @@ class Obeyed:
         return reading, self.agent.posted[-1]
 
     async def is_idle(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.reads.num_in_flight:
                 await asyncio.sleep(0.001)
+        await asyncio.sleep(0)  # what the last one told this loop has been done
 
 
 @asynccontextmanager
@@ -317,7 +318,7 @@ async def test_idle_buffers_of_other_sizes_make_room(monkeypatch: pytest.MonkeyP
         larger = ctypes.create_string_buffer(b"2" * 2 * size, 2 * size)
 
         again = it.reads.read("p", [(ctypes.addressof(larger), 2 * size, 0)], "DRAM")
-        await asyncio.to_thread(it.agent.has_posted.acquire, timeout=10)
+        await asyncio.to_thread(it.agent.has_posted.acquire, timeout=60)
         it.agent.posted[-1].complete()
 
         assert (await again).data.tobytes() == b"2" * 2 * size

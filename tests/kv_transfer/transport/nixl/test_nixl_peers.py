@@ -94,7 +94,7 @@ class Arriving:
     async def held(self) -> KvPiece:
         """A piece is announced, and comes."""
         self.met.control.announce(self.transfer_id)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await anext(self.pieces)
 
     async def next(self) -> None:
