@@ -44,6 +44,8 @@ class Release:
     api_versions: Sequence[str] = ()
     is_upgrade: bool = False
     chart: Path = CHART
+    path: str = CHART.name
+    """Of the chart that is looked at: `umbrella/charts/alias`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,8 @@ def render(values: Values | None = None, release: Release | None = None) -> Rend
         except helm.HelmError as error:
             raise RenderFailed(str(error)) from None
     texts: dict[str, str] = json.loads(answer)
-    start = f"{CHART.name}/"
+    start = f"{wanted.path}/"
+    texts = {path: text for path, text in texts.items() if path.startswith(start)}
     notes = texts.pop(f"{start}templates/NOTES.txt")
     found = {
         path.removeprefix(start): [one for one in yaml.safe_load_all(text) if one]

@@ -7,11 +7,14 @@ says.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helm.chart import OPERATED, Manifest, Release, Rendered, profiles, render
+import yaml
+from tests.helm.chart import CHART, OPERATED, Manifest, Release, Rendered, profiles, render
 
 Labels = Mapping[str, str]
 
@@ -67,6 +70,16 @@ def selectors(rendered: Rendered) -> Iterator[tuple[str, Labels]]:
                 yield where, spec["podSelector"]["matchLabels"]
             case "PodDisruptionBudget" | "PodMonitor" | "Deployment":
                 yield where, spec["selector"]["matchLabels"]
+
+
+def umbrella(folder: Path, names: Sequence[str]) -> Path:
+    """A chart of several Batons; those that are not called so are aliases."""
+    shutil.copytree(CHART, folder / "charts" / CHART.name)
+    wanted = [{"name": "baton", "version": "*", "alias": name} for name in names]
+    about = {"apiVersion": "v2", "name": "all", "version": "1.0.0", "dependencies": wanted}
+    (folder / "Chart.yaml").write_text(yaml.safe_dump(about))
+    (folder / "values.yaml").touch()
+    return folder
 
 
 def of_release(one: Any) -> Iterator[Labels]:
@@ -143,3 +156,27 @@ def test_what_follows_is_scraped_by_a_service_monitor_where_pod_monitors_are_not
         "rel-baton": {"rel-baton-metrics"},
         "rel-baton-groups": {"rel-baton-groups"},
     }
+
+
+def test_batons_of_one_release_select_none_of_each_others_pods(tmp_path: Path) -> None:
+    names = ("baton", "chat", f"vectors{'-of-many-words' * 4}")
+    chart = umbrella(tmp_path, names)
+    values = {name: FOLLOWED | {"fullnameOverride": f"own-{name[:20]}"} for name in names}
+    together = [
+        render(values, Release(api_versions=OPERATED, chart=chart, path=f"all/charts/{name}"))
+        for name in names
+    ]
+    there = [pods(rendered) for rendered in together]
+
+    for rendered, own in zip(together, there, strict=True):
+        others = [labels for found in there if found is not own for labels in found.values()]
+        assert len(own) == 6
+        for where, selector in selectors(rendered):
+            assert chosen(selector, own), where
+            assert not any(selector.items() <= labels.items() for labels in others), where
+        instances = {labels["app.kubernetes.io/instance"] for labels in own.values()}
+        assert all(len(instance) <= 63 for instance in instances)
+        policies = [one["spec"] for one in rendered if one["kind"] == "NetworkPolicy"]
+        peers = [labels for labels in of_release(policies) if "ray.io/node-type" not in labels]
+        reached = {name for labels in peers for name in chosen(labels, own)}
+        assert reached == set(own)

@@ -20,12 +20,34 @@ app.kubernetes.io/name: {{ include "baton.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{/* Which Baton it is: its release, and in a release of several its alias there. No release is called
+so, for none has an underscore. */}}
+{{- define "baton.instance" -}}
+{{- $instance := eq .Chart.Name "baton" | ternary .Release.Name (printf "%s_%s" .Release.Name .Chart.Name) -}}
+{{- if gt (len $instance) 63 -}}
+{{- $instance = printf "%s_%s" (trunc 54 $instance) ($instance | sha256sum | trunc 8) -}}
+{{- end -}}
+{{- $instance -}}
+{{- end }}
+
 {{/* By which Ray's pods are selected, together with KubeRay's ray.io/*: also those of a cluster that an
 older chart made, and that stays. No app.kubernetes.io/name, which is KubeRay's there, as its Service of
 a RayService's head selects that; nothing that changes with a chart's version, or every upgrade would
 make a new cluster. */}}
 {{- define "baton.releaseLabels" -}}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ include "baton.instance" . }}
+{{- end }}
+
+{{/* Pods of this Baton, as peers in a network policy: Ray's, and where those are of an alias the others. */}}
+{{- define "baton.ownPeers" -}}
+- podSelector:
+    matchLabels:
+      {{- include "baton.releaseLabels" . | nindent 6 }}
+{{- if ne (include "baton.instance" .) .Release.Name }}
+- podSelector:
+    matchLabels:
+      {{- include "baton.selectorLabels" . | nindent 6 }}
+{{- end }}
 {{- end }}
 
 {{- define "baton.labels" -}}

@@ -56,7 +56,7 @@ spec:
   {{- with $pod.topologySpreadConstraints }}
   topologySpreadConstraints:
     {{- range . }}
-    - {{- merge (dict) . (dict "labelSelector" (dict "matchLabels" (dict "app.kubernetes.io/instance" $root.Release.Name "ray.io/group" (eq $.group "head" | ternary "headgroup" $.group)))) | toYaml | nindent 6 }}
+    - {{- merge (dict) . (dict "labelSelector" (dict "matchLabels" (dict "app.kubernetes.io/instance" (include "baton.instance" $root) "ray.io/group" (eq $.group "head" | ternary "headgroup" $.group)))) | toYaml | nindent 6 }}
     {{- end }}
   {{- end }}
   {{- with $pod.priorityClassName }}
