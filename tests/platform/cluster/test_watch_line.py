@@ -34,12 +34,12 @@ class Serve:
         self.watch = self
         self.asked: list[pb.WatchRequest] = []
         self.loses_new_layouts = False
-        self.registry = Registry()
+        self.registry = Registry(clock=ManualClock())  # nobody falls silent meanwhile
         self.port = RegistryPort(self.registry)
 
     async def restart(self) -> None:
         await self.port.stop()
-        self.registry = Registry()
+        self.registry = Registry(clock=ManualClock())  # nobody falls silent meanwhile
         self.port = RegistryPort(self.registry)
         await self.port.start("127.0.0.1", PLAIN)
 
