@@ -59,10 +59,10 @@ async def test_giving_up_while_weights_are_read_ends_the_reading(tmp_path: Path)
     def progress(done: int, total: int) -> None:
         reports.append(done)
         is_reading.set()
-        may_go_on.wait(10)
+        may_go_on.wait(120)
 
     loading = asyncio.create_task(load_offline(config, folder, progress))
-    await asyncio.to_thread(is_reading.wait, 10)
+    await asyncio.to_thread(is_reading.wait, 120)
 
     loading.cancel()
     await asyncio.gather(loading, return_exceptions=True)
