@@ -7,7 +7,7 @@ import os
 from collections import defaultdict
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from tests.covering_rows import covering
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -17,8 +17,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin take ot
 if not os.path.exists("/dev/nvidia0"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# No test asserts a time, and this one of hypothesis' own would: machines are shared.
-settings.register_profile("baton", deadline=None)
+# No test asserts a time, and these of hypothesis' own would: machines are shared.
+settings.register_profile("baton", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("baton")
 
 
