@@ -68,7 +68,7 @@ async def test_ready_names_all_that_is_configured_and_how_far_it_is() -> None:
     registry = OneStarts()
     await node.start(registry)
     try:
-        async with httpx.AsyncClient() as http, asyncio.timeout(120):
+        async with httpx.AsyncClient(timeout=60) as http, asyncio.timeout(120):
             while registry.num_asked < 2:
                 await asyncio.sleep(0.01)
             answer = await http.get(f"http://127.0.0.1:{node.server.http_port}/ready")
@@ -87,7 +87,7 @@ async def listening(node: GatewayNode) -> AsyncIterator[httpx.AsyncClient]:
     await node.start(OneStarts())
     try:
         url = f"http://127.0.0.1:{node.server.http_port}"
-        async with httpx.AsyncClient(base_url=url) as http, asyncio.timeout(120):
+        async with httpx.AsyncClient(base_url=url, timeout=60) as http, asyncio.timeout(120):
             yield http
     finally:
         await node.stop(0)
@@ -247,7 +247,7 @@ async def test_a_gateway_reports_to_the_planner_while_there_is_one_and_tells_wha
     await node.start(registry, planner=registry)
     url = f"http://127.0.0.1:{node.server.admin_port}"
     try:
-        async with httpx.AsyncClient(base_url=url) as http, asyncio.timeout(120):
+        async with httpx.AsyncClient(base_url=url, timeout=60) as http, asyncio.timeout(120):
             assert (await http.get("/debug/planner")).json() == {"is_enabled": False}
             assert not registry.heard
             node.reconfigure(override(CONFIG, {"planner.enabled": True}))

@@ -52,7 +52,7 @@ def panels() -> Iterator[tuple[str, str]]:
 async def test_no_panel_is_empty_and_nothing_is_scraped_twice(tmp_path: Path) -> None:
     async with deployment() as ports:
         with prometheus(tmp_path, ports) as url:
-            async with httpx.AsyncClient(base_url=url) as http:
+            async with httpx.AsyncClient(base_url=url, timeout=60) as http:
                 asked = [one for one in panels() if not _is_of_tiers(one[1])]
                 empty = await until_nothing_is_left(http, asked)
                 [times] = await ask(http, ONCE)

@@ -19,11 +19,15 @@ from baton.platform.observe.process_port import ProcessPort
 HOST = "127.0.0.1"
 
 
+def asking(port: ProcessPort) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=f"http://{HOST}:{port.port}", timeout=60)
+
+
 async def test_probes_are_answered_before_a_process_is_ready_and_when_it_is_not_well() -> None:
     port = ProcessPort()
     await port.start(HOST, 0)
     try:
-        async with httpx.AsyncClient(base_url=f"http://{HOST}:{port.port}") as http:
+        async with asking(port) as http:
 
             async def statuses() -> list[int]:
                 pages = ("/healthz", "/readyz", "/metrics")
@@ -63,7 +67,7 @@ async def test_those_who_say_nothing_do_not_keep_the_probes_out(
             assert await silent.read() == b""
             await halting.read()
         monkeypatch.setattr(process_port, "CONNECTION_LIMIT_S", 600.0)
-        async with httpx.AsyncClient(base_url=f"http://{HOST}:{port.port}") as http:
+        async with asking(port) as http:
             answer = await http.get("/healthz")
         writer.close()
         half_said.close()
@@ -83,7 +87,7 @@ async def test_a_probe_takes_the_place_of_the_oldest_who_says_nothing(
     try:
         oldest, first = await asyncio.open_connection(HOST, port.port)
         _, second = await asyncio.open_connection(HOST, port.port)
-        async with httpx.AsyncClient(base_url=f"http://{HOST}:{port.port}") as http:
+        async with asking(port) as http:
             answer = await http.get("/healthz")
         async with asyncio.timeout(60):  # only keeps a failing test from hanging
             assert await oldest.read() == b""
