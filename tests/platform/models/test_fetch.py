@@ -378,12 +378,19 @@ def test_a_folder_that_is_only_on_another_node_is_borrowed_from_there(
     folder = find_model(str(tmp_path / "not_here"), peers=Elsewhere(far))
 
     assert contents(folder) == FILES
-    (far / "config.json").write_bytes(b'{"b": 2}')
+    change(far / "config.json", b'{"b": 2}')
     newer = find_model(str(tmp_path / "not_here"), peers=Elsewhere(far))
     assert contents(newer)["config.json"] == b'{"b": 2}'
     assert find_model(str(tmp_path / "not_here"), peers=OtherNode(tmp_path / "other")) == newer
     with pytest.raises(CheckpointError, match="no folder /not_here_either; give a model folder"):
         find_model("/not_here_either", peers=OtherNode(tmp_path / "other"))
+
+
+def change(file: Path, data: bytes) -> None:
+    """Later, however soon: a clock of file systems may tick each ten milliseconds only."""
+    written_ns = file.stat().st_mtime_ns + 10**9
+    file.write_bytes(data)
+    os.utime(file, ns=(written_ns, written_ns))
 
 
 def borrowed_by(
@@ -401,7 +408,7 @@ def test_a_lent_folder_is_what_it_is_at_home_whatever_others_took_before(
     cache: Path, tmp_path: Path, far: Path, monkeypatch: pytest.MonkeyPatch, home_comes: str
 ) -> None:
     before = borrowed_by(tmp_path / "other", far, monkeypatch)
-    (far / "model.safetensors").write_bytes(WEIGHTS[::-1])
+    change(far / "model.safetensors", WEIGHTS[::-1])
     nodes = [before, Elsewhere(far)]
 
     folder = find_model("/far", peers=Others(*(nodes if home_comes == "last" else nodes[::-1])))
@@ -415,9 +422,9 @@ def test_without_its_home_a_folder_is_what_is_whole_on_most_nodes(
     cache: Path, tmp_path: Path, far: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = [borrowed_by(tmp_path / name, far, monkeypatch) for name in "ab"]
-    (far / "tokenizer.json").write_bytes(b'{"a": 2}')
+    change(far / "tokenizer.json", b'{"a": 2}')
     newer = borrowed_by(tmp_path / "c", far, monkeypatch)
-    (far / "tokenizer.json").write_bytes(b'{"a": 3}')
+    change(far / "tokenizer.json", b'{"a": 3}')
     light = [borrowed_by(tmp_path / name, far, monkeypatch, wants_weights=False) for name in "def"]
 
     assert contents(find_model("/far", peers=Others(*light, newer, *whole))) == FILES
