@@ -17,6 +17,7 @@ import httpx
 import pytest
 from tests.cluster.test_live_cluster import CODE, wait_for
 from tests.free_ports import free_ports
+from tests.live_server import when_all_answer
 
 from baton.platform.observe.listeners import first_listening
 
@@ -92,11 +93,16 @@ class Deployed:
         """Of the replicas that take requests: each process draws its own."""
         port = first_listening("127.0.0.1", self.admin_port)
         url = f"http://127.0.0.1:{port}/debug/status"
-        answer = httpx.get(url, headers=bearer(key), timeout=60)
-        answer.raise_for_status()
+
+        def ask() -> dict[str, Any]:
+            answer = httpx.get(url, headers=bearer(key), timeout=60)
+            answer.raise_for_status()
+            status: dict[str, Any] = answer.json()
+            return status
+
         return {
             pool: {row["epoch"] for row in rows if row["is_ready"] and row["is_reachable"]}
-            for pool, rows in answer.json()["pools"].items()
+            for pool, rows in when_all_answer(ask)["pools"].items()
         }
 
 
