@@ -172,9 +172,12 @@ class EngineThread:
             self._loop()
         except BaseException as error:
             self.failure = error
-        self._end()
-        if self.failure is not None and self._on_failure is not None:
-            self._on_failure(self.failure)
+        try:
+            # First: whose command is refused must not take the engine for a living one.
+            if self.failure is not None and self._on_failure is not None:
+                self._on_failure(self.failure)
+        finally:
+            self._end()
 
     def _loop(self) -> None:
         needs_command = True

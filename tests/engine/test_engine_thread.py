@@ -16,6 +16,7 @@ from baton.core.errors import EngineFailed
 from baton.core.kv_pool import Holder, HolderKind
 from baton.core.owner_thread import OwnerThread
 from baton.core.step_times import StepWork
+from baton.engine.engine_thread import _Command
 from baton.engine.passes.echo import echo_output
 from baton.engine.request.request import Request
 from baton.engine.request.step_report import StepReport
@@ -192,6 +193,22 @@ async def test_commands_behind_a_failure_are_refused_not_forgotten() -> None:
 
         with pytest.raises(EngineFailed):
             await behind
+
+
+async def test_that_the_engine_failed_is_told_before_any_command_is_refused_for_it() -> None:
+    """Else who is refused would take it for a living one, and come again."""
+    async with Harness() as harness:
+        gate, told = threading.Event(), list[str]()
+        harness.thread._on_failure = lambda failure: told.append("failed")
+        harness.thread.post(wait_for(gate))
+        harness.thread.post(fail_with(RuntimeError("broken")))
+        behind = _Command(lambda: None, lambda refusal: told.append("refused"))
+        harness.thread._hand_in(behind, harness.thread._mailbox)
+        gate.set()
+
+        with pytest.raises(EngineFailed):
+            await harness.thread.call(lambda: None)
+        assert told == ["failed", "refused"]
 
 
 async def test_stop_runs_what_was_handed_in_and_refuses_what_comes_later() -> None:
