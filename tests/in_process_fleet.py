@@ -6,8 +6,9 @@ The replicas are the real ones, with their gRPC servers on localhost.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -161,6 +162,39 @@ class Fleet:
             engine.step = step  # type: ignore[method-assign]
             self.replicas[at].worker.core.thread.post(lambda: None)  # there is work now
 
+    @contextmanager
+    def halting(self, is_far: Callable[[Engine], bool]) -> Iterator[Callable[[], None]]:
+        """Decode replicas take requests in, but run none once `is_far`, until what is yielded is
+        called: however late the client is, what it asked for is not done before.
+        """
+        may_go_on = threading.Event()
+
+        def halt(engine: Engine) -> Callable[..., StepReport]:
+            step = engine.step
+
+            def halting(hooks: StepHooks = ALONE) -> StepReport:
+                return step(hooks) if may_go_on.is_set() or not is_far(engine) else StepReport()
+
+            return halting
+
+        def go_on() -> None:
+            may_go_on.set()
+            for replica in self.replicas.values():
+                replica.worker.core.thread.post(lambda: None)  # there is work now
+
+        for replica_id, replica in self.replicas.items():
+            if replica.info.role is Role.DECODE:
+                engine = self.engines[replica_id]
+                engine.step = halt(engine)  # type: ignore[method-assign]
+        try:
+            yield go_on
+        finally:
+            go_on()
+
+    def halting_at(self, num_tokens: int) -> AbstractContextManager[Callable[[], None]]:
+        """See `halting`: once a request has so many tokens."""
+        return self.halting(lambda engine: most_tokens(engine) >= num_tokens)
+
     def admit_no_prompts(self) -> None:
         """Prefill replicas refuse whatever comes, as if too much were queued there."""
         for replica in self.replicas.values():
@@ -175,15 +209,23 @@ class Fleet:
         async with asyncio.timeout(timeout_s):
             while True:
                 audits = [await replica.worker.core.audit() for replica in self.replicas.values()]
-                if not any(a.leased or a.live or a.quarantined for a in audits):
+                is_held = any(a.leased or a.live or a.quarantined for a in audits)
+                if not is_held and not any(map(_num_in_flight, self.replicas.values())):
                     break
                 await asyncio.sleep(0.02)
         assert [a.violations for a in audits] == [()] * len(audits)
-        for replica in self.replicas.values():
-            metrics = replica.worker.metrics()
-            assert metrics["tokens_sampled_total"] == (
-                metrics["tokens_delivered_total"] + metrics["tokens_discarded_total"]
-            )
+
+
+def most_tokens(engine: Engine) -> int:
+    """That any of its requests has; on its thread."""
+    return max((len(request.output) for request in engine._request_by_id.values()), default=0)
+
+
+def _num_in_flight(replica: Replica) -> float:
+    """Tokens that were sampled, and neither delivered nor discarded."""
+    books = replica.worker.metrics()
+    settled = books["tokens_delivered_total"] + books["tokens_discarded_total"]
+    return books["tokens_sampled_total"] - settled
 
 
 async def until_in_engine(engine: Engine, num_requests: int) -> None:
@@ -214,7 +256,7 @@ async def running_fleet(
         Routing(Cost(), local_prefill_tokens=local_prefill_tokens),
         kept_decisions=100,
         channels=Channels(load_security(config.security)),
-        **{"max_waiting": 100, "no_replica_grace_s": 5.0, **admission},
+        **{"max_waiting": 100, "no_replica_grace_s": 120.0, **admission},
     )
     fleet = Fleet(config, make_engine, registry, dispatcher)
     try:

@@ -55,12 +55,14 @@ async def ask_and_drain(
             drained.extend(busy(fleet))
             slow_down(fleet.engines[drained[0]])
             await fleet.dispatcher.drain(drained[0], is_forced=False)
+            go_on()
 
-    answer = await fleet.ask(PROMPT, sampling, on_token=on_token, **options)
+    with fleet.halting_at(after) as go_on:
+        answer = await fleet.ask(PROMPT, sampling, on_token=on_token, **options)
     return answer, drained[0]
 
 
 async def is_empty(fleet: Fleet, replica_id: ReplicaId) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await fleet.replicas[replica_id].worker.drain()
     assert fleet.replicas[replica_id].worker.num_open == 0

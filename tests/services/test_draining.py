@@ -52,13 +52,14 @@ async def test_a_drain_under_load_is_noticed_by_nobody() -> None:
         undisturbed = await ask_all(fleet)
 
     async with running_fleet(prefill=1, decode=3) as fleet:
-        asking = asyncio.create_task(ask_all(fleet))
-        async with asyncio.timeout(10):
-            while len(busy(fleet)) < 3:
-                await asyncio.sleep(0.002)
-        for leaving in ("decode-2", "decode-3"):
-            slow_down(fleet.engines[ReplicaId(leaving)])
-            await fleet.dispatcher.drain(leaving, is_forced=False)
+        with fleet.halting_at(1):
+            asking = asyncio.create_task(ask_all(fleet))
+            async with asyncio.timeout(60):
+                while len(busy(fleet)) < 3:
+                    await asyncio.sleep(0.002)
+            for leaving in ("decode-2", "decode-3"):
+                slow_down(fleet.engines[ReplicaId(leaving)])
+                await fleet.dispatcher.drain(leaving, is_forced=False)
         answers = await asking
 
         assert [a.tokens for a in answers] == [a.tokens for a in undisturbed]
@@ -81,7 +82,7 @@ async def test_of_two_drained_at_once_one_stays_if_they_are_the_last() -> None:
 async def test_one_that_died_is_nobody_to_go_on_with() -> None:
     async with running_fleet(prefill=0, decode=2) as fleet:
         await fleet.replicas[ReplicaId("decode-2")].server.stop(grace_s=0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(fleet.dispatcher.fleet.connected) > 1:
                 await asyncio.sleep(0.01)
 
@@ -98,10 +99,12 @@ async def test_a_replica_that_shuts_down_hands_over_what_it_runs() -> None:
             if num_tokens >= 7 and not leaving:
                 [here] = busy(fleet)
                 slow_down(fleet.engines[here])
-                draining = asyncio.create_task(fleet.replicas[here].drain(timeout_s=10))
+                draining = asyncio.create_task(fleet.replicas[here].drain(timeout_s=60))
                 leaving.append((here, draining))
+                go_on()
 
-        answer = await fleet.ask(PROMPT, SAMPLED, on_token=on_token)
+        with fleet.halting_at(7) as go_on:
+            answer = await fleet.ask(PROMPT, SAMPLED, on_token=on_token)
 
         [(here, draining)] = leaving
         assert await draining
@@ -117,14 +120,15 @@ async def test_requests_that_wait_on_the_replica_begin_elsewhere() -> None:
         return echo_engine(role, max_running=1)
 
     async with running_fleet(prefill=0, decode=1, make_engine=narrow) as fleet:
-        asking = [asyncio.create_task(fleet.ask([i, *PROMPT], LONG)) for i in range(1, 4)]
-        async with asyncio.timeout(10):
-            while fleet.replicas[ReplicaId("decode-1")].worker.num_open < 3:
-                await asyncio.sleep(0.002)
-        slow_down(fleet.engines[ReplicaId("decode-1")])
-        await fleet.add(Role.DECODE)
+        with fleet.halting_at(5):
+            asking = [asyncio.create_task(fleet.ask([i, *PROMPT], LONG)) for i in range(1, 4)]
+            async with asyncio.timeout(60):
+                while fleet.replicas[ReplicaId("decode-1")].worker.num_open < 3:
+                    await asyncio.sleep(0.002)
+            slow_down(fleet.engines[ReplicaId("decode-1")])
+            await fleet.add(Role.DECODE)
 
-        await fleet.dispatcher.drain("decode-1", is_forced=False)
+            await fleet.dispatcher.drain("decode-1", is_forced=False)
         answers = await asyncio.gather(*asking)
 
         assert all(len(answer.tokens) == MAX_TOKENS for answer in answers)
@@ -137,7 +141,7 @@ async def test_requests_that_wait_on_the_replica_begin_elsewhere() -> None:
 async def test_an_embedding_ends_where_it_began() -> None:
     async with running_fleet(prefill=0, decode=2) as fleet:
         asking = asyncio.create_task(fleet.ask(PROMPT, GREEDY, pooling=Pooling.MEAN))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not busy(fleet) and not asking.done():
                 await asyncio.sleep(0)
         for here in busy(fleet):
@@ -177,8 +181,10 @@ async def test_a_replica_that_comes_later_takes_what_had_to_stay() -> None:
                 slow_down(fleet.engines[ReplicaId("decode-1")])
                 await fleet.dispatcher.drain("decode-1", is_forced=True)
                 await fleet.add(Role.DECODE)
+                go_on()
 
-        answer = await fleet.ask(PROMPT, replace(LONG, max_tokens=900), on_token=replace_it)
+        with fleet.halting_at(5) as go_on:
+            answer = await fleet.ask(PROMPT, replace(LONG, max_tokens=900), on_token=replace_it)
 
         assert len(answer.tokens) == 900
         assert answer.receipt.decode_replica == "decode-2"
@@ -197,12 +203,12 @@ async def test_a_drained_replica_that_is_undrained_takes_requests_again() -> Non
 
         links = fleet.dispatcher.fleet.links
         told = [links.get(fleet.replicas[ReplicaId(it)].info.epoch) for it in drained]
-        async with asyncio.timeout(20):  # each says by itself that it drains ...
+        async with asyncio.timeout(60):  # each says by itself that it drains ...
             while not all(link is not None and link.is_draining for link in told):
                 await asyncio.sleep(0.01)
         for one in drained:
             await fleet.dispatcher.undrain(one)
-        async with asyncio.timeout(20):  # ... and that it is open again
+        async with asyncio.timeout(60):  # ... and that it is open again
             while any(fleet.dispatcher.fleet.trouble_by_replica().values()):
                 await asyncio.sleep(0.01)
         await fleet.dispatcher.drain("decode-3", is_forced=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from contextlib import suppress
 from dataclasses import replace
 
@@ -73,8 +74,10 @@ async def test_a_decode_replica_that_dies_in_mid_stream_loses_and_repeats_no_tok
             if num_tokens >= 20 and len(fleet.replicas) == 3:
                 [link] = [one for one in fleet.dispatcher.fleet.connected if one.num_open]
                 await fleet.crash(link.info.replica_id)
+                go_on()
 
-        answer = await fleet.ask(PROMPT, LONG, on_token=kill)
+        with fleet.halting_at(20) as go_on:
+            answer = await fleet.ask(PROMPT, LONG, on_token=kill)
 
         assert len(fleet.replicas) == 2
         assert answer.tokens == expected(PROMPT, 60)
@@ -92,8 +95,10 @@ async def test_sampled_tokens_continue_elsewhere_as_they_would_have_here() -> No
             if num_tokens >= 20 and len(fleet.replicas) == 3:
                 [link] = [one for one in fleet.dispatcher.fleet.connected if one.num_open]
                 await fleet.crash(link.info.replica_id)
+                go_on()
 
-        answer = await fleet.ask(PROMPT, sampling, on_token=kill)
+        with fleet.halting_at(20) as go_on:
+            answer = await fleet.ask(PROMPT, sampling, on_token=kill)
 
         assert undisturbed.tokens != expected(PROMPT, 60)
         assert answer.tokens == undisturbed.tokens
@@ -253,8 +258,9 @@ async def test_a_request_waits_for_a_restarted_replica_and_goes_on_there() -> No
                 restarted.set()
                 await fleet.crash("decode-2")  # type: ignore[arg-type]
 
-        asking = asyncio.create_task(fleet.ask(PROMPT, LONG, on_token=kill))
-        await restarted.wait()
+        with fleet.halting_at(20):
+            asking = asyncio.create_task(fleet.ask(PROMPT, LONG, on_token=kill))
+            await restarted.wait()
         await asyncio.sleep(0.2)
         await fleet.add(Role.DECODE)
 
@@ -325,12 +331,20 @@ async def test_a_dead_engine_ends_its_streams_so_that_requests_wait_for_another(
 async def test_an_engine_that_dies_costs_a_request_one_attempt_only() -> None:
     changes = {"decode.max_open": 2}
     async with running_fleet(prefill=0, decode=2, changes=changes) as fleet:
+        may_fail = threading.Event()
 
         def fail(*_: object) -> None:
+            may_fail.wait(60)
             raise RuntimeError("the device fell off the bus")
 
         fleet.engines[ReplicaId("decode-1")].runner.forward = fail  # type: ignore[method-assign, assignment]
-        answers = await asyncio.gather(*(fleet.ask([n, *PROMPT], LONG) for n in range(4)))
+        with fleet.standing_still(ReplicaId("decode-2")):
+            asking = [asyncio.create_task(fleet.ask([n, *PROMPT], LONG)) for n in range(4)]
+            await until(
+                lambda: [one.num_open for one in fleet.dispatcher.fleet.connected] == [2, 2]
+            )
+            may_fail.set()
+        answers = await asyncio.gather(*asking)
 
         assert sorted(a.receipt.attempts for a in answers) == [1, 1, 2, 2]
 
@@ -345,7 +359,7 @@ async def test_a_gateway_that_comes_and_goes_leaves_no_task_behind() -> None:
                 await asyncio.sleep(0.01)
             await other.fleet.close()
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(asyncio.all_tasks()) > before:
                 await asyncio.sleep(0.01)
 
@@ -359,9 +373,9 @@ async def test_a_replica_that_stops_ends_its_streams_so_that_requests_go_on_else
                 worker = fleet.replicas[ReplicaId("decode-1")].worker
                 stopping.append(asyncio.create_task(worker.stop()))
 
-        asking = asyncio.create_task(fleet.ask(PROMPT, LONG, on_token=stop))
-        while fleet.dispatcher.is_ready() and not asking.done():
-            await asyncio.sleep(0.01)
+        with fleet.halting_at(20):
+            asking = asyncio.create_task(fleet.ask(PROMPT, LONG, on_token=stop))
+            await until(lambda: not fleet.dispatcher.is_ready())
         await asyncio.sleep(0.5)  # time to connect to it again
         assert not fleet.dispatcher.is_ready()
         await asyncio.gather(*stopping)

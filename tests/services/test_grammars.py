@@ -147,8 +147,10 @@ async def test_continued_on_another_replica_after_a_crash(
             if num_tokens >= 6 and len(fleet.replicas) == num_before:
                 [link] = [one for one in fleet.dispatcher.fleet.connected if one.num_open]
                 await fleet.crash(link.info.replica_id)
+                go_on()
 
-        answer = await ask(fleet, index, on_token=kill)
+        with fleet.halting_at(6) as go_on:
+            answer = await ask(fleet, index, on_token=kill)
 
         assert answer.tokens == expected[index]
         assert answer.receipt.attempts == 2

@@ -39,8 +39,10 @@ async def test_who_takes_over_a_running_request_goes_on_from_its_full_blocks(
                 drained.extend(busy(fleet))
                 slow_down(fleet.engines[drained[0]])
                 await fleet.dispatcher.drain(drained[0], is_forced=False)
+                go_on()
 
-        moved = await fleet.ask(PROMPT, LONG, on_token=on_token)
+        with fleet.halting_at(9) as go_on:
+            moved = await fleet.ask(PROMPT, LONG, on_token=on_token)
         await fleet.assert_nothing_is_held()
 
     assert moved.tokens == undisturbed.tokens

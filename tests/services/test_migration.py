@@ -13,6 +13,7 @@ from tests.in_process_fleet import (
     GREEDY,
     VOCAB_SIZE,
     echo_engine,
+    most_tokens,
     running_fleet,
 )
 from tests.services.migrating import (
@@ -84,9 +85,16 @@ async def test_a_request_can_move_again_and_again() -> None:
                 drained.append(here[0])
                 slow_down(fleet.engines[here[0]])
                 await fleet.dispatcher.drain(here[0], is_forced=False)
+                fleet.replicas[here[0]].worker.core.thread.post(lambda: None)  # it may go on
+
+        def is_ahead(engine: Engine) -> bool:
+            """Of who drains: as far as the client must have come for it."""
+            is_next = all(engine is not fleet.engines[one] for one in drained)
+            return len(drained) < 3 and is_next and most_tokens(engine) > 20 * len(drained)
 
         undisturbed = await fleet.ask(PROMPT, SAMPLED)
-        answer = await fleet.ask(PROMPT, SAMPLED, on_token=on_token)
+        with fleet.halting(is_ahead):
+            answer = await fleet.ask(PROMPT, SAMPLED, on_token=on_token)
 
         assert len(set(drained)) == 3
         assert answer.tokens == undisturbed.tokens
@@ -143,9 +151,12 @@ async def test_a_grammar_is_followed_over_the_move(tmp_path: Path) -> None:
         async def on_token(num_tokens: int) -> None:
             if num_tokens >= 7 and not drained:
                 drained.extend(busy(fleet))
+                slow_down(fleet.engines[drained[0]])
                 await fleet.dispatcher.drain(drained[0], is_forced=False)
+                go_on()
 
-        answer = await fleet.ask(PROMPT[:20], sampling, on_token=on_token)
+        with fleet.halting_at(7) as go_on:
+            answer = await fleet.ask(PROMPT[:20], sampling, on_token=on_token)
 
         assert answer.tokens == undisturbed.tokens
         assert answer.finish_reason is FinishReason.STOP
@@ -160,13 +171,15 @@ async def test_a_prompt_half_computed_is_computed_on_from_there() -> None:
         return echo_engine(role, prefill_chunk=4)
 
     async with running_fleet(prefill=0, decode=2, make_engine=in_small_chunks) as fleet:
-        asking = asyncio.create_task(fleet.ask(prompt, GREEDY))
-        async with asyncio.timeout(10):
-            while sum(engine.stats.num_tokens_run for engine in fleet.engines.values()) < 100:
-                await asyncio.sleep(0)
-        [here] = busy(fleet)
+        with fleet.halting(lambda engine: engine.stats.num_tokens_run >= 100):
+            asking = asyncio.create_task(fleet.ask(prompt, GREEDY))
+            async with asyncio.timeout(60):
+                while sum(engine.stats.num_tokens_run for engine in fleet.engines.values()) < 100:
+                    await asyncio.sleep(0)
+            [here] = busy(fleet)
+            slow_down(fleet.engines[here])
 
-        await fleet.dispatcher.drain(here, is_forced=False)
+            await fleet.dispatcher.drain(here, is_forced=False)
         answer = await asking
 
         assert answer.receipt.decode_replica != here

@@ -57,9 +57,11 @@ async def test_a_replica_that_dies_in_the_move_costs_no_token(
             if num_tokens >= 7 and not self_id:
                 [self_id] = busy(fleet)
                 await fleet.dispatcher.drain(self_id, is_forced=False)
+                go_on()
 
         monkeypatch.setattr(Departures, "pull", dying)
-        answer = await fleet.ask(PROMPT, SAMPLED, on_token=on_token)
+        with fleet.halting_at(7) as go_on:
+            answer = await fleet.ask(PROMPT, SAMPLED, on_token=on_token)
 
         assert len(pulled) == 1 or victim == "the new replica"
         assert answer.tokens == undisturbed.tokens

@@ -136,8 +136,10 @@ async def test_a_continuation_elsewhere_does_not_give_the_prompts_logprobs_again
             if num_tokens >= 20 and len(fleet.replicas) == 3:
                 [link] = [one for one in fleet.dispatcher.fleet.connected if one.num_open]
                 await fleet.crash(link.info.replica_id)
+                go_on()
 
-        answer = await fleet.ask(PROMPT, long, on_token=kill)
+        with fleet.halting_at(20) as go_on:
+            answer = await fleet.ask(PROMPT, long, on_token=kill)
 
         assert answer.receipt.attempts == 2
         assert answer.tokens == echo_output(PROMPT, 60, VOCAB_SIZE)

@@ -32,7 +32,7 @@ async def test_replicas_swap_roles_under_load_and_no_token_is_lost_or_computed_t
             asyncio.create_task(fleet.ask([seed, *PROMPT], replace(LONG, seed=seed)))
             for seed in range(90, 96)
         ]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not turning.engines["decode-3"].num_running:
                 await asyncio.sleep(0.002)
 
@@ -128,6 +128,8 @@ async def test_a_flip_gives_way_to_an_undrain_a_drain_and_the_end_of_its_time() 
         )
         assert not core.is_draining
 
+        serving = turning.serving[name]  # whoever tells it otherwise now may take the time
+        serving.reconfigure(override(serving.config, {"health.drain_s": 60.0}))
         await turning.flip(name, "prefill")
         await undrain(name)
         assert (await turning.why_not(name), core.is_draining) == ("it was undrained", False)
@@ -173,7 +175,7 @@ async def test_a_replica_that_cannot_begin_in_its_new_role_is_not_well() -> None
 
         await turning.flip("decode-2", "prefill")
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while turning.is_well("decode-2"):
                 await asyncio.sleep(0.02)
         assert (await turning.fleet.ask(PROMPT)).receipt.decode_replica == "decode-3"

@@ -10,6 +10,7 @@ from tests.guessing_drafter import ErringDrafter
 from tests.in_process_fleet import VOCAB_SIZE, echo_engine, running_fleet
 from tests.services.migrating import LONG, PROMPT, SAMPLED, ask_and_drain, busy, is_empty
 
+from baton.core.ids import ReplicaId
 from baton.core.replicas import Role
 from baton.core.sampling import SamplingParams
 from baton.engine.config import CacheConfig, EngineConfig
@@ -177,14 +178,16 @@ async def test_where_one_side_has_no_features_the_other_hands_over_without_and_s
 async def test_a_replica_that_dies_in_mid_draft_costs_no_token() -> None:
     async with running_fleet(prefill=1, decode=2, make_engine=drafting_engine) as fleet:
         plain = await fleet.ask(PROMPT, SAMPLED)
-        died: list[str] = []
+        died: list[ReplicaId] = []
 
         async def on_token(num_tokens: int) -> None:
             if num_tokens >= 60 and not died:
                 died.extend(busy(fleet))
-                await fleet.crash(busy(fleet)[0])
+                await fleet.crash(died[0])
+                go_on()
 
-        answer = await fleet.ask(PROMPT, SAMPLED, on_token=on_token)
+        with fleet.halting_at(60) as go_on:
+            answer = await fleet.ask(PROMPT, SAMPLED, on_token=on_token)
 
         assert died and answer.receipt.attempts == 2
         assert answer.tokens == plain.tokens

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -53,6 +53,8 @@ ASKED = {
 }
 METHODS = ("suffix", "ngram", "lookahead", "draft", "mtp", "p-eagle", "medusa")
 STRIKES = ("drain", "kill")
+STRIKES_AT = 5
+"""Tokens."""
 FEW = ("suffix", "draft", "p-eagle")
 """What they draft by differs most. `eagle` is drafted with as `mtp` is."""
 
@@ -127,15 +129,17 @@ class Trouble:
 
     name: str
     struck: list[ReplicaId] = field(default_factory=list)
+    go_on: Callable[[], None] = lambda: None
 
     async def strike(self, fleet: Fleet, num_tokens: int) -> None:
-        if num_tokens < 5 or self.struck or self.name not in STRIKES:
+        if num_tokens < STRIKES_AT or self.struck or self.name not in STRIKES:
             return
         self.struck.append(busy(fleet)[0])
         if self.name == "kill":
             await fleet.crash(self.struck[0])
         else:
             await fleet.dispatcher.drain(self.struck[0], is_forced=False)
+        self.go_on()
 
 
 async def ask_all(
@@ -149,6 +153,9 @@ async def ask_all(
         )
 
     askings = [ask(index) for index in range(len(prompts))]
+    if trouble.name in STRIKES:
+        with fleet.halting_at(STRIKES_AT) as trouble.go_on:
+            return await asyncio.gather(*askings)
     if trouble.name != "preemption":
         return await asyncio.gather(*askings)
     [decode] = [it for it, replica in fleet.replicas.items() if replica.info.role is Role.DECODE]

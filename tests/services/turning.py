@@ -82,7 +82,7 @@ class TurningFleet:
     async def until(self, **roles: Role) -> None:
         """Replicas are known to the gateway in these roles, and reached."""
         wanted = {ReplicaId(name.replace("_", "-")): role for name, role in roles.items()}
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while True:
                 known = self.fleet.dispatcher.fleet.trouble_by_replica()
                 there = {it.replica_id: it.role for it, why in known.items() if not why}
@@ -94,7 +94,7 @@ class TurningFleet:
 
     async def until_it_leaves(self) -> None:
         """The registry is asked to forget some replica, and has yet to do so."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self.registry.asked_to_forget.wait()
 
     async def flip(self, replica: str, to: str) -> int:
@@ -119,7 +119,7 @@ class TurningFleet:
 
     async def why_not(self, name: str) -> str:
         """The replica stays what it is."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 status = await self.fleet.dispatcher.status()
                 [row] = [one for one in status["pools"]["decode"] if one["replica"] == name]
