@@ -394,5 +394,5 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 async def soon(event: asyncio.Event) -> None:
     """Wait for what must happen; the limit only keeps a failing test from hanging."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await event.wait()

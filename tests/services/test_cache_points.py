@@ -155,7 +155,7 @@ async def test_the_router_sees_no_match_for_another_tenant() -> None:
         own, other = (
             PromptNames(PROMPT, SALTS.salt(tenant, "")).under(layout) for tenant in ("a", "b")
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not index.num_cached_blocks(own):
                 await asyncio.sleep(0.01)
 

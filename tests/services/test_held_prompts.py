@@ -49,7 +49,7 @@ class Asking:
         for _ in range(5):
             await asyncio.sleep(0)
         gate.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await asyncio.gather(*asked, return_exceptions=True)
 
 

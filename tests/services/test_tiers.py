@@ -88,7 +88,7 @@ async def fleet_with(
 
 async def written_back(fleet: Fleet) -> None:
     """Wait until every block that has a name is in a tier."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while any(map(_is_writing, fleet.replicas.values())):
             await asyncio.sleep(0.002)
 
@@ -282,7 +282,7 @@ async def test_bytes_that_go_bad_in_host_memory_are_noticed_on_arrival(
         assert answer.receipt.cached_tokens == answer.receipt.pulled_tokens == 0
         assert any("nothing brought in" in note for note in answer.receipt.notes)
         assert total(fleet, "pieces_corrupt_total") > 0
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not total(fleet, 'tier_corrupt_total{tier="host"}'):
                 await asyncio.sleep(0.002)
         await fleet.assert_nothing_is_held()

@@ -67,7 +67,7 @@ async def begun(client: openai.AsyncOpenAI, lines: Sequence[Any], *, endpoint: A
 
 
 async def ended(client: openai.AsyncOpenAI, batch: Batch) -> Batch:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while batch.status not in ("failed", "completed", "expired", "cancelled"):
             await asyncio.sleep(0.02)
             batch = await client.batches.retrieve(batch.id)

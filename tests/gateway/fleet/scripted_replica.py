@@ -186,7 +186,7 @@ def snapshot(*infos: ReplicaInfo) -> Membership:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 

@@ -10,6 +10,7 @@ from tests.gateway.fleet.scripted_replica import (
     answers,
     dispatching_to,
     silent,
+    until,
 )
 
 
@@ -20,7 +21,7 @@ async def test_requests_are_counted_from_their_arrival_to_their_end_wherever_the
         running = await dispatcher.start(generation("open"))
         waiting = asyncio.create_task(dispatcher.start(generation("waits")))
         gone = asyncio.create_task(dispatcher.start(generation("gives up")))
-        await asyncio.sleep(0.02)
+        await until(lambda: dispatcher.num_waiting == 2)
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
 

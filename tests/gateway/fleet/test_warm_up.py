@@ -118,7 +118,7 @@ async def test_the_first_prompt_of_a_new_gateway_goes_where_it_is_cached() -> No
     async with running_fleet(prefill=0, decode=4) as fleet:
         for number in range(4):
             await fleet.ask([number, *PROMPT])
-        new = ReplicaDispatcher(Routing(Cost()), max_waiting=9, no_replica_grace_s=5.0)
+        new = ReplicaDispatcher(Routing(Cost()), max_waiting=9, no_replica_grace_s=60.0)
         await new.fleet.apply(fleet.registry.membership())
         try:
             cached: list[int] = []

@@ -31,7 +31,7 @@ def refused(gateway: Serving, reason: str) -> str:
 
 async def opened(gateway: Serving, method: str, **call: Any) -> grpc.aio.AioRpcError:
     """How a call ends of which no message comes."""
-    async with grpc.aio.insecure_channel(gateway.grpc_target) as channel, asyncio.timeout(10):
+    async with grpc.aio.insecure_channel(gateway.grpc_target) as channel, asyncio.timeout(40):
         stream: Any = channel.stream_stream(f"/{method}")(**call)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stream.read()
@@ -62,7 +62,7 @@ async def test_a_call_that_ends_without_a_request_is_refused() -> None:
     async with (
         serving() as gateway,
         grpc.aio.insecure_channel(gateway.grpc_target) as channel,
-        asyncio.timeout(10),
+        asyncio.timeout(40),
     ):
         stream: Any = channel.stream_stream("/baton.v1.Inference/Tokenize")()
         await stream.done_writing()
@@ -135,7 +135,7 @@ async def test_who_reads_nothing_keeps_nobody_from_draining(
     async with (
         serving(unread_timeout_s=0.2, min_body_bytes_per_s=1e9) as gateway,
         unreading(gateway, method, request_),
-        asyncio.timeout(10),
+        asyncio.timeout(40),
     ):
         await gateway.server.stop(60)
 
@@ -146,7 +146,7 @@ async def test_a_call_that_is_read_has_all_of_the_grace(monkeypatch: pytest.Monk
     async with (
         serving(script, unread_timeout_s=0.1, min_body_bytes_per_s=1e9) as gateway,
         grpc.aio.insecure_channel(gateway.grpc_target) as channel,
-        asyncio.timeout(20),
+        asyncio.timeout(40),
     ):
         call: Any = InferenceStub(channel).Generate(pb.GenerateRequest(text="Hi"))
         parts = [await call.read()]
@@ -165,7 +165,7 @@ async def test_who_watches_health_is_told_of_the_end() -> None:
     async with (
         serving() as gateway,
         grpc.aio.insecure_channel(gateway.grpc_target) as channel,
-        asyncio.timeout(10),
+        asyncio.timeout(40),
     ):
         watching = HealthStub(channel).Watch(HealthCheckRequest())
         told = [(await watching.read()).status]

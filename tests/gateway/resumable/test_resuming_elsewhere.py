@@ -68,7 +68,7 @@ async def second_gateway(fleet: Fleet) -> AsyncIterator[GatewayServer]:
     dispatcher = ReplicaDispatcher(
         Routing(Cost(), local_prefill_tokens=0),
         max_waiting=100,
-        no_replica_grace_s=5.0,
+        no_replica_grace_s=60.0,
         channels=Channels(load_security(fleet.config.security)),
     )
     first, fleet.dispatcher = fleet.dispatcher, dispatcher
@@ -323,7 +323,7 @@ async def test_a_replica_that_cannot_be_asked_hides_no_stream_and_makes_none_unk
         nobody = ReplicaDispatcher(
             Routing(Cost(), local_prefill_tokens=0),
             max_waiting=100,
-            no_replica_grace_s=5.0,
+            no_replica_grace_s=60.0,
             channels=Channels(load_security(fleet.config.security)),
         )
         with pytest.raises(Unavailable, match="known here yet"):
@@ -376,7 +376,7 @@ async def test_the_sdk_goes_on_at_whatever_gateway_answers(kind: str) -> None:
 
         assert "".join(texts) == whole.text
         assert delta.usage.output_tokens == NUM_TOKENS
-        await fleet.assert_nothing_is_held(timeout_s=5)
+        await fleet.assert_nothing_is_held(timeout_s=60)
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
