@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +90,16 @@ async def fleet_with(
 async def written_back(fleet: Fleet) -> None:
     """Wait until every block that has a name is in a tier."""
     async with asyncio.timeout(60):
-        while any(map(_is_writing, fleet.replicas.values())):
-            await asyncio.sleep(0.002)
+        for replica in fleet.replicas.values():
+            while await replica.worker.core.thread.call(partial(_is_writing, replica)):
+                await asyncio.sleep(0.002)
 
 
 def _is_writing(replica: Replica) -> bool:
-    metrics = replica.worker.metrics()
-    is_waiting = any(v for name, v in metrics.items() if "_waiting" in name)
-    return is_waiting or bool(tiers_of(replica).lease_ids)
+    """On its engine's thread: any other could see a block between waiting, held and put."""
+    tiers = tiers_of(replica)
+    is_waiting = any(v for name, v in tiers.metrics().items() if "_waiting" in name)
+    return is_waiting or bool(tiers.lease_ids)
 
 
 def tiers_of(replica: Replica) -> Tiers:
@@ -191,13 +194,15 @@ async def test_another_salt_finds_nothing(
 async def test_a_new_replica_finds_on_disk_what_the_old_one_left(
     folder: Path, prompts: list[list[int]], expected: list[list[int]], tmp_path: Path
 ) -> None:
-    settings = tiers_in(tmp_path)["disk"]
+    settings, blocks = tiers_in(tmp_path)["disk"], 'tier_blocks{tier="disk"}'
     async with fleet_with(folder, settings) as fleet:
         await fleet.ask(prompts[0], SAMPLING)
         await written_back(fleet)
+        left = total(fleet, blocks)
+        assert left
 
     async with fleet_with(folder, settings) as fleet:
-        await asyncio.to_thread(becomes_true, lambda: total(fleet, 'tier_blocks{tier="disk"}') > 0)
+        await asyncio.to_thread(becomes_true, lambda: total(fleet, blocks) == left)
         answer = await fleet.ask(prompts[0], SAMPLING)
 
         assert answer.tokens == expected[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -33,6 +34,8 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 
 @asynccontextmanager
 async def beside_another(nursery: Nursery, name: str) -> AsyncIterator[tuple[World, OtherProcess]]:
+    if foreign_maps():
+        gc.collect()  # of an earlier test, in a cycle
     other = await nursery.start(name)
     try:
         async with connected(name) as it:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import mmap
 import os
 import socket
@@ -73,6 +74,12 @@ def num_maps() -> int:
     return sum("memfd:baton-kv" in line and " r--s " in line for line in maps)
 
 
+def num_maps_at_first() -> int:
+    """Without those that earlier tests left in cycles, which might go at any moment."""
+    gc.collect()
+    return num_maps()
+
+
 async def test_a_receiver_cannot_write_what_it_maps() -> None:
     async with connected("shm") as it:
         await it.grant()
@@ -96,7 +103,7 @@ async def test_a_receiver_cannot_write_what_it_maps() -> None:
 
 async def test_an_arena_is_mapped_once_for_all_transfers_of_an_incarnation() -> None:
     async with sharing() as (it, _, transport):
-        before = num_maps()
+        before = num_maps_at_first()
 
         for _ in range(3):
             assert await read_all(it, transport) == 40
@@ -108,7 +115,7 @@ async def test_an_arena_is_mapped_once_for_all_transfers_of_an_incarnation() -> 
 
 async def test_two_first_transfers_at_once_map_it_once() -> None:
     async with sharing() as (it, _, transport):
-        before = num_maps()
+        before = num_maps_at_first()
 
         assert await asyncio.gather(*(read_all(it, transport) for _ in range(4))) == [40] * 4
 
@@ -117,7 +124,7 @@ async def test_two_first_transfers_at_once_map_it_once() -> None:
 
 async def test_a_receiver_lets_go_of_the_memory_of_a_sender_that_is_gone() -> None:
     async with sharing() as (it, half, transport):
-        before = num_maps()
+        before = num_maps_at_first()
         await read_all(it, transport)
 
         await half.close()
@@ -129,7 +136,7 @@ async def test_a_receiver_lets_go_of_the_memory_of_a_sender_that_is_gone() -> No
 
 async def test_views_of_pieces_in_flight_outlive_the_map() -> None:
     async with sharing() as (it, half, transport):
-        before = num_maps()
+        before = num_maps_at_first()
         pieces = transport.open(it.address, it.request)
         piece = await anext(pieces)
 
@@ -144,7 +151,7 @@ async def test_views_of_pieces_in_flight_outlive_the_map() -> None:
 
 async def test_a_new_incarnation_at_an_address_takes_the_place_of_the_old_one() -> None:
     async with connected("shm") as it:
-        before = num_maps()
+        before = num_maps_at_first()
         await it.grant()
         await it.compute()
         request = opening(it.prefill, it.decode)
@@ -161,7 +168,7 @@ async def test_a_new_incarnation_at_an_address_takes_the_place_of_the_old_one() 
 async def test_only_so_many_senders_stay_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shm, "MAX_MAPS", 1)
     async with sharing() as (first, _, transport), sharing() as (second, _, _):
-        before = num_maps()
+        before = num_maps_at_first()
 
         await read_all(first, transport)
         await read_all(second, transport)
