@@ -1,9 +1,11 @@
 """How every gRPC connection between our own processes is set up.
 
-A peer that neither answers nor closes (stopped, partitioned) is cut off within about 5 s: a ping
-every second, 4 s to answer it. Who waits for one hears sooner that it is silent (`pulse.py`).
-Servers must allow pings that often, or they answer with GOAWAY. Calls that end by themselves soon,
-whoever falls silent, need no such pings, which cost both sides more than a call a second.
+A peer that neither answers nor closes (stopped, partitioned) is cut off 5 s after the last byte that
+came from it. The client pings once it has heard nothing for a second, and what it is answered lets
+it live 4 s more; its pings tell the server as much, which pings only a client that does not. Either
+stands a silence of 4 s. Who waits for a peer hears sooner that it is silent (`pulse.py`). Servers
+must allow pings that often, or they answer with GOAWAY. Calls that end by themselves soon, whoever
+falls silent, need no such pings, which cost both sides more than a call a second.
 
 Nobody sends a message larger than what can be said of a prompt, and nobody takes one: the largest
 is the logprobs of a prompt of 2^20 tokens. Prompts themselves (5 bytes a token), the names of all
@@ -12,26 +14,38 @@ blocks of a cache (16 bytes each) and pieces of KV (a MiB, or one block of a pla
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 _TOKENS = 1 << 20
 _LOGPROBS_OF_A_TOKEN = 21 * 13 + 15
 """Bytes: 20 alternatives and the token itself, each with its number, its logprob and their tags."""
 _MARGIN = 1 << 20
 MAX_MESSAGE_BYTES = _TOKENS * _LOGPROBS_OF_A_TOKEN + _MARGIN
 
-_KEEPALIVE = (
-    ("grpc.keepalive_time_ms", 1000),
-    ("grpc.keepalive_timeout_ms", 4000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.ping_timeout_ms", 4000),  # its default, a minute, overrules the keepalive's
-    ("grpc.http2.max_pings_without_data", 0),
-)
+ChannelOptions: TypeAlias = tuple[tuple[str, int], ...]
+
+CUT_OFF_MS = 5000
+CLIENT_PING_MS, SERVER_PING_MS = 1000, 2500
+"""After the last byte that came."""
+
+
+def _keepalive(ping_ms: int) -> ChannelOptions:
+    answer_ms = CUT_OFF_MS - ping_ms
+    return (
+        ("grpc.keepalive_time_ms", ping_ms),
+        ("grpc.keepalive_timeout_ms", answer_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.ping_timeout_ms", answer_ms),  # its default, a minute, overrules keepalive's
+        ("grpc.http2.max_pings_without_data", 0),
+    )
+
 
 _SIZES = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
 )
 
-UNPINGED_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+UNPINGED_CHANNEL_OPTIONS: ChannelOptions = (
     *_SIZES,
     # Channels to one address share a connection by default; a slow stream could starve another.
     ("grpc.use_local_subchannel_pool", 1),
@@ -39,13 +53,13 @@ UNPINGED_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
 )
-CHANNEL_OPTIONS = (*_KEEPALIVE, *UNPINGED_CHANNEL_OPTIONS)
+CHANNEL_OPTIONS = (*_keepalive(CLIENT_PING_MS), *UNPINGED_CHANNEL_OPTIONS)
 
-UNPINGED_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+UNPINGED_SERVER_OPTIONS: ChannelOptions = (
     *_SIZES,
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),
     # Two servers on one port would share its connections: never what a replica means.
     ("grpc.so_reuseport", 0),
 )
-SERVER_OPTIONS = (*_KEEPALIVE, *UNPINGED_SERVER_OPTIONS)
+SERVER_OPTIONS = (*_keepalive(SERVER_PING_MS), *UNPINGED_SERVER_OPTIONS)
