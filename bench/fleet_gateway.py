@@ -26,7 +26,7 @@ from baton.core.replicas import Capacity, ReplicaInfo
 from baton.core.sampling import SamplingParams
 from baton.gateway.fleet.decode_link import DecodeLink
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
-from baton.gateway.fleet.replica_link import LastWord
+from baton.gateway.fleet.replica_link import ReplicaLink
 from baton.gateway.requests.generations.generation import Generation
 from baton.proto import replica_pb2 as pb
 from baton.proto.wire import capacity_to_proto
@@ -74,7 +74,8 @@ class MeasuredGateway:
             "idle: share of a core, %": 100 * (time.process_time() - cpu_s) / seconds,
             "idle: of it the event loop, %": 100 * (time.thread_time() - thread_s) / seconds,
         }
-        with patch.object(LastWord, "hear", autospec=True, side_effect=LastWord.hear) as heard:
+        hear = ReplicaLink._hear_capacity
+        with patch.object(ReplicaLink, hear.__name__, autospec=True, side_effect=hear) as heard:
             await asyncio.sleep(IDLE_S)
         return found | {"idle: words of capacity a second": heard.call_count / IDLE_S}
 

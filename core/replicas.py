@@ -70,6 +70,11 @@ class Capacity:
         is_slowness = math.isfinite(self.slowness) and self.slowness >= 0
         return is_slowness and (self.step_times is None or self.step_times.is_sound)
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.num_running or self.num_waiting or self.num_queued_tokens)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaInfo:

@@ -67,7 +67,7 @@ class CapacityNews:
         if self._is_beat_due:
             self._is_beat_due = False
             news = replace(news, step_times=self._step_times())
-            self._wait_to_beat(is_at_rest=not is_new and _is_at_rest(news))
+            self._wait_to_beat(is_at_rest=not is_new and news.is_at_rest)
         elif self._beat_s > self._heartbeat_s:  # it rests no more
             self._wait_to_beat(is_at_rest=False)
         return news
@@ -88,10 +88,6 @@ class CapacityNews:
     def _beat_now(self) -> None:
         self._is_beat_due = True
         self._on_due()
-
-
-def _is_at_rest(capacity: Capacity) -> bool:
-    return not (capacity.num_running or capacity.num_waiting or capacity.num_queued_tokens)
 
 
 def _what_opens(capacity: Capacity) -> tuple[int, int, bool]:

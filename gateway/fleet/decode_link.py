@@ -123,8 +123,9 @@ class DecodeLink(ReplicaLink[pb.DecodeFrame]):
         channels: Channels,
         clock: Clock = monotonic,
         opening: Opening | None = None,
+        on_repeat: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(info, gateway_epoch, on_change, channels, clock, opening)
+        super().__init__(info, gateway_epoch, on_change, channels, clock, opening, on_repeat)
         self._attempts: dict[tuple[RequestId, int], Attempt] = {}
         self.is_leaving = False
         """The stream is about to break: then what is to be found again is parked."""
@@ -201,11 +202,13 @@ class DecodeLink(ReplicaLink[pb.DecodeFrame]):
             if not attempt.is_cut_off:
                 attempt.put(update)
         if frame.HasField("capacity"):
-            was_draining = self.is_draining
             self._hear_capacity(frame.capacity)
-            if self.is_draining and not was_draining:
-                self._ask_to_leave()
-            self._on_change()
+
+    def _hear_news(self, message: pb.Capacity) -> None:
+        was_draining = self.is_draining
+        super()._hear_news(message)
+        if self.is_draining and not was_draining:
+            self._ask_to_leave()
 
     def _on_pulse(self) -> None:
         if self.is_silent:

@@ -156,7 +156,10 @@ class Fleet:
     def _meet(self, info: ReplicaInfo) -> bool:
         """Whether it could be met: one that cannot keeps nobody from the others."""
         try:
-            self.links.meet(info, partial(self._hear, info.epoch), partial(self._learn, info.epoch))
+            hear, hear_again, learn = (
+                partial(each, info.epoch) for each in (self._hear, self._hear_again, self._learn)
+            )
+            self.links.meet(info, hear, hear_again, learn)
             self._update(info)
         except Exception:
             log.exception("%s cannot be met at %r", info.replica_id, info.address)
@@ -199,6 +202,14 @@ class Fleet:
                 self._credit(replica, link, link.capacity)
         self._on_change()
 
+    def _hear_again(self, epoch: Epoch) -> None:
+        """A replica has nothing to do, as it said before."""
+        link, replica = self.links.get(epoch), self._replica(epoch)
+        if link is None or replica is None or replica.candidate.num_running or epoch in self.orders:
+            self._hear(epoch)  # it says otherwise than what is known of it here
+        else:
+            replica.heard_at_s = link.last_word.heard_at_s
+
     def _write(self, replica: KnownReplica, link: DecodeLink | PrefillLink) -> None:
         """What is known of it, for placements to see."""
         replica.is_connected = link.is_connected
@@ -222,10 +233,11 @@ class Fleet:
         times = told.step_times
         if times is not None and times.num_prompt_steps >= ENOUGH_STEPS:
             speed = MeasuredSpeed(times=times, max_chunk=info.max_chunk, slowness=told.slowness)
-            if speed.is_sound:
-                candidate.speed = speed
-            else:
-                link.last_word.doubt(told)
+            if speed != candidate.speed:
+                if speed.is_sound:
+                    candidate.speed = speed
+                else:
+                    link.last_word.doubt(told)
         if info.role is Role.PREFILL:
             candidate.credit_tokens = told.credit_tokens
         num_running = 0

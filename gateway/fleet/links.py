@@ -61,10 +61,17 @@ class Links:
         """Whether one waits for its turn, to be connected to or to be asked what it has cached."""
         return bool(self._opening.num_waiting or self._snapshots.opening.num_waiting)
 
-    def meet(self, info: ReplicaInfo, on_change: Callable[[], None], on_learnt: OnLearnt) -> None:
+    def meet(
+        self,
+        info: ReplicaInfo,
+        on_change: Callable[[], None],
+        on_repeat: Callable[[], None],
+        on_learnt: OnLearnt,
+    ) -> None:
         """Open what is not open to it yet."""
         epoch = info.epoch
-        ours = (info, self._gateway_epoch, on_change, self._channels, self._clock, self._opening)
+        own = (self._channels, self._clock, self._opening)
+        ours = (info, self._gateway_epoch, on_change, *own, on_repeat)
         if info.role is Role.PREFILL:
             if epoch not in self.prefill:
                 self.prefill[epoch] = PrefillLink(*ours)

@@ -31,6 +31,5 @@ class PrefillLink(ReplicaLink[pb.Capacity]):
         return PrefillStub(channel).Session(wait_for_ready=False)
 
     def _receive(self, frame: pb.Capacity) -> None:
-        self._hear_capacity(frame)
         self._was_connected = True
-        self._on_change()
+        self._hear_capacity(frame)

@@ -44,25 +44,48 @@ class LastWord:
         self._clock = clock
         self.heard_at_s: float | None = None
         """By the clock; None if nothing was said."""
+        self.timed_at_s: float | None = None
+        """When it last said something new of how long steps take."""
+        self._of_rest: pb.Capacity | None = None
+        """What it said last, if it has nothing to do."""
 
-    def hear(self, capacity: Capacity) -> Capacity:
+    def repeats(self, message: pb.Capacity) -> bool:
+        """Whether it says of its rest what it said before, and only when is new: taken in, then.
+
+        Most words of a large fleet do, for a tenth of what a word costs otherwise.
+        """
+        before = self._of_rest
+        if before is None:
+            return False
+        if before.HasField("step_times") and message.HasField("step_times"):
+            before.step_times.age_s = message.step_times.age_s  # which grows by itself
+        if message != before:
+            return False
+        self.heard_at_s = self._clock()
+        return True
+
+    def hear(self, message: pb.Capacity) -> Capacity:
         """The whole of it: how long steps take is not said each time.
 
         Of what cannot be, the word before holds: predictions are made of it.
         """
+        capacity = capacity_from_proto(message)
+        self._of_rest = message if capacity.is_at_rest else None
         self.heard_at_s = self._clock()
         if not capacity.is_sound:
             self.doubt(capacity)
             slowness = 1.0 if self.capacity is None else self.capacity.slowness
             capacity = replace(capacity, step_times=None, slowness=slowness)
-        if capacity.step_times is None and self.capacity is not None:
+        if capacity.step_times is not None:
+            self.timed_at_s = self.heard_at_s
+        elif self.capacity is not None:
             capacity = replace(capacity, step_times=self.capacity.step_times)
         self.capacity = capacity
         return capacity
 
     def forget(self) -> None:
-        self.capacity = None
-        self.heard_at_s = None
+        self.capacity = self._of_rest = None
+        self.heard_at_s = self.timed_at_s = None
 
     def doubt(self, capacity: Capacity) -> None:
         """Log it, once: it is said each second."""
@@ -93,7 +116,10 @@ class ReplicaLink(ABC, Generic[F]):
         channels: Channels,
         clock: Clock = monotonic,
         opening: Opening | None = None,
+        on_repeat: Callable[[], None] | None = None,
     ) -> None:
+        """`on_repeat` is called instead of `on_change` when the replica, which has nothing to do,
+        says so again."""
         self.info = info
         self._is_connected = asyncio.Event()
         self._opening = opening or Opening()
@@ -102,6 +128,7 @@ class ReplicaLink(ABC, Generic[F]):
         self.last_word = LastWord(info.replica_id, clock)
         self.demand = DemandNews(self._send_demand)
         self._on_change = on_change
+        self._on_repeat = on_repeat or on_change
         self._hello = pb.Hello(gateway_epoch=gateway_epoch, replica_epoch=info.epoch)
         self._outgoing: asyncio.Queue[pb.GatewayFrame] = asyncio.Queue()
         self.channel = channels.new(info.address)
@@ -175,7 +202,14 @@ class ReplicaLink(ABC, Generic[F]):
         self._receive(frame)
 
     def _hear_capacity(self, message: pb.Capacity) -> None:
-        capacity = self.last_word.hear(capacity_from_proto(message))
+        if self.is_connected and self.last_word.repeats(message):
+            self._on_repeat()
+        else:
+            self._hear_news(message)
+            self._on_change()
+
+    def _hear_news(self, message: pb.Capacity) -> None:
+        capacity = self.last_word.hear(message)
         self._is_connected.set()  # the first frame answers our Hello
         if self._turn is not None:
             self._turn.end()
