@@ -1,11 +1,11 @@
 """How every gRPC connection between our own processes is set up.
 
-A peer that neither answers nor closes (stopped, partitioned) is cut off 5 s after the last byte that
-came from it. The client pings once it has heard nothing for a second, and what it is answered lets
-it live 4 s more; its pings tell the server as much, which pings only a client that does not. Either
-stands a silence of 4 s. Who waits for a peer hears sooner that it is silent (`pulse.py`). Servers
-must allow pings that often, or they answer with GOAWAY. Calls that end by themselves soon, whoever
-falls silent, need no such pings, which cost both sides more than a call a second.
+A peer that neither answers nor closes (stopped, partitioned) is cut off 5 s after the last byte
+that came from it. The client pings whenever it has heard nothing for a second: both ends are sure
+to hear something in that time, and either stands a silence of 4 s. The server pings only a client
+that does not. Who waits for a peer hears sooner that it is silent (`pulse.py`). Servers must allow
+pings that often, or they answer with GOAWAY. Calls that end by themselves soon, whoever falls
+silent, need no such pings, which cost both sides more than a call a second.
 
 Nobody sends a message larger than what can be said of a prompt, and nobody takes one: the largest
 is the logprobs of a prompt of 2^20 tokens. Prompts themselves (5 bytes a token), the names of all
@@ -54,6 +54,17 @@ UNPINGED_CHANNEL_OPTIONS: ChannelOptions = (
     ("grpc.max_reconnect_backoff_ms", 2000),
 )
 CHANNEL_OPTIONS = (*_keepalive(CLIENT_PING_MS), *UNPINGED_CHANNEL_OPTIONS)
+
+LINK_CHANNEL_OPTIONS = (
+    *CHANNEL_OPTIONS,
+    # Of a gateway, which has a thousand: small frames come now and then, and each would be followed
+    # by a ping that measures how much the connection could carry. A fixed window does for tokens,
+    # and for snapshots of caches over 25 MB/s at 10 ms from one end to the other and back.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 256 << 10),
+    # Streams are opened anew by who holds them; to be ready to do it costs 6 kB a stream.
+    ("grpc.enable_retries", 0),
+)
 
 UNPINGED_SERVER_OPTIONS: ChannelOptions = (
     *_SIZES,

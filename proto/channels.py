@@ -19,8 +19,8 @@ from baton.core.wire_security import PLAIN, WireSecurity
 from baton.proto.channel_options import (
     CHANNEL_OPTIONS,
     SERVER_OPTIONS,
-    UNPINGED_CHANNEL_OPTIONS,
     UNPINGED_SERVER_OPTIONS,
+    ChannelOptions,
 )
 from baton.proto.cluster_token import RefuseStrangers
 from baton.proto.lasting_server import lasting_server
@@ -103,9 +103,8 @@ class Channels:
         """Within it the peer is waited for. Raises Unavailable there if it answers nobody."""
         return self.pulse(peer.address).answers(peer.replica_id)
 
-    def new(self, address: str, *, is_pinged: bool = True) -> grpc.aio.Channel:
+    def new(self, address: str, options: ChannelOptions = CHANNEL_OPTIONS) -> grpc.aio.Channel:
         """A channel, and so a connection, of the caller's own; theirs to close."""
-        options = CHANNEL_OPTIONS if is_pinged else UNPINGED_CHANNEL_OPTIONS
         if self.security == PLAIN:
             return grpc.aio.insecure_channel(address, options=options)
         return SecuredChannel(address, self.security, options)

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from baton.core.wire_security import NO_TOKEN, WireSecurity
-from baton.proto.channel_options import CHANNEL_OPTIONS
+from baton.proto.channel_options import CHANNEL_OPTIONS, ChannelOptions
 from baton.proto.cluster_token import TOKEN_KEY
 from baton.proto.relayed_channel import RelayedChannel
 
@@ -25,7 +25,7 @@ class SecuredChannel(RelayedChannel):
         self,
         address: str,
         security: WireSecurity,
-        options: tuple[tuple[str, int], ...] = CHANNEL_OPTIONS,
+        options: ChannelOptions = CHANNEL_OPTIONS,
     ) -> None:
         self._address = address
         self._options = options

@@ -26,7 +26,7 @@ from baton.core.messages import GenerateRequest, ParkedStream, TokenUpdate
 from baton.core.parking import TakeStream
 from baton.core.replicas import ReplicaInfo
 from baton.gateway.fleet.opening import Opening
-from baton.gateway.fleet.replica_link import ReplicaLink
+from baton.gateway.fleet.replica_link import Listener, ReplicaLink
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.replica_pb2_grpc import DecodeStub
@@ -119,13 +119,12 @@ class DecodeLink(ReplicaLink[pb.DecodeFrame]):
         self,
         info: ReplicaInfo,
         gateway_epoch: Epoch,
-        on_change: Callable[[], None],
+        listener: Listener,
         channels: Channels,
         clock: Clock = monotonic,
         opening: Opening | None = None,
-        on_repeat: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(info, gateway_epoch, on_change, channels, clock, opening, on_repeat)
+        super().__init__(info, gateway_epoch, listener, channels, clock, opening)
         self._attempts: dict[tuple[RequestId, int], Attempt] = {}
         self.is_leaving = False
         """The stream is about to break: then what is to be found again is parked."""

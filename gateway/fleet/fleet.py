@@ -35,6 +35,7 @@ from baton.gateway.fleet.links import Links
 from baton.gateway.fleet.membership import merge
 from baton.gateway.fleet.orders import Orders
 from baton.gateway.fleet.prefill_link import PrefillLink
+from baton.gateway.fleet.replica_link import Listener
 from baton.gateway.fleet.warm_up import WarmUp
 from baton.proto.channels import Channels
 from baton.router.cache.expected_blocks import Expected
@@ -155,11 +156,10 @@ class Fleet:
 
     def _meet(self, info: ReplicaInfo) -> bool:
         """Whether it could be met: one that cannot keeps nobody from the others."""
+        epoch = info.epoch
         try:
-            hear, hear_again, learn = (
-                partial(each, info.epoch) for each in (self._hear, self._hear_again, self._learn)
-            )
-            self.links.meet(info, hear, hear_again, learn)
+            listener = Listener(partial(self._hear, epoch), partial(self._hear_again, epoch))
+            self.links.meet(info, listener, partial(self._learn, epoch))
             self._update(info)
         except Exception:
             log.exception("%s cannot be met at %r", info.replica_id, info.address)

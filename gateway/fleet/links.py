@@ -8,7 +8,7 @@ KvWatch       one a replica: its prefix cache, into KvIndex
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from baton.core.clock import Clock
 from baton.core.errors import Unavailable
@@ -22,6 +22,7 @@ from baton.gateway.fleet.fleet_report import KvKnowledge
 from baton.gateway.fleet.kv_watch import KvWatch, OnLearnt, Snapshots
 from baton.gateway.fleet.opening import Opening
 from baton.gateway.fleet.prefill_link import PrefillLink
+from baton.gateway.fleet.replica_link import Listener
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.router.cache.kv_index import KvIndex
@@ -61,17 +62,10 @@ class Links:
         """Whether one waits for its turn, to be connected to or to be asked what it has cached."""
         return bool(self._opening.num_waiting or self._snapshots.opening.num_waiting)
 
-    def meet(
-        self,
-        info: ReplicaInfo,
-        on_change: Callable[[], None],
-        on_repeat: Callable[[], None],
-        on_learnt: OnLearnt,
-    ) -> None:
+    def meet(self, info: ReplicaInfo, listener: Listener, on_learnt: OnLearnt) -> None:
         """Open what is not open to it yet."""
         epoch = info.epoch
-        own = (self._channels, self._clock, self._opening)
-        ours = (info, self._gateway_epoch, on_change, *own, on_repeat)
+        ours = (info, self._gateway_epoch, listener, self._channels, self._clock, self._opening)
         if info.role is Role.PREFILL:
             if epoch not in self.prefill:
                 self.prefill[epoch] = PrefillLink(*ours)

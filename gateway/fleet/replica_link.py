@@ -16,7 +16,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import grpc.aio
 
@@ -27,6 +27,7 @@ from baton.gateway.fleet.demand import DemandNews
 from baton.gateway.fleet.kept_stream import keep_open, pump_frames
 from baton.gateway.fleet.opening import Opening, Turn
 from baton.proto import replica_pb2 as pb
+from baton.proto.channel_options import LINK_CHANNEL_OPTIONS
 from baton.proto.channels import Channels
 from baton.proto.pulse import Pulse
 from baton.proto.wire import capacity_from_proto, demand_to_proto
@@ -103,6 +104,15 @@ F = TypeVar("F")
 """What the replica sends."""
 
 
+class Listener(NamedTuple):
+    """Who is told of a replica."""
+
+    on_change: Callable[[], None]
+    """Something is new of it, or of the stream to it."""
+    on_repeat: Callable[[], None]
+    """It has nothing to do, and has said so again."""
+
+
 class ReplicaLink(ABC, Generic[F]):
     """Its channel is the gateway's one connection to the replica, as each is pinged every second by
     both sides. What the replica has cached comes over it as well, in parts that tokens go between.
@@ -112,14 +122,11 @@ class ReplicaLink(ABC, Generic[F]):
         self,
         info: ReplicaInfo,
         gateway_epoch: Epoch,
-        on_change: Callable[[], None],
+        listener: Listener,
         channels: Channels,
         clock: Clock = monotonic,
         opening: Opening | None = None,
-        on_repeat: Callable[[], None] | None = None,
     ) -> None:
-        """`on_repeat` is called instead of `on_change` when the replica, which has nothing to do,
-        says so again."""
         self.info = info
         self._is_connected = asyncio.Event()
         self._opening = opening or Opening()
@@ -127,11 +134,10 @@ class ReplicaLink(ABC, Generic[F]):
         """To connect."""
         self.last_word = LastWord(info.replica_id, clock)
         self.demand = DemandNews(self._send_demand)
-        self._on_change = on_change
-        self._on_repeat = on_repeat or on_change
+        self._on_change, self._on_repeat = listener
         self._hello = pb.Hello(gateway_epoch=gateway_epoch, replica_epoch=info.epoch)
         self._outgoing: asyncio.Queue[pb.GatewayFrame] = asyncio.Queue()
-        self.channel = channels.new(info.address)
+        self.channel = channels.new(info.address, LINK_CHANNEL_OPTIONS)
         self._pulse = Pulse(self.channel, channels.ping_timing, self._on_pulse, clock)
         self._pump = asyncio.create_task(
             keep_open(info.replica_id, self._pump_frames, self._is_connected.is_set, self._break),

@@ -18,7 +18,12 @@ from baton.core.messages import PrefillRequest
 from baton.core.replicas import ReplicaAddress
 from baton.decode_service.prefill_client import GrpcPrefillClient
 from baton.proto import channels
-from baton.proto.channel_options import MAX_MESSAGE_BYTES, SERVER_OPTIONS
+from baton.proto.channel_options import (
+    CHANNEL_OPTIONS,
+    MAX_MESSAGE_BYTES,
+    SERVER_OPTIONS,
+    ChannelOptions,
+)
 from baton.proto.channels import Channels
 from baton.proto.replica_pb2_grpc import PrefillServicer, add_PrefillServicer_to_server
 
@@ -49,7 +54,7 @@ class Recorded(Channels):
         self.clock = clock
         self.connections: list[Connection] = []
 
-    def new(self, address: str, *, is_pinged: bool = True) -> grpc.aio.Channel:
+    def new(self, address: str, options: ChannelOptions = CHANNEL_OPTIONS) -> grpc.aio.Channel:
         self.connections.append(Connection(address))
         return cast(grpc.aio.Channel, self.connections[-1])
 

@@ -25,6 +25,7 @@ from baton.core.replicas import HEARTBEAT_S, Pace, ReplicaInfo
 from baton.platform.security.config import SecurityConfig
 from baton.platform.security.connections import load_security
 from baton.proto import replica_pb2 as pb
+from baton.proto.channel_options import UNPINGED_CHANNEL_OPTIONS
 from baton.proto.channels import Channels
 from baton.proto.replica_pb2_grpc import RegistryStub
 
@@ -82,7 +83,7 @@ class HeartLine:
         try:
             if self._channel is None:
                 channels = Channels(load_security(self._security))
-                self._channel = channels.new(self._address, is_pinged=False)
+                self._channel = channels.new(self._address, UNPINGED_CHANNEL_OPTIONS)
             channel = self._channel
             beat = pb.BeatRequest(epoch=info.epoch, telling=self._telling)
             reply = await RegistryStub(channel).Beat(beat, timeout=ANSWER_S)

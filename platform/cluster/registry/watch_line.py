@@ -25,6 +25,7 @@ from baton.platform.registry.registry import CALM_WATCH_S
 from baton.platform.security.config import SecurityConfig
 from baton.platform.security.connections import load_security
 from baton.proto import replica_pb2 as pb
+from baton.proto.channel_options import UNPINGED_CHANNEL_OPTIONS
 from baton.proto.channels import Channels
 from baton.proto.membership_wire import layout_id, update_from_proto
 from baton.proto.replica_pb2_grpc import RegistryStub
@@ -99,5 +100,5 @@ class WatchLine:
     def _to_port(self) -> grpc.aio.Channel:
         if self._channel is None:
             channels = Channels(load_security(self._security))
-            self._channel = channels.new(self._address, is_pinged=False)
+            self._channel = channels.new(self._address, UNPINGED_CHANNEL_OPTIONS)
         return self._channel

@@ -17,6 +17,7 @@ from baton.core.ids import Epoch, ReplicaId, new_epoch
 from baton.core.replicas import Membership, Pace, Role, StartingReplica
 from baton.gateway.fleet import fleet as fleet_module
 from baton.gateway.fleet.fleet import Fleet
+from baton.proto.channel_options import CHANNEL_OPTIONS, ChannelOptions
 from baton.proto.channels import Channels
 
 
@@ -80,10 +81,10 @@ async def test_the_fleet_hears_the_news_once_the_registry_is_back(
 class Picky(Channels):
     """It opens no channel to one of the replicas."""
 
-    def new(self, address: str, *, is_pinged: bool = True) -> grpc.aio.Channel:
+    def new(self, address: str, options: ChannelOptions = CHANNEL_OPTIONS) -> grpc.aio.Channel:
         if address == "nowhere":
             raise ValueError("not an address")
-        return super().new(address, is_pinged=is_pinged)
+        return super().new(address, options)
 
 
 async def test_a_replica_that_cannot_be_met_keeps_nobody_from_the_others() -> None:

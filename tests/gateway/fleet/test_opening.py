@@ -15,6 +15,7 @@ from baton.gateway.fleet import opening as opening_module
 from baton.gateway.fleet.fleet import Fleet
 from baton.gateway.fleet.kept_stream import jittered
 from baton.gateway.fleet.opening import Opening
+from baton.proto.channel_options import CHANNEL_OPTIONS
 from baton.proto.channels import Channels
 from baton.router.cache.prompt_names import PromptNames
 
@@ -25,9 +26,9 @@ FLEET += [make_replica(f"p{number}", role=Role.PREFILL) for number in range(4)]
 class CountingChannels(Channels):
     num_new = 0
 
-    def new(self, address: str, *, is_pinged: bool = True):  # type: ignore[no-untyped-def]
+    def new(self, address: str, options=CHANNEL_OPTIONS):  # type: ignore[no-untyped-def]
         self.num_new += 1
-        return super().new(address, is_pinged=is_pinged)
+        return super().new(address, options)
 
 
 async def test_who_comes_when_all_have_a_turn_waits_until_one_of_them_is_over(
