@@ -20,6 +20,7 @@ from baton.decode_service.prefill_client import GrpcPrefillClient
 from baton.proto import channels
 from baton.proto.channel_options import (
     CHANNEL_OPTIONS,
+    LINK_CHANNEL_OPTIONS,
     MAX_MESSAGE_BYTES,
     SERVER_OPTIONS,
     ChannelOptions,
@@ -138,3 +139,16 @@ async def test_a_message_beyond_the_limit_is_refused_in_words_an_operator_can_us
     await it.close()
     await server.stop(None)
     assert dict(SERVER_OPTIONS)["grpc.max_receive_message_length"] == MAX_MESSAGE_BYTES > 0
+
+
+def test_a_silence_of_five_seconds_ends_a_connection_and_one_end_alone_pings() -> None:
+    server, *clients = (
+        dict(one) for one in (SERVER_OPTIONS, CHANNEL_OPTIONS, LINK_CHANNEL_OPTIONS)
+    )
+
+    for end in (server, *clients):
+        answer_ms = 5000 - end["grpc.keepalive_time_ms"]
+        assert end["grpc.keepalive_timeout_ms"] == end["grpc.http2.ping_timeout_ms"] == answer_ms
+    for client in clients:
+        assert client["grpc.keepalive_time_ms"] == 1000
+        assert server["grpc.keepalive_time_ms"] > 2 * client["grpc.keepalive_time_ms"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf, nan
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from baton.core.step_times import StepTimes
 from baton.gateway.fleet.fleet import Fleet
 from baton.gateway.fleet.links import ALIVE_FOR_S
 from baton.gateway.fleet.placed import Placed
+from baton.gateway.fleet.traffic import speeds_of
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.router.cache.prompt_names import PromptNames
@@ -52,6 +54,37 @@ async def test_a_replica_that_the_registry_does_not_hear_stays_while_its_stream_
         await until(lambda: not fleet.connected)
         await fleet.apply(snapshot())
         assert names(fleet) == set()
+
+
+async def test_rest_that_is_said_again_is_heard_and_is_no_news_of_anything_else() -> None:
+    clock = ManualClock()
+    replica = ScriptedReplica("d", silent)
+    measured = StepTimes(constant_s=0.01, num_decode_steps=3, age_s=5.0)
+    async with fleet_of(replica, clock=clock) as fleet:
+        link, candidate = fleet.link(replica.info.epoch), fleet.candidate(replica.info.epoch)
+        assert candidate is not None
+
+        async def say(**facts: Any) -> int:
+            clock.advance(1.0)
+            replica.capacity = replace(replica.capacity, **facts)
+            replica.say_capacity()
+            await until(lambda: link.last_word.heard_at_s == clock())
+            assert fleet.view(PROMPT).decode.known(0).heard_at_s == clock()
+            return candidate.version
+
+        news = await say(step_times=measured)
+        assert await say(step_times=replace(measured, age_s=6.0)) == news
+        assert await say(step_times=replace(measured, age_s=7.0)) == news
+        assert speeds_of([link], clock())[replica.info.epoch].age_s == 7.0
+
+        candidate.num_running = 1
+        await say()
+        assert candidate.num_running == 0
+        await say(num_running=2)
+        assert candidate.num_running == 2
+        await say(num_running=0, max_open=3)
+        assert link.capacity is not None
+        assert link.capacity.max_open == 3
 
 
 async def test_a_replica_that_said_farewell_finishes_what_it_has_and_gets_nothing_new() -> None:
