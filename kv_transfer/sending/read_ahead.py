@@ -27,8 +27,13 @@ from baton.kv_transfer.sending.pieces import BlockRead, Contents, Cut, cuts, len
 log = logging.getLogger(__name__)
 
 MAX_AHEAD = 4
-"""Batches that are hashed, or being hashed, before the receiver asks for them. One is a piece of
-full size, or as many smaller ones as that would hold."""
+"""Batches that are hashed, or being hashed, before the receiver asks for them. One is a piece, or
+as many small ones as `BATCH_BYTES` hold."""
+BATCH_BYTES = 4 << 20
+"""Hashed in one go, unless by one piece: the receiver begins as soon as the first batch is done."""
+GROWTH = 2
+"""Each piece costs both event loops some time: they are as long as this part of what was read
+before, if the transport allows it, and a batch at first, for D copies while P hashes on."""
 
 
 class Source(Protocol):
@@ -90,6 +95,8 @@ class ReadAhead:
         self._source = source
         self._hashing = hashing
         self._max_piece_bytes = max_piece_bytes
+        self._num_bytes = 0
+        """Of all readings that were begun."""
         self._room = asyncio.Semaphore(MAX_AHEAD)
         self._shelf: asyncio.Queue[_Batch | BaseException | None] = asyncio.Queue()
         self._is_closed = False
@@ -134,17 +141,19 @@ class ReadAhead:
                 share.give_back()
 
     def _next_batch(self, shares: Iterable[_Share]) -> deque[_Share]:
-        """The first of them, and those behind it that a piece of full size would hold as well."""
+        """The first of them, and those behind it that fit into a batch as well."""
         batch, num_bytes = deque[_Share](), 0
         for share in shares:
             num_bytes += share.cut.num_bytes
-            if batch and num_bytes > self._max_piece_bytes:
+            if batch and num_bytes > min(self._max_piece_bytes, BATCH_BYTES):
                 break
             batch.append(share)
         return batch
 
     def _shares(self, reading: BlockRead) -> list[_Share]:
-        found = list(cuts(reading, self._max_piece_bytes))
+        piece_bytes = max(BATCH_BYTES, self._num_bytes // GROWTH)
+        found = list(cuts(reading, min(self._max_piece_bytes, piece_bytes)))
+        self._num_bytes += sum(cut.num_bytes for cut in found)
         loan = _Loan(len(found), lambda: self._source.end(reading))
         return [_Share(cut, _once(loan.give_back)) for cut in found]
 

@@ -242,6 +242,25 @@ async def test_a_receiver_that_takes_nothing_holds_up_no_other_and_is_not_read_f
     owner.stop()
 
 
+@pytest.mark.parametrize(("max_blocks", "lengths"), [(2, [2] * 6), (4, [2, 2, 2, 3, 3])])
+async def test_pieces_grow_with_the_stream_up_to_what_the_transport_allows(
+    monkeypatch: pytest.MonkeyPatch, max_blocks: int, lengths: list[int]
+) -> None:
+    block_bytes = LAYOUT.layer_block_bytes
+    monkeypatch.setattr(read_ahead, "BATCH_BYTES", 2 * block_bytes)
+    prefill, decode = computed_replica(TRANSFER)
+    owner = OneThread()
+    outbox = Outbox(prefill.sender, owner, max_piece_bytes=max_blocks * block_bytes)
+    found: list[int] = []
+    async with aclosing(outbox.pieces(opening(prefill, decode))) as pieces:
+        async for piece in pieces:
+            found.append(len(piece.blocks))
+            piece.give_back()
+
+    assert found == lengths
+    owner.stop()
+
+
 @pytest.mark.parametrize("num_taken", range(0, 13, 2))
 async def test_a_stream_closed_at_any_point_gives_all_its_readings_back(num_taken: int) -> None:
     prefill, decode = computed_replica(TRANSFER)
