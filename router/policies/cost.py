@@ -9,17 +9,20 @@
     price     1.1 + 3 * prompts in line a candidate: work that another would not have to do delays
               everybody who waits, so the longer the line, the more a cached prefix is worth; of
               equal delays, the one with less work
-    harm      work * (prompts in line that would go after it + requests that decode there)
-    balance   two typical prompts' work, times by how much more than the mean the candidate was
-              sent lately: conversations that begin here come back here. While all were sent few,
-              it counts nothing
-    surplus   30 * work * by how much more than the mean the candidate was sent, half of this work
-              included: where too much is, work is dear, so those conversations leave that lose
-              little by it. While few conversations began lately, it counts little. New ones even
-              it out for nothing: once none begin, only those that are there can, and what is
-              beyond 10 % is charged 11 times
+    harm      work * (prompts in line that would go after it + requests that decode there + half of
+              those who come while it is computed)
+    share     what the candidate was sent lately, and what its other conversations will bring that
+              go on there, as turns of others did (`ongoing.py`): over the mean
+    balance   of a conversation that begins: two typical prompts' work, times by how much more than
+              the mean that is: what begins here comes back here. While all were sent few, it counts
+              nothing
+    surplus   6 * (work + what its conversation will bring) * by how much more than the mean it is,
+              half of that included: where too much is, it is dear, so those conversations leave
+              that lose little by it. While few conversations began lately, it counts little. New
+              ones even it out for nothing: once none begin, only those that are there can, and what
+              is beyond 10 % is charged 11 times
 
-Both count the less the more wait: what waits evens out by itself.
+Balance and surplus count the less the more wait: what waits evens out by itself.
 
 Prompts are bound late (`line.py`): they wait in the gateway's line, not in a replica's.
 """
@@ -47,8 +50,8 @@ class CostWeights:
     """Tried: 0 to 6."""
     balance: float = 2.0
     """Tried: 0 to 3."""
-    evenness: float = 30.0
-    """Tried: 0 to 100."""
+    evenness: float = 6.0
+    """Tried: 0 to 20."""
     shares_hot: bool = True
     """Whether what many prompts have in common is charged to all of them."""
     is_late: bool = True
@@ -82,6 +85,11 @@ class Cost:
     def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
         in_line = mean(candidates.num_waiting) if candidates.has_lines else 0.0
         mean_s, num_recent = candidates.mean_recent(now)
+        num, ongoing = len(candidates), candidates.columns.ongoing
+        ongoing.pass_to(now)
+        home = self._home(prompt, candidates)
+        num_others = mean(candidates.num_ongoing) - (home is not None) / num
+        mean_share_s = mean_s + num_others * ongoing.future_s
         asked = Asked(
             now=now,
             num_tokens=prompt.num_tokens,
@@ -89,17 +97,27 @@ class Cost:
             latest_s=self._turns.latest_s,
             later_s=later_s(prompt.priority),
             price=BASE_PRICE + self._weights.scarcity * in_line,
-            balance_s=self._balance_unit_s(num_recent),
-            evenness=self._evenness(len(candidates), now) if mean_s else 0.0,
+            coming_per_s=ongoing.sent_per_s / num / 2.0,
+            balance_s=self._balance_unit_s(num_recent) if prompt.is_first_turn else 0.0,
+            evenness=self._evenness(num, now) if mean_share_s else 0.0,
             spare=SPARE,
-            haste=HASTE * self._none_begin(len(candidates), now),
-            mean_recent_s=candidates.mean_recent_units,
-            mean_recent_now_s=mean_s,
+            haste=HASTE * self._none_begin(num, now),
+            left=candidates.columns.left(now),
+            future_s=ongoing.future_s,
+            home=-1 if home is None else home.row,
+            mean_share_s=mean_share_s,
             num_waiting=in_line,
         )
-        charge = self._charge(prompt, len(candidates), now)
+        charge = self._charge(prompt, num, now)
         terms = cost_terms(asked, charge, candidates, held.tokens)
         return Costs(terms[-1], TERMS, terms[:-1])
+
+    def _home(self, prompt: Prompt, candidates: Candidates) -> Candidate | None:
+        """Where its conversation was last, if that may be chosen."""
+        home = candidates.columns.ongoing.home(prompt.session)
+        if not isinstance(home, Candidate) or candidates.place(home) is None:
+            return None
+        return home
 
     def _charge(self, prompt: Prompt, num_candidates: int, now: float) -> Charge | None:
         """Which share of the work is this prompt's alone; None: all of it."""

@@ -36,6 +36,8 @@ class Asked(NamedTuple):
     """Nobody is due later after its arrival, but for the line and its priority (`turns.py`)."""
     later_s: float
     price: float
+    coming_per_s: float
+    """Half of those who come to a replica: while it computes a prompt, they wait for half of it."""
     balance_s: float
     """Charged to one that was sent twice the mean."""
     evenness: float
@@ -44,9 +46,15 @@ class Asked(NamedTuple):
     """Beyond so much more than the mean,"""
     haste: float
     """so many times as much is charged on top."""
-    mean_recent_s: float
-    """As the columns have it."""
-    mean_recent_now_s: float
+    left: float
+    """Of what the columns have of recent work, what counts now."""
+    future_s: float
+    """Work that a conversation which goes on still brings."""
+    home: int
+    """The row where this prompt's conversation is counted, which brings as much wherever it goes.
+    -1: none."""
+    mean_share_s: float
+    """What each was sent lately and will be by its conversations, without this one: the mean."""
     num_waiting: float
     """In line, a replica."""
 
@@ -94,15 +102,25 @@ def reference(
     if charge is not None:
         cached = np.minimum(held, asked.num_tokens - 1)
         charged_s *= (charge.total - charge.before(cached)) / (asked.num_tokens - cached)
-    np.multiply(num_harmed, work_s, out=harm_s)
-    shares = candidates.recent_share()
+    np.multiply(num_harmed + asked.coming_per_s * work_s, work_s, out=harm_s)
+    shares = _shares(asked, candidates)
     np.multiply(shares - 1.0, asked.balance_s, out=balance_s)
     surplus_s.fill(0.0)
     if asked.evenness:
-        over = work_s / (2.0 * asked.mean_recent_now_s) + shares - 1.0
+        brings_s = work_s + asked.future_s
+        over = brings_s / (2.0 * asked.mean_share_s) + shares - 1.0
         charged = np.maximum(over, 0.0) + np.maximum(over - asked.spare, 0.0) * asked.haste
-        np.multiply(charged * asked.evenness, work_s, out=surplus_s)
+        np.multiply(charged * asked.evenness, brings_s, out=surplus_s)
     if asked.num_waiting:
         terms[-3:-1] /= 1.0 + asked.num_waiting
     np.add.reduce(terms[1:-1], out=total_s)
     return terms
+
+
+def _shares(asked: Asked, candidates: Candidates) -> Numbers:
+    """What each was sent lately and will be, over the mean; ones, where that is nothing."""
+    if not asked.mean_share_s:
+        return np.ones(len(candidates))
+    num_others = candidates.num_ongoing - (candidates.rows == asked.home)
+    brought_s: Numbers = candidates.recent_s * asked.left + num_others * asked.future_s
+    return brought_s / asked.mean_share_s

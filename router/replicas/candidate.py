@@ -104,6 +104,7 @@ class Candidate:
         self._speed = speed
         self._credit_tokens = credit_tokens
         self._num_running = 0
+        self._num_ongoing = 0
         self._told_until_s = -math.inf
         self._last_first_token_s = -math.inf
         """When a prompt was over there."""
@@ -122,11 +123,13 @@ class Candidate:
             self._num_recent = mean(columns.numbers[Column.NUM_RECENT])
         for waiting in self.waiting:
             self.columns.line.remove(waiting.key)
+        self.columns.ongoing.leave(self)
         self.columns, self.row = columns, columns.add(self.draw)
         for waiting in self.waiting:
             waiting.key = columns.line.add(self.row, waiting.due_s, waiting.work_s)
         self._write()
         self._write_line()
+        self.num_ongoing = 0
         self.columns.write(self.row, Column.STEP_S, self._speed.pace)
 
     @property
@@ -158,6 +161,16 @@ class Candidate:
     def num_running(self, num_running: int) -> None:
         self._num_running = num_running
         self._write()
+
+    @property
+    def num_ongoing(self) -> int:
+        """Conversations whose next turn is expected here."""
+        return self._num_ongoing
+
+    @num_ongoing.setter
+    def num_ongoing(self, num_ongoing: int) -> None:
+        self._num_ongoing = num_ongoing
+        self.columns.write(self.row, Column.NUM_ONGOING, (num_ongoing,))
 
     def recent(self, now: float) -> tuple[float, float]:
         """Seconds of work that it was sent lately, and prompts: older ones count less and less."""
@@ -220,6 +233,8 @@ class Candidate:
         self.num_open_tokens += booking.num_new_tokens
         self.num_open_blocks += prompt.num_blocks
         self._write()
+        begins = prompt.is_first_turn
+        self.columns.ongoing.goes_on(prompt.session, self, work_s, now, begins=begins)
         return booking
 
     def finished(

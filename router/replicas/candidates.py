@@ -100,6 +100,11 @@ class Candidates:
         numbers: Numbers = self._numbers[column]
         return numbers
 
+    @property
+    def rows(self) -> Places:
+        """Of the columns."""
+        return np.arange(self._columns.num_rows) if self._places is None else self._places
+
     def drawn_by(self, draw: int) -> Draws:
         """What settles who of equals wins: the least."""
         if self._drawn is None or self._drawn[0] != draw:
@@ -158,10 +163,15 @@ class Candidates:
             asked = self._busy_s = now, version, busy_s
         return asked[2]
 
-    def recent_share(self) -> Numbers:
-        """Work that it was sent lately, over the mean; zeros where none was."""
-        recent_s, mean_s = self._of(Column.RECENT_S), self.mean_recent_units
-        return recent_s / mean_s if mean_s else recent_s
+    @property
+    def num_ongoing(self) -> Numbers:
+        """Conversations whose next turn is expected there."""
+        return self._of(Column.NUM_ONGOING)
+
+    @property
+    def recent_s(self) -> Numbers:
+        """Seconds of work that each was sent lately, as the columns have it."""
+        return self._of(Column.RECENT_S)
 
     @property
     def mean_recent_units(self) -> float:

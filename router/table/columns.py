@@ -3,6 +3,7 @@
     numbers    [Column, row]
     draws      [row]          what rendezvous hashing mixes with a prompt's draw
     line       who waits for which row, when it is due, what it takes there
+    ongoing    conversations that are expected to come back to a row
 
 Rows are written by the candidates themselves (`candidate.py`) whenever something happens to them.
 What decays does so at one rate, so it is kept as it would have been at one moment, `base_s`: time
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.kernels.routing.cost_terms_cpu import InLine, Rows
+from baton.router.table.ongoing import Ongoing
 
 Numbers: TypeAlias = NDArray[np.float64]
 Places: TypeAlias = NDArray[np.intp]
@@ -46,6 +48,7 @@ class Column(IntEnum):
     NUM_RUNNING = auto()
     LINE_S = auto()
     NUM_WAITING = auto()
+    NUM_ONGOING = auto()
     STEP_S = auto()
     TOKEN_S = auto()
     PAIR_S = auto()
@@ -67,6 +70,7 @@ class Columns:
         self._numbers_at = self._numbers.ctypes.data, max_rows
         self._draws = np.zeros(max_rows, np.uint64)
         self.line = LineColumns()
+        self.ongoing = Ongoing()
 
     @property
     def rows(self) -> Rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -55,6 +55,8 @@ class Facts:
     num_queued_tokens: int
     num_running: int
     num_held: int
+    num_turns: list[int]
+    """Of each conversation that goes on there."""
 
 
 tokens = st.integers(1, 5000)
@@ -67,6 +69,7 @@ facts = st.builds(
     num_queued_tokens=st.integers(0, 3000),
     num_running=st.integers(0, 4),
     num_held=st.integers(0, 6000),
+    num_turns=st.lists(st.integers(1, 4), max_size=3),
 )
 
 
@@ -108,29 +111,37 @@ def plain_costs(prompt: Prompt, candidates: list[Candidate], held: list[int]) ->
     price = BASE_PRICE + DEFAULTS.scarcity * in_line
     charge = heat.charge(prompt, len(candidates), NOW)
     recent = [one.recent(NOW) for one in candidates]
-    mean_s = sum(seconds for seconds, _ in recent) / len(recent)
+    ongoing = candidates[0].columns.ongoing
+    num_others = [one.num_ongoing - (one is ongoing.home(prompt.session)) for one in candidates]
+    brought = [
+        seconds + others * ongoing.future_s
+        for (seconds, _), others in zip(recent, num_others, strict=True)
+    ]
+    mean_s = sum(brought) / len(brought)
     mean_sent = sum(count for _, count in recent) / len(recent)
-    few = min(max(mean_sent - FEW, 0.0) / MANY, 1.0)
+    few = min(max(mean_sent - FEW, 0.0) / MANY, 1.0) * prompt.is_first_turn
+    coming = ongoing.sent_per_s / len(candidates) / 2
     begun = NUM_BEGUN * 2 ** ((prompt.arrived_s - NOW) / RECENT_HALF_LIFE_S) / len(candidates)
     evenness = DEFAULTS.evenness * min(max(begun - 1.0, 0.0) / FEW_BEGUN, 1.0)
     num_missing = NUM_BEGUN * math.log(2) / RECENT_HALF_LIFE_S * max(NOW - prompt.arrived_s, 0.0)
     haste = HASTE * min(max(2 * num_missing / len(candidates) - 1, 0.0), 1.0)
     costs = []
-    for one, num_held, (recent_s, _) in zip(candidates, held, recent, strict=True):
+    for one, num_held, brought_s in zip(candidates, held, brought, strict=True):
         cached = min(num_held, prompt.num_tokens - 1)
         work_s = one.speed.prefill_s(prompt.num_tokens, cached)
         own = charge.total - float(charge.before(np.array(float(cached))))
         due_s = turns.due_s(prompt, work_s, sum(waiting.work_s for waiting in one.waiting))
         num_behind = sum(waiting.due_s > due_s for waiting in one.waiting)
-        balance = recent_s / mean_s - 1.0 if mean_s else 0.0
-        over = max(balance + work_s / (2 * mean_s), 0.0) if mean_s else 0.0
+        brings_s = work_s + ongoing.future_s
+        balance = brought_s / mean_s - 1.0 if mean_s else 0.0
+        over = max(balance + brings_s / (2 * mean_s), 0.0) if mean_s else 0.0
         costs.append(
             one.busy_s(NOW)
             + one.ahead_s(due_s)
             + price * work_s * own / (prompt.num_tokens - cached)
-            + (num_behind + one.num_running) * work_s
+            + (num_behind + one.num_running + coming * work_s) * work_s
             + DEFAULTS.balance * turns.typical_s * few * balance / (1 + in_line)
-            + evenness * (over + haste * max(over - SPARE, 0.0)) * work_s / (1 + in_line)
+            + evenness * (over + haste * max(over - SPARE, 0.0)) * brings_s / (1 + in_line)
         )
     return costs
 
@@ -151,9 +162,18 @@ def test_costs_over_columns_are_those_of_the_plain_formula(
     """Of all replicas, and of some of them; to the last bit by whatever is compiled."""
     every = [candidate(str(number), known) for number, known in enumerate(fleet)]
     table, prompt, policy = CandidateTable(every), asks(7, num_tokens, "abcd"), Cost()
+    for number, (one, known) in enumerate(zip(every, fleet, strict=True)):
+        for at, num_turns in enumerate(known.num_turns):
+            name = "asks" if number == at == 0 else f"{number}-{at}"
+            for turn in range(num_turns):
+                at_s, begins = NOW - 20 + 4 * turn + at, turn == 0
+                table.all.columns.ongoing.goes_on(name, one, 0.5 + at, at_s, begins=begins)
+    prompt = replace(prompt, session="asks")
     for _ in range(NUM_BEGUN):
         policy.placed(prompt, Candidate("first", SPEEDS[0]))
     places = data.draw(st.sets(st.integers(0, len(fleet) - 1), min_size=1).map(sorted))
+    continues = bool(fleet[0].num_turns)
+    prompt = replace(prompt, is_first_turn=not continues)
     for some in (range(len(fleet)), places):
         held = [fleet[place].num_held for place in some]
         candidates = table.all if some != places else table.at(np.array(places))
@@ -202,6 +222,7 @@ LINED = Facts(
     num_queued_tokens=0,
     num_running=0,
     num_held=0,
+    num_turns=[],
 )
 
 
@@ -213,7 +234,7 @@ def test_a_replica_that_joins_counts_as_if_it_had_had_its_share() -> None:
     table.add(joins)
 
     assert joins.recent(NOW) == pytest.approx(table.all[0].recent(NOW))
-    assert list(table.all.recent_share()) == pytest.approx([1.0, 1.0, 1.0])
+    assert len(set(table.all.recent_s)) == 1
 
 
 def test_what_was_sent_lately_counts_for_months() -> None:
@@ -225,7 +246,8 @@ def test_what_was_sent_lately_counts_for_months() -> None:
             busy.book(asks(number, 700), 0, day * 86400.0)
             busy.finished(asks(number, 700), day * 86400.0)
 
-    assert list(table.all.recent_share()) == pytest.approx([2.0, 0.0])
+    recent_s = table.all.recent_s
+    assert list(recent_s / recent_s.mean()) == pytest.approx([2.0, 0.0])
     assert table.all.mean_recent(90 * 86400.0)[1] == pytest.approx(1.5)
 
 

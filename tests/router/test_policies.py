@@ -107,7 +107,7 @@ def test_a_longer_line_makes_a_cached_prefix_worth_more() -> None:
 
 
 def test_who_loses_little_by_it_leaves_a_replica_that_was_sent_too_much() -> None:
-    """a was sent three times what b was; at b it takes 2 or 25 times the work it takes at a."""
+    """a was sent three times what b was; at b it takes 2 or 10 times the work it takes at a."""
     candidates = CandidateTable(Candidate(n, ConstantRate(tokens_per_s=100.0)) for n in "ab").all
     cost = Cost(CostWeights(balance=0.0))
 
@@ -119,13 +119,36 @@ def test_who_loses_little_by_it_leaves_a_replica_that_was_sent_too_much() -> Non
         sent = prompt(number, 40_000, names="abcd"[number])
         candidates[place].book(sent, 0, now=0.0)
         candidates[place].finished(sent, now=0.0)
-    few = [chosen(num_held) for num_held in (500, 960)]
+    few = [chosen(num_held) for num_held in (500, 900)]
     for number in range(10):
         cost.placed(prompt(number, 100, names="abcdefghij"[number]), candidates[0])
 
     assert few == [0, 0]  # nobody has begun here that could be spread
-    assert [chosen(num_held) for num_held in (500, 960)] == [1, 0]
-    assert [chosen(960, now) for now in (10.0, 400.0)] == [0, 1]  # nobody begins any more
+    assert [chosen(num_held) for num_held in (500, 900)] == [1, 0]
+    assert [chosen(900, now) for now in (10.0, 400.0)] == [0, 1]  # nobody begins any more
+
+
+def test_a_conversation_leaves_for_all_that_it_will_bring() -> None:
+    """Both were sent as much, but four conversations go on at a, and none at b, where a turn takes
+    ten times the work."""
+
+    def chosen(num_turns: int) -> int:
+        table = CandidateTable(Candidate(n, ConstantRate(tokens_per_s=100.0)) for n in "ab")
+        candidates, cost = table.all, Cost(CostWeights(balance=0.0))
+        for number in range(10):
+            cost.placed(prompt(number, 100, names="abcdefghij"[number]), candidates[0])
+        for turn in range(num_turns):
+            for name in "wxyz":
+                sent = replace(prompt(0, 1200 // num_turns, name), is_first_turn=not turn)
+                candidates[0].book(sent, 0, now=0.0)
+                candidates[0].finished(sent, now=0.0)
+        candidates[1].book(prompt(1, 4800), 0, now=0.0)
+        candidates[1].finished(prompt(1, 4800), now=0.0)
+        asks, held = replace(ASKS, session="w", is_first_turn=False), Held(np.array([900.0, 0.0]))
+        return cheapest(asks, candidates, cost.costs(asks, candidates, held, 0.0))
+
+    assert chosen(1) == 0  # nothing says yet that they bring more than this turn
+    assert chosen(4) == 1
 
 
 def test_a_conversation_stays_where_it_was_and_prefixes_have_their_replicas() -> None:

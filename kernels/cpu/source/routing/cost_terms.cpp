@@ -10,7 +10,7 @@ namespace {
 // Rows of `numbers`, as router/table/columns.py has them.
 enum Column {
   NEXT_FREE, OLDEST_ENDS, TOLD_UNTIL, RECENT, NUM_RECENT, NUM_OPEN, NUM_OPEN_TOKENS, NUM_OPEN_BLOCKS, CREDIT,
-  NUM_RUNNING, LINE, NUM_WAITING, STEP, TOKEN, PAIR, MAX_CHUNK, RATE
+  NUM_RUNNING, LINE, NUM_WAITING, NUM_ONGOING, STEP, TOKEN, PAIR, MAX_CHUNK, RATE
 };
 
 // Piecewise linear between (ends, sums), which begin at 0; what is behind the last end has its sum.
@@ -29,7 +29,8 @@ extern "C" {
 // One prompt, and what holds for all replicas; kernels/routing/cost_terms_cpu.py packs it.
 struct BatonAsked {
   double now, late_s, num_tokens, arrived_s, latest_s, stretch, later_s;  // by `turns.py`
-  double price, balance_s, evenness, spare, haste, mean_recent_s, mean_recent_now_s, crowd;
+  double price, coming_per_s, balance_s, evenness, spare, haste;
+  double left, future_s, home, mean_share_s, crowd;  // `home`: a row; below 0: none
 };
 
 // One replica's numbers are a column of [rows of Column][stride]. `places`: which of them; null: the first
@@ -84,14 +85,17 @@ void baton_cost_terms(const BatonAsked* asked, const double* numbers, int64_t st
       const double charged = sums[num_ends - 1] - interpolated(cached, ends, sums, num_ends);
       charged_s[i] *= charged / (a.num_tokens - cached);
     }
-    harm_s[i] = num_harmed * work_s[i];
-    const double share = a.mean_recent_s != 0.0 ? of(RECENT, row) / a.mean_recent_s : of(RECENT, row);
+    harm_s[i] = (num_harmed + a.coming_per_s * work_s[i]) * work_s[i];
+    const double others = of(NUM_ONGOING, row) - (double(row) == a.home ? 1.0 : 0.0);
+    const double brought_s = of(RECENT, row) * a.left + others * a.future_s;
+    const double share = a.mean_share_s != 0.0 ? brought_s / a.mean_share_s : 1.0;
     balance_s[i] = (share - 1.0) * a.balance_s;
     surplus_s[i] = 0.0;
     if (a.evenness != 0.0) {
-      const double over = work_s[i] / (2.0 * a.mean_recent_now_s) + share - 1.0;
+      const double brings_s = work_s[i] + a.future_s;
+      const double over = brings_s / (2.0 * a.mean_share_s) + share - 1.0;
       const double charged = std::max(over, 0.0) + std::max(over - a.spare, 0.0) * a.haste;
-      surplus_s[i] = charged * a.evenness * work_s[i];
+      surplus_s[i] = charged * a.evenness * brings_s;
     }
     if (a.crowd != 0.0) {
       balance_s[i] /= 1.0 + a.crowd;

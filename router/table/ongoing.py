@@ -1,0 +1,111 @@
+"""Conversations that go on: where the next turn of each is expected, and what it will take.
+
+    goes_on(session, home)  --> home.num_ongoing     one more there, one less where it was
+    pass_to(now)            --> home.num_ongoing     one less where none came for long
+
+A replica whose conversations have just begun was sent little yet, and will be sent more.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import exp2
+from typing import NamedTuple, Protocol
+
+HALF_LIFE_S = 1200.0
+MAX_ONGOING = 200_000
+WEIGHT = 0.01
+"""Of the last one in what is typical."""
+FIRST_GAP_S, NUM_SUPPOSED = 30.0, 5
+"""Until gaps are known, as if that many had been so long."""
+MAX_GAPS, MARGIN_S = 4.0, 10.0
+"""A conversation is over when none came for so many typical gaps, and a little more."""
+
+
+class Home(Protocol):
+    """A replica that a conversation may be at."""
+
+    num_ongoing: int
+
+
+class _Last(NamedTuple):
+    home: Home
+    at_s: float
+
+
+class Ongoing:
+    def __init__(self) -> None:
+        self._last_by_session: OrderedDict[str, _Last] = OrderedDict()
+        """The one that was heard of longest ago first."""
+        self._gap_s, self._num_gaps = FIRST_GAP_S, NUM_SUPPOSED
+        self._turn_s, self._num_at_home = 0.0, 0
+        self._num_begun = self._num_turns = self._counted_at_s = 0.0
+        self._num_sent, self._sent_at_s, self._between_s = 0, 0.0, 0.0
+
+    @property
+    def future_s(self) -> float:
+        """Work that one of them still brings, on the average: as many turns as others had."""
+        return self._turn_s * self._num_turns / self._num_begun if self._num_begun else 0.0
+
+    @property
+    def sent_per_s(self) -> float:
+        """Prompts, to all replicas."""
+        return 1.0 / self._between_s if self._between_s else 0.0
+
+    def home(self, session: str) -> Home | None:
+        """Where it was last."""
+        last = self._last_by_session.get(session)
+        return None if last is None else last.home
+
+    def goes_on(self, session: str, home: Home, work_s: float, now: float, *, begins: bool) -> None:
+        """A prompt of it was sent there, that takes `work_s`. Without a name it is nobody's."""
+        self._hear_of_a_prompt(now)
+        last = self._leave(session)
+        kept = exp2(min(self._counted_at_s - now, 0.0) / HALF_LIFE_S)
+        self._num_begun, self._num_turns = self._num_begun * kept, self._num_turns * kept
+        self._counted_at_s = max(self._counted_at_s, now)
+        if begins or last is None:
+            self._num_begun += 1.0
+        else:
+            self._num_turns += 1.0
+            self._num_gaps += 1
+            weight = max(WEIGHT, 1.0 / self._num_gaps)
+            self._gap_s += (max(now - last.at_s, 0.0) - self._gap_s) * weight
+            if last.home is home:  # elsewhere it takes what it does not have there, too
+                self._num_at_home += 1
+                weight = max(WEIGHT, 1.0 / self._num_at_home)
+                self._turn_s += (work_s - self._turn_s) * weight
+        if session:
+            self._last_by_session[session] = _Last(home, now)
+            home.num_ongoing += 1
+            if len(self._last_by_session) > MAX_ONGOING:
+                self._leave(next(iter(self._last_by_session)))
+
+    def pass_to(self, now: float) -> None:
+        """Forget those that have not been heard of for so long that they are over."""
+        since_s = now - MAX_GAPS * self._gap_s - MARGIN_S
+        while self._last_by_session:
+            session, last = next(iter(self._last_by_session.items()))
+            if last.at_s >= since_s:
+                break
+            self._leave(session)
+
+    def leave(self, home: Home) -> None:
+        """It is gone, and what went on there goes on nowhere."""
+        ended = [name for name, last in self._last_by_session.items() if last.home is home]
+        for session in ended:
+            self._leave(session)
+
+    def _leave(self, session: str) -> _Last | None:
+        last = self._last_by_session.pop(session, None)
+        if last is not None:
+            last.home.num_ongoing -= 1
+        return last
+
+    def _hear_of_a_prompt(self, now: float) -> None:
+        if now <= self._sent_at_s:  # those of one moment count as one
+            return
+        self._num_sent += 1
+        weight = max(WEIGHT, 1.0 / self._num_sent)
+        self._between_s += (now - self._sent_at_s - self._between_s) * weight
+        self._sent_at_s = now
