@@ -1,0 +1,108 @@
+"""What each part of the gateway's router is good for: each is off in turn.
+
+    all             nothing is off
+    late binding    prompts are sent at once, and wait at the replica of their choice
+    step model      replicas' own step times: prompts are predicted at one rate for all
+    sessions        names of conversations: they are known by their beginnings
+    gossip          what replicas tell of what other gateways sent them
+    pulls           prefixes are not fetched from other replicas' caches
+
+A fleet as `baton simulate --decode` has it, with two gateways, on the same requests and arrivals:
+the first of each trace, without the longest, and with short answers. Seconds to the first token.
+
+    python -m bench.router_parts TRACE... --device FILE.csv:MODEL,HARDWARE,RANKS
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+from bench.report import surroundings, table
+from bench.several_gateways import SLO_S, small
+
+from baton.platform.cli.runs.simulate import read
+from baton.platform.cli.runs.simulate_fleet import devices_from
+from baton.platform.simulator.fleet.experiment import FleetCase, play_fleet
+from baton.platform.simulator.fleet.setup import FleetSetup, Part
+from baton.platform.traces.trace import Trace
+from baton.router.defaults import DEFAULT_POLICY
+
+HEAD = ("without", "mean, s", "p99, s", "hit", "imbalance", "goodput", "mean / all")
+
+
+def cases(setup: FleetSetup) -> Mapping[str, tuple[str, FleetSetup]]:
+    """The policy and the fleet of each."""
+    return {
+        "all": (DEFAULT_POLICY, setup),
+        "late binding": ("cost-at-once", setup),
+        **{
+            part.replace("-", " "): (DEFAULT_POLICY, replace(setup, without=frozenset({part})))
+            for part in (Part.STEP_MODEL, Part.SESSIONS, Part.GOSSIP, Part.PULLS)
+        },
+    }
+
+
+def rows(
+    trace: Trace, setup: FleetSetup, load: float, num_seeds: int
+) -> Iterator[tuple[str | float, ...]]:
+    of_all = 0.0
+    for name, (policy, fleet) in cases(setup).items():
+        played = [
+            play_fleet(
+                FleetCase(trace=trace, load=load, policy=policy, seed=seed, setup=fleet)
+            ).figures
+            for seed in range(num_seeds)
+        ]
+        means = [
+            fmean(getattr(one, figure) for one in played)
+            for figure in ("mean_s", "p99_s", "hit", "imbalance", "goodput")
+        ]
+        of_all = of_all or means[0]
+        yield (f"{trace.name}: {name}", *means, means[0] / of_all)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("traces", nargs="+", type=Path)
+    parser.add_argument("--device", required=True, help="as of baton simulate")
+    parser.add_argument("--prefill", type=int, default=4)
+    parser.add_argument("--decode", type=int, default=2)
+    parser.add_argument("--gateways", type=int, default=2)
+    parser.add_argument("--load", type=float, default=0.85)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=700)
+    parser.add_argument("--max-tokens", type=int, default=30_000)
+    parser.add_argument("--answer", type=int, default=8)
+    asked = parser.parse_args()
+    devices = devices_from(asked.device)
+    setup = FleetSetup(
+        num_prefill=asked.prefill,
+        num_decode=asked.decode,
+        num_gateways=asked.gateways,
+        prefill=devices.prefill,
+        decode=devices.decode,
+        links=devices.links,
+        slo_ttft_s=SLO_S,
+    )
+    found = [
+        row
+        for file in asked.traces
+        for row in rows(
+            small(read(file), asked.requests, asked.max_tokens, asked.answer),
+            setup,
+            asked.load,
+            asked.seeds,
+        )
+    ]
+    print(surroundings())
+    print(table(HEAD, found))
+
+
+if __name__ == "__main__":
+    main()
