@@ -18,6 +18,7 @@ from baton.core.messages import PrefillRequest
 from baton.core.replicas import Capacity, Demand, ReplicaInfo, Role
 from baton.core.step_times import StepTimes
 from baton.gateway.fleet.prefill_link import PrefillLink
+from baton.gateway.fleet.replica_link import Listener
 from baton.prefill_service.lending import MIN_CHUNKS, Lending, lending_budget
 from baton.prefill_service.open_prompts import OpenPrompts
 from baton.prefill_service.session import PrefillSession
@@ -35,7 +36,8 @@ class Gateway:
     """Another gateway's link to a replica, and what it has heard."""
 
     def __init__(self, info: ReplicaInfo, name: str = "another") -> None:
-        self.link = PrefillLink(info, Epoch(name), lambda: None, Channels())
+        nobody = Listener(on_change=lambda: None, on_repeat=lambda: None)
+        self.link = PrefillLink(info, Epoch(name), nobody, Channels())
 
     @property
     def credit(self) -> int:

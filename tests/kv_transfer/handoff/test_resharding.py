@@ -98,9 +98,10 @@ class Ranks:
 
     async def until_no_leases(self) -> None:
         """Of either side: threads may still read or write."""
+        senders = [prefill.sender for prefill in self.prefills]
         receivers = [decode.receiver for decode in self.decodes]
         async with asyncio.timeout(60):
-            while any(half.lease_ids for half in (*(p.sender for p in self.prefills), *receivers)):
+            while any(it.lease_ids for it in senders) or any(it.lease_ids for it in receivers):
                 await asyncio.sleep(0.001)
 
     async def assert_nothing_is_left(self) -> None:
