@@ -185,13 +185,14 @@ async def test_what_a_prefill_replica_does_not_send_is_computed_here_whoever_was
 
 async def test_an_embedding_that_nobody_waits_for_any_more_leaves_nothing_behind() -> None:
     async with running_fleet(make_engine=lambda role: echo_engine(role, prefill_chunk=1)) as fleet:
-        asking = asyncio.create_task(embed(fleet, PROMPT * 20, Pooling.MEAN))
-        while not fleet.engines[DECODE].num_running:
-            await asyncio.sleep(0)
+        with fleet.halting(lambda engine: engine.stats.num_tokens_run > 3):
+            asking = asyncio.create_task(embed(fleet, PROMPT * 20, Pooling.MEAN))
+            while not fleet.engines[DECODE].num_running:
+                await asyncio.sleep(0)
 
-        asking.cancel()
-        with suppress(asyncio.CancelledError):
-            await asking
+            asking.cancel()
+            with suppress(asyncio.CancelledError):
+                await asking
 
         await fleet.assert_nothing_is_held()
 
