@@ -116,18 +116,19 @@ async def test_commands_run_in_order_on_the_engines_thread() -> None:
 
 
 async def test_commands_run_between_steps_of_a_busy_engine() -> None:
-    is_asked, num_passes = threading.Event(), 0
+    is_busy, is_asked, num_passes = threading.Event(), threading.Event(), 0
 
     def pass_on(layer: int, chunks: object) -> None:
         nonlocal num_passes
         num_passes += 1
         if num_passes == 2:
+            is_busy.set()
             is_asked.wait(30)
 
     async with Harness(hooks=StepHooks(on_layer=pass_on)) as harness:
         request = make_request(max_tokens=200)
         await harness.thread.call(lambda: harness.engine.add(request))
-        await harness.reports.get()
+        await asyncio.to_thread(is_busy.wait)
 
         aborting = harness.thread.call(lambda: harness.engine.abort("r"))
         is_asked.set()
