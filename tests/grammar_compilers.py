@@ -48,7 +48,7 @@ class GatedCompiler:
 
     def compile(self, grammar: Grammar) -> AnyToken:
         self.has_begun.set()
-        assert self.gate.wait(120)
+        assert self.gate.wait(30)
         self.matchers.append(AnyToken(self._max_accepted))
         return self.matchers[-1]
 
