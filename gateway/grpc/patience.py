@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 
 import grpc.aio
 from baton.core.clock import monotonic
-from baton.core.errors import Cancelled, RequestTooSlow
+from baton.core.errors import Cancelled, RequestTooSlow, Unavailable
 from baton.gateway.access.connections import Connections, Refusal
 from baton.gateway.grpc.errors import grpc_status
 from baton.gateway.requests.gateway import Gateway
@@ -33,6 +33,10 @@ WINDOW_BYTES = 65_536
 that a small one may have to wait until so much was read."""
 
 
+LAST_REQUESTS_S = 5.0
+"""For requests that are on their way when this gateway leaves."""
+
+
 class Unread(Cancelled):
     """The client takes no answer."""
 
@@ -42,6 +46,8 @@ class OpenCalls:
 
     def __init__(self) -> None:
         self._num = 0
+        self._reading: set[asyncio.Timeout] = set()
+        self._is_leaving = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._idle_since_s = monotonic()
@@ -59,12 +65,41 @@ class OpenCalls:
                 self._idle.set()
 
     @property
+    def is_leaving(self) -> bool:
+        return self._is_leaving
+
+    def leave(self) -> None:
+        """Wait no longer than LAST_REQUESTS_S for any request that has yet to come."""
+        self._is_leaving = True
+        for timeout in self._reading:
+            _shorten(timeout)
+
+    @asynccontextmanager
+    async def reading(self, limit_s: float) -> AsyncIterator[None]:
+        """While a request is on its way. Raises TimeoutError after `limit_s`, or soon if this
+        gateway leaves."""
+        async with asyncio.timeout(limit_s) as timeout:
+            if self._is_leaving:
+                _shorten(timeout)
+            self._reading.add(timeout)
+            try:
+                yield
+            finally:
+                self._reading.discard(timeout)
+
+    @property
     def idle_s(self) -> float | None:
         """For how long there have been none. None: there are some."""
         return None if self._num else monotonic() - self._idle_since_s
 
     async def wait_until_idle(self) -> None:
         await self._idle.wait()
+
+
+def _shorten(timeout: asyncio.Timeout) -> None:
+    soon, when = asyncio.get_running_loop().time() + LAST_REQUESTS_S, timeout.when()
+    if when is not None and not timeout.expired() and soon < when:
+        timeout.reschedule(soon)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +111,16 @@ class Patience:
     async def read(
         self, messages: AsyncIterator[bytes], context: Context, limit_s: float
     ) -> bytes | None:
-        """The next one; None where none comes any more. Raises RequestTooSlow if it is late."""
+        """The next one; None where none comes any more. Raises RequestTooSlow if it is late, and
+        Unavailable if this gateway leaves meanwhile."""
         try:
-            async with asyncio.timeout(limit_s):
+            async with self.calls.reading(limit_s):
                 return await anext(messages, None)
         except TimeoutError as error:
+            if self.calls.is_leaving:
+                raise Unavailable(
+                    "the gateway shuts down, and the request has not come; send it again"
+                ) from error
             self.connections.refuse(Refusal.LATE_REQUEST, address_of(context))
             raise RequestTooSlow(f"the request did not arrive within {limit_s:g} s") from error
 

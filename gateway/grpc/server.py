@@ -98,7 +98,7 @@ class GrpcServer:
         """Accept nothing more, and return when all requests have ended, at most after `grace_s`.
 
         Calls that were given up are not waited for, nor for longer than `unread_timeout_s` what
-        clients have yet to take of answers.
+        clients have yet to take of answers, nor for long requests that have yet to come.
         """
         if self._watch is not None:
             self._watch.cancel()
@@ -109,6 +109,7 @@ class GrpcServer:
 
     async def _close(self, server: grpc.aio.Server, grace_s: float) -> None:
         calls, limit_s = self._patience.calls, self._gateway.config.unread_timeout_s
+        calls.leave()
         closing = asyncio.create_task(server.stop(grace_s))
         while not closing.done():
             idle = asyncio.create_task(calls.wait_until_idle())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from struct import pack
 from typing import Any
 
@@ -14,7 +14,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from tests.gateway.scripted import MODEL, Script, Serving, serving, soon, tokens_of
 
-from baton.gateway.grpc import server
+from baton.gateway.grpc import patience, server
 from baton.proto import inference_pb2 as pb
 from baton.proto.inference_pb2_grpc import InferenceStub
 
@@ -138,6 +138,32 @@ async def test_who_reads_nothing_keeps_nobody_from_draining(
         asyncio.timeout(40),
     ):
         await gateway.server.stop(60)
+
+
+@pytest.mark.parametrize("method", ["baton.v1.Inference/Chat", REFLECT])
+async def test_who_sends_no_request_keeps_nobody_from_draining(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "LAST_REQUESTS_S", 0.05)
+    is_awaited, reading = asyncio.Event(), patience.OpenCalls.reading
+
+    def seen(calls: patience.OpenCalls, limit_s: float) -> AbstractAsyncContextManager[None]:
+        is_awaited.set()
+        return reading(calls, limit_s)
+
+    monkeypatch.setattr(patience.OpenCalls, "reading", seen)
+    async with (
+        serving(body_timeout_s=600) as gateway,
+        grpc.aio.insecure_channel(gateway.grpc_target) as channel,
+        asyncio.timeout(20),
+    ):
+        stream: Any = channel.stream_stream(f"/{method}")()
+        await is_awaited.wait()
+        await gateway.server.stop(60)
+        code, details = await stream.code(), await stream.details()
+
+    assert code is grpc.StatusCode.UNAVAILABLE
+    assert "the request has not come" in details
 
 
 async def test_a_call_that_is_read_has_all_of_the_grace(monkeypatch: pytest.MonkeyPatch) -> None:
