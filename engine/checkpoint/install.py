@@ -20,7 +20,6 @@ from baton.engine.layers.linear import Linear
 from baton.engine.layers.mla import LatentHeads
 from baton.engine.layers.moe import DOWN, GATE_UP
 from baton.kernels.cpu import library, operators
-from baton.kernels.cpu.matrix_tiles import Tiles, tiles_in_use
 from baton.kernels.experts import packed_experts
 from baton.kernels.experts import packed_quantized_experts as packed_quantized_experts
 from baton.kernels.experts import quantized_experts as quantized_experts
@@ -127,11 +126,10 @@ def rounding_of(quantize: str, device: str, dtype: torch.dtype) -> str:
 
 
 def order_of_sums(device: str, dtype: torch.dtype) -> str:
-    """What sets products by matrix tiles, or on ARM, apart from those by the vectors of x86-64."""
-    if torch.device(device).type != "cpu" or not operators.runs(torch.empty(0, dtype=dtype)):
+    """What sets sums apart from those of other kinds of CPU: KV is not shared with those."""
+    if torch.device(device).type != "cpu" or dtype not in operators.SUFFIXES:
         return ""
-    by_tiles = dtype is torch.bfloat16 and tiles_in_use() is not Tiles.NONE
-    order = "tiles" if by_tiles else library.order_of_sums()
+    order = library.order_of_sums(is_bfloat16=dtype is torch.bfloat16)
     return f", sums of {order}" if order else ""
 
 

@@ -115,8 +115,8 @@ def check_alike(loaded: LoadedModel) -> None:
     if odd:
         raise InvalidConfig(
             f"ranks {odd} have loaded another model than the lead: is the folder the same there? "
-            "And in bfloat16, do all CPUs have matrix tiles (AMX), or none? "
-            "BATON_CPU_KERNELS=vectors does without them"
+            "And do all CPUs add alike (AVX-512 BF16, matrix tiles)? "
+            "BATON_CPU_KERNELS names a kind of CPU that all of them are"
         )
 
 

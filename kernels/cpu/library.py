@@ -11,7 +11,9 @@ sources it was made from: one of other sources is never used, whoever brings it.
 does not even start, a cache that cannot be read and a library that cannot be loaded are passed over
 like ones that are not there. Without any library, or
 with BATON_CPU_KERNELS=torch, every public kernel computes with torch instead: the same mathematics,
-but slower. With BATON_CPU_KERNELS=vectors the matrix tiles of a CPU are not used (matrix_tiles.py).
+but slower. With BATON_CPU_KERNELS=vectors the matrix tiles of a CPU are not used (matrix_tiles.py),
+and with the name of a kind of CPU (build.PORTABLE) only what was made for that kind, as for a fleet
+of several kinds that is to share KV.
 `python -m baton.kernels.cpu` builds ahead of time, for this CPU (also where a wheel brought some),
 or for images.
 """
@@ -31,7 +33,13 @@ from pathlib import Path
 
 from baton.core.home import home
 from baton.kernels.cpu import build
-from baton.kernels.cpu.matrix_tiles import KERNELS, choose_tiles
+from baton.kernels.cpu.matrix_tiles import (
+    KERNELS,
+    WITHOUT_TILES,
+    Tiles,
+    choose_tiles,
+    tiles_in_use,
+)
 from baton.kernels.cpu.progress import EVERY_S, BuildProgress
 
 PREBUILT = Path(__file__).parent / "prebuilt"
@@ -60,14 +68,15 @@ def library() -> ctypes.CDLL | None:
     return found
 
 
-def order_of_sums() -> str:
-    """What sets sums of this library apart from those by x86-64's vectors; empty: nothing."""
+def order_of_sums(*, is_bfloat16: bool) -> str:
+    """What sets sums on this CPU apart from those by x86-64's AVX2 and AVX-512; empty: nothing."""
     found = library()
     if found is None:
-        return ""
+        return "torch"
     found.baton_order_of_sums.restype = ctypes.c_char_p
-    order: bytes = found.baton_order_of_sums()
-    return order.decode()
+    order: bytes = found.baton_order_of_sums(int(is_bfloat16))
+    by_tiles = is_bfloat16 and tiles_in_use() is not Tiles.NONE
+    return " and ".join(filter(None, (order.decode(), "tiles" if by_tiles else "")))
 
 
 def library_without_torch() -> ctypes.CDLL | None:
@@ -83,7 +92,7 @@ def _found() -> ctypes.CDLL | None:
     if os.environ.get(KERNELS) == "torch":
         return None
     try:
-        folder, supported = cache_folder(), build.supported_targets()
+        folder, supported = cache_folder(), _targets()
         return _load_best(folder, supported, None) or _load(folder, supported[1:], None)
     except OSError as error:
         logger.warning("the library of this CPU cannot be read: %s", error)
@@ -92,18 +101,29 @@ def _found() -> ctypes.CDLL | None:
 
 def find_or_build(folder: Path, compiler: build.Command | None) -> ctypes.CDLL | None:
     """Raises OSError or CalledProcessError if the compiler builds none and none is there."""
-    supported = build.supported_targets()
+    supported = _targets()
     try:
         found = _load_best(folder, supported, compiler)
         if found is not None or compiler is None:
             return found or _load_of_kind(folder, supported)
-        return _build(folder, compiler)
+        return _build(folder, supported[0], compiler)
     except (OSError, subprocess.CalledProcessError) as error:
         found = _load_best(folder, supported, None) or _load(folder, supported[1:], None)
         if found is None:
             raise
         logger.warning("kernels on the CPU did not build, others do: %s", reason(error))
         return found
+
+
+def _targets() -> tuple[str, ...]:
+    """What is built where there is nothing yet, then the kinds that do instead, the best first."""
+    supported, named = build.supported_targets(), os.environ.get(KERNELS, "")
+    if named in supported[1:]:
+        return (named, named)
+    if named not in ("", "torch", WITHOUT_TILES):
+        known = ", ".join(("torch", WITHOUT_TILES, *supported[1:]))
+        logger.warning("%s=%s is passed over: on this CPU it may be %s", KERNELS, named, known)
+    return supported
 
 
 def _load_best(
@@ -163,7 +183,7 @@ def _load(
     return None
 
 
-def _build(folder: Path, compiler: build.Command) -> ctypes.CDLL:
+def _build(folder: Path, target: str, compiler: build.Command) -> ctypes.CDLL:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         is_kept = os.access(folder, os.W_OK)
@@ -177,12 +197,12 @@ def _build(folder: Path, compiler: build.Command) -> ctypes.CDLL:
     )
     report = BuildProgress(logger.info, every_s=EVERY_S)
     if is_kept:
-        path = build.build(folder, build.NATIVE, compiler, report)
+        path = build.build(folder, target, compiler, report)
         logger.info("kernels on the CPU were built: %s", path)
         return ctypes.CDLL(str(path))
     logger.warning("%s cannot be written: kernels are built for this process alone", folder)
     with tempfile.TemporaryDirectory() as temporary:  # what is loaded needs no name any more
-        return ctypes.CDLL(str(build.build(Path(temporary), build.NATIVE, compiler, report)))
+        return ctypes.CDLL(str(build.build(Path(temporary), target, compiler, report)))
 
 
 def reason(error: OSError | subprocess.CalledProcessError) -> str:

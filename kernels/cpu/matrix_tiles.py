@@ -12,11 +12,14 @@ import logging
 import os
 from enum import IntEnum
 
+from baton.kernels.cpu.build import supported_targets
+
 logger = logging.getLogger(__name__)
 
 KERNELS = "BATON_CPU_KERNELS"
 WITHOUT_TILES = "vectors"
-"""The value of KERNELS that forbids tiles, as for a fleet of which only some CPUs have them."""
+"""The value of KERNELS that forbids tiles, as for a fleet of which only some CPUs have them. The
+name of a kind of CPU forbids them, too: no kind is defined by tiles."""
 
 
 class Tiles(IntEnum):
@@ -41,8 +44,9 @@ _of_process = {"tiles": Tiles.NONE}
 
 def choose_tiles(library: ctypes.CDLL) -> None:
     """Use the CPU's tiles if that can be; the log says so, and if something is odd why not."""
-    if os.environ.get(KERNELS) == WITHOUT_TILES:
-        logger.info("%s=%s: no matrix tiles are used", KERNELS, WITHOUT_TILES)
+    wanted = os.environ.get(KERNELS)
+    if wanted == WITHOUT_TILES or wanted in supported_targets()[1:]:
+        logger.info("%s=%s: no matrix tiles are used", KERNELS, wanted)
         return
     answer = use_tiles(library, Tiles.AMX)
     if answer is Answer.IN_USE:

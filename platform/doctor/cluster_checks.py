@@ -17,9 +17,13 @@ HANDOFF = "handoff"
 
 
 def check_handoffs(
-    senders: Mapping[ReplicaId, KvLayout], receivers: Mapping[ReplicaId, KvLayout]
+    senders: Mapping[ReplicaId, KvLayout],
+    receivers: Mapping[ReplicaId, KvLayout],
+    kernels: Mapping[ReplicaId, str],
 ) -> Finding:
-    """By replica. What cannot be handed over is computed again where it is needed."""
+    """By replica; `kernels`: what each computes by. What cannot be handed over is computed again
+    where it is needed.
+    """
     troubles: dict[str, list[str]] = {}
     for sender, theirs in senders.items():
         for receiver, ours in receivers.items():
@@ -30,6 +34,10 @@ def check_handoffs(
     if troubles:
         seen = "; ".join(f"{', '.join(pairs)}: {text}" for text, pairs in troubles.items())
         remedy = "serve one model from one configuration, with block sizes that divide each other"
+        ways = {kernels[replica] for replica in (*senders, *receivers)}
+        if len(ways) > 1:
+            seen += f"; kernels round unlike each other: {' | '.join(sorted(ways))}"
+            remedy += "; BATON_CPU_KERNELS names a kind of CPU that all of them are (see cores)"
         return fail(HANDOFF, seen, remedy)
     kinds = {
         (layout.dtype, layout.block_size) for layout in (*senders.values(), *receivers.values())

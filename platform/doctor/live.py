@@ -46,6 +46,8 @@ class Examined:
     replica: LiveReplica
     node: NodeFacts
     layout: KvLayout
+    kernels: str
+    """What it computes by, with the word for its sums."""
     skew_s: float
     """The seconds that its clock is ahead of ours; negative where it is behind."""
     uncertainty_s: float
@@ -122,7 +124,7 @@ class LiveSystem:
         request = pb.ExamineRequest(folders=folders)
         try:
             connecting = ReplicaStub(self._channels.to(replica.address))
-            await connecting.Inspect(pb.InspectRequest(), timeout=EXAMINE_TIMEOUT_S)
+            inspected = await connecting.Inspect(pb.InspectRequest(), timeout=EXAMINE_TIMEOUT_S)
             stub = ReplicaStub(self._channels.to(replica.address))
             asked_unix_s = time.time()
             reply = await stub.Examine(request, timeout=EXAMINE_TIMEOUT_S)
@@ -143,6 +145,7 @@ class LiveSystem:
             replica=replica,
             node=node,
             layout=layout,
+            kernels=inspected.engine.kernels,
             skew_s=skew_s,
             uncertainty_s=uncertainty_s,
             known_ways=tuple(reply.ways),

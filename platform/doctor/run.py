@@ -132,7 +132,8 @@ def _judge(
         for role in Role
     }
     if by_role[Role.PREFILL] and by_role[Role.DECODE]:
-        yield check_handoffs(by_role[Role.PREFILL], by_role[Role.DECODE])
+        kernels = {one.replica.replica_id: one.kernels for one in examined}
+        yield check_handoffs(by_role[Role.PREFILL], by_role[Role.DECODE], kernels)
 
 
 async def _measure_pair(

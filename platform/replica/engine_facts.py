@@ -9,7 +9,6 @@ from baton.engine.passes.runner import ModelRunner, Runner
 from baton.engine.ranks.lead import LeadRunner
 from baton.engine.ranks.lockstep import LockstepRunner
 from baton.kernels.cpu.library import order_of_sums
-from baton.kernels.cpu.matrix_tiles import Tiles, tiles_in_use
 from baton.platform.machine.core_share import is_compiled
 from baton.proto import replica_pb2 as pb
 
@@ -37,7 +36,7 @@ def _kernels(device: str, dtype: str) -> str:
         return "triton"
     if not is_compiled(dtype):
         return "torch"
-    order = "tiles" if tiles_in_use() is not Tiles.NONE else order_of_sums()
+    order = order_of_sums(is_bfloat16=dtype == "bfloat16")
     return f"compiled, {order}" if order else "compiled"
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import torch
 import typer
 from rich.box import SIMPLE
 from rich.console import Console
@@ -18,6 +19,7 @@ from rich.text import Text
 from baton.core.errors import InvalidConfig
 from baton.core.replicas import Role
 from baton.engine.assemble import engine_around, find_device, load_draft
+from baton.engine.checkpoint.install import order_of_sums
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -72,7 +74,8 @@ def run(config: DeploymentConfig, folder: Path, trial: Trial, *, is_json: bool) 
         rows = [{**msgspec.to_builtins(one), "is_good": one.is_good} for one in verdicts]
         typer.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
     else:
-        _print(verdicts, f"{config.model_name}, {loaded.info.dtype}")
+        sums = order_of_sums(device, getattr(torch, loaded.info.dtype))
+        _print(verdicts, f"{config.model_name}, {loaded.info.dtype}{sums}")
     return all(verdict.is_good for verdict in verdicts)
 
 

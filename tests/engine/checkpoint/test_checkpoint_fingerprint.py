@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.tiny_checkpoints import LLAMA3_ROPE, make_llama
 
-from baton.engine.checkpoint import install
 from baton.engine.checkpoint.fingerprint import NUM_SAMPLES, SAMPLE_BYTES, WHOLE_BYTES
 from baton.engine.checkpoint.load import load_model
+from baton.kernels.cpu import library as of_this_cpu
 from baton.kernels.cpu.library import library
 from baton.kernels.cpu.matrix_tiles import Tiles
 
@@ -92,7 +92,7 @@ def test_sums_of_matrix_tiles_are_seen(
     """They have other bits, in bfloat16: KV by tiles and KV by vectors are never mixed."""
     names = set()
     for tiles in (Tiles.NONE, Tiles.AMX):
-        monkeypatch.setattr(install, "tiles_in_use", lambda tiles=tiles: tiles)
+        monkeypatch.setattr(of_this_cpu, "tiles_in_use", lambda tiles=tiles: tiles)
         names.add(fingerprint(folder, dtype=dtype))
 
     assert len(names) == 1 + is_seen

@@ -21,11 +21,12 @@ NOW = datetime(2026, 11, 21, tzinfo=UTC)
 LAYOUT = KvLayout(
     model_fingerprint=b"m", dtype="float32", num_layers=2, num_kv_heads=2, head_dim=4, block_size=16
 )
+ALIKE = {P: "compiled", D: "compiled", E: "compiled"}
 SECURE = WireSecurity(certificate_pem=b"c", tokens=("t",))
 
 
 def test_equal_layouts_can_be_handed_over() -> None:
-    found = check_handoffs({P: LAYOUT}, {D: LAYOUT, E: LAYOUT})
+    found = check_handoffs({P: LAYOUT}, {D: LAYOUT, E: LAYOUT}, ALIKE)
 
     assert found.status is Status.OK
     assert found.seen == "1 x 2 pairs fit (float32, 16 tokens a block)"
@@ -34,10 +35,20 @@ def test_equal_layouts_can_be_handed_over() -> None:
 def test_another_model_is_named_once_with_all_its_pairs() -> None:
     other = replace(LAYOUT, model_fingerprint=b"n")
 
-    found = check_handoffs({P: LAYOUT}, {D: other, E: other})
+    found = check_handoffs({P: LAYOUT}, {D: other, E: other}, ALIKE)
 
     assert found.status is Status.FAIL
     assert found.seen.startswith("p -> d, p -> e: KV cannot be handed over: model_fingerprint")
+    assert "BATON_CPU_KERNELS" not in found.remedy
+
+
+def test_kinds_of_cpu_that_add_unlike_each_other_are_named_with_a_remedy() -> None:
+    other = replace(LAYOUT, model_fingerprint=b"n")
+
+    found = check_handoffs({P: LAYOUT}, {D: other}, {P: "compiled", D: "compiled, AVX-512 BF16"})
+
+    assert found.seen.endswith("unlike each other: compiled | compiled, AVX-512 BF16")
+    assert "BATON_CPU_KERNELS names a kind of CPU that all of them are" in found.remedy
 
 
 def test_no_security_is_said_and_a_bare_token_warned_about() -> None:
