@@ -114,8 +114,8 @@ class Listener(NamedTuple):
 
 
 class ReplicaLink(ABC, Generic[F]):
-    """Its channel is the gateway's one connection to the replica, as each is pinged every second by
-    both sides. What the replica has cached comes over it as well, in parts that tokens go between.
+    """Its channel is the gateway's one connection to the replica, as each is pinged every second.
+    What the replica has cached comes over it as well, in parts that tokens go between.
     """
 
     def __init__(

@@ -75,7 +75,11 @@ def glm(schemas: Schemas) -> CallFormat:
                 key = yield from _name(reader, ARGUMENT_NAME)
                 yield from reader.expect(KEY_END)
                 yield from reader.expect(VALUE)
-                yield from _copy_value(reader, arguments, key, arguments.types(key), (VALUE_END,))
+                # A model that forgets the end of one goes on with the next, or ends the call.
+                ends = (VALUE_END, KEY, HERMES_END)
+                end = yield from _copy_value(reader, arguments, key, arguments.types(key), ends)
+                if end != VALUE_END:
+                    reader.rewind()
                 has_more = yield from _opens(reader, KEY, HERMES_END)
 
     return _any_calls(call, (HERMES_BEGIN,), (HERMES_END,))

@@ -124,6 +124,11 @@ def test_what_the_limit_of_the_output_cuts_of_them_never_shows_as_text(case: str
         ("qwen3_coder", "<function=f><parameter=a>1<parameter=b>2</function>", '{"a": 1, "b": 2}'),
         ("qwen3_coder", "<function=f><parameter=a>1</parameter>\n", '{"a": 1}'),
         ("glm", "f\n", "{}"),
+        (
+            "glm",
+            "f<arg_key>a</arg_key><arg_value>1<arg_key>b</arg_key><arg_value>2",
+            '{"a": 1, "b": 2}',
+        ),
         ("glm", "f<arg_key>a</arg_key><arg_value>NaN</arg_value>", '{"a": "NaN"}'),
         ("glm", "get_weather<arg_key>city</arg_key><arg_value>7</arg_value>", '{"city": "7"}'),
         ("glm", "get_weather<arg_key>days</arg_key><arg_value>null</arg_value>", '{"days": null}'),
