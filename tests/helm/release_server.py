@@ -43,7 +43,7 @@ PLURALS = {
     },
     "networking.k8s.io/v1": {"Ingress": "ingresses", "NetworkPolicy": "networkpolicies"},
     "policy/v1": {"PodDisruptionBudget": "poddisruptionbudgets"},
-    "ray.io/v1": {"RayService": "rayservices"},
+    "ray.io/v1": {"RayCluster": "rayclusters", "RayService": "rayservices"},
     "rbac.authorization.k8s.io/v1": {"Role": "roles", "RoleBinding": "rolebindings"},
 }
 KIND_BY_PLURAL = {plural: kind for kinds in PLURALS.values() for kind, plural in kinds.items()}

@@ -24,7 +24,7 @@ from tests.helm.generate import generated
 from tests.helm.unit_suite import Case, read_suite, run
 
 from baton.platform.cluster.applications.serve_document import application, configuration
-from baton.platform.config.deployment import parse_config
+from baton.platform.config.deployment import override, parse_config
 from baton.platform.kubernetes.upgrade import Outcome, predict
 from baton.platform.kubernetes.values.tree import default_config
 
@@ -107,6 +107,10 @@ RICH: dict[str, Any] = {
 def test_serve_is_told_what_baton_deploy_would_tell_it(profile: str) -> None:
     values = {**profiles(), "rich": RICH}[profile]
     config = parse_config(helm_merged(default_config(), values["config"]))
+    if "collector" in values:
+        assert not config.tracing.otlp_endpoint
+        collected = {"otlp_endpoint": "http://rel-baton-collector.prod:4317", "sample_ratio": 0.1}
+        config = override(config, {f"tracing.{key}": one for key, one in collected.items()})
 
     [told] = yaml.safe_load(render(values).one("RayService")["spec"]["serveConfigV2"])[
         "applications"

@@ -98,6 +98,15 @@ annotations:
 {{- end -}}
 {{- end }}
 
+{{/* Secrets that are mounted if they are there. */}}
+{{- define "baton.keysSecret" -}}
+{{- .Values.security.keys | default (printf "%s-keys" (include "baton.fullname" .)) -}}
+{{- end }}
+
+{{- define "baton.clusterSecret" -}}
+{{- .Values.security.certificate | default (printf "%s-cluster" (include "baton.fullname" .)) -}}
+{{- end }}
+
 {{- define "baton.modelClaim" -}}
 {{- if .Values.model.claim.existingClaim -}}
 {{- .Values.model.claim.existingClaim -}}
