@@ -99,5 +99,15 @@ def profiles() -> dict[str, Any]:
     }
 
 
+def everything() -> dict[str, Any]:
+    """Values that bring every object and every optional field."""
+    values: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("everything.yaml").read_text())
+    return values
+
+
+def all_values() -> dict[str, Any]:
+    return {**profiles(), "everything": everything()}
+
+
 def _name(manifest: Manifest) -> str:
     return str(manifest["metadata"]["name"])

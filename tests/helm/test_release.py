@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.helm.chart import CHART, helm, profiles
+from tests.helm.chart import CHART, all_values, helm, profiles
 from tests.helm.release_server import NAMESPACE, ReleaseServer
 
 NAME = "rel"
@@ -30,14 +30,15 @@ def releases(server: ReleaseServer) -> Iterator[helm.Config]:
         yield config
 
 
-@pytest.mark.parametrize("profile", profiles())
+@pytest.mark.parametrize("name", all_values())
 def test_a_release_is_installed_tested_changed_taken_back_and_gone(
-    server: ReleaseServer, releases: helm.Config, profile: str
+    server: ReleaseServer, releases: helm.Config, name: str
 ) -> None:
-    values = profiles()[profile]
+    values = all_values()[name]
     assert releases.install(CHART, NAME, values, timeout=20)["status"] == "deployed"
     installed = server.uids()
-    cluster = server.objects[RAY_SERVICE]["spec"]["rayClusterConfig"]
+    ray_service = ("rayservices", values.get("fullnameOverride", f"{NAME}-baton"))
+    cluster = server.objects[ray_service]["spec"]["rayClusterConfig"]
 
     tested = releases.test(NAME, timeout=20)
     releases.upgrade(CHART, NAME, values | {"networkPolicy": {"enabled": False}}, timeout=20)
@@ -46,12 +47,13 @@ def test_a_release_is_installed_tested_changed_taken_back_and_gone(
     kept = {place: uid for place, uid in installed.items() if place[0] != "networkpolicies"}
     assert kept != installed
     assert server.uids() == kept
-    assert server.objects[RAY_SERVICE]["spec"]["rayClusterConfig"] == cluster
+    assert server.objects[ray_service]["spec"]["rayClusterConfig"] == cluster
     releases.rollback(NAME, version=1, timeout=20)
     assert server.uids().keys() == installed.keys()
     assert [one["revision"] for one in releases.history(NAME)] == [1, 2, 3]
     releases.uninstall(NAME, timeout=20)
-    assert server.uids() == {}
+    models = {place for place in installed if place[0] == "persistentvolumeclaims"}
+    assert server.uids().keys() == models  # which outlive a release
 
 
 def test_a_change_that_the_cluster_refuses_is_taken_back(
