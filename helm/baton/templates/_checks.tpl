@@ -310,6 +310,16 @@ Each failure names the value and the remedy.
   {{- fail (printf "%s.enabled: name the Gateway that carries it in %s.parentRefs" $name $name) -}}
   {{- end -}}
 {{- end -}}
+{{- with .Values.httpRoute.requestTimeout -}}
+  {{- if not (regexMatch "^([0-9]{1,5}(h|m|s|ms)){1,4}$" .) -}}
+  {{- fail (printf "httpRoute.requestTimeout: %q is no duration of the Gateway API; write it as 600s or 1h30m" .) -}}
+  {{- end -}}
+  {{- $seconds := include "baton.durationSeconds" . | float64 -}}
+  {{- $wanted := include "baton.requestSeconds" $ -}}
+  {{- if and $seconds (lt $seconds (float64 $wanted)) -}}
+  {{- fail (printf "httpRoute.requestTimeout is %s, and gateways give a request %s s (request_timeout_s of config.gateway and its tenants): the Gateway would cut it off with 504; leave requestTimeout empty, or lower request_timeout_s" . $wanted) -}}
+  {{- end -}}
+{{- end -}}
 {{- $policy := .Values.tls.backendPolicy -}}
 {{- if and (or .Values.httpRoute.enabled .Values.grpcRoute.enabled) .Values.config.gateway.tls_cert_file (not $policy.madeBy) -}}
 {{- fail "tls: a Gateway would speak plain HTTP to gateways that speak TLS; set tls.backendPolicy.madeBy: chart (a BackendTLSPolicy, Gateway API 1.4) or others, or let the Gateway end TLS and leave config.gateway.tls_cert_file empty" -}}

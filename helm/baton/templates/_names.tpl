@@ -137,6 +137,25 @@ groups:
 {{- .Values.config.gateway.grpc_port | default 8001 -}}
 {{- end }}
 
+{{/* The longest that a request may take, in whole seconds. */}}
+{{- define "baton.requestSeconds" -}}
+{{- $seconds := .Values.config.gateway.request_timeout_s | default 600 | float64 -}}
+{{- range $_, $tenant := .Values.config.gateway.tenants -}}
+  {{- $seconds = maxf $seconds ($tenant.request_timeout_s | default 0 | float64) -}}
+{{- end -}}
+{{- ceil $seconds | int -}}
+{{- end }}
+
+{{/* Seconds of a duration as the Gateway API writes it: 1h30m, 500ms. */}}
+{{- define "baton.durationSeconds" -}}
+{{- $units := dict "h" 3600.0 "m" 60.0 "s" 1.0 "ms" 0.001 -}}
+{{- $seconds := 0.0 -}}
+{{- range regexFindAll "[0-9]+(h|ms|m|s)" . -1 -}}
+  {{- $seconds = addf $seconds (mulf (regexFind "^[0-9]+" . | float64) (get $units (regexFind "[a-z]+$" .))) -}}
+{{- end -}}
+{{- $seconds -}}
+{{- end }}
+
 {{/* The first of a role's ports for Prometheus and probes. */}}
 {{- define "baton.firstPage" -}}
 {{- $default := dict "gateway" 9400 "prefill" 9420 "decode" 9440 -}}
