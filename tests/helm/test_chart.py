@@ -22,7 +22,13 @@ from tests.helm.chart import (
     render,
 )
 from tests.helm.crds import is_defined, mistakes, shared
-from tests.helm.generate import generated
+from tests.helm.generate import (
+    chart_version,
+    generated,
+    pods_by_version,
+    pods_digest,
+    rendered,
+)
 from tests.helm.unit_suite import Case, read_suite, run
 
 from baton.platform.cluster.applications.serve_document import application, configuration
@@ -207,9 +213,21 @@ def test_the_chart_passes_strict_lint() -> None:
 
 
 def test_the_generated_files_are_those_of_make_chart() -> None:
-    stale = [path.name for path, text in generated().items() if path.read_text() != text]
+    made = generated() | rendered()
+    stale = [path.name for path, text in made.items() if path.read_text() != text]
 
     assert not stale, "run `make chart`"
+
+
+def test_pods_change_with_a_version_that_says_so() -> None:
+    recorded, version = pods_by_version(), chart_version()
+
+    told = f"pods of a release that sets nothing are others than those of {version}: a new minor"
+    assert recorded[version] == pods_digest(), f"{told} in Chart.yaml, and UPGRADING.md says why"
+    assert f"## {version}" in (CHART / "UPGRADING.md").read_text()
+    minors = {name.rpartition(".")[0]: digest for name, digest in reversed(recorded.items())}
+    for name, digest in recorded.items():
+        assert digest == minors[name.rpartition(".")[0]], f"{name} is a patch with other pods"
 
 
 def helm_merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
