@@ -96,6 +96,18 @@ LATE: dict[str, tuple[dict[str, Any], str]] = {
         {"model": {"claim": {"existingClaim": "models"}}, "config": {"model": "/models/large"}},
         "names /models/large, which would be of models",
     ),
+    "a volume for what is downloaded": (
+        {"model": {"claim": {"existingClaim": "models"}}, "config": {"model": "org/large"}},
+        "org/large would be downloaded into the home of its pods",
+    ),
+    "a token of the hub": (
+        {
+            "model": {"hubToken": {"existingSecret": "hub", "key": "token"}},
+            "config": {"model": "org/large"},
+            "workerDefaults": {"homeSize": "300Gi"},
+        },
+        "run without HF_TOKEN",
+    ),
     "another port": ({"config": {"gateway": {"port": 8080}}}, "the http port of its pods is 8000"),
     "a device": (
         {

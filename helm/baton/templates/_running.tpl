@@ -50,6 +50,20 @@ and `helm template` in none.
   {{- end -}}
 {{- end -}}
 {{- $container := first .running.containers -}}
+{{- $model := $config.model | default "demo" -}}
+{{- if and (ne .group.role "gateway") (ne $model "demo") (not (hasPrefix "/" $model)) -}}
+  {{- if and (hasKey $mounts "models") (not (hasKey $there "models")) -}}
+  {{- fail (printf "workerGroups, %s: %s would be downloaded into the home of its pods, which have no volume for models, %s" .group.name $model $remedy) -}}
+  {{- end -}}
+  {{- $has := list -}}
+  {{- range $container.env -}}{{- $has = append $has .name -}}{{- end -}}
+  {{- range $container.envFrom -}}{{- $has = append $has ((.secretRef).name) -}}{{- end -}}
+  {{- range list (ternary "HF_TOKEN" "" (not (empty .root.Values.model.hubToken.existingSecret))) .root.Values.model.objectStore.existingSecret -}}
+    {{- if and . (not (has . $has)) -}}
+    {{- fail (printf "workerGroups, %s: its pods, which download %s, run without %s, %s" $.group.name $model . $remedy) -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
 {{- $ports := dict -}}
 {{- range $container.ports -}}{{- $_ := set $ports .name (int .containerPort) -}}{{- end -}}
 {{- range (first .wanted.containers).ports -}}
