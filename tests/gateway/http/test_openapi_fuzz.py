@@ -37,7 +37,7 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", make_app())
 
 @schema.parametrize()
 @settings(
-    max_examples=12,
+    max_examples=4,
     derandomize=True,
     database=None,
     deadline=None,

@@ -191,6 +191,7 @@ async def test_a_sender_that_is_killed_is_noticed_at_once(far: FarSender) -> Non
     await pair.close("the test is over")
 
 
+@pytest.mark.wide
 async def test_a_sender_that_stands_still_is_given_up(far: FarSender) -> None:
     def join() -> Group:
         group = join_as_receiver(far.joint)
