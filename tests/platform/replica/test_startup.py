@@ -86,7 +86,7 @@ async def test_nothing_is_told_once_it_serves_however_it_meets_the_answer(num_tu
     async def report_starting(starting: StartingReplica) -> float:
         registry.told.append(starting)
         await answer
-        return self._again_s
+        return 60.0
 
     registry.report_starting = report_starting  # type: ignore[method-assign]
     async with startup(registry) as it:
