@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,14 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-import pytest
 from tests.free_ports import free_ports
+from tests.tools import program
 
 DASHBOARDS = Path(__file__).parents[3] / "helm" / "baton" / "dashboards"
-PROMETHEUS = shutil.which("prometheus")
-needs_prometheus = pytest.mark.skipif(
-    PROMETHEUS is None, reason="no Prometheus (Debian: prometheus)"
-)
 LIMIT_S = 90.0
 WINDOW = "20s"
 
@@ -59,10 +54,9 @@ def prometheus(folder: Path, targets: Sequence[Targets]) -> Iterator[str]:
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))
     [port] = free_ports(1)
-    assert PROMETHEUS is not None
     process = subprocess.Popen(
         [
-            PROMETHEUS,
+            program("prometheus"),
             f"--config.file={folder}/prometheus.yml",
             f"--storage.tsdb.path={folder}/data",
             f"--web.listen-address=127.0.0.1:{port}",

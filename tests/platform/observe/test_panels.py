@@ -14,12 +14,12 @@ from tests.in_process_fleet import Fleet, running_fleet
 from tests.platform.observe.prometheus import (
     Targets,
     ask,
-    needs_prometheus,
     panels,
     prometheus,
     until_nothing_is_left,
 )
 from tests.platform.observe.test_dashboards import told_by_a_planner, told_by_an_adapter
+from tests.tools import needs
 
 from baton.core.metrics import Family, exposition
 from baton.gateway.requests.metrics import GatewayMetrics
@@ -28,7 +28,7 @@ from baton.platform.observe.process_port import ProcessPages, ProcessPort
 from baton.platform.replica.replica_page import ReplicaPage
 from baton.replica_core.step_meter import StepCost
 
-pytestmark = [pytest.mark.wide, needs_prometheus]
+pytestmark = [pytest.mark.wide, needs("prometheus")]
 MODEL = {"model": "demo"}
 ONCE = (
     'max(count without (instance) (label_replace({__name__=~"baton_(replica|planner|worker)_.*"}, '

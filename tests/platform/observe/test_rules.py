@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,18 +11,17 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.tools import needs, program
 
 RULES = Path(__file__).parents[3] / "helm" / "baton" / "rules" / "baton.yaml"
 CASES = Path(__file__).parent / "alerts_test.yaml"
 ROLES = ("prefill", "decode")
-PROMTOOL = shutil.which("promtool")
-needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="no promtool (Debian: prometheus)")
+needs_promtool = needs("promtool")
 
 
 def promtool(*args: str | Path) -> tuple[int, str]:
     """Its exit status, and all it says."""
-    assert PROMTOOL is not None
-    ran = subprocess.run([PROMTOOL, *args], capture_output=True, text=True)
+    ran = subprocess.run([program("promtool"), *args], capture_output=True, text=True)
     return ran.returncode, ran.stdout + ran.stderr
 
 
