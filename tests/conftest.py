@@ -24,7 +24,9 @@ if not os.path.exists("/dev/nvidia0"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # No test asserts a time, and these of hypothesis' own would: machines are shared.
-settings.register_profile("baton", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "baton", deadline=None, derandomize=False, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("baton")
 
 
