@@ -65,7 +65,14 @@ class Rendered:
 
 def render(values: Values | None = None, release: Release | None = None) -> Rendered:
     """Raises RenderFailed, also for values that the schema refuses."""
-    wanted = release or Release()
+    texts = render_texts(values or {}, release or Release())
+    notes = texts.pop("templates/NOTES.txt")
+    found = {path: [one for one in yaml.safe_load_all(text) if one] for path, text in texts.items()}
+    return Rendered(found, notes)
+
+
+def render_texts(values: Values, wanted: Release) -> dict[str, str]:
+    """What `helm template` prints, by the template. Raises RenderFailed."""
     options = {
         "name": wanted.name,
         "namespace": wanted.namespace,
@@ -76,19 +83,15 @@ def render(values: Values | None = None, release: Release | None = None) -> Rend
     with helm.Chart.load(str(wanted.chart)) as chart:
         try:
             answer = helm._native.call_string(
-                "helm_render", chart._raw(), json.dumps(values or {}), json.dumps(options)
+                "helm_render", chart._raw(), json.dumps(values), json.dumps(options)
             )
         except helm.HelmError as error:
             raise RenderFailed(str(error)) from None
     texts: dict[str, str] = json.loads(answer)
     start = f"{wanted.path}/"
-    texts = {path: text for path, text in texts.items() if path.startswith(start)}
-    notes = texts.pop(f"{start}templates/NOTES.txt")
-    found = {
-        path.removeprefix(start): [one for one in yaml.safe_load_all(text) if one]
-        for path, text in texts.items()
+    return {
+        path.removeprefix(start): text for path, text in texts.items() if path.startswith(start)
     }
-    return Rendered(found, notes)
 
 
 def profiles() -> dict[str, Any]:
@@ -97,6 +100,16 @@ def profiles() -> dict[str, Any]:
     return {
         file.name.removesuffix("-values.yaml"): yaml.safe_load(file.read_text()) for file in files
     }
+
+
+def everything() -> dict[str, Any]:
+    """Values that bring every object and every optional field."""
+    values: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("everything.yaml").read_text())
+    return values
+
+
+def all_values() -> dict[str, Any]:
+    return {**profiles(), "everything": everything()}
 
 
 def _name(manifest: Manifest) -> str:

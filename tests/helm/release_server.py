@@ -41,11 +41,18 @@ PLURALS = {
         "PrometheusRule": "prometheusrules",
         "ServiceMonitor": "servicemonitors",
     },
+    "inference.networking.k8s.io/v1": {"InferencePool": "inferencepools"},
     "networking.k8s.io/v1": {"Ingress": "ingresses", "NetworkPolicy": "networkpolicies"},
     "policy/v1": {"PodDisruptionBudget": "poddisruptionbudgets"},
-    "ray.io/v1": {"RayService": "rayservices"},
-    "rbac.authorization.k8s.io/v1": {"Role": "roles", "RoleBinding": "rolebindings"},
+    "ray.io/v1": {"RayCluster": "rayclusters", "RayService": "rayservices"},
+    "rbac.authorization.k8s.io/v1": {
+        "ClusterRole": "clusterroles",
+        "ClusterRoleBinding": "clusterrolebindings",
+        "Role": "roles",
+        "RoleBinding": "rolebindings",
+    },
 }
+OF_NO_NAMESPACE = ("clusterroles", "clusterrolebindings")
 KIND_BY_PLURAL = {plural: kind for kinds in PLURALS.values() for kind, plural in kinds.items()}
 REASONS = {403: "Forbidden", 404: "NotFound", 409: "AlreadyExists", 422: "Invalid"}
 
@@ -81,8 +88,9 @@ class ReleaseServer:
             raise Refused(403, "no place")
         before = self.objects.get((plural, name), {}).get("metadata", {})
         kept = copy.deepcopy(manifest)
+        if plural not in OF_NO_NAMESPACE:
+            kept["metadata"]["namespace"] = NAMESPACE
         kept["metadata"] |= {
-            "namespace": NAMESPACE,
             "uid": before.get("uid", str(uuid.uuid4())),
             "resourceVersion": str(self.version + 1),
         }
@@ -102,11 +110,14 @@ class ReleaseServer:
             return {"major": "1", "minor": "33", "gitVersion": "v1.33.0"}
         if steps[0] == "openapi":
             return _openapi(steps[1:])
-        if "namespaces" not in steps:
-            return _discovery(steps)
-        if steps[-2] == "namespaces":
+        if steps[-2:-1] == ["namespaces"]:
             return {"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": steps[-1]}}
-        plural, *name = steps[steps.index("namespaces") + 2 :]
+        if "namespaces" in steps:
+            plural, *name = steps[steps.index("namespaces") + 2 :]
+        elif any(plural in steps for plural in OF_NO_NAMESPACE):
+            plural, *name = steps[3:]
+        else:
+            return _discovery(steps)
         with self.changed:
             return self._answer(method, plural, name[0] if name else "", query, body)
 
@@ -194,7 +205,7 @@ def _discovery(steps: list[str]) -> Manifest:
         {
             "name": plural,
             "singularName": kind.lower(),
-            "namespaced": True,
+            "namespaced": plural not in OF_NO_NAMESPACE,
             "kind": kind,
             "verbs": ["create", "delete", "get", "list", "patch", "update", "watch"],
         }

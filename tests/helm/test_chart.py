@@ -15,22 +15,38 @@ from tests.helm.chart import (
     Manifest,
     Release,
     Rendered,
+    all_values,
+    everything,
     helm,
     profiles,
     render,
 )
-from tests.helm.crds import DEFINITIONS, spec_validator
-from tests.helm.generate import generated
+from tests.helm.crds import is_defined, mistakes, shared
+from tests.helm.generate import (
+    chart_version,
+    generated,
+    pods_by_version,
+    pods_digest,
+    rendered,
+)
 from tests.helm.unit_suite import Case, read_suite, run
 
 from baton.platform.cluster.applications.serve_document import application, configuration
-from baton.platform.config.deployment import parse_config
+from baton.platform.config.deployment import override, parse_config
 from baton.platform.kubernetes.upgrade import Outcome, predict
 from baton.platform.kubernetes.values.tree import default_config
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
 KUBES = ("1.29", "1.33", "1.37")
+CUSTOM = tuple(
+    f"{group}/"
+    for group in (
+        "cert-manager.io", "gateway.networking.k8s.io", "inference.networking.k8s.io",
+        "monitoring.coreos.com", "ray.io",
+    )
+)  # fmt: skip
+"""Groups of what others define."""
 CASES = [case for path in sorted((CHART / "tests").glob("*.yaml")) for case in read_suite(path)]
 
 
@@ -40,37 +56,28 @@ def test_a_case_of_the_charts_own_suites_passes(case: Case) -> None:
 
 
 @pytest.mark.parametrize("kube", KUBES)
-@pytest.mark.parametrize("profile", profiles())
-def test_every_object_of_a_profile_is_one_that_kubernetes_knows(profile: str, kube: str) -> None:
-    release = Release(kube=kube, api_versions=OPERATED)
+@pytest.mark.parametrize("name", all_values())
+def test_every_field_of_every_object_is_one_that_kubernetes_knows(name: str, kube: str) -> None:
+    rendered = render(all_values()[name], Release(kube=kube, api_versions=OPERATED))
 
-    rendered = render(profiles()[profile], release)
-
-    builtin = [one for one in rendered if "." not in one["apiVersion"].partition("/")[0]]
-    builtin += [one for one in rendered if one["apiVersion"].split("/")[0].endswith(".k8s.io")]
-    builtin = [one for one in builtin if not one["apiVersion"].startswith("gateway.")]
+    custom = [one for one in rendered if one["apiVersion"].startswith(CUSTOM)]
+    builtin = [one for one in rendered if one not in custom]
     assert len(builtin) > 5
     for manifest in [*builtin, *pods_as_templates(rendered)]:
         kubernetes_validate.validate(manifest, kube, strict=True)
+    defined = [one for one in custom if is_defined(one)]
+    assert {one["kind"]: mistakes(one) for one in defined if mistakes(one)} == {}
+    assert shared() is None or defined == custom
     names = [(one["kind"], one["metadata"]["name"]) for one in rendered]
     assert len(names) == len(set(names))
 
 
-@pytest.mark.skipif(not DEFINITIONS.is_dir(), reason=f"KubeRay's CRDs are not in {DEFINITIONS}")
-def test_every_field_of_the_rayservice_is_one_that_kuberay_knows() -> None:
-    validator = spec_validator("rayservices", "v1")
-    surged = {"gatewayClassName": "istio", "stepSizePercent": 5, "maxSurgePercent": 20}
-    scaled = {
-        "autoscaler": {"enabled": True},
-        "upgrade": {"type": "NewClusterWithIncrementalUpgrade", "surge": surged},
-        "workerDefaults": {"idleTimeoutSeconds": 60, "priority": 2, "rayResources": {"a": "1"}},
-    }
-
-    specs = [render(values).one("RayService")["spec"] for values in (*profiles().values(), scaled)]
-
-    mistakes = [error.message for spec in specs for error in validator.iter_errors(spec)]
-    assert mistakes == []
-    assert [*validator.iter_errors({**specs[0], "serveConfig": ""})]
+def test_the_values_with_everything_bring_every_object_of_the_chart() -> None:
+    for template, objects in render(
+        everything(), Release(api_versions=OPERATED)
+    ).by_template.items():
+        is_of_the_other_way = template == "templates/certificate.yaml"  # than the Secret of `tls`
+        assert bool(objects) != is_of_the_other_way, template
 
 
 def test_ray_start_knows_every_option_that_it_is_given() -> None:
@@ -107,6 +114,10 @@ RICH: dict[str, Any] = {
 def test_serve_is_told_what_baton_deploy_would_tell_it(profile: str) -> None:
     values = {**profiles(), "rich": RICH}[profile]
     config = parse_config(helm_merged(default_config(), values["config"]))
+    if "collector" in values:
+        assert not config.tracing.otlp_endpoint
+        collected = {"otlp_endpoint": "http://rel-baton-collector.prod:4317", "sample_ratio": 0.1}
+        config = override(config, {f"tracing.{key}": one for key, one in collected.items()})
 
     [told] = yaml.safe_load(render(values).one("RayService")["spec"]["serveConfigV2"])[
         "applications"
@@ -140,19 +151,36 @@ def test_a_setting_that_is_told_in_place_restarts_nobody(changes: Any, outcome: 
     assert {effect.outcome for effect in effects} == {outcome}
 
 
-@pytest.mark.parametrize("profile", ["kind", "wide-ep"])
-def test_pods_meet_the_restricted_standard_but_for_rdma(profile: str) -> None:
-    for pod in pods(render(profiles()[profile])):
+RESTRICTED_VOLUMES = {
+    "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim",
+    "projected", "secret",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["kind", "wide-ep", "everything"])
+def test_pods_meet_the_restricted_standard_but_for_rdma(name: str) -> None:
+    """Ray's, and those of the adapter, the collector and the chart's own test."""
+    rendered = render(all_values()[name])
+    own = [one["spec"]["template"] for one in rendered if one["kind"] == "Deployment"]
+    tests = [one for one in rendered if one["kind"] == "Pod"]
+
+    assert len(own) == 2 * (name == "everything") and len(tests) == 1
+    for pod in [*pods(rendered), *own, *tests]:
         spec = pod["spec"]
         assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] > 0
         assert spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
-        assert not any("hostPath" in volume for volume in spec["volumes"])
-        for container in spec["containers"]:
+        assert not any(spec.get(key) for key in ("hostNetwork", "hostPID", "hostIPC"))
+        kinds = {key for volume in spec.get("volumes", ()) for key in volume if key != "name"}
+        assert kinds <= RESTRICTED_VOLUMES
+        for container in [*spec["containers"], *spec.get("initContainers", ())]:
             security = container["securityContext"]
             assert security["allowPrivilegeEscalation"] is False
+            assert security["readOnlyRootFilesystem"] is True
             assert security["capabilities"]["drop"] == ["ALL"]
             has_rdma = "rdma/ib" in container["resources"]["limits"]
             assert security["capabilities"].get("add", []) == ["IPC_LOCK"] * has_rdma
+            assert not any("hostPort" in port for port in container.get("ports", ()))
 
 
 def test_another_version_of_the_chart_leaves_the_cluster_byte_for_byte(tmp_path: Path) -> None:
@@ -185,9 +213,21 @@ def test_the_chart_passes_strict_lint() -> None:
 
 
 def test_the_generated_files_are_those_of_make_chart() -> None:
-    stale = [path.name for path, text in generated().items() if path.read_text() != text]
+    made = generated() | rendered()
+    stale = [path.name for path, text in made.items() if path.read_text() != text]
 
     assert not stale, "run `make chart`"
+
+
+def test_pods_change_with_a_version_that_says_so() -> None:
+    recorded, version = pods_by_version(), chart_version()
+
+    told = f"pods of a release that sets nothing are others than those of {version}: a new minor"
+    assert recorded[version] == pods_digest(), f"{told} in Chart.yaml, and UPGRADING.md says why"
+    assert f"## {version}" in (CHART / "UPGRADING.md").read_text()
+    minors = {name.rpartition(".")[0]: digest for name, digest in reversed(recorded.items())}
+    for name, digest in recorded.items():
+        assert digest == minors[name.rpartition(".")[0]], f"{name} is a patch with other pods"
 
 
 def helm_merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.helm.chart import CHART, OPERATED, Release, profiles, render
+from tests.helm.chart import CHART, OPERATED, Release, all_values, render
 from tests.helm.test_chart import pods_as_templates
 from tests.tools import needs, program
 
@@ -17,9 +17,9 @@ DIGEST = f"sha256:{'0' * 64}"
 
 @pytest.mark.wide
 @needs("checkov")
-@pytest.mark.parametrize("profile", profiles())
-def test_no_policy_is_broken_without_a_reason(profile: str, tmp_path: Path) -> None:
-    values = profiles()[profile]
+@pytest.mark.parametrize("name", all_values())
+def test_no_policy_is_broken_without_a_reason(name: str, tmp_path: Path) -> None:
+    values = all_values()[name]
     values["image"] = {**values.get("image", {}), "digest": DIGEST}
     values["collector"] = {**values.get("collector", {}), "image": f"collector@{DIGEST}"}
     rendered = render(values, Release(api_versions=OPERATED))

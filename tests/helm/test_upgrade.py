@@ -144,6 +144,35 @@ def test_with_the_type_none_what_needs_a_new_cluster_is_ignored_and_serve_is_tol
     }
 
 
+KEYS = ["file:/etc/baton/keys/api"]
+CERTIFICATE = {
+    f"tls_{name}_file": f"/etc/baton/cluster/{file}"
+    for name, file in (("cert", "tls.crt"), ("key", "tls.key"), ("ca", "ca.crt"))
+}
+
+
+@pytest.mark.parametrize(
+    ("values", "outcome"),
+    [
+        ({"config": {"gateway": {"api_keys": KEYS}}}, Outcome.IN_PLACE),
+        ({"config": {"gateway": {"tenants": {"a": {"api_keys": KEYS}}}}}, Outcome.IN_PLACE),
+        ({"config": {"security": CERTIFICATE}}, Outcome.RESTART),
+        ({"config": {"security": {"token_file": "/etc/baton/cluster/token"}}}, Outcome.RESTART),
+        ({"collector": {"enabled": True, "exporters": {"debug": {}}}}, Outcome.RESTART),
+    ],
+)
+def test_what_is_used_first_on_a_running_release_takes_no_other_cluster(
+    values: Spec, outcome: Outcome
+) -> None:
+    """Where the type is None, as it is by default, nothing of it is ignored."""
+    from tests.helm.chart import render  # Helm's engine, which not every platform has
+
+    old, new = render().one("RayService")["spec"], render(values).one("RayService")["spec"]
+
+    assert old["upgradeStrategy"] == {"type": "None"}
+    assert set(outcomes(old, new).values()) == {outcome}
+
+
 def test_a_new_operator_writes_what_was_ignored() -> None:
     new = service(workerGroupSpecs=[group("gateway"), group("decode", replicas=2)])
 

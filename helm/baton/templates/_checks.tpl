@@ -12,6 +12,7 @@ Each failure names the value and the remedy.
 {{- include "baton.checkFaultTolerance" . -}}
 {{- include "baton.checkNetwork" . -}}
 {{- include "baton.checkFollow" . -}}
+{{- include "baton.checkRunning" . -}}
 {{- end }}
 
 {{- define "baton.checkFollow" -}}
@@ -187,9 +188,6 @@ Each failure names the value and the remedy.
 {{- if and .Values.security.certificate (not $inside) -}}
 {{- fail "security.certificate is mounted at /etc/baton/cluster and not used; name tls.crt, tls.key and ca.crt of it in config.security" -}}
 {{- end -}}
-{{- if and (hasPrefix "/etc/baton/cluster/" $inside) (not .Values.security.certificate) -}}
-{{- fail "config.security.tls_cert_file: nothing is mounted there; set security.certificate" -}}
-{{- end -}}
 {{- end }}
 
 {{/* What stands in values is in the release's Secret, in the RayService and in Ray's control store. */}}
@@ -206,10 +204,7 @@ Each failure names the value and the remedy.
 {{- range $path, $values := $secrets -}}
   {{- range $values -}}
     {{- if not (regexMatch "^(file|env):" .) -}}
-    {{- fail (printf "%s: secrets never stand in values; put it into a Secret (security.keys) and name it: file:/etc/baton/keys/NAME" $path) -}}
-    {{- end -}}
-    {{- if and (hasPrefix "file:/etc/baton/keys/" .) (not $.Values.security.keys) -}}
-    {{- fail (printf "%s: nothing is mounted at /etc/baton/keys; set security.keys to the name of a Secret" $path) -}}
+    {{- fail (printf "%s: secrets never stand in values; put it into the Secret %s and name it: file:/etc/baton/keys/NAME" $path (include "baton.keysSecret" $)) -}}
     {{- end -}}
   {{- end -}}
 {{- end -}}
@@ -313,6 +308,16 @@ Each failure names the value and the remedy.
 {{- range $name, $route := dict "httpRoute" .Values.httpRoute "grpcRoute" .Values.grpcRoute -}}
   {{- if and $route.enabled (not $route.parentRefs) -}}
   {{- fail (printf "%s.enabled: name the Gateway that carries it in %s.parentRefs" $name $name) -}}
+  {{- end -}}
+{{- end -}}
+{{- with .Values.httpRoute.requestTimeout -}}
+  {{- if not (regexMatch "^([0-9]{1,5}(h|m|s|ms)){1,4}$" .) -}}
+  {{- fail (printf "httpRoute.requestTimeout: %q is no duration of the Gateway API; write it as 600s or 1h30m" .) -}}
+  {{- end -}}
+  {{- $seconds := include "baton.durationSeconds" . | float64 -}}
+  {{- $wanted := include "baton.requestSeconds" $ -}}
+  {{- if and $seconds (lt $seconds (float64 $wanted)) -}}
+  {{- fail (printf "httpRoute.requestTimeout is %s, and gateways give a request %s s (request_timeout_s of config.gateway and its tenants): the Gateway would cut it off with 504; leave requestTimeout empty, or lower request_timeout_s" . $wanted) -}}
   {{- end -}}
 {{- end -}}
 {{- $policy := .Values.tls.backendPolicy -}}

@@ -98,6 +98,15 @@ annotations:
 {{- end -}}
 {{- end }}
 
+{{/* Secrets that are mounted if they are there. */}}
+{{- define "baton.keysSecret" -}}
+{{- .Values.security.keys | default (printf "%s-keys" (include "baton.fullname" .)) -}}
+{{- end }}
+
+{{- define "baton.clusterSecret" -}}
+{{- .Values.security.certificate | default (printf "%s-cluster" (include "baton.fullname" .)) -}}
+{{- end }}
+
 {{- define "baton.modelClaim" -}}
 {{- if .Values.model.claim.existingClaim -}}
 {{- .Values.model.claim.existingClaim -}}
@@ -126,6 +135,25 @@ groups:
 
 {{- define "baton.grpcPort" -}}
 {{- .Values.config.gateway.grpc_port | default 8001 -}}
+{{- end }}
+
+{{/* The longest that a request may take, in whole seconds. */}}
+{{- define "baton.requestSeconds" -}}
+{{- $seconds := .Values.config.gateway.request_timeout_s | default 600 | float64 -}}
+{{- range $_, $tenant := .Values.config.gateway.tenants -}}
+  {{- $seconds = maxf $seconds ($tenant.request_timeout_s | default 0 | float64) -}}
+{{- end -}}
+{{- ceil $seconds | int -}}
+{{- end }}
+
+{{/* Seconds of a duration as the Gateway API writes it: 1h30m, 500ms. */}}
+{{- define "baton.durationSeconds" -}}
+{{- $units := dict "h" 3600.0 "m" 60.0 "s" 1.0 "ms" 0.001 -}}
+{{- $seconds := 0.0 -}}
+{{- range regexFindAll "[0-9]+(h|ms|m|s)" . -1 -}}
+  {{- $seconds = addf $seconds (mulf (regexFind "^[0-9]+" . | float64) (get $units (regexFind "[a-z]+$" .))) -}}
+{{- end -}}
+{{- $seconds -}}
 {{- end }}
 
 {{/* The first of a role's ports for Prometheus and probes. */}}

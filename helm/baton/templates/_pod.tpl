@@ -171,9 +171,6 @@ spec:
   valueFrom: {secretKeyRef: {name: {{ .existingSecret }}, key: {{ .key }}}}
 {{- end }}
 {{- end }}
-{{- if $values.collector.enabled }}
-- {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: "http://{{ include "baton.fullname" .root }}-collector.{{ .root.Release.Namespace }}:4317"}
-{{- end }}
 {{- with .pod.env }}
 {{ toYaml . }}
 {{- end }}
@@ -243,10 +240,10 @@ readinessProbe:
 {{- if and (eq .kind "gateway") (include "baton.tlsSecret" .root) }}
 - {name: tls, mountPath: /etc/baton/tls, readOnly: true}
 {{- end }}
-{{- if and (eq .kind "gateway") $values.security.keys }}
+{{- if eq .kind "gateway" }}
 - {name: keys, mountPath: /etc/baton/keys, readOnly: true}
 {{- end }}
-{{- if and (ne .kind "head") $values.security.certificate }}
+{{- if ne .kind "head" }}
 - {name: cluster-certificate, mountPath: /etc/baton/cluster, readOnly: true}
 {{- end }}
 {{- with .pod.extraVolumeMounts }}
@@ -257,6 +254,16 @@ readinessProbe:
 {{/* /dev/shm holds Ray's object store, and what NCCL's ranks of one pod say to each other. */}}
 {{- define "baton.sharedMemory" -}}
 {{- .pod.sharedMemory | default (printf "%dMi" (add 256 (mul 1024 (include "baton.numDevices" .pod | int)))) -}}
+{{- end }}
+
+{{/* A Secret that is named must be there, or the pod waits for it. One that is not may come later, and
+its files are then in pods that run: a volume that came later would be of another cluster. */}}
+{{- define "baton.secretVolume" -}}
+secretName: {{ .name | default .default }}
+defaultMode: 0440
+{{- if not .name }}
+optional: true
+{{- end }}
 {{- end }}
 
 {{- define "baton.volumes" -}}
@@ -279,14 +286,12 @@ readinessProbe:
 - name: tls
   secret: {secretName: {{ include "baton.tlsSecret" .root }}, defaultMode: 0440}
 {{- end }}
-{{- if and (eq .kind "gateway") $values.security.keys }}
+{{- if eq .kind "gateway" }}
 - name: keys
-  secret: {secretName: {{ $values.security.keys }}, defaultMode: 0440}
+  secret: {{- include "baton.secretVolume" (dict "name" $values.security.keys "default" (include "baton.keysSecret" .root)) | nindent 4 }}
 {{- end }}
-{{- with $values.security.certificate }}
 - name: cluster-certificate
-  secret: {secretName: {{ . }}, defaultMode: 0440}
-{{- end }}
+  secret: {{- include "baton.secretVolume" (dict "name" $values.security.certificate "default" (include "baton.clusterSecret" .root)) | nindent 4 }}
 {{- end }}
 {{- with .pod.extraVolumes }}
 {{ toYaml . }}

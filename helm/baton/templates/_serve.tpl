@@ -10,6 +10,14 @@ What Ray Serve is told: the application, of `config` and nothing else.
 {{- if and (include "baton.followsGroups" .) (not $config.planner.groups_url) -}}
   {{- $_ := set $config.planner "groups_url" (printf "http://%s-groups.%s:9480" (include "baton.fullname" .) .Release.Namespace) -}}
 {{- end -}}
+{{- if .Values.collector.enabled -}}
+  {{- $tracing := $config.tracing | default dict -}}
+  {{- if not $tracing.otlp_endpoint -}}
+    {{- $_ := set $tracing "otlp_endpoint" (printf "http://%s-collector.%s:4317" (include "baton.fullname" .) .Release.Namespace) -}}
+    {{- if not (hasKey $tracing "sample_ratio") -}}{{- $_ := set $tracing "sample_ratio" .Values.collector.sampleRatio -}}{{- end -}}
+    {{- $_ := set $config "tracing" $tracing -}}
+  {{- end -}}
+{{- end -}}
 {{- $health := $config.health | default dict -}}
 {{- $ray := $config.ray | default dict -}}
 proxy_location: Disabled

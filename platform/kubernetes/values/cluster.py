@@ -47,6 +47,9 @@ class UpgradeValues(ChartNode, frozen=True, kw_only=True):
     type: Literal["None", "NewCluster", "NewClusterWithIncrementalUpgrade"] = "None"
     """`None`: such a change is ignored until the RayService is made anew. `NewCluster`: a second
     cluster comes up first, with as many GPUs again."""
+    compare: bool = True
+    """With `None`: an upgrade whose `config` wants what the pods that run lack (a volume, a port, a
+    device) is refused. Helm reads the RayService and its RayCluster for it."""
     surge: SurgeValues = SurgeValues()
 
 
@@ -157,7 +160,9 @@ class ClusterSecurityValues(ChartNode, frozen=True, kw_only=True):
     """BATON_CLUSTER_TOKEN, without which no call between Baton's processes is served."""
     keys: str = ""
     """A Secret with files of API keys, a key a line, mounted at /etc/baton/keys in gateways: name
-    them in `config.gateway` as `file:/etc/baton/keys/NAME`."""
+    them in `config.gateway` as `file:/etc/baton/keys/NAME`. Empty: `NAME-keys`, after the
+    RayService, which may be made later. Another name is another cluster."""
     certificate: str = ""
     """A Secret with tls.crt, tls.key and ca.crt (`baton certs` makes them), mounted at
-    /etc/baton/cluster: name the files in `config.security`."""
+    /etc/baton/cluster in workers: name the files in `config.security`. Empty: `NAME-cluster`,
+    likewise."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from baton.core.config_node import Count
@@ -53,9 +55,13 @@ class MonitoringValues(ChartNode, frozen=True, kw_only=True):
 
 
 class CollectorValues(ChartNode, frozen=True, kw_only=True):
-    """An OpenTelemetry collector beside the deployment; all pods send it their spans."""
+    """An OpenTelemetry collector beside the deployment; all processes send it their spans."""
 
     enabled: bool = False
+    """Sets `config.tracing.otlp_endpoint`, if that is empty: processes start anew, in place."""
+    sample_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
+    """What `config.tracing.sample_ratio` is then, unless it is set: of requests that come without a
+    trace of their own, whose caller has decided otherwise."""
     image: str = "otel/opentelemetry-collector-contrib:0.140.0"
     replicas: Count = 1
     resources: Free = msgspec.field(

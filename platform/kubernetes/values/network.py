@@ -9,6 +9,13 @@ import msgspec
 from baton.core.config_node import Count, NonNegative
 from baton.platform.kubernetes.values.node import ChartNode, Free
 
+API_PATHS = ("/v1", "/v2", "/tokenize", "/detokenize", "/classify", "/score", "/rerank")
+"""Of gateways' public port, below which keys are asked for."""
+GRPC_SERVICES = (
+    "baton.v1.Inference",
+    "grpc.health.v1.Health",
+    "grpc.reflection.v1alpha.ServerReflection",
+)
 NodePort = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
@@ -29,7 +36,8 @@ class IngressHostValues(ChartNode, frozen=True, kw_only=True):
     """A name of the Ingress."""
 
     host: str
-    paths: list[str] = msgspec.field(default_factory=lambda: ["/v1"])
+    paths: list[str] = msgspec.field(default_factory=list)
+    """Empty: `ingress.paths`."""
 
 
 class IngressValues(ChartNode, frozen=True, kw_only=True):
@@ -40,6 +48,9 @@ class IngressValues(ChartNode, frozen=True, kw_only=True):
     annotations: dict[str, str] = msgspec.field(default_factory=dict)
     """Let its controller neither buffer answers nor cut long ones off."""
     hosts: list[IngressHostValues] = msgspec.field(default_factory=list)
+    paths: list[str] = msgspec.field(default_factory=lambda: [*API_PATHS])
+    """Of all hosts that say nothing else: the whole API. What else a gateway answers (its front
+    page, `/docs`, `/health`) is not led outside."""
     tls: list[Free] = msgspec.field(default_factory=list)
 
 
@@ -57,9 +68,19 @@ class RouteValues(ChartNode, frozen=True, kw_only=True):
 class HttpRouteValues(RouteValues, frozen=True, kw_only=True):
     """An HTTPRoute."""
 
-    paths: list[str] = msgspec.field(default_factory=lambda: ["/v1"])
-    request_timeout: str = "600s"
-    """As long as `config.gateway.request_timeout_s`."""
+    paths: list[str] = msgspec.field(default_factory=lambda: [*API_PATHS])
+    """The whole API, likewise."""
+    request_timeout: str = ""
+    """At least what gateways give a request. Empty: as long as the longest of
+    `request_timeout_s` of `config.gateway` and its tenants."""
+
+
+class GrpcRouteValues(RouteValues, frozen=True, kw_only=True):
+    """A GRPCRoute."""
+
+    services: list[str] = msgspec.field(default_factory=lambda: [*GRPC_SERVICES])
+    """What clients reach: the API, health checks, and reflection, by which tools such as `grpcurl`
+    ask what there is."""
 
 
 class PickerValues(ChartNode, frozen=True, kw_only=True):

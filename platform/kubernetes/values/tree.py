@@ -33,12 +33,12 @@ from baton.platform.kubernetes.values.cluster import (
 from baton.platform.kubernetes.values.monitoring import CollectorValues, MonitoringValues
 from baton.platform.kubernetes.values.network import (
     DisruptionValues,
+    GrpcRouteValues,
     HttpRouteValues,
     InferencePoolValues,
     IngressValues,
     NetworkPolicyValues,
     RayPortValues,
-    RouteValues,
     ServiceValues,
     TlsValues,
 )
@@ -99,7 +99,7 @@ class ChartValues(ChartNode, frozen=True, kw_only=True):
     service: ServiceValues = ServiceValues()
     ingress: IngressValues = IngressValues()
     http_route: HttpRouteValues = HttpRouteValues()
-    grpc_route: RouteValues = RouteValues()
+    grpc_route: GrpcRouteValues = GrpcRouteValues()
     inference_pool: InferencePoolValues = InferencePoolValues()
     tls: TlsValues = TlsValues()
     network_policy: NetworkPolicyValues = NetworkPolicyValues()
