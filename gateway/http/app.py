@@ -18,10 +18,12 @@ from baton.gateway.http.batching.batches import BatchesApi
 from baton.gateway.http.batching.files import FilesApi
 from baton.gateway.http.completions.chat import ChatApi
 from baton.gateway.http.completions.completions import CompletionsApi
+from baton.gateway.http.completions.tool_format import TOOL_FORMAT
 from baton.gateway.http.decisions import DecisionsApi
 from baton.gateway.http.edge import (
     ANTHROPICS_REQUEST_ID,
     CLASSIFY_PATHS,
+    IGNORED,
     LIMIT_HEADERS,
     REQUEST_ID,
     RERANK_PATHS,
@@ -49,6 +51,16 @@ from baton.gateway.http.sending.resuming import ResumableRequests, StreamsApi
 from baton.gateway.http.status_pages import StatusPages
 from baton.gateway.http.tokenization import TokenizationApi
 from baton.gateway.requests.gateway import Gateway
+
+EXPOSED = (
+    REQUEST_ID,
+    ANTHROPICS_REQUEST_ID,
+    IGNORED,
+    TOOL_FORMAT,
+    "retry-after",
+    *LIMIT_HEADERS,
+)
+"""What web pages of other origins may read of an answer's head."""
 
 
 def build_app(gateway: Gateway, batches: BatchService | None = None) -> Starlette:
@@ -181,6 +193,6 @@ def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
             allow_origins=origins,
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=(REQUEST_ID, ANTHROPICS_REQUEST_ID, "retry-after", *LIMIT_HEADERS),
+            expose_headers=EXPOSED,
         )
     ]

@@ -61,7 +61,26 @@ ANTHROPICS_REQUEST_ID = "request-id"
 IGNORED = "x-baton-ignored"
 """Fields of the body that have no effect."""
 COUNTED_FIELDS = frozenset(
-    {"enable_thinking", "prediction", "reasoning", "reasoning_effort", "thinking", "verbosity"}
+    {
+        "betas",
+        "enable_thinking",
+        "fallbacks",
+        "max_tool_calls",
+        "metadata",
+        "output_config.task_budget",
+        "prediction",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "reasoning",
+        "reasoning_effort",
+        "safety_identifier",
+        "service_tier",
+        "speed",
+        "store",
+        "thinking",
+        "user",
+        "verbosity",
+    }
 )
 """By their names; others together, for anybody can make some up."""
 LIMIT_HEADERS = tuple(
@@ -233,11 +252,17 @@ class Edge:
         )
 
     def _ignored(self, fields: Sequence[str]) -> Iterator[tuple[bytes, bytes]]:
-        for field in fields:
-            name = field if field in COUNTED_FIELDS else "other"
-            self._gateway.metrics.ignored_fields.add(1, name)
-        if fields:
-            yield IGNORED.encode(), ", ".join(fields).encode()
+        told = count_ignored(self._gateway, fields)
+        if told:
+            yield IGNORED.encode(), ", ".join(told).encode()
+
+
+def count_ignored(gateway: Gateway, fields: Sequence[str]) -> tuple[str, ...]:
+    """Each of them once, as they are told."""
+    told = tuple(dict.fromkeys(fields))
+    for field in told:
+        gateway.metrics.ignored_fields.add(1, field if field in COUNTED_FIELDS else "other")
+    return told
 
 
 def _fault(status: str) -> str:

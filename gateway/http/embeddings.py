@@ -19,7 +19,7 @@ from baton.gateway.requests.order import Prompt
 from baton.gateway.requests.pooling.embedding import EmbeddingOrder, embed, pooling_of
 from baton.gateway.requests.pooling.pooled import MAX_INPUTS
 from baton.gateway.requests.prompts import read_prompts
-from baton.gateway.requests.unsupported import Ignored
+from baton.gateway.requests.unsupported import Label
 
 
 class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -40,7 +40,7 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             extra_json_schema={"minimum": 1},
         ),
     ] = None
-    user: Ignored = None
+    user: Label = None
 
     pooling: Annotated[
         Literal["mean", "last"] | None,

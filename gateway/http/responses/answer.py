@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from baton.core.messages import Receipt
 from baton.gateway.http.responses.items import Item
 from baton.gateway.http.responses.schemas import ResponsesBody, TextConfig, TextFormat
 from baton.gateway.requests.generations.completion_stream import Usage
@@ -73,6 +75,13 @@ class ResponseAnswer(msgspec.Struct, kw_only=True):
     top_p: float
     truncation: Literal["disabled"] = "disabled"
     user: str | None
+
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    """vLLM's, if `return_token_ids` asks for them."""
+    token_ids: list[int] | UnsetType = UNSET
+    """Of the output so far."""
+    baton: Receipt | UnsetType = UNSET
+    """The receipt."""
 
 
 def begun_answer(
