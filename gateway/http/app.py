@@ -25,6 +25,7 @@ from baton.gateway.http.edge import (
     CLASSIFY_PATHS,
     IGNORED,
     LIMIT_HEADERS,
+    POOLING_PATHS,
     REQUEST_ID,
     RERANK_PATHS,
     SCORE_PATHS,
@@ -103,18 +104,21 @@ def _routes(gateway: Gateway) -> list[Route]:
     models, pages, streams = ModelsApi(gateway), StatusPages(gateway), StreamsApi(gateway)
     texts, messages = TokenizationApi(gateway), MessagesApi(gateway)
     explained, kept = DecisionsApi(gateway, tells_all=False), KeptResponsesApi(gateway)
+    responses, embeddings = ResponsesApi(gateway), EmbeddingsApi(gateway)
     scores, classify = ScoresApi(gateway), ClassifyApi(gateway).create
     return [
         Route("/v1/completions", CompletionsApi(gateway).create, methods=["POST"]),
         Route("/v1/chat/completions", ChatApi(gateway).create, methods=["POST"]),
-        Route("/v1/responses", ResponsesApi(gateway).create, methods=["POST"]),
+        Route("/v1/responses", responses.create, methods=["POST"]),
+        Route("/v1/responses/input_tokens", responses.count_tokens, methods=["POST"]),
         Route("/v1/responses/{response_id}", kept.get, methods=["GET"]),
         Route("/v1/responses/{response_id}", kept.delete, methods=["DELETE"]),
         Route("/v1/responses/{response_id}/input_items", kept.input_items),
         Route("/v1/responses/{response_id}/cancel", kept.cancel, methods=["POST"]),
         Route("/v1/messages", messages.create, methods=["POST"]),
         Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
-        Route("/v1/embeddings", EmbeddingsApi(gateway).create, methods=["POST"]),
+        Route("/v1/embeddings", embeddings.create, methods=["POST"]),
+        *(Route(path, embeddings.pool, methods=["POST"]) for path in POOLING_PATHS),
         *(Route(path, classify, methods=["POST"]) for path in CLASSIFY_PATHS),
         *(Route(path, scores.score, methods=["POST"]) for path in SCORE_PATHS),
         *(Route(path, scores.rerank, methods=["POST"]) for path in RERANK_PATHS),

@@ -37,7 +37,8 @@ CLASSIFY_PATHS = ("/v1/classify", "/classify")
 SCORE_PATHS = ("/v1/score", "/score")
 RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
 """Where clients of vLLM, Jina and Cohere look for the same."""
-GUARDED = ("/v1/", "/v2/", "/tokenize", "/detokenize", "/classify", "/score", "/rerank")
+POOLING_PATHS = ("/v1/pooling", "/pooling")
+GUARDED = ("/v1/", "/v2/", "/tokenize", "/detokenize", "/classify", "/score", "/rerank", "/pooling")
 """Public paths that need a key, where keys are needed. Probes have none to show."""
 OPEN = ("/", "/version", "/console")
 """Paths of the admin port that need no key, and those below the last: pages that tell of nothing,
@@ -50,6 +51,7 @@ OPERATIONS = {
     "/v1/responses": "chat",
     "/v1/messages": "chat",
     "/v1/embeddings": "embeddings",
+    **dict.fromkeys(POOLING_PATHS, "embeddings"),
     **dict.fromkeys(CLASSIFY_PATHS, "classify"),
     **dict.fromkeys(SCORE_PATHS, "score"),
     **dict.fromkeys(RERANK_PATHS, "rerank"),

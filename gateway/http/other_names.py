@@ -116,6 +116,10 @@ OF_OTHERS = (
     Meaning(("add_special_tokens",), "pairs are joined as the model's files say"),
     Meaning(("top_n",), "use /v1/rerank", ("top_k",)),
     Meaning(("tools", "functions"), "write them into the text"),
+    Meaning(
+        ("add_generation_prompt", "chat_template_kwargs", "continue_final_message"),
+        "they are of messages, which /v1/embeddings takes",
+    ),
     Meaning(("chat_template",), "the model's own is used"),
     Meaning(("image_data", "images", "mm_processor_kwargs"), TEXT_ONLY),
     Meaning(("rank_fields",), "give documents as texts"),
@@ -155,6 +159,8 @@ USE_INSTEAD = {
     "xtc_probability": "use min_p or typical_p",
 }
 """Fields that only other servers have, of bodies that ask for text."""
+READ = ("input", "messages", "prompt", "text_1", "query")
+"""Bodies that have none of these, such as a batch's, are about other things."""
 PATHS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": "/v1/responses"}
 """Where these are read: whoever sends one may have meant that."""
 
@@ -177,10 +183,10 @@ def remedy_for(kind: type[msgspec.Struct], name: str) -> str | None:
     is_generation = issubclass(kind, GenerationBody)
     if is_generation and name in USE_INSTEAD:
         return USE_INSTEAD[name]
-    meaning = (GENERATION_MEANINGS if is_generation else OTHER_MEANINGS).get(name)
-    if meaning is None:
-        return None
     fields = {*kind.__struct_fields__} - {*refused_names(kind)}
+    meaning = (GENERATION_MEANINGS if is_generation else OTHER_MEANINGS).get(name)
+    if meaning is None or fields.isdisjoint(READ):
+        return None
     own = [other for other in meaning.names if other.partition(".")[0] in fields]
     if not own:
         return meaning.otherwise or "leave it out"

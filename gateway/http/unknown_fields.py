@@ -166,7 +166,12 @@ def _shown(error: UnknownField) -> str:
     """Where it is, for a header: `messages[].name`."""
     path = f"{error.path[:MAX_SHOWN]}.{error.name[:MAX_SHOWN]}".lstrip(".")
     path = re.sub(r"\[[^\]]*\]", "[]", path)
-    return re.sub(r"[^\w.\[\]-]", "?", path, flags=re.ASCII)[:MAX_SHOWN]
+    return printable(path)
+
+
+def printable(text: str) -> str:
+    """For a header."""
+    return re.sub(r"[^\w.\[\]-]", "?", text[:MAX_SHOWN], flags=re.ASCII)
 
 
 @cache

@@ -29,6 +29,7 @@ from baton.gateway.http.completions.template_switches import (
     with_documents,
 )
 from baton.gateway.http.completions.tool_format import tell_format
+from baton.gateway.http.hosted_tools import OPENAIS, without_hosted
 from baton.gateway.http.sending.responder import Progress, Responder
 from baton.gateway.http.unknown_fields import note_without_effect, read_known
 from baton.gateway.requests.gateway import Gateway
@@ -46,6 +47,10 @@ class ChatApi:
     async def create(self, request: Request) -> Responder:
         gateway = self._gateway
         body = await read_known(request, gateway.config, ChatBody)
+        body.tools = without_hosted(request, gateway.config, body.tools, OPENAIS)
+        if gateway.config.hosted_tools == "ignore" and body.web_search_options is not None:
+            body.web_search_options = None
+            request.state.ignored_fields.append("web_search_options")
         extras = answer_extras(request, body)
         who = asker(request, is_resumable=bool(body.resumable))
         public_id = answered_id(body, who)

@@ -29,6 +29,7 @@ from baton.gateway.http.completions.template_switches import (
 )
 from baton.gateway.http.completions.tool_format import tell_format
 from baton.gateway.http.errors import json_response
+from baton.gateway.http.hosted_tools import ANTHROPICS, without_hosted
 from baton.gateway.http.messages.answer import TokenCountAnswer
 from baton.gateway.http.messages.blocks import ThinkingShown
 from baton.gateway.http.messages.input import input_messages, is_prefilled
@@ -114,6 +115,7 @@ class MessagesApi:
         body = await read_known(request, self._gateway.config, MessagesBody)
         self._gateway.model.check_name(body.model)
         refuse_foreign(body)
+        body.tools = without_hosted(request, self._gateway.config, body.tools, ANTHROPICS)
         return body
 
     def _conversation(self, request: Request, body: MessagesBody) -> Conversation:

@@ -82,7 +82,8 @@ class ToolDefinition(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if self.type not in (None, "custom"):
             raise InvalidRequest(
                 f"{path}.type {self.type!r} is a tool that is only known to Anthropic; describe "
-                "yours with name, description and input_schema",
+                "yours with name, description and input_schema, or have such tools left out "
+                "(gateway.hosted_tools)",
                 field=f"{path}.type",
             )
         if self.input_schema is None:

@@ -127,6 +127,12 @@ def response_usage(usage: Usage, num_reasoning: int) -> ResponseUsage:
     )
 
 
+class InputTokensAnswer(msgspec.Struct, kw_only=True):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+    """Of the whole prompt, whatever is cached of it."""
+
+
 class DeletedAnswer(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["response"] = "response"

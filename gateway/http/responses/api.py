@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from baton.core.errors import InvalidRequest
 from baton.core.ids import new_request_id
 from baton.gateway.access.api_keys import Caller
-from baton.gateway.chat.conversation import Conversation
+from baton.gateway.chat.conversation import Conversation, encode_chat, for_model, render_chat
 from baton.gateway.chat.plan import plan_chat
 from baton.gateway.chat.tool_definitions import use_of
 from baton.gateway.grammars.structured_output import OutputRule, format_rule
@@ -32,24 +32,24 @@ from baton.gateway.http.completions.template_switches import (
 )
 from baton.gateway.http.completions.tool_format import tell_format
 from baton.gateway.http.edge import REQUEST_ID
-from baton.gateway.http.responses.answer import ID_PREFIX, begun_answer
+from baton.gateway.http.errors import json_response
+from baton.gateway.http.hosted_tools import OPENAIS, without_hosted
+from baton.gateway.http.responses.answer import ID_PREFIX, InputTokensAnswer, begun_answer
 from baton.gateway.http.responses.input import InputItem, input_messages
 from baton.gateway.http.responses.kept import KeptResponses, named_items
 from baton.gateway.http.responses.schemas import ResponsesBody, TextFormat, refuse_unknown_ways
 from baton.gateway.http.responses.writer import AnswerTerms, ResponsesWriter
 from baton.gateway.http.sending.responder import Responder
-from baton.gateway.http.unknown_fields import note_without_effect, read_known
+from baton.gateway.http.unknown_fields import note_without_effect, printable, read_known
 from baton.gateway.requests.cache_control import checked_marks, marked
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.options import SamplingOptions, options_from
-from baton.gateway.requests.order import CompletionOrder
+from baton.gateway.requests.order import CompletionOrder, Prompt
 from baton.gateway.requests.prompts import truncated
 from baton.gateway.text.chat_template import ChatTemplate
 from baton.gateway.text.served_model import ServedModel
 
 LOGPROBS = "message.output_text.logprobs"
-NO_NAME = re.compile(r"[^A-Za-z0-9_.]")
-MAX_INCLUDE = 64
 FIELD_BY_OPTION = {"logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
 
 
@@ -60,9 +60,7 @@ class ResponsesApi:
 
     async def create(self, request: Request) -> Responder:
         gateway = self._gateway
-        body = await read_known(request, gateway.config, ResponsesBody)
-        gateway.model.check_name(body.model)
-        refuse_unknown_ways(body)
+        body = await self._read(request)
         is_kept = self._is_kept(body, request.state.caller)
         options = _options(body)
         who = asker(request, is_resumable=bool(body.resumable), is_kept=is_kept)
@@ -116,6 +114,27 @@ class ResponsesApi:
             is_resumable=bool(body.resumable),
             settle=keep if is_kept else None,
         )
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Of the prompt that such a request would have."""
+        gateway = self._gateway
+        body = await self._read(request)
+        options, earlier = _options(body), await self._earlier(body, request.state.caller.owner)
+        conversation = for_model(gateway, conversation_of(body, gateway.model, earlier))
+        text = render_chat(gateway.model.require_chat_template(), conversation)
+        tokens = await encode_chat(gateway, conversation, text)
+        prompt = Prompt(tokens=tokens, field="input")
+        prompt = truncated(prompt, body.truncate_prompt_tokens, gateway, options)
+        return json_response(InputTokensAnswer(input_tokens=len(prompt.tokens)))
+
+    async def _read(self, request: Request) -> ResponsesBody:
+        """Raises InvalidRequest."""
+        config = self._gateway.config
+        body = await read_known(request, config, ResponsesBody)
+        self._gateway.model.check_name(body.model)
+        refuse_unknown_ways(body)
+        body.tools = without_hosted(request, config, body.tools, OPENAIS)
+        return body
 
     def _is_kept(self, body: ResponsesBody, caller: Caller) -> bool:
         """Lines of a batch keep nothing unasked. Raises InvalidRequest."""
@@ -203,7 +222,7 @@ def _rule(body: ResponsesBody) -> OutputRule | None:
 def _unread_includes(body: ResponsesBody) -> Iterator[str]:
     for name in dict.fromkeys(body.include or ()):
         if name != LOGPROBS:
-            yield f"include[{NO_NAME.sub('?', name[:MAX_INCLUDE])}]"
+            yield f"include[{printable(name)}]"
 
 
 def _options(body: ResponsesBody) -> SamplingOptions:

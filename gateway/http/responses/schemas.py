@@ -38,7 +38,10 @@ class ResponsesTool(msgspec.Struct, kw_only=True):
     def function(self, path: str) -> Function:
         """Raises InvalidRequest."""
         if self.type not in ("function", "custom"):
-            message = f"{path}.type is {self.type!r}; known are function and custom"
+            message = (
+                f"{path}.type is {self.type!r}; known are function and custom. Tools that run at "
+                "OpenAI's servers can be left out of what is read (gateway.hosted_tools)"
+            )
             raise InvalidRequest(message, field=f"{path}.type")
         if self.name is None:
             raise InvalidRequest(f"{path}.name is missing", field=f"{path}.name")
