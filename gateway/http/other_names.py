@@ -30,7 +30,7 @@ NO_BEAMS = "there is no beam search here"
 TEXT_ONLY = "models here read and write text"
 
 OF_GENERATION = (
-    Meaning(("input", "messages", "prompt"), "", ("inputs",)),
+    Meaning(("input", "messages", "prompt"), "", ("inputs", "input_ids")),
     Meaning(
         ("instructions", "system"),
         "begin messages with one of role system, or the prompt with this",
@@ -42,7 +42,8 @@ OF_GENERATION = (
         ("max_new_tokens", "max_length", "max_tokens_to_sample", "n_predict", "num_predict"),
     ),
     Meaning(("min_tokens",), "", ("min_new_tokens", "min_length")),
-    Meaning(("stop_sequences", "stop"), ""),
+    Meaning(("stop_sequences", "stop"), "", ("stop_words",)),
+    Meaning(("include_stop_str_in_output",), "", ("no_stop_trim",)),
     Meaning(
         ("text.format", "output_config.format", "response_format", "output_format"),
         "",
@@ -147,13 +148,19 @@ USE_INSTEAD = {
     "num_beams": NO_BEAMS,
     "options": "its members are fields of the body itself",
     "parameters": "its members are fields of the body itself",
+    "prompt_embeds": "give the prompt as text or token ids",
+    "reasoning_format": "reasoning is split off; gateway.reasoning_parser: none leaves it",
     "regex": "use structured_outputs.regex",
+    "repeat_last_n": "repetition_penalty is over the prompt and all of the output",
     "repeat_penalty": "use repetition_penalty",
+    "repetition_detection": "use repetition_penalty or frequency_penalty",
+    "samplers": "the order of sampling is fixed",
     "separate_reasoning": "reasoning is split off; gateway.reasoning_parser: none leaves it",
     "smoothing_factor": "use temperature, top_p or min_p",
     "stop_regex": "use stop, or structured_outputs.regex",
     "structural_tag": "use tools with strict, or structured_outputs",
     "tfs_z": "use top_p or min_p",
+    "tokenization_kwargs": "use add_special_tokens and truncate_prompt_tokens",
     "top_a": "use min_p",
     "use_beam_search": NO_BEAMS,
     "xtc_probability": "use min_p or typical_p",

@@ -42,6 +42,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (None, True),
     "prompt_cache_retention": (None, "in_memory", "in-memory"),
     "prompt_logprobs": (None,),
+    "reasoning_format": (None, "auto", "deepseek"),
     "refusal": (None,),
     "repeat_penalty": (None, 1, 1.0),
     "response_format": (None, {"type": "text"}),

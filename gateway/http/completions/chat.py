@@ -140,7 +140,7 @@ def _options(body: ChatBody) -> SamplingOptions:
         raise InvalidRequest(
             "echo is not supported in a chat; use continue_final_message", field="echo"
         )
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
     return options_from(
         body,

@@ -260,3 +260,14 @@ async def test_call_marks_without_tools_in_a_template_are_not_its_own_format() -
 
     assert response.headers["x-baton-tool-format"] == "generic"
     assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_an_answer_without_content_comes_back_as_it_was_given() -> None:
+    """Reasoning that max_tokens cut: its content is null."""
+    asked = {"role": "assistant", "content": None, "reasoning_content": "hm"}
+    async with serving(dispatcher=dispatcher(said("x")), model=chat_model()) as gateway:
+        response = await gateway.chat(messages=[*USER, asked, *USER])
+        (generation,) = gateway.dispatcher.generations
+
+    assert response.status_code == 200
+    assert "<|assistant|>(hm)<|user|>" in text_of(generation.prompt)
