@@ -155,6 +155,9 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """Fields of a request's body that Baton does not know, or that do nothing on this model.
     `ignore`: the header `x-baton-ignored` names them; those that would change the output are
     refused all the same."""
+    hosted_tools: Literal["refuse", "ignore"] = "refuse"
+    """Tools that only run at OpenAI's or Anthropic's own servers, such as `web_search`. `ignore`:
+    the model is not offered them, and the header `x-baton-ignored` names them."""
     resume_window_s: Seconds = 60.0
     """How long a resumable stream goes on, and is kept, without a client."""
     max_resumable_bytes: Count = 64 * MEBIBYTE

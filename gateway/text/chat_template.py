@@ -21,9 +21,7 @@ from baton.gateway.text.template_sandbox import BoundedEnvironment
 MAX_INDENT = 16
 MAX_REASON = 500
 """Characters of a template's own complaint that its caller is told."""
-RESERVED_NAMES = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
-)
+RESERVED_NAMES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 PAIR_ROLES = ("query", "document")
 """The roles of the two texts of a pair, in templates of rerankers."""
 ARGUMENTS_AS_JSON = re.compile(r"arguments['\"]?\]?\s*\|\s*tojson")
@@ -94,10 +92,9 @@ class ChatTemplate:
         self._environment.start()
         try:
             return self._template.render(
-                {**self._special_tokens, **extra},
+                {"documents": None, **self._special_tokens, **extra},
                 messages=[dict(message) for message in messages],
                 tools=None if tools is None else [dict(tool) for tool in tools],
-                documents=None,
                 add_generation_prompt=add_generation_prompt,
             )
         except _TEMPLATE_FAULTS as error:

@@ -15,6 +15,7 @@ from baton.gateway.access.api_keys import Caller
 from baton.gateway.batches.work import LineAnswer
 from baton.gateway.http.completions.chat import ChatApi
 from baton.gateway.http.completions.completions import CompletionsApi
+from baton.gateway.http.edge import count_ignored
 from baton.gateway.http.embeddings import EmbeddingsApi
 from baton.gateway.http.errors import error_body
 from baton.gateway.http.request_body import decode_body
@@ -48,6 +49,7 @@ class LineCalls:
     """An AnswerLine."""
 
     def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
         self._endpoints: dict[str, Callable[[Request], Awaitable[ASGIApp]]] = {
             "/v1/chat/completions": ChatApi(gateway).create,
             "/v1/completions": CompletionsApi(gateway).create,
@@ -75,7 +77,9 @@ class LineCalls:
         except Exception as error:
             return _refusal(error)
         return LineAnswer(
-            status=sent[0]["status"], body=b"".join(part.get("body", b"") for part in sent[1:])
+            status=sent[0]["status"],
+            body=b"".join(part.get("body", b"") for part in sent[1:]),
+            ignored_fields=count_ignored(self._gateway, request.state.ignored_fields),
         )
 
 

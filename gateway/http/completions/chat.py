@@ -17,13 +17,19 @@ from baton.gateway.http.completions.common_fields import (
     answer_extras,
     answered_id,
     asker,
+    check_open_end,
     shown_special,
 )
 from baton.gateway.http.completions.legacy_functions import offered_tools, with_tool_calls
 from baton.gateway.http.completions.openai_writer import OpenAiWriter
 from baton.gateway.http.completions.schemas import ChatBody
-from baton.gateway.http.completions.template_switches import chat_switches, template_variables
+from baton.gateway.http.completions.template_switches import (
+    chat_switches,
+    template_variables,
+    with_documents,
+)
 from baton.gateway.http.completions.tool_format import tell_format
+from baton.gateway.http.hosted_tools import OPENAIS, without_hosted
 from baton.gateway.http.sending.responder import Progress, Responder
 from baton.gateway.http.unknown_fields import note_without_effect, read_known
 from baton.gateway.requests.gateway import Gateway
@@ -41,6 +47,10 @@ class ChatApi:
     async def create(self, request: Request) -> Responder:
         gateway = self._gateway
         body = await read_known(request, gateway.config, ChatBody)
+        body.tools = without_hosted(request, gateway.config, body.tools, OPENAIS)
+        if gateway.config.hosted_tools == "ignore" and body.web_search_options is not None:
+            body.web_search_options = None
+            request.state.ignored_fields.append("web_search_options")
         extras = answer_extras(request, body)
         who = asker(request, is_resumable=bool(body.resumable))
         public_id = answered_id(body, who)
@@ -98,11 +108,7 @@ def conversation_of(body: ChatBody, model: ServedModel) -> Conversation:
     """Raises InvalidRequest."""
     template = model.require_chat_template()
     variables, _ = _variables(body, model)
-    if body.continue_final_message and body.add_generation_prompt:
-        raise InvalidRequest(
-            "continue_final_message and add_generation_prompt exclude each other; leave one out",
-            field="continue_final_message",
-        )
+    check_open_end(body)
     has_text_arguments = template.has_text_arguments
     messages = with_tool_calls(body.messages, has_text_arguments=has_text_arguments)
     return Conversation(
@@ -110,7 +116,7 @@ def conversation_of(body: ChatBody, model: ServedModel) -> Conversation:
         marks=message_marks(body.messages, body.cache_control),
         tools=offered_tools(body),
         rule=body.rule(),
-        variables=variables,
+        variables=with_documents(variables, body.documents, template.source),
         is_continued=bool(body.continue_final_message),
         adds_generation_prompt=body.add_generation_prompt is not False,
         adds_special_tokens=bool(body.add_special_tokens),
@@ -134,7 +140,7 @@ def _options(body: ChatBody) -> SamplingOptions:
         raise InvalidRequest(
             "echo is not supported in a chat; use continue_final_message", field="echo"
         )
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
     return options_from(
         body,
