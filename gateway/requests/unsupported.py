@@ -19,7 +19,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
     "modalities": (None, ["text"]),
     "moderation": (None,),
-    "chat_template": (None,),
     "web_search_options": (None,),
     "annotations": (None, []),
     "refusal": (None,),
