@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2.exceptions import TemplateError, TemplateSyntaxError
+from jinja2.exceptions import TemplateError
 from jinja2.utils import Namespace
 
 from baton.core.errors import CheckpointError, InvalidRequest
@@ -50,7 +50,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             self._template = self._environment.from_string(source)
-        except (TemplateSyntaxError, RecursionError) as error:
+        except _COMPILING_FAULTS as error:
             raise CheckpointError(f"the chat template cannot be compiled: {error}") from error
 
     @staticmethod
@@ -135,6 +135,10 @@ _TEMPLATE_FAULTS = (
     TypeError,
     ValueError,
 )
+
+
+# Jinja compiles to Python, which has limits of its own, as to how deep loops are nested.
+_COMPILING_FAULTS = (TemplateError, SyntaxError, MemoryError, RecursionError, ValueError)
 
 
 class _SafeNamespace(Namespace):

@@ -95,6 +95,7 @@ class GatewayNode:
             aliases=gateway.model_aliases,
             needs_tokenizer=config.wants_weights,
             reranker=gateway.reranker,
+            chat_template=gateway.chat_template,
         )
         self.server = GatewayServer(
             model=model,

@@ -27,8 +27,8 @@ from baton.gateway.requests.generations.prompt_progress import PromptProgress
 from baton.gateway.requests.readiness import Missing, Wanted
 from baton.gateway.requests.reporting import SILENT, Reporting
 from baton.gateway.server import GatewayServer
-from baton.gateway.text.chat_template import ChatTemplate
-from baton.gateway.text.model_files import SamplingDefaults
+from baton.gateway.text.chat_templates import ChatTemplates
+from baton.gateway.text.model_files import DEFAULT, SamplingDefaults
 from baton.gateway.text.served_model import ServedModel
 from baton.gateway.text.tokenizer import TextTokenizer
 from baton.platform.observe.listeners import bind_first_free
@@ -87,7 +87,9 @@ def make_model(
     return ServedModel(
         name=MODEL,
         tokenizer=text_tokenizer(),
-        chat_template=None if template is None else ChatTemplate(template, {"bos_token": BOS}),
+        chat_templates=ChatTemplates.compile(
+            {} if template is None else {DEFAULT: template}, {"bos_token": BOS}
+        ),
         sampling=defaults or SamplingDefaults(),
         vocab_size=json_vocab_size(),
         context_len=128,

@@ -11,6 +11,7 @@ from baton.core.errors import InvalidRequest
 from baton.gateway.chat.conversation import Conversation
 from baton.gateway.chat.messages import chat_messages, message_marks
 from baton.gateway.chat.plan import ChatPlan, plan_chat
+from baton.gateway.chat.tool_definitions import ToolMode
 from baton.gateway.http.completions.chat_format import ChatFormat
 from baton.gateway.http.completions.common_fields import (
     Asker,
@@ -37,7 +38,7 @@ from baton.gateway.requests.options import SamplingOptions, options_from
 from baton.gateway.requests.order import CompletionOrder
 from baton.gateway.requests.prompts import truncated
 from baton.gateway.requests.unsupported import refuse_unsupported
-from baton.gateway.text.served_model import ServedModel
+from baton.gateway.text.chat_template import ChatTemplate
 
 
 class ChatApi:
@@ -55,7 +56,7 @@ class ChatApi:
         who = asker(request, is_resumable=bool(body.resumable))
         public_id = answered_id(body, who)
         order, plan = await chat_order(gateway, body, who)
-        without_effect = fields_without_effect(body, gateway.model)
+        without_effect = fields_without_effect(body, plan.template)
         note_without_effect(request, gateway.config, (*without_effect, *plan.unheld_fields))
         tell_format(request, plan, gateway.model)
         completion = gateway.complete(order)
@@ -86,7 +87,7 @@ async def chat_order(
     gateway.model.check_name(body.model)
     refuse_unsupported(body)
     options = _options(body)
-    plan = await plan_chat(gateway, conversation_of(body, gateway.model), who.caller.parking)
+    plan = await plan_chat(gateway, conversation_of(body, gateway), who.caller.parking)
     order = CompletionOrder(
         request_id=who.request_id,
         prompts=(truncated(plan.prompt, body.truncate_prompt_tokens, gateway, options),),
@@ -104,17 +105,19 @@ async def chat_order(
     return order, plan
 
 
-def conversation_of(body: ChatBody, model: ServedModel) -> Conversation:
+def conversation_of(body: ChatBody, gateway: Gateway) -> Conversation:
     """Raises InvalidRequest."""
-    template = model.require_chat_template()
-    variables, _ = _variables(body, model)
+    tools = offered_tools(body)
+    template = _template(body, gateway, has_tools=tools.mode is not ToolMode.NONE)
+    variables, _ = _variables(body, template)
     check_open_end(body)
     has_text_arguments = template.has_text_arguments
     messages = with_tool_calls(body.messages, has_text_arguments=has_text_arguments)
     return Conversation(
         messages=chat_messages(messages, has_text_arguments=has_text_arguments),
         marks=message_marks(body.messages, body.cache_control),
-        tools=offered_tools(body),
+        template=template,
+        tools=tools,
         rule=body.rule(),
         variables=with_documents(variables, body.documents, template.source),
         is_continued=bool(body.continue_final_message),
@@ -124,15 +127,23 @@ def conversation_of(body: ChatBody, model: ServedModel) -> Conversation:
     )
 
 
-def fields_without_effect(body: ChatBody, model: ServedModel) -> tuple[str, ...]:
+def fields_without_effect(body: ChatBody, template: ChatTemplate) -> tuple[str, ...]:
     """For the template has no variables for them. Raises InvalidRequest."""
-    return _variables(body, model)[1]
+    return _variables(body, template)[1]
 
 
-def _variables(body: ChatBody, model: ServedModel) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _variables(body: ChatBody, template: ChatTemplate) -> tuple[dict[str, Any], tuple[str, ...]]:
     """And the fields that the template has none for. Raises InvalidRequest."""
-    template = model.require_chat_template().source
-    return template_variables(chat_switches(body), body.chat_template_kwargs, template)
+    return template_variables(chat_switches(body), body.chat_template_kwargs, template.source)
+
+
+def _template(body: ChatBody, gateway: Gateway, *, has_tools: bool) -> ChatTemplate:
+    """The model's, or what the request asks for. Raises InvalidRequest."""
+    if not body.chat_template:
+        return gateway.model.require_chat_template(has_tools=has_tools)
+    gateway.model.check_generates()
+    is_trusted = gateway.config.trust_request_chat_template
+    return gateway.model.chat_templates.asked_for(body.chat_template, is_trusted=is_trusted)
 
 
 def _options(body: ChatBody) -> SamplingOptions:

@@ -85,7 +85,10 @@ class ChatBody(RequestBody, kw_only=True, forbid_unknown_fields=True):
     """A variable of the chat template; not all have it."""
 
     chat_template_kwargs: dict[str, Any] | None = None
-    """vLLM's: variables for the switches of the model's own chat template."""
+    """vLLM's: variables for the switches of the chat template."""
+    chat_template: str | None = None
+    """vLLM's: the name of another of the model's chat templates; a template itself where the
+    operator lets requests bring theirs."""
     add_generation_prompt: bool | None = None
     """vLLM's: end the prompt where an answer begins. True by default."""
     continue_final_message: bool | None = None
@@ -108,7 +111,6 @@ class ChatBody(RequestBody, kw_only=True, forbid_unknown_fields=True):
     prediction: Ignored = None
 
     audio: Refused = None
-    chat_template: Refused = None
     modalities: Refused = None
     moderation: Refused = None
     web_search_options: Refused = None

@@ -12,7 +12,7 @@ from baton.core.errors import InvalidRequest
 from baton.gateway.chat.choice_reader import ChoiceReader
 from baton.gateway.chat.conversation import Conversation, encode_chat, for_model, render_chat
 from baton.gateway.chat.plan import plan_chat
-from baton.gateway.chat.tool_definitions import ToolUse, use_of
+from baton.gateway.chat.tool_definitions import ToolMode, ToolUse, use_of
 from baton.gateway.grammars.structured_output import OutputRule, format_rule
 from baton.gateway.http.completions.common_fields import (
     answered_id,
@@ -103,7 +103,7 @@ class MessagesApi:
         gateway = self._gateway
         body = await self._read(request)
         conversation = for_model(gateway, self._conversation(request, body))
-        text = render_chat(gateway.model.require_chat_template(), conversation)
+        text = render_chat(conversation)
         tokens = await encode_chat(gateway, conversation, text)
         prompt = self._truncated(Prompt(tokens=tokens, field="messages"), body)
         return json_response(TokenCountAnswer(input_tokens=len(prompt.tokens)))
@@ -127,7 +127,8 @@ class MessagesApi:
 
 def conversation_of(body: MessagesBody, model: ServedModel) -> tuple[Conversation, tuple[str, ...]]:
     """And the fields that the chat template has no switch for. Raises InvalidRequest."""
-    template = model.require_chat_template()
+    tools = _tools(body)
+    template = model.require_chat_template(has_tools=tools.mode is not ToolMode.NONE)
     messages, marks = input_messages(body, has_text_arguments=template.has_text_arguments)
     variables, ignored = template_variables(
         _switches(body, template.source), body.chat_template_kwargs, template.source
@@ -137,7 +138,8 @@ def conversation_of(body: MessagesBody, model: ServedModel) -> tuple[Conversatio
     conversation = Conversation(
         messages=messages,
         marks=marks,
-        tools=_tools(body),
+        template=template,
+        tools=tools,
         rule=_rule(body),
         variables=with_documents(variables, body.documents, template.source),
         is_continued=is_prefilled(messages),

@@ -13,7 +13,7 @@ from baton.core.ids import new_request_id
 from baton.gateway.access.api_keys import Caller
 from baton.gateway.chat.conversation import Conversation, encode_chat, for_model, render_chat
 from baton.gateway.chat.plan import plan_chat
-from baton.gateway.chat.tool_definitions import use_of
+from baton.gateway.chat.tool_definitions import ToolMode, use_of
 from baton.gateway.grammars.structured_output import OutputRule, format_rule
 from baton.gateway.http.completions.common_fields import (
     answered_id,
@@ -70,7 +70,7 @@ class ResponsesApi:
             gateway, conversation_of(body, gateway.model, earlier), who.caller.parking
         )
         tell_format(request, plan, gateway.model)
-        _, without_effect = _variables(body, gateway.model.require_chat_template())
+        _, without_effect = _variables(body, plan.template)
         unread = _unread_includes(body)
         note_without_effect(
             request, gateway.config, (*without_effect, *plan.unheld_fields, *unread)
@@ -161,9 +161,15 @@ def conversation_of(
     body: ResponsesBody, model: ServedModel, earlier: Sequence[InputItem] = ()
 ) -> Conversation:
     """`earlier` stands before its input. Raises InvalidRequest."""
-    template = model.require_chat_template()
     check_open_end(body)
     functions = [tool.function(f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
+    tools = use_of(
+        functions,
+        body.tool_choice,
+        is_parallel=body.parallel_tool_calls,
+        schema_field="parameters",
+    )
+    template = model.require_chat_template(has_tools=tools.mode is not ToolMode.NONE)
     messages, marks = input_messages(
         body.input,
         body.instructions,
@@ -175,12 +181,8 @@ def conversation_of(
     return Conversation(
         messages=messages,
         marks=checked_marks(marks),
-        tools=use_of(
-            functions,
-            body.tool_choice,
-            is_parallel=body.parallel_tool_calls,
-            schema_field="parameters",
-        ),
+        template=template,
+        tools=tools,
         rule=_rule(body),
         variables=with_documents(_variables(body, template)[0], body.documents, template.source),
         is_continued=bool(body.continue_final_message),

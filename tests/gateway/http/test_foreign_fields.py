@@ -92,7 +92,7 @@ async def test_nothing_is_told_where_every_field_has_its_effect() -> None:
         ({"max_new_tokens": 4}, "use max_tokens"),
         ({"response_format": {"type": "text", "json_shema": {}}}, "did you mean json_schema?"),
         ({"echo": True}, "continue_final_message"),
-        ({"chat_template": "{{ messages }}"}, "chat_template_kwargs"),
+        ({"chat_template": "{{ messages }}"}, "gateway.trust_request_chat_template"),
         ({"thinking": {"type": "deep"}}, "enabled"),
         ({"thinking": {"type": []}}, "enabled"),
         ({"guided_whitespace_pattern": " "}, "structured_outputs.regex"),
