@@ -132,7 +132,8 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
     served_model_name: str = ""
     """What clients call it. Empty: the last part of `model`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """The dtype of weights and KV. `auto` takes what the checkpoint says."""
+    """The dtype of weights and KV. `auto` takes what the checkpoint says, but on
+    a CPU bfloat16 for float16, which it has no operators for."""
     quantize: Literal["none", "wide", "int8", "int4"] = "none"
     """Round the weights to so many bits when they are loaded: on a CPU that makes decoding faster,
     and answers a little worse. `int4` leaves the table of tokens and the head in eight. What a
