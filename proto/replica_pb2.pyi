@@ -1130,22 +1130,39 @@ class PullOffered(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class PullProgress(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class PullEvent(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     OFFERED_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
     @builtins.property
     def offered(self) -> PullOffered: ...
+    @builtins.property
+    def progress(self) -> PullProgress: ...
     def __init__(
         self,
         *,
         offered: PullOffered | None = ...,
+        progress: PullProgress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["event", b"event", "offered", b"offered"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["event", b"event", "offered", b"offered", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["event", b"event", "offered", b"offered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["event", b"event", "offered", b"offered", "progress", b"progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = typing.Literal["offered"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = typing.Literal["offered", "progress"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

@@ -65,12 +65,12 @@ class TransferConfig(ExchangeConfig, frozen=True, kw_only=True):
     """How KV travels from prefill to decode replicas."""
 
     transport: TransportName = "auto"
-    """`auto` measures and takes the fastest way to each peer, but `tcp` only if `require` names it.
+    """`auto` measures and takes the fastest way to each peer; with TLS, none that does not encrypt.
     `memory` works only where both replicas live in one process, as in `baton verify`; `shm` on one
     machine."""
     require: tuple[str, ...] = ()
     """What `auto` may choose from. A peer that none of these leads to is not used: what it would
-    have computed is computed where it is needed. Empty: anything but `tcp`."""
+    have computed is computed where it is needed. Empty: anything."""
     allow_plain: bool = False
     """KV may travel unencrypted, by tcp, gloo, nccl or nixl, although `security` asks for TLS."""
     pull: PullConfig = PullConfig()

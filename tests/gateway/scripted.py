@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from baton.core.chaos import Chaos
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import DeadlineExceeded, InvalidRequest
 from baton.core.ids import ReplicaId
@@ -355,7 +356,7 @@ async def serving(
     model: ServedModel | None = None,
     clock: Clock = monotonic,
     reporting: Reporting = SILENT,
-    kill: Callable[[], None] | None = None,
+    chaos: Chaos | None = None,
     **config: Any,
 ) -> AsyncIterator[Serving]:
     dispatcher = dispatcher or ScriptedDispatcher(script or Script())
@@ -365,7 +366,7 @@ async def serving(
         dispatcher=dispatcher,
         config=settings,
         reporting=reporting,
-        kill=kill,
+        chaos=chaos,
         clock=clock,
     )
     await server.start()

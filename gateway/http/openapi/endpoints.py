@@ -34,6 +34,7 @@ from baton.gateway.http.responses.schemas import ResponsesBody
 from baton.gateway.http.scoring.classify import ClassifyAnswer, ClassifyBody
 from baton.gateway.http.scoring.scores import RerankAnswer, RerankBody, ScoreAnswer, ScoreBody
 from baton.gateway.http.status_pages import (
+    ChaosAnswer,
     ChaosBody,
     DrainAnswer,
     DrainBody,
@@ -445,11 +446,11 @@ ADMIN_ENDPOINTS = (
         path="/debug/chaos",
         method="post",
         tag=OPERATIONS,
-        summary="Have this gateway killed",
+        summary="Have this gateway make faults, or be killed",
         details="Where `chaos.enabled` is set; otherwise 403. For `baton chaos`.",
         body=ChaosBody,
-        answer=dict[str, bool],
-        example={"do": "kill"},
+        answer=ChaosAnswer,
+        example={"rules": [{"at": "registry.watch", "fault": "cut", "rate": 0.5}]},
     ),
     Endpoint(
         path="/v1/requests/{request_id}",
