@@ -182,8 +182,8 @@ class EmbeddingsApi:
             chat_template_kwargs=body.chat_template_kwargs,
             add_special_tokens=body.add_special_tokens,
         )
-        conversation = for_model(gateway, conversation_of(chat, gateway.model))
-        text = render_chat(gateway.model.require_chat_template(), conversation)
+        conversation = for_model(gateway, conversation_of(chat, gateway))
+        text = render_chat(conversation)
         tokens = await encode_chat(gateway, conversation, text)
         return (Prompt(tokens=tokens, field="messages"),)
 

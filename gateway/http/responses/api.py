@@ -121,7 +121,7 @@ class ResponsesApi:
         body = await self._read(request)
         options, earlier = _options(body), await self._earlier(body, request.state.caller.owner)
         conversation = for_model(gateway, conversation_of(body, gateway.model, earlier))
-        text = render_chat(gateway.model.require_chat_template(), conversation)
+        text = render_chat(conversation)
         tokens = await encode_chat(gateway, conversation, text)
         prompt = Prompt(tokens=tokens, field="input")
         prompt = truncated(prompt, body.truncate_prompt_tokens, gateway, options)
