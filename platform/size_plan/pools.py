@@ -34,6 +34,9 @@ from baton.platform.size_plan.question import FRONT_S, Question
 PREFILL_CHUNKS = (2048, 8192)
 MIXED_CHUNKS = (128, 256, 512, 1024, 2048)
 MOST_RUNNING = 1024
+MACHINE = 8
+"""Devices of the largest machines, on one of which all ranks of an engine are. Of CPUs a device is
+a core, and machines have any number."""
 GIB = 1 << 30
 
 
@@ -117,7 +120,8 @@ def layouts_of(question: Question) -> Iterator[Mesh]:
         for mesh in meshes(size):
             is_whole = mesh.size == size and mesh.context == 1
             is_data = mesh.data == 1 or mesh.expert == mesh.data * mesh.tensor
-            if is_whole and is_data and (has_experts or mesh.expert == 1):
+            is_placed = question.accelerator.is_cpu or mesh.size // mesh.data <= MACHINE
+            if is_whole and is_data and is_placed and (has_experts or mesh.expert == 1):
                 yield mesh
         size *= 2
 

@@ -155,6 +155,9 @@ def size(  # noqa: PLR0913 - one parameter an option
     yaml_file: Annotated[
         Path | None, of_answer("--yaml", help="Write the configuration there, for `baton serve`.")
     ] = None,
+    chart_file: Annotated[
+        Path | None, of_answer("--chart", help="Write values of the Helm chart there.")
+    ] = None,
     device_file: Annotated[
         Path | None, of_answer("--device-file", help="Write what `baton simulate --device` takes.")
     ] = None,
@@ -190,6 +193,7 @@ def size(  # noqa: PLR0913 - one parameter an option
             is_explained=explain,
             num_simulated=simulate,
             yaml_file=yaml_file,
+            chart_file=chart_file,
             device_file=device_file,
             is_json=as_json,
         )

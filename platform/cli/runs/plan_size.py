@@ -24,16 +24,21 @@ from baton.platform.doctor.demand import served_dtype
 from baton.platform.machine.accelerators import Accelerator, accelerator
 from baton.platform.models.model_folder import find_model
 from baton.platform.planner.capacity import Load, Promise
+from baton.platform.size_plan.chart_values import chart_values_of
 from baton.platform.size_plan.check import simulated
 from baton.platform.size_plan.deployment import devices_of
 from baton.platform.size_plan.named_shapes import NAMED_SHAPES
 from baton.platform.size_plan.question import Question, load_of
 from baton.platform.size_plan.report import show, show_simulated, tree, yaml_of
 from baton.platform.size_plan.served_bits import stored_bits, why_not_served
-from baton.platform.size_plan.size import size
+from baton.platform.size_plan.size import Answer, size
 from baton.platform.size_plan.this_cpu import PRECISIONS, this_core
 
 SEED = 0
+CHART_HEAD = (
+    b"# Of `baton plan size`. What it cannot know is yours: image, model.claim, nodeSelector and"
+    b" tolerations\n# of these devices, tls, keys.\n"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,28 +57,27 @@ class Job:
     is_explained: bool
     num_simulated: int | None
     yaml_file: Path | None
+    chart_file: Path | None
     device_file: Path | None
     is_json: bool
 
 
 def run(job: Job) -> None:
     """Raises CheckpointError, or InvalidConfig that names the option."""
-    for file, option in ((job.yaml_file, "--yaml"), (job.device_file, "--device-file")):
-        if file is not None:
-            check_writable(file, option)
+    configurations = {"--yaml": job.yaml_file, "--chart": job.chart_file}
+    files = {**configurations, "--device-file": job.device_file}
+    for option, file in _given(files).items():
+        check_writable(file, option)
     _check_cached(job)
     question = _question(job)
-    if job.yaml_file is not None and (why := why_not_served(question)):
-        raise InvalidConfig(f"--yaml: {why}")
+    for option in _given(configurations):
+        if why := why_not_served(question):
+            raise InvalidConfig(f"{option}: {why}")
     answer = size(question)
     figures = None
     if job.num_simulated is not None:
         figures = simulated(answer.question, answer.chosen, job.num_simulated, SEED)
-    if job.yaml_file is not None:
-        job.yaml_file.write_text(yaml_of(answer) + "\n")
-    if job.device_file is not None:
-        devices = msgspec.json.encode(devices_of(answer.question, answer.chosen))
-        job.device_file.write_bytes(msgspec.json.format(devices) + b"\n")
+    _write_files(job, answer)
     if job.is_json:
         found = tree(answer) | {"simulated": figures}
         typer.echo(msgspec.json.encode(found).decode())
@@ -83,6 +87,21 @@ def run(job: Job) -> None:
     show(console, answer, is_explained=job.is_explained)
     if figures is not None:
         show_simulated(console, answer, figures)
+
+
+def _given(files: Mapping[str, Path | None]) -> dict[str, Path]:
+    return {option: file for option, file in files.items() if file is not None}
+
+
+def _write_files(job: Job, answer: Answer) -> None:
+    if job.yaml_file is not None:
+        job.yaml_file.write_text(yaml_of(answer) + "\n")
+    if job.chart_file is not None:
+        values = chart_values_of(answer.question, answer.chosen)
+        job.chart_file.write_bytes(CHART_HEAD + msgspec.yaml.encode(values))
+    if job.device_file is not None:
+        devices = msgspec.json.encode(devices_of(answer.question, answer.chosen))
+        job.device_file.write_bytes(msgspec.json.format(devices) + b"\n")
 
 
 def _check_cached(job: Job) -> None:
