@@ -290,7 +290,8 @@ class BatchWork:
         await self._count(parts)
         if ending == "expired":
             counts = batch.request_counts
-            counts.failed = counts.total - counts.completed
+            counts.expired = counts.total - counts.completed - counts.failed
+            counts.failed += counts.expired
         await means.disk(self.lease.check)
         output, errors = self._new_file("output"), self._new_file("error")
         batch.output_file_id = await write_lines(means.files, output, answers(), means.disk)

@@ -16,6 +16,7 @@ from baton.core.errors import BatonError
 from baton.gateway.batches.service import BatchService
 from baton.gateway.http.batching.batches import BatchesApi
 from baton.gateway.http.batching.files import FilesApi
+from baton.gateway.http.batching.message_batches import MessageBatchesApi
 from baton.gateway.http.completions.chat import ChatApi
 from baton.gateway.http.completions.completions import CompletionsApi
 from baton.gateway.http.completions.tool_format import TOOL_FORMAT
@@ -143,6 +144,7 @@ def _routes(gateway: Gateway) -> list[Route]:
 
 def _batch_routes(gateway: Gateway, service: BatchService | None) -> list[Route]:
     files, batches = FilesApi(gateway, service), BatchesApi(gateway, service)
+    messages = MessageBatchesApi(gateway, service)
     return [
         Route("/v1/files", files.list_all),
         Route("/v1/files", files.create, methods=["POST"]),
@@ -153,6 +155,12 @@ def _batch_routes(gateway: Gateway, service: BatchService | None) -> list[Route]
         Route("/v1/batches", batches.create, methods=["POST"]),
         Route("/v1/batches/{batch_id}", batches.get),
         Route("/v1/batches/{batch_id}/cancel", batches.cancel, methods=["POST"]),
+        Route("/v1/messages/batches", messages.list_all),
+        Route("/v1/messages/batches", messages.create, methods=["POST"]),
+        Route("/v1/messages/batches/{batch_id}", messages.get),
+        Route("/v1/messages/batches/{batch_id}", messages.delete, methods=["DELETE"]),
+        Route("/v1/messages/batches/{batch_id}/cancel", messages.cancel, methods=["POST"]),
+        Route("/v1/messages/batches/{batch_id}/results", messages.results),
     ]
 
 
