@@ -32,7 +32,7 @@ def make_app() -> Any:
     )
 
 
-schema = schemathesis.openapi.from_asgi("/openapi.json", make_app())
+schema = schemathesis.openapi.from_asgi("/openapi.json", make_app(), timeout=120)
 
 
 @schema.parametrize()
