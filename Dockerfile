@@ -4,8 +4,11 @@
 #   docker build -t baton-cuda --build-arg TORCH=cu130 .   for NVIDIA GPUs: any of uv's --torch-backend
 ARG PYTHON=3.12.12
 ARG DEBIAN=bookworm
+# A tag rather than a digest: each build has Debian's fixes of the day, on any architecture. For the same bits every time
+# name them: --build-arg BASE=python@sha256:...
+ARG BASE=python:${PYTHON}-slim-${DEBIAN}
 
-FROM python:${PYTHON}-slim-${DEBIAN} AS build
+FROM ${BASE} AS build
 ARG TORCH=cpu
 # The kinds of CPU that kernels are compiled for; `armv8-a` on a machine of that kind.
 ARG VARIANTS=portable
@@ -32,7 +35,7 @@ RUN PYTHONPATH=src /opt/baton/bin/python -m baton.kernels.cpu --into build/prebu
  && BATON_PREBUILT=build/prebuilt uv build --wheel --out-dir dist \
  && uv pip install --no-deps dist/*.whl
 
-FROM python:${PYTHON}-slim-${DEBIAN}
+FROM ${BASE}
 ARG TORCH=cpu
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # Triton compiles a piece of C for each kernel that it launches.

@@ -1,8 +1,10 @@
-"""The RayService of a file: of manifests, or of values, which the `helm` command then renders."""
+"""The RayService of files: of manifests, or of values, which the `helm` command then renders."""
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +18,39 @@ RELEASE = "baton"
 HELM_TIMEOUT_S = 60.0
 
 
-def read_service(path: Path, chart: Path | None) -> dict[str, Any]:
-    """`spec` of the RayService. Raises InvalidConfig with the remedy."""
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise InvalidConfig(f"cannot read {path}: {error.strerror}") from error
-    documents = _documents(text, str(path))
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What of a RayService KubeRay goes by."""
+
+    spec: Mapping[str, Any]
+    annotations: Mapping[str, str]
+
+
+def files_of(names: str) -> tuple[Path, ...]:
+    """As `helm --values` takes them: with commas between, later ones over earlier ones."""
+    whole = Path(names)
+    return (whole,) if whole.exists() else tuple(Path(name) for name in names.split(",") if name)
+
+
+def read_service(paths: Sequence[Path], chart: Path | None) -> Service:
+    """Raises InvalidConfig with the remedy."""
+    source = ",".join(map(str, paths))
+    documents = [document for path in paths for document in _read(path)]
     if not any("kind" in document for document in documents):
-        documents = _documents(_render(path, chart), f"what helm renders of {path}")
+        documents = _documents(_render(paths, chart), f"what helm renders of {source}")
     found = [document for document in documents if document.get("kind") == KIND]
     if len(found) != 1:
         names = ", ".join(document["metadata"]["name"] for document in found) or "none"
-        raise InvalidConfig(f"{path} must have one {KIND}, and has {names}; give another file")
-    spec: dict[str, Any] = found[0]["spec"]
-    return spec
+        raise InvalidConfig(f"{source} must have one {KIND}, and has {names}; give another file")
+    [service] = found
+    return Service(service["spec"], service["metadata"].get("annotations") or {})
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        return _documents(path.read_text(), str(path))
+    except OSError as error:
+        raise InvalidConfig(f"cannot read {path}: {error.strerror}") from error
 
 
 def _documents(text: str, source: str) -> list[dict[str, Any]]:
@@ -44,13 +64,14 @@ def _documents(text: str, source: str) -> list[dict[str, Any]]:
     return [item for document in documents for item in document.get("items", [document])]
 
 
-def _render(path: Path, chart: Path | None) -> str:
+def _render(paths: Sequence[Path], chart: Path | None) -> str:
+    source = ",".join(map(str, paths))
     if chart is None:
         raise InvalidConfig(
-            f"{path} has no `kind`, so it has values: give the chart as well (--chart), or what "
+            f"{source} has no `kind`, so it has values: give the chart as well (--chart), or what "
             "`helm template` or `kubectl get rayservice -o yaml` print"
         )
-    command = ["helm", "template", RELEASE, str(chart), "--values", str(path)]
+    command = ["helm", "template", RELEASE, str(chart), *(f"--values={path}" for path in paths)]
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=HELM_TIMEOUT_S)
     except FileNotFoundError:
@@ -58,5 +79,5 @@ def _render(path: Path, chart: Path | None) -> str:
             "there is no `helm` on PATH to render values with; install it, or give manifests"
         ) from None
     if run.returncode:
-        raise InvalidConfig(f"helm cannot render {path}: {' '.join(run.stderr.split())}")
+        raise InvalidConfig(f"helm cannot render {source}: {' '.join(run.stderr.split())}")
     return run.stdout

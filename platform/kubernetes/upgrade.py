@@ -4,6 +4,8 @@
     a group at the end of the list     added to the running cluster, whose whole spec is written
     counts, tolerations, gates         not compared: ignored until the spec is written
     anything else of rayClusterConfig  another cluster; ignored where upgradeStrategy.type is None
+    annotations of the RayService      what KubeRay waits for is read at every look; the others are
+                                       copied to a cluster that is made, or whose spec is written
 
 KubeRay compares a hash of the RayCluster's spec without the third row (version 1.7:
 `GenerateHashWithoutReplicasAndWorkersToDelete`), once of all groups and once of as many as there
@@ -12,7 +14,7 @@ were.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -25,6 +27,8 @@ Keys = tuple[str | int, ...]
 """The way to a value."""
 
 CLUSTER, SERVE = "rayClusterConfig", "serveConfigV2"
+TIMEOUT = "ray.io/initializing-timeout"
+"""The one annotation that KubeRay reads of the RayService itself."""
 NOT_COMPARED_OF_PODS = ("tolerations", "schedulingGates")
 TOLD_TO_REPLICAS = (
     "num_replicas", "user_config", "max_ongoing_requests", "max_queued_requests",
@@ -79,6 +83,25 @@ def predict(old: Spec, new: Spec, *, has_new_operator: bool = False) -> list[Eff
         for difference in _differences(_service(old), _service(new))
     ]
     return [*of_service, *of_serve, *of_cluster]
+
+
+def predict_annotations(
+    old: Mapping[str, str], new: Mapping[str, str], of_spec: Sequence[Effect]
+) -> list[Effect]:
+    """What comes of those of the RayService, beside `of_spec`, the rest of the change."""
+    of_cluster = {one.outcome for one in of_spec if one.path.startswith(CLUSTER)}
+    effects = []
+    for one in _differences(old, new, ("metadata", "annotations")):
+        if one.keys[-1] == TIMEOUT:
+            effects.append(one.becomes(Outcome.IN_PLACE, "read at every look of the operator"))
+        elif Outcome.NEW_CLUSTER in of_cluster:
+            effects.append(one.becomes(Outcome.NEW_CLUSTER, "the new cluster is made with it"))
+        elif Outcome.IN_PLACE in of_cluster:
+            effects.append(one.becomes(Outcome.IN_PLACE, "written with the running cluster's spec"))
+        else:
+            reason = "not compared: the RayCluster has it after the next change that writes it"
+            effects.append(one.becomes(Outcome.IGNORED, reason))
+    return effects
 
 
 def _service(spec: Spec) -> dict[str, Any]:

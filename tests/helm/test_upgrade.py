@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from baton.platform.cli.main import app
-from baton.platform.kubernetes.upgrade import Outcome, predict
+from baton.platform.kubernetes.upgrade import TIMEOUT, Outcome, predict, predict_annotations
 
 Spec = dict[str, Any]
 
@@ -179,18 +179,44 @@ def test_a_new_operator_writes_what_was_ignored() -> None:
     assert list(outcomes(service(), new, has_new_operator=True).values()) == [Outcome.IN_PLACE]
 
 
-def manifest(spec: Spec) -> str:
-    ours = {"kind": "RayService", "metadata": {"name": "baton"}, "spec": spec}
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [
+        ({}, Outcome.IGNORED),
+        ({"rayVersion": "2.61.0"}, Outcome.NEW_CLUSTER),
+        (
+            {"workerGroupSpecs": [group("gateway"), group("decode"), group("late")]},
+            Outcome.IN_PLACE,
+        ),
+    ],
+)
+def test_annotations_are_the_clusters_once_it_is_written_and_the_timeout_is_read_at_once(
+    changes: Spec, outcome: Outcome
+) -> None:
+    of_spec = predict(service(), service(**changes))
+
+    found = predict_annotations({TIMEOUT: "1h"}, {TIMEOUT: "2h", "a.b/c": "d"}, of_spec)
+
+    assert [(one.path, one.before, one.after, one.outcome) for one in found] == [
+        (f"metadata.annotations.{TIMEOUT}", "1h", "2h", Outcome.IN_PLACE),
+        ("metadata.annotations.a.b/c", None, "d", outcome),
+    ]
+
+
+def manifest(spec: Spec, **annotations: str) -> str:
+    about = {"name": "baton", "annotations": annotations}
+    ours = {"kind": "RayService", "metadata": about, "spec": spec}
     return yaml.safe_dump_all([{"kind": "Service", "metadata": {"name": "baton"}}, ours])
 
 
 def test_the_command_reads_manifests_and_says_what_comes_of_each_change(tmp_path: Path) -> None:
     (tmp_path / "old").write_text(manifest(service()))
-    (tmp_path / "new").write_text(manifest(service(rayVersion="2.61.0")))
+    (tmp_path / "new").write_text(manifest(service(rayVersion="2.61.0"), team="a"))
 
     result = CliRunner().invoke(app, ["k8s", "diff", f"{tmp_path}/old", f"{tmp_path}/new"])
 
     assert result.exit_code == 0
+    assert 'metadata.annotations.team: nothing -> "a"' in result.output
     assert 'rayClusterConfig.rayVersion: "2.60.0" -> "2.61.0"' in result.output
     assert result.output.startswith("NEW CLUSTER")
     assert "a new cluster comes up beside the old one" in result.output
@@ -213,14 +239,15 @@ def test_the_command_refuses_a_configuration_that_the_application_would(tmp_path
 def test_the_command_renders_values_with_helm_and_asks_for_the_chart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("old", "new"):
+    for name in ("base", "old", "new"):
         (tmp_path / name).write_text("config: {}\n")
     (tmp_path / "manifest").write_text(manifest(service()))
     helm = tmp_path / "helm"
-    helm.write_text(f"#!/bin/sh\ncat {tmp_path}/manifest\n")
+    helm.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\ncat {tmp_path}/manifest\n')
     helm.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    command = ["k8s", "diff", f"{tmp_path}/old", f"{tmp_path}/new"]
+    old, new = (f"{tmp_path}/base,{tmp_path}/{name}" for name in ("old", "new"))
+    command = ["k8s", "diff", old, new]
 
     without = CliRunner().invoke(app, command)
     rendered = CliRunner().invoke(app, [*command, "--chart", "helm/baton"])
@@ -228,3 +255,18 @@ def test_the_command_renders_values_with_helm_and_asks_for_the_chart(
     assert without.exit_code == 2
     assert "--chart" in without.output
     assert rendered.output.strip() == "nothing changes"
+    assert (tmp_path / "asked").read_text().splitlines() == [
+        f"template baton helm/baton --values={tmp_path}/base --values={tmp_path}/{name}"
+        for name in ("old", "new")
+    ]
+
+
+def test_a_file_that_is_not_there_is_told_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text(manifest(service()))
+
+    result = CliRunner().invoke(
+        app, ["k8s", "diff", f"{tmp_path}/old", f"{tmp_path}/old,{tmp_path}/none"]
+    )
+
+    assert result.exit_code == 2
+    assert f"cannot read {tmp_path}/none" in "".join(result.output.split("\n"))

@@ -48,9 +48,8 @@ def arguments() -> dict[str, str]:
 
 
 def test_images_are_pinned_to_a_version_and_a_distribution() -> None:
-    assert {one.text.split(" AS ")[0] for one in all_of("FROM")} == {
-        "python:${PYTHON}-slim-${DEBIAN}"
-    }
+    assert {one.text.split(" AS ")[0] for one in all_of("FROM")} == {"${BASE}"}
+    assert arguments()["BASE"] == "python:${PYTHON}-slim-${DEBIAN}"
     assert re.fullmatch(r"3\.\d+\.\d+", arguments()["PYTHON"])
 
 

@@ -208,7 +208,7 @@ Each failure names the value and the remedy.
     {{- end -}}
   {{- end -}}
 {{- end -}}
-{{- range $path, $ref := dict "faultTolerance.redisUsername" .Values.faultTolerance.redisUsername "faultTolerance.redisPassword" .Values.faultTolerance.redisPassword "security.token" .Values.security.token "model.hubToken" .Values.model.hubToken -}}
+{{- range $path, $ref := dict "faultTolerance.redisUsername" .Values.faultTolerance.redisUsername "faultTolerance.redisPassword" .Values.faultTolerance.redisPassword "security.token" .Values.security.token "model.hubToken" .Values.model.hubToken "test.apiKey" .Values.test.apiKey -}}
   {{- if ne (empty $ref.existingSecret) (empty $ref.key) -}}
   {{- fail (printf "%s: existingSecret and key belong together: set both, or none" $path) -}}
   {{- end -}}

@@ -82,6 +82,24 @@ annotations:
 {{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag }}{{ end -}}
 {{- end }}
 
+{{/* An image of others: from the registry that all come from, unless it names one itself. */}}
+{{- define "baton.otherImage" -}}
+{{- $first := splitList "/" .image | first -}}
+{{- $namesRegistry := and (contains "/" .image) (or (contains "." $first) (contains ":" $first) (eq $first "localhost")) -}}
+{{- if and .root.Values.global.imageRegistry (not $namesRegistry) }}{{ .root.Values.global.imageRegistry }}/{{ end -}}
+{{- .image -}}
+{{- end }}
+
+{{/* Where a pod beside Ray's runs. */}}
+{{- define "baton.placement" -}}
+{{- range $key := list "nodeSelector" "affinity" "tolerations" "topologySpreadConstraints" "priorityClassName" }}
+{{- with get $ $key }}
+{{ $key }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "baton.serviceAccountName" -}}
 {{- if .Values.serviceAccount.create -}}
 {{- default (include "baton.fullname" .) .Values.serviceAccount.name -}}
@@ -101,6 +119,13 @@ annotations:
 {{/* Secrets that are mounted if they are there. */}}
 {{- define "baton.keysSecret" -}}
 {{- .Values.security.keys | default (printf "%s-keys" (include "baton.fullname" .)) -}}
+{{- end }}
+
+{{/* "true" or "": whether gateways ask clients for a key. */}}
+{{- define "baton.hasKeys" -}}
+{{- $keys := concat (.Values.config.gateway.api_keys | default list) (.Values.config.gateway.operator_keys | default list) -}}
+{{- range $_, $tenant := .Values.config.gateway.tenants -}}{{- $keys = concat $keys ($tenant.api_keys | default list) -}}{{- end -}}
+{{- if $keys }}true{{ end -}}
 {{- end }}
 
 {{- define "baton.clusterSecret" -}}

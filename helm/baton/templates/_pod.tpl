@@ -126,6 +126,8 @@ spec:
 - {name: dashboard, containerPort: 8265}
 - {name: client, containerPort: 10001}
 - {name: serve, containerPort: {{ include "baton.httpPort" .root }}}
+- {name: as-metrics, containerPort: 44217}
+- {name: dash-metrics, containerPort: 44227}
 {{ else if eq .kind "gateway" -}}
 - {name: http, containerPort: {{ include "baton.httpPort" .root }}}
 - {name: grpc, containerPort: {{ include "baton.grpcPort" .root }}}

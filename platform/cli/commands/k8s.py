@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -15,8 +16,14 @@ import yaml
 from baton.core.clock import monotonic
 from baton.core.errors import InvalidConfig
 from baton.platform.cli.terminal.errors import complain, told_in_one_line
-from baton.platform.kubernetes.rendered import read_service
-from baton.platform.kubernetes.upgrade import SERVE, Effect, Outcome, predict
+from baton.platform.kubernetes.rendered import files_of, read_service
+from baton.platform.kubernetes.upgrade import (
+    SERVE,
+    Effect,
+    Outcome,
+    predict,
+    predict_annotations,
+)
 
 app = typer.Typer(help="On Kubernetes, with KubeRay.", no_args_is_help=True)
 
@@ -26,8 +33,11 @@ WIDEST = 60
 
 @app.command()
 def diff(
-    old: Annotated[Path, typer.Argument(help="Manifests with a RayService, or values.")],
-    new: Annotated[Path, typer.Argument(help="Likewise, as they shall be.")],
+    old: Annotated[
+        str,
+        typer.Argument(help="Manifests with a RayService, or values: files with commas between."),
+    ],
+    new: Annotated[str, typer.Argument(help="Likewise, as they shall be.")],
     chart: Annotated[
         Path | None, typer.Option("--chart", help="The chart, to render values with `helm`.")
     ] = None,
@@ -38,9 +48,10 @@ def diff(
 ) -> None:
     """What KubeRay would make of a change: in place, another cluster, or nothing."""
     with told_in_one_line("baton k8s diff"):
-        before, after = read_service(old, chart), read_service(new, chart)
-        _check_configuration(after, new)
-    effects = predict(before, after, has_new_operator=new_operator)
+        before, after = (read_service(files_of(one), chart) for one in (old, new))
+        _check_configuration(after.spec, new)
+    of_spec = predict(before.spec, after.spec, has_new_operator=new_operator)
+    effects = [*predict_annotations(before.annotations, after.annotations, of_spec), *of_spec]
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode([asdict(e) for e in effects])))
         return
@@ -119,7 +130,7 @@ def follow(
         )
 
 
-def _check_configuration(spec: dict[str, Any], source: Path) -> None:
+def _check_configuration(spec: Mapping[str, Any], source: str) -> None:
     """Raises InvalidConfig for what no schema of values refuses, and the application would once
     Serve builds it."""
     from baton.platform.cluster.applications.serve_document import IMPORT_PATH, configuration
@@ -150,4 +161,10 @@ def _sum(effects: list[Effect]) -> str:
         return "a new cluster comes up beside the old one, with as many devices again"
     if all(effect.outcome is Outcome.IGNORED for effect in effects):
         return "nothing happens"
+    outcomes = {effect.outcome for effect in effects}
+    if {Outcome.RESTART, Outcome.IGNORED} <= outcomes:
+        return (
+            "the running cluster stays: processes start anew with the new configuration, in pods "
+            "as they are"
+        )
     return "the running cluster stays"

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from baton.core.config_node import Count, NonNegative
-from baton.platform.kubernetes.values.node import ChartNode, Free, SecretRef, Share
+from baton.platform.kubernetes.values.node import ChartNode, Free, PlacedValues, SecretRef, Share
 
 
 class ImageValues(ChartNode, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ class AutoscalerValues(ChartNode, frozen=True, kw_only=True):
     )
 
 
-class FollowValues(ChartNode, frozen=True, kw_only=True):
+class FollowValues(PlacedValues, frozen=True, kw_only=True):
     """What has worker groups follow the numbers of replicas; `config.planner.nodes: kuberay` turns
     it on."""
 
@@ -92,8 +92,6 @@ class FollowValues(ChartNode, frozen=True, kw_only=True):
             "limits": {"cpu": "500m", "memory": "384Mi"},
         }
     )
-    node_selector: dict[str, str] = msgspec.field(default_factory=dict)
-    tolerations: list[Free] = msgspec.field(default_factory=list)
 
 
 class FaultToleranceValues(ChartNode, frozen=True, kw_only=True):
@@ -124,6 +122,21 @@ class ServiceAccountValues(ChartNode, frozen=True, kw_only=True):
     create: bool = True
     name: str = ""
     annotations: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class RbacValues(ChartNode, frozen=True, kw_only=True):
+    """Roles of what has groups follow; nothing else of the chart's has any."""
+
+    create: bool = True
+    """False: bind the account `NAME-groups` yourself, to the Roles that `true` would make."""
+
+
+class TestValues(ChartNode, frozen=True, kw_only=True):
+    """What `helm test` asks gateways with."""
+
+    api_key: SecretRef = SecretRef()
+    """A key of theirs, itself and not its hash. Empty: where keys are asked for, no request is
+    made."""
 
 
 class ModelClaimValues(ChartNode, frozen=True, kw_only=True):

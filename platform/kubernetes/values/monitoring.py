@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from baton.core.config_node import Count
-from baton.platform.kubernetes.values.node import ChartNode, Free
+from baton.platform.kubernetes.values.node import ChartNode, Free, PlacedValues
 
 
 class MonitorValues(ChartNode, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ class MonitoringValues(ChartNode, frozen=True, kw_only=True):
     dashboards: DashboardValues = DashboardValues()
 
 
-class CollectorValues(ChartNode, frozen=True, kw_only=True):
+class CollectorValues(PlacedValues, frozen=True, kw_only=True):
     """An OpenTelemetry collector beside the deployment; all processes send it their spans."""
 
     enabled: bool = False
@@ -63,6 +63,7 @@ class CollectorValues(ChartNode, frozen=True, kw_only=True):
     """What `config.tracing.sample_ratio` is then, unless it is set: of requests that come without a
     trace of their own, whose caller has decided otherwise."""
     image: str = "otel/opentelemetry-collector-contrib:0.140.0"
+    """From `global.imageRegistry`, unless it names a registry itself."""
     replicas: Count = 1
     resources: Free = msgspec.field(
         default_factory=lambda: {

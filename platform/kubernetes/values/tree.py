@@ -27,7 +27,9 @@ from baton.platform.kubernetes.values.cluster import (
     ModelStorageValues,
     RayAuthValues,
     RayServiceValues,
+    RbacValues,
     ServiceAccountValues,
+    TestValues,
     UpgradeValues,
 )
 from baton.platform.kubernetes.values.monitoring import CollectorValues, MonitoringValues
@@ -94,6 +96,7 @@ class ChartValues(ChartNode, frozen=True, kw_only=True):
     comes before others. Exactly one has the role gateway."""
     ray_ports: RayPortValues = RayPortValues()
     service_account: ServiceAccountValues = ServiceAccountValues()
+    rbac: RbacValues = RbacValues()
     model: ModelStorageValues = ModelStorageValues()
     security: ClusterSecurityValues = ClusterSecurityValues()
     service: ServiceValues = ServiceValues()
@@ -106,6 +109,7 @@ class ChartValues(ChartNode, frozen=True, kw_only=True):
     disruption_budget: DisruptionValues = DisruptionValues()
     monitoring: MonitoringValues = MonitoringValues()
     collector: CollectorValues = CollectorValues()
+    test: TestValues = TestValues()
     extra_objects: list[Any] = msgspec.field(default_factory=list)
     """Manifests of yours, objects or texts, in which templates are worked out."""
 
