@@ -13,8 +13,9 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as rpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-CONTEXT = f"00-{TRACE}-{CALLER}-01"
-"""Of a caller that traces itself."""
+TRACEPARENT, TRACESTATE = f"00-{TRACE}-{CALLER}-01", "vendor=opaque:1,other=2"
+CONTEXT = (("traceparent", TRACEPARENT), ("tracestate", TRACESTATE))
+"""Of a caller that traces itself, as headers or metadata."""
 
 
 @dataclass
@@ -42,8 +43,9 @@ class Collector(rpc.TraceServiceServicer):
         return sorted(found, key=lambda span: span.start_time_unix_nano)
 
     def assert_connected(self) -> None:
-        """One trace, in which every span but the caller's own is known."""
+        """One trace with the caller's state, in which every span but the caller's own is known."""
         assert {span.trace_id.hex() for _, span in self.spans} == {TRACE}
+        assert {span.trace_state for _, span in self.spans} == {TRACESTATE}
         assert not self.orphans()
 
     def orphans(self) -> list[str]:

@@ -53,13 +53,14 @@ class Live:
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     port, grpc_port = free_ports(2)
     with collecting() as (collector, endpoint):
-        pool = {"scheduler": {"prefill_chunk": 16}, "cache": {"num_blocks": 400}}
+        pool = {"cache": {"num_blocks": 400}}
+        steps = {"scheduler": {"prefill_chunk": 2}}  # hundreds a prompt: time to be killed in
         config = tmp_path_factory.mktemp("observed") / "baton.yaml"
         config.write_bytes(
             msgspec.yaml.encode(
                 {
                     "gateway": {"replicas": NUM_GATEWAYS},
-                    "prefill": {"replicas": 2, **pool},
+                    "prefill": {"replicas": 2, **pool, **steps},
                     "decode": pool,
                     "tiers": {"host": {"gib": 0.1}},
                     "metrics": {"peak_tflop_s": 1.0, "peak_gb_s": 10.0},
@@ -100,11 +101,12 @@ def complete(live: Live, prompt: str, **headers: str) -> httpx.Response:
 
 
 def who_computes(prefill: list[tuple[psutil.Process, int]]) -> psutil.Process:
+    """The one that has tokens to compute yet."""
     while True:
         for process, port in prefill:
             lines = page(port).splitlines()
-            running = [one for one in lines if 'state="running"' in one]
-            if any(not one.endswith(" 0.0") for one in running):
+            left = [one for one in lines if one.startswith("baton_replica_queued_tokens{")]
+            if any(float(one.split()[-1]) > 0 for one in left):
                 return process
 
 
@@ -115,7 +117,7 @@ def test_one_trace_joins_all_processes_though_the_prefill_replica_is_killed(live
     prompt = "\n".join(CODE[at:] for at in range(4))[:6000]
 
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(complete, live, prompt, traceparent=CONTEXT)
+        asked = pool.submit(complete, live, prompt, **dict(CONTEXT))
         who_computes(prefill).kill()
         answer = asked.result()
     wait_for(lambda: collector.named("text_completion demo") and not collector.orphans())

@@ -14,7 +14,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tests.gateway.scripted import make_model
 from tests.in_process_fleet import Fleet, running_fleet
-from tests.trace_collector import CALLER, CONTEXT, Collector, collecting
+from tests.trace_collector import CALLER, CONTEXT, TRACEPARENT, Collector, collecting
 
 from baton.core.errors import InvalidConfig, Unavailable
 from baton.core.ids import ReplicaId
@@ -68,7 +68,7 @@ async def traced_world(prefill: int = 1, decode: int = 1) -> AsyncIterator[World
 async def complete(world: World) -> dict[str, object]:
     body = {"model": "org/tiny", "prompt": PROMPT, "max_tokens": 4}
     answer = await world.http.post(
-        "/v1/completions", json=body, headers={"traceparent": CONTEXT, "x-request-id": "mine"}
+        "/v1/completions", json=body, headers={**dict(CONTEXT), "x-request-id": "mine"}
     )
     assert answer.status_code == 200, answer.text
     result: dict[str, object] = answer.json()
@@ -119,7 +119,7 @@ async def test_grpc_calls_are_traced_as_well() -> None:
             sampling=pb.SamplingOptions(max_tokens=4),
             request_id="mine",
         )
-        call = InferenceStub(channel).Generate(request, metadata=(("traceparent", CONTEXT),))
+        call = InferenceStub(channel).Generate(request, metadata=CONTEXT)
         async for _ in call:
             pass
 
@@ -137,21 +137,20 @@ async def test_a_call_has_failed_by_the_servers_fault_alone() -> None:
         raise ValueError("nobody foresaw it")
 
     async with traced_world() as world, grpc.aio.insecure_channel(world.grpc_target) as channel:
-        traced = (("traceparent", CONTEXT),)
 
         async def ask(num_tokens: int) -> None:
             body = {"model": "org/tiny", "prompt": PROMPT[:num_tokens]}
-            await world.http.post("/v1/completions", json=body, headers=dict(traced))
+            await world.http.post("/v1/completions", json=body, headers=dict(CONTEXT))
             asked = pb.GenerateRequest(tokens=pb.TokenIds(ids=PROMPT[:num_tokens]))
             with pytest.raises(grpc.aio.AioRpcError):
-                await InferenceStub(channel).Generate(asked, metadata=traced).read()
+                await InferenceStub(channel).Generate(asked, metadata=CONTEXT).read()
 
         await ask(0)
         world.fleet.dispatcher.start = lost  # type: ignore[method-assign]
         await ask(6)
         world.fleet.dispatcher.start = broken  # type: ignore[method-assign]
         body = {"model": "org/tiny", "prompt": PROMPT}
-        await world.http.post("/v1/completions", json=body, headers=dict(traced))
+        await world.http.post("/v1/completions", json=body, headers=dict(CONTEXT))
 
     calls = world.collector.named("text_completion org/tiny")
     assert [span.status.message for span in calls] == ["", "", "503", "UNAVAILABLE", "ValueError"]
@@ -208,7 +207,7 @@ async def test_an_attempt_that_was_lost_is_linked_to_by_the_next() -> None:
 async def test_what_is_not_sampled_is_sampled_nowhere() -> None:
     async with traced_world() as world:
         body = {"model": "org/tiny", "prompt": PROMPT, "max_tokens": 2}
-        headers = {"traceparent": CONTEXT.removesuffix("01") + "00"}
+        headers = {"traceparent": TRACEPARENT.removesuffix("01") + "00"}
         await world.http.post("/v1/completions", json=body, headers=headers)
 
     assert not world.collector.spans
