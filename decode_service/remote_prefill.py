@@ -194,7 +194,7 @@ class RemotePrefill:
             cache_points=message.cache_points,
             source=None if source is None or source.epoch == peer.epoch else source,
             gateway_epoch=generating.session.gateway_epoch,
-            traceparent=asking.context,
+            trace=asking.context,
             wants_progress=True,
             time_left_ms=min(timeout_ms, message.time_left_ms or timeout_ms),
         )

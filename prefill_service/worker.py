@@ -71,7 +71,7 @@ class PrefillWorker:
         check_layouts(self._engine.pool.layout, message.layout)
         self._sender.held.check(1)  # the block of the last token is never shared
         prompt = self.prompts.admit(message)
-        span = self.core.tracer.start("prefill", message.traceparent, "server")
+        span = self.core.tracer.start("prefill", message.trace, "server")
         entering = asyncio.create_task(self._enter(prompt))
         try:
             self._publish_capacity()

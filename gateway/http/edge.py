@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.core.clock import monotonic
 from baton.core.errors import BatonError
-from baton.core.tracing import UNTRACED, TracedCall
+from baton.core.tracing import UNTRACED, TraceContext, TracedCall
 from baton.gateway.access.api_keys import ANYBODY, Caller, shown_key
 from baton.gateway.access.call_log import MAX_PATH, EndedCall, log_call
 from baton.gateway.access.rate_limits import REQUESTS, TOKENS, Allowance
@@ -244,7 +244,9 @@ class Edge:
         return begin_call(
             self._gateway,
             operation,
-            parent=headers.get("traceparent", ""),
+            parent=TraceContext(
+                headers.get("traceparent", ""), ",".join(headers.getlist("tracestate"))
+            ),
             attributes={
                 "http.request.method": scope["method"],
                 "http.route": scope["path"],

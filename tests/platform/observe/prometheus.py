@@ -90,3 +90,10 @@ async def ask(http: httpx.AsyncClient, query: str) -> list[float]:
     told = answer.json()
     assert answer.status_code in (200, 503), told
     return [float(one["value"][1]) for one in told.get("data", {}).get("result", [])]
+
+
+async def times_told(http: httpx.AsyncClient, kinds: str) -> float:
+    """How many processes at most tell of the same thing, of series called `baton_KIND_...`."""
+    named = f'label_replace({{__name__=~"baton_({kinds})_.*"}}, "name", "$1", "__name__", "(.*)")'
+    [times] = await ask(http, f"max(count without (instance) ({named}))")
+    return times
