@@ -332,16 +332,14 @@ ENDPOINTS = (
         path="/v1/models",
         tag=MODELS,
         summary="The model served",
-        details="In Anthropic's shape for who sends `anthropic-version`.",
+        details="In Anthropic's shape for who sends its header `anthropic-version`.",
         answer=ModelListAnswer,
-        headers=("anthropic-version",),
     ),
     Endpoint(
         path="/v1/models/{model_id}",
         tag=MODELS,
         summary="The same",
         answer=ModelAnswer,
-        headers=("anthropic-version",),
     ),
     Endpoint(
         path="/v1/streams",
