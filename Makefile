@@ -82,7 +82,7 @@ chart: $(VENV)/.dev
 wheel: $(VENV)/.serve
 	$(BIN)/python -m tests.install.wheel $(VARIANTS)
 
-## The measurements of docs/performance.md.
+## The measurements that docs/performance.md begins with: half an hour. The others have commands of their own, named beside them.
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench.run $(ARGS)
 
