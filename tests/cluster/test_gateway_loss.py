@@ -38,6 +38,7 @@ class Stream:
     """What one client has of one stream, however many connections that took."""
 
     text: str = ""
+    last_id: str = ""
     event_ids: list[int] = field(default_factory=list)
     num_broken: int = 0
     finish_reason: str | None = None
@@ -66,26 +67,26 @@ class Clients:
 
     async def by_events(self, prompt: str) -> Stream:
         """As a browser's EventSource would."""
-        stream, last_id = Stream(), ""
+        stream = Stream()
         self.reading.add(stream)
         while stream.finish_reason is None:
             try:
-                last_id = await self._read_events(prompt, stream, last_id)
+                await self._read_events(prompt, stream)
             except httpx.TransportError:
-                stream.num_broken += bool(last_id)
+                stream.num_broken += bool(stream.last_id)
                 await asyncio.sleep(0.2)
         self.reading.discard(stream)
         return stream
 
-    async def _read_events(self, prompt: str, stream: Stream, last_id: str) -> str:
+    async def _read_events(self, prompt: str, stream: Stream) -> None:
         body = {
             "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True,
             "stream": True, "resumable": True,
         }  # fmt: skip
         headers = bearer("old")
         async with httpx.AsyncClient(base_url=self.app.url, timeout=60) as http:
-            if last_id:
-                headers["last-event-id"] = last_id
+            if stream.last_id:
+                headers["last-event-id"] = stream.last_id
                 asked = http.stream("GET", "/v1/streams", headers=headers)
             else:
                 asked = http.stream("POST", "/v1/completions", json=body, headers=headers)
@@ -100,13 +101,12 @@ class Clients:
                         event[name] = value
                         continue
                     if "id" in event:
-                        last_id = event["id"]
-                        stream.event_ids.append(int(last_id.rpartition(":")[2]))
+                        stream.last_id = event["id"]
+                        stream.event_ids.append(int(stream.last_id.rpartition(":")[2]))
                     _take(stream, event.get("data", "[DONE]"))
                     event = {}
         if stream.finish_reason is None:
             stream.num_broken += 1
-        return last_id
 
     async def by_sdk(self, prompt: str) -> Stream:
         stream = Stream()
