@@ -24,7 +24,7 @@ BEGIN := num_run=0; run() { \
   "$$@" && num_run=$$((num_run + 1)) || { status=$$?; [ $$status -eq 5 ] $(if $(ARGS),,&& false) || exit $$status; }; };
 END := [ $$num_run -gt 0 ] || { echo "no test ran: ARGS names none that are run here"; exit 5; }
 
-.PHONY: serve wheel test test-wide test-all test-clients check resolve format proto chart bench clean
+.PHONY: serve wheel test test-wide test-all test-clients tools check resolve format proto chart bench clean
 
 ## Serve the demo model on ports 8000 (HTTP) and 8001 (gRPC). ARGS="MODEL --prefill 2 ..." for others.
 serve: $(VENV)/.serve $(VENV)/.kernels
@@ -47,6 +47,10 @@ test-all: $(VENV)/.dev $(VENV)/.kernels
 ## Prints the table of docs/clients.md. Needs pip's registry, npm's, and Node.
 test-clients: $(VENV)/.dev
 	$(PYTEST) -m clients tests/clients $(ARGS)
+
+## Programs that some wide tests run: Prometheus, promtool, Chromium (Debian's), checkov. Once, below ~/.cache/baton (0.8 GB).
+tools: $(VENV)/.dev
+	@$(BIN)/python -m tests.install.tools
 
 ## Formatting, lint, types and layers.
 check: $(VENV)/.dev
@@ -78,7 +82,7 @@ chart: $(VENV)/.dev
 wheel: $(VENV)/.serve
 	$(BIN)/python -m tests.install.wheel $(VARIANTS)
 
-## The measurements of docs/performance.md.
+## The measurements that docs/performance.md begins with: half an hour. The others have commands of their own, named beside them.
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench.run $(ARGS)
 

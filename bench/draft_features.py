@@ -46,7 +46,7 @@ from baton.engine.speculation.carrying import SPEEDS, Needs, Speeds, Way
 from baton.engine.speculation.feature_keeper import MAX_SHARE, share_of
 from baton.kv_transfer.sending.outbox import MAX_PIECE_BYTES
 from baton.platform.config.deployment import DeploymentConfig, override
-from baton.platform.doctor.demand import kv_layout
+from baton.platform.doctor.demand import kv_layout, served_dtype
 from baton.platform.instruments.source_prompts import SourcePrompts
 from baton.platform.models.model_folder import built_in_folder, find_model
 from baton.platform.size_plan.named_shapes import LLAMA_3, NAMED_SHAPES
@@ -90,7 +90,8 @@ class Shape:
         config = family.parse_config(raw)
         with torch.device("meta"):
             model = family.build(config)
-        layout = kv_layout(CacheConfig(kv_dtype=kv_dtype), config, "auto")  # type: ignore[arg-type]
+        dtype = served_dtype("auto", config, "cuda")
+        layout = kv_layout(CacheConfig(kv_dtype=kv_dtype), config, dtype)  # type: ignore[arg-type]
         return cls(layout, config.hidden_size, active_parameters(model))
 
     @property

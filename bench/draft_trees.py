@@ -34,7 +34,7 @@ from unittest import mock
 import torch
 from bench.report import surroundings, table
 from bench.small_llama import model_folder
-from bench.speculation import HEADS, KnowingDrafter, code_prompts
+from bench.speculation_loads import HEADS, KnowingDrafter, code_prompts
 from tokenizers import Tokenizer
 from torch import Tensor
 

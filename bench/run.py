@@ -1,8 +1,10 @@
-"""All measurements, as the Markdown that docs/performance.md is made of.
+"""The measurements that docs/performance.md begins with, as Markdown; it names the others.
 
-    python -m bench.run [engine_steps] [growth] [gateway] [handoff] [startup] [--quick]
+    python -m bench.run [engine_steps] [growth] [speculation] [gateway] [handoff] [startup]
+                        [--quick]
 
-Minutes, not hours. `--quick` takes few samples: to see that everything works, not to quote.
+Half an hour, half of it for speculation. `--quick` takes few samples: to see that everything works,
+not to quote.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import argparse
 from collections.abc import Callable
 
 import psutil
-from bench import engine_steps, gateway, growth, handoff, startup
+from bench import engine_steps, gateway, growth, handoff, speculation, startup
 from bench.report import surroundings
 
 LOOK_AROUND_S = 2.0
@@ -19,6 +21,7 @@ LOOK_AROUND_S = 2.0
 SECTIONS: dict[str, tuple[str, Callable[[bool], str]]] = {
     "engine_steps": ("A step of the engine", lambda quick: engine_steps.report(is_quick=quick)),
     "growth": ("How cost grows", lambda quick: growth.report(is_quick=quick)),
+    "speculation": ("Speculation", lambda quick: speculation.report(is_quick=quick)),
     "gateway": ("Gateway and data plane", lambda quick: gateway.report(is_quick=quick)),
     "handoff": ("A handoff", lambda quick: handoff.report(is_quick=quick)),
     "startup": ("Starting, and doing nothing", lambda quick: startup.report(is_quick=quick)),

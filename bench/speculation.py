@@ -2,100 +2,49 @@
 
     rounds   plain, again, suffix, ...     new prompts in each; the first does not count
     turns    a few steps of each, in any order, as long as all of its requests run
-    ratio    tokens a second of a method against plain decoding in the same round, median of rounds;
-             that of `plain again` is what the machine does to all of them
+    ratio    tokens a second of a method against plain decoding, over all rounds, and between what
+             it lies with 95 % (stretches of turns, drawn anew a thousand times); that of `plain
+             again` is what the machine does to all of them
 
-    code         the demo model and its draft, on source of the Python standard library
-    again        the same, each round with the prompts of the first
-    always       the methods that look texts up, on code, never resting: what drafts are worth,
-                 and what those of lookahead are if nothing is made of wrong guesses
-    dummy        65 million made-up weights in bfloat16, read from memory in each pass; drafts are
-                 right so often, and cost nothing to make
+The loads are told in `bench/speculation_loads.py`. Engines stay from round to round: what they have
+learnt of prices stays, too. Outputs are compared: a token that differs ends the run. `--cpu-time`
+counts the CPU seconds of one thread, on machines that others use, too; the engines see no other
+clock. `--minutes` shares the time among loads and batches: each has as many rounds as fit, one at
+least and `--rounds` at most.
 
-Engines stay from round to round: what they have learnt of prices stays, too. Outputs are compared:
-a token that differs ends the run. `--cpu-time` counts the CPU seconds of one thread, on machines
-that others use, too; the engines see no other clock.
-
-    python -m bench.speculation [--batches 1 4 16] [--rounds 3] [--only code ...]
+    python -m bench.speculation [--batches 1 4 16] [--rounds 3] [--minutes 15] [--only code ...]
                                [--methods suffix ...] [--cpu-time]
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
 from random import Random
-from statistics import median
 
 import torch
-from bench.report import surroundings, table
+from bench.report import number, surroundings, table
 from bench.small_llama import model_folder
-from tokenizers import Tokenizer
+from bench.speculation_loads import NUM_NEW, KnowingDrafter, Load, engine_of, loads
+from torch import Tensor
 
 from baton.core.sampling import SamplingParams
-from baton.engine.assemble import engine_around, load_draft
-from baton.engine.checkpoint.load import LoadedModel, load_model
-from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 from baton.engine.engine import Engine
 from baton.engine.request.request import Request
-from baton.engine.speculation.assemble import Drafting
-from baton.engine.speculation.draft_budget import FixedBudget, PayingBudget
-from baton.engine.speculation.drafter import Draft
-from baton.engine.speculation.lookahead import LookaheadDrafter
-from baton.engine.speculation.speculation import Speculation
-from baton.platform.models.model_folder import built_in_folder, find_model
 
-MAX_TOKENS = 8
-LOOKED_UP = ("suffix", "ngram", "lookahead")
-HEADS = ("eagle", "p-eagle", "medusa")
-PROMPT_LEN, NUM_NEW = 128, 128
 PLAIN, AGAIN = "plain", "plain again"
+BATCHES = (1, 4, 16, 32, 64)
 STRETCH = 4
 """Steps of an engine before it is another's turn."""
-Prompts = Callable[[Random, int], list[list[int]]]
-"""So many prompts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """One model, what it is asked, and who drafts."""
-
-    name: str
-    model: LoadedModel
-    prompts: Prompts
-    temperature: float
-    methods: Mapping[str, Callable[[], Engine]]
-    """By name: how an engine is made that drafts so."""
-
-
-class KnowingDrafter:
-    """Has the answers of a plain run, and errs at random: drafts of a set acceptance."""
-
-    name = "knowing"
-    is_costly = False
-
-    def __init__(self, share: float) -> None:
-        self.answers: Mapping[str, Sequence[int]] = {}
-        self._share = share
-        self._random = Random(0)
-
-    def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
-        return [self._propose(request, max_tokens) for request in requests]
-
-    def forget(self, request: Request) -> None:
-        """It keeps nothing."""
-
-    def _propose(self, request: Request, max_tokens: int) -> Draft:
-        first = len(request.output)
-        answer = self.answers[request.request_id][first : first + max_tokens]
-        tokens = [token ^ (self._random.random() > self._share) for token in answer]
-        return Draft(tokens, [self._share] * len(tokens))
+TURNS_OF_BLOCK = 4
+"""Turns that are drawn anew together: what drafts win in one hangs together with the next."""
+NUM_DRAWS = 1000
+HEADER = ("load, method", "batch", "plain, tokens/s", "times that", "95 %", "tokens a step")
 
 
 @dataclass(slots=True)
@@ -104,9 +53,9 @@ class Run:
 
     engine: Engine
     requests: Sequence[Request]
-    seconds: float = field(default=0.0, init=False)
+    turns: list[tuple[int, float]] = field(default_factory=list, init=False)
+    """Tokens and seconds of each."""
     num_steps: int = field(default=0, init=False)
-    _num_before: int = field(init=False)
     _num_now: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -114,26 +63,22 @@ class Run:
         for request in self.requests:
             self.engine.add(request)
         self.engine.step()
-        self._num_before = self._num_now = self._count()
+        self._num_now = self._count()
 
     @property
     def is_full(self) -> bool:
         return self.engine.num_running == len(self.requests)
 
-    @property
-    def num_tokens(self) -> int:
-        return self._num_now - self._num_before
-
     def go_on(self) -> None:
-        """A stretch of steps."""
-        started = self.engine.clock()
+        """A turn: a stretch of steps."""
+        started, num_before = self.engine.clock(), self._num_now
         for _ in range(STRETCH):
             if not self.is_full:
                 break
             self.engine.step()
             self.num_steps += 1
-        self.seconds += self.engine.clock() - started
-        self._num_now = self._count()
+        seconds, self._num_now = self.engine.clock() - started, self._count()
+        self.turns.append((self._num_now - num_before, seconds))
 
     def finish(self) -> Mapping[str, Sequence[int]]:
         """What came of each request."""
@@ -141,45 +86,114 @@ class Run:
             self.engine.step()
         return {request.request_id: request.output for request in self.requests}
 
+    def blocks(self) -> list[tuple[int, float]]:
+        """Tokens and seconds of so many turns together."""
+        starts = range(0, len(self.turns), TURNS_OF_BLOCK)
+        groups = [self.turns[start : start + TURNS_OF_BLOCK] for start in starts]
+        return [(sum(n for n, _ in group), sum(s for _, s in group)) for group in groups]
+
     def _count(self) -> int:
         return sum(len(request.output) for request in self.requests)
 
 
-def measure(load: Load, batch: int, num_rounds: int) -> Iterator[list[str | float]]:
+@dataclass(slots=True)
+class Measured:
+    """One method beside plain decoding, over all rounds."""
+
+    blocks: list[tuple[int, float, int, float]] = field(default_factory=list)
+    """Tokens and seconds, and those of plain decoding, of the same turns; zeros where one of them
+    was done."""
+    num_tokens: int = 0
+    num_steps: int = 0
+
+    def add(self, own: Run, plain: Run) -> None:
+        ours, theirs = own.blocks(), plain.blocks()
+        length = max(len(ours), len(theirs))
+        for at in range(length):
+            tokens, seconds = ours[at] if at < len(ours) else (0, 0.0)
+            plain_tokens, plain_seconds = theirs[at] if at < len(theirs) else (0, 0.0)
+            self.blocks.append((tokens, seconds, plain_tokens, plain_seconds))
+        self.num_tokens += sum(tokens for tokens, _ in ours)
+        self.num_steps += own.num_steps
+
+    def ratio(self) -> float:
+        return float(_ratios(self._table().sum(0, keepdim=True))[0])
+
+    def interval(self) -> tuple[float, float]:
+        """In which the ratio lies with 95 %."""
+        blocks = self._table()
+        draws = torch.randint(
+            len(blocks), (NUM_DRAWS, len(blocks)), generator=torch.Generator().manual_seed(0)
+        )
+        ratios = _ratios(blocks[draws].sum(1))
+        low, high = torch.quantile(ratios[ratios.isfinite()], torch.tensor([0.025, 0.975])).tolist()
+        return low, high
+
+    def plain_rate(self) -> float:
+        _, _, tokens, seconds = self._table().sum(0).tolist()
+        return float(tokens / seconds)
+
+    def _table(self) -> Tensor:
+        return torch.tensor(self.blocks, dtype=torch.float32)
+
+
+def _ratios(sums: Tensor) -> Tensor:
+    """[n, 4] -> [n]"""
+    tokens, seconds, plain_tokens, plain_seconds = sums.unbind(1)
+    return (tokens / seconds) / (plain_tokens / plain_seconds)
+
+
+def measure(
+    load: Load, batch: int, num_rounds: int, ends_at: float = math.inf
+) -> Iterator[list[str | float]]:
     """A row a method, and one that says how far two that do the same are apart."""
-    plain = _engine(load.model)
-    engines = {PLAIN: plain, AGAIN: _engine(load.model)}
+    plain = engine_of(load.model)
+    engines = {PLAIN: plain, AGAIN: engine_of(load.model)}
     engines |= {name: make() for name, make in load.methods.items()}
-    ratios: dict[str, list[float]] = {name: [] for name in engines}
-    lengths: dict[str, list[float]] = {name: [] for name in engines}
-    rates: list[float] = []
+    measured = {name: Measured() for name in engines}
     random = Random(batch)
-    for number in range(num_rounds + 1):
-        prompts = load.prompts(random, batch)
-        expected = Run(plain, _requests(load, number, prompts)).finish()
-        for engine in engines.values():
-            drafter = engine.speculation.drafter if engine.speculation else None
-            if isinstance(drafter, KnowingDrafter):
-                drafter.answers = expected
-        runs = {
-            name: Run(engine, _requests(load, number, prompts)) for name, engine in engines.items()
-        }
-        _take_turns(list(runs.values()), random)
-        for name, each in runs.items():
-            if each.finish() != expected:
-                sys.exit(f"{load.name}, {name}, batch {batch}: other tokens than without drafts")
-            if number:
-                rate = each.num_tokens / each.seconds
-                plain_rate = runs[PLAIN].num_tokens / runs[PLAIN].seconds
-                ratios[name].append(rate / plain_rate)
-                lengths[name].append(each.num_tokens / batch / each.num_steps)
-        if number:
-            rates.append(runs[PLAIN].num_tokens / runs[PLAIN].seconds)
+    for round_ in range(num_rounds + 1):
+        if round_ > 1 and time.monotonic() > ends_at:
+            break
+        runs = _round(load, engines, load.prompts(random, batch), round_, random)
+        for name, run in runs.items():
+            if round_:
+                measured[name].add(run, runs[PLAIN])
     for name in (AGAIN, *load.methods):
+        found = measured[name]
+        low, high = found.interval()
         yield [
-            f"{load.name}, {name}", str(batch), median(rates), median(ratios[name]),
-            min(ratios[name]), median(lengths[name]),
+            f"{load.name}, {name}", str(batch), found.plain_rate(), found.ratio(),
+            f"{number(low)} to {number(high)}", found.num_tokens / batch / found.num_steps,
         ]  # fmt: skip
+
+
+def _round(
+    load: Load,
+    engines: Mapping[str, Engine],
+    prompts: Sequence[list[int]],
+    round_: int,
+    random: Random,
+) -> dict[str, Run]:
+    if load.edits is not None:
+        for engine in engines.values():
+            Run(engine, _requests(load, round_, prompts, "before")).finish()
+        prompts = [load.edits(random, prompt) for prompt in prompts]
+    known = Run(engines[PLAIN], _requests(load, round_, prompts))
+    while known.is_full:
+        known.go_on()
+    expected = known.finish()
+    for engine in engines.values():
+        drafter = engine.speculation.drafter if engine.speculation else None
+        if isinstance(drafter, KnowingDrafter):
+            drafter.answers = expected
+            drafter.step_s = sum(seconds for _, seconds in known.turns) / known.num_steps
+    runs = {name: Run(engine, _requests(load, round_, prompts)) for name, engine in engines.items()}
+    _take_turns(list(runs.values()), random)
+    for name, run in runs.items():
+        if run.finish() != expected:
+            sys.exit(f"{load.name}, {name}: other tokens than without drafts")
+    return runs
 
 
 def _take_turns(runs: Sequence[Run], random: Random) -> None:
@@ -192,15 +206,17 @@ def _take_turns(runs: Sequence[Run], random: Random) -> None:
         going = [each for each in going if each.is_full]
 
 
-def _requests(load: Load, number: int, prompts: Sequence[Sequence[int]]) -> list[Request]:
+def _requests(
+    load: Load, round_: int, prompts: Sequence[Sequence[int]], name: str = ""
+) -> list[Request]:
     return [
         Request(
-            f"{number}.{i}",
+            f"{name}{round_}.{i}",
             prompt,
             sampling=SamplingParams(
                 temperature=load.temperature,
                 top_p=0.9,
-                seed=1000 * number + i,
+                seed=1000 * round_ + i,
                 max_tokens=NUM_NEW,
                 ignore_eos=True,
             ),
@@ -209,149 +225,51 @@ def _requests(load: Load, number: int, prompts: Sequence[Sequence[int]]) -> list
     ]
 
 
-def _engine(
-    model: LoadedModel,
-    method: str = "off",
-    draft: Drafting | None = None,
-    *,
-    is_adaptive: bool = True,
-) -> Engine:
-    config = EngineConfig(
-        cache=CacheConfig(prefix_caching=False),
-        scheduler=SchedulerConfig(max_batch_tokens=8192),
-        speculation=SpeculationConfig(
-            method=method,  # type: ignore[arg-type]
-            max_tokens=MAX_TOKENS,
-            adaptive=is_adaptive,
-        ),
-    )
-    engine = engine_around(model, config, "cpu", draft=draft)
-    if torch.get_num_threads() == 1:
-        engine.clock = time.process_time
-    return engine
+def rows_of(
+    chosen: Sequence[Load], batches: Sequence[int], num_rounds: int, minutes: float
+) -> Iterator[list[str | float]]:
+    """Each load and batch has its share of the time that is left."""
+    ends_at, num_left = time.monotonic() + 60 * minutes, len(chosen) * len(batches)
+    for load in chosen:
+        for batch in batches:
+            share = (ends_at - time.monotonic()) / num_left
+            num_left -= 1
+            for row in measure(load, batch, num_rounds, time.monotonic() + share):
+                print(*row, file=sys.stderr, flush=True)
+                yield row
 
 
-def _knowing(model: LoadedModel, share: float) -> Engine:
-    engine = _engine(model)
-    engine.speculation = Speculation(KnowingDrafter(share), PayingBudget(MAX_TOKENS))
-    return engine
-
-
-def _unrefined(model: LoadedModel) -> Engine:
-    """Looks ahead by the n-grams of the text alone."""
-    engine = _engine(model)
-    engine.speculation = Speculation(LookaheadDrafter(), FixedBudget(MAX_TOKENS))
-    return engine
-
-
-def code_prompts(tokenizer: Tokenizer) -> Prompts:
-    files = ("argparse", "tarfile", "inspect", "typing", "subprocess", "shutil", "zipfile")
-    texts = [tokenizer.encode(_source_of(name)).ids for name in files]
-
-    def prompts(random: Random, count: int) -> list[list[int]]:
-        chosen = [random.choice(texts) for _ in range(count)]
-        starts = [random.randrange(len(text) - PROMPT_LEN) for text in chosen]
-        return [t[at : at + PROMPT_LEN] for t, at in zip(chosen, starts, strict=True)]
-
-    return prompts
-
-
-def _source_of(name: str) -> str:
-    module = __import__(name)
-    assert module.__file__ is not None
-    return Path(module.__file__).read_text()
-
-
-def _again(prompts: Prompts) -> Prompts:
-    """Each round the same, as agents ask that try again or write a file anew."""
-    asked: dict[int, list[list[int]]] = {}
-
-    def again(random: Random, count: int) -> list[list[int]]:
-        if count not in asked:
-            asked[count] = prompts(random, count)
-        return asked[count]
-
-    return again
-
-
-def _any_tokens(vocab_size: int) -> Prompts:
-    def prompts(random: Random, count: int) -> list[list[int]]:
-        return [[random.randrange(2, vocab_size) for _ in range(PROMPT_LEN)] for _ in range(count)]
-
-    return prompts
-
-
-def loads(dummy_folder: Path) -> Iterator[Load]:
-    demo, draft = (load_model(find_model(name)) for name in ("demo", "draft"))
-    tokenizer = Tokenizer.from_file(str(find_model("demo") / "tokenizer.json"))
-    looked_up = {name: partial(_engine, demo, name) for name in LOOKED_UP}
-    always = {
-        f"{name}, always": partial(_engine, demo, name, is_adaptive=False) for name in LOOKED_UP
-    }
-    heads = {}
-    for name in HEADS:
-        config = SpeculationConfig(method=name, model=str(built_in_folder(name)))  # type: ignore[arg-type]
-        heads[name] = partial(
-            _engine, demo, name, load_draft(config, find_model("demo"), demo, "cpu")
-        )
-    always["lookahead unrefined, always"] = partial(_unrefined, demo)
-    for temperature in (0.0, 0.7):
-        yield Load(
-            name=f"code, temperature {temperature:g}",
-            model=demo,
-            prompts=code_prompts(tokenizer),
-            temperature=temperature,
-            methods={**looked_up, "draft": partial(_engine, demo, "draft", draft), **heads},
-        )
-        yield Load(
-            name=f"always, temperature {temperature:g}",
-            model=demo,
-            prompts=code_prompts(tokenizer),
-            temperature=temperature,
-            methods=always,
-        )
-    yield Load(
-        name="again",
-        model=demo,
-        prompts=_again(code_prompts(tokenizer)),
-        temperature=0.0,
-        methods=looked_up,
-    )
-    dummy = load_model(dummy_folder, load_format="dummy")
-    yield Load(
-        name="dummy",
-        model=dummy,
-        prompts=_any_tokens(dummy.info.vocab_size),
-        temperature=0.0,
-        methods={
-            f"{share:.0%} right": partial(_knowing, dummy, share) for share in (0.8, 0.5, 0.0)
-        },
-    )
+def report(*, is_quick: bool = False) -> str:
+    """All but what never rests."""
+    with ExitStack() as stack:
+        chosen = [
+            load
+            for load in loads(stack.enter_context(model_folder()))
+            if not load.name.startswith("always")
+        ]
+        batches, minutes = ((1, 4), 2.0) if is_quick else (BATCHES, 15.0)
+        return table(HEADER, rows_of(chosen, batches, 1 if is_quick else 20, minutes))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--batches", type=int, nargs="*", default=[1, 4, 16, 32, 64])
+    parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--methods", nargs="*", default=[])
     parser.add_argument("--cpu-time", action="store_true")
     options = parser.parse_args()
     if options.cpu_time:
         torch.set_num_threads(1)
-    rows: list[list[str | float]] = []
     with ExitStack() as stack:
+        chosen = []
         for load in loads(stack.enter_context(model_folder())):
-            if options.only and not any(load.name.startswith(name) for name in options.only):
-                continue
-            chosen = {n: m for n, m in load.methods.items() if n in (options.methods or (n,))}
-            load = replace(load, methods=chosen)
-            for batch in options.batches:
-                for row in measure(load, batch, options.rounds):
-                    rows.append(row)
-                    print(*row, file=sys.stderr, flush=True)
-    header = ("load, method", "batch", "plain, tokens/s", "times that", "least", "tokens a step")
-    print(table(header, rows), surroundings(), sep="\n\n")
+            if not options.only or any(load.name.startswith(name) for name in options.only):
+                kept = {n: m for n, m in load.methods.items() if n in (options.methods or (n,))}
+                chosen.append(replace(load, methods=kept))
+        rows = list(rows_of(chosen, options.batches, options.rounds, options.minutes))
+    print(table(HEADER, rows), surroundings(), sep="\n\n")
 
 
 if __name__ == "__main__":

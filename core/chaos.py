@@ -57,6 +57,8 @@ POINTS: Mapping[str, frozenset[Fault]] = {
     "kv_events": frozenset((Fault.DROP, Fault.DELAY, Fault.DUPLICATE, Fault.REORDER, Fault.CUT)),
 }
 """Where faults can strike, and which make sense there."""
+AT_GATEWAYS = frozenset(("registry.watch",))
+"""The points that gateways pass; replicas pass the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +108,9 @@ class Chaos:
         self.strikes: Counter[tuple[str, Fault]] = Counter()
         """By point and fault, since the process began."""
         self.name = name
-        self._kill = kill
+        self.kill = kill
+        """End this process, as by kill -9."""
+        self._told: tuple[tuple[ChaosRule, ...], int] | None = None
         self.set(rules, seed)
 
     @property
@@ -118,7 +122,14 @@ class Chaos:
         return bool(self._armed)
 
     def set(self, rules: Sequence[ChaosRule], seed: int) -> None:
-        """Forget the rules so far; none at all ends the chaos."""
+        """Forget the rules so far; none at all ends the chaos.
+
+        Told the same again, it goes on where it is.
+        """
+        told = (tuple(rules), seed)
+        if told == self._told:
+            return
+        self._told = told
         self._armed = [
             (rule, Random(f"{seed}/{self.name}/{number}/{rule.at}/{rule.fault}"))
             for number, rule in enumerate(rules)
@@ -145,7 +156,7 @@ class Chaos:
         if struck is not None:
             self.strikes[point, struck.fault] += 1
             if struck.fault is Fault.KILL:
-                self._kill()
+                self.kill()
         return struck
 
     def pick(self, below: int) -> int:

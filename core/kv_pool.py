@@ -70,6 +70,15 @@ class BlockTargets(Protocol):
     def write(self, index: int, plane: int, offset: int, data: memoryview) -> None:
         """Put `data` at byte `offset` of that block and plane."""
 
+    def scratch(self, num_bytes: int) -> memoryview:
+        """Memory of this host from which whole blocks are best written."""
+
+    def write_blocks(self, indices: Sequence[int], planes: range, data: memoryview) -> None:
+        """Put whole blocks of planes that are alike: `data` has them by plane and block.
+
+        Returns when they are there, wherever the blocks lie.
+        """
+
 
 class NameFollower(Protocol):
     """Hears, on the owner's thread, what can be found in a pool. It must not change the pool."""

@@ -21,6 +21,7 @@ from baton.core.kv_layout import KvLayout
 from baton.core.parking import Parking
 from baton.core.replicas import ReplicaAddress
 from baton.core.sampling import FinishReason, SamplingParams, TokenLogprob
+from baton.core.tracing import NO_CONTEXT, TraceContext
 
 
 class Pooling(StrEnum):
@@ -72,8 +73,8 @@ class GenerateRequest:
     """A replica that holds KV of more of the prompt than D: pulled, as far as that pays."""
     is_moving: bool = False
     """The request runs on `source` at this moment, and is to leave it."""
-    traceparent: str = ""
-    """The span of the attempt; empty: nobody collects any."""
+    trace: TraceContext = NO_CONTEXT
+    """The span of the attempt."""
     parking: Parking | None = None
     """Set: D remembers for a moment what became of it, for another gateway."""
     time_left_ms: int | None = None
@@ -113,8 +114,8 @@ class PrefillRequest:
     """A replica that holds KV of more of the prompt than P: pulled, as far as that pays."""
     gateway_epoch: Epoch | None = None
     """The gateway whose credit it uses."""
-    traceparent: str = ""
-    """The span of the call; empty: nobody collects any."""
+    trace: TraceContext = NO_CONTEXT
+    """The span of the call."""
     wants_progress: bool = False
     """Whether `PrefillProgress` is to be told."""
     time_left_ms: int

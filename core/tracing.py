@@ -5,8 +5,8 @@
                           `- place
             a further attempt is a span beside the first, and links to it
 
-Between processes a span is named by its context, as the W3C's `traceparent` has it. Where nothing
-is collected there is `NO_TRACES`, whose spans cost a call that does nothing.
+Between processes a span is named by its context, as the W3C has it. Where nothing is collected
+there is `NO_TRACES`, whose spans cost a call that does nothing.
 """
 
 from __future__ import annotations
@@ -21,10 +21,27 @@ Attributes = Mapping[str, Value]
 NOTHING: Attributes = {}
 
 
+class TraceContext(NamedTuple):
+    """A span of another process, by the two headers of the W3C's recommendation."""
+
+    traceparent: str = ""
+    """Empty: nothing is collected."""
+    tracestate: str = ""
+    """What tracing systems on the way have to tell each other: handed on as it came."""
+
+    @property
+    def trace_id(self) -> str:
+        """For logs; empty if there is none."""
+        return self.traceparent.split("-")[1] if self.traceparent.count("-") == 3 else ""
+
+
+NO_CONTEXT = TraceContext()
+
+
 class Span(Protocol):
     @property
-    def context(self) -> str:
-        """What a child in another process is told; empty if nothing is collected."""
+    def context(self) -> TraceContext:
+        """What a child in another process is told."""
 
     @property
     def is_recording(self) -> bool:
@@ -35,7 +52,7 @@ class Span(Protocol):
         name: str,
         kind: Kind = "internal",
         *,
-        links: Sequence[str] = (),
+        links: Sequence[TraceContext] = (),
         attributes: Attributes = NOTHING,
     ) -> Span:
         """A phase within this one, which begins now."""
@@ -60,7 +77,7 @@ class Tracer(Protocol):
     def start(
         self,
         name: str,
-        parent: str = "",
+        parent: TraceContext = NO_CONTEXT,
         kind: Kind = "internal",
         *,
         attributes: Attributes = NOTHING,
@@ -72,7 +89,7 @@ class Tracer(Protocol):
 
 
 class _NoSpan:
-    context = ""
+    context = NO_CONTEXT
     is_recording = False
 
     def child(
@@ -80,7 +97,7 @@ class _NoSpan:
         name: str,
         kind: Kind = "internal",
         *,
-        links: Sequence[str] = (),
+        links: Sequence[TraceContext] = (),
         attributes: Attributes = NOTHING,
     ) -> Span:
         return self
@@ -106,7 +123,7 @@ class _NoTraces:
     def start(
         self,
         name: str,
-        parent: str = "",
+        parent: TraceContext = NO_CONTEXT,
         kind: Kind = "internal",
         *,
         attributes: Attributes = NOTHING,
@@ -130,8 +147,3 @@ class TracedCall(NamedTuple):
 
 
 UNTRACED = TracedCall()
-
-
-def trace_id(context: str) -> str:
-    """Of the trace that a context is of, for logs; empty if there is none."""
-    return context.split("-")[1] if context.count("-") == 3 else ""

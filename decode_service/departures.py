@@ -37,6 +37,8 @@ class Departures:
     open: OpenRequests
     lender: Lender
     fail: Fail
+    max_wait_s: float
+    """For KV on its way to a request that is to leave, however long the peer would wait."""
 
     async def pull(self, message: PullRequest) -> AsyncGenerator[PullOffered, None]:
         """See `Lends.pull`. A request that is named stops here, also if nothing can be lent."""
@@ -45,7 +47,8 @@ class Departures:
         hold = None if generating is None else partial(self._park, generating, message)
         try:
             if generating is not None:
-                await _until_it_can_leave(generating, message.time_left_ms / 1e3)
+                limit_s = min(message.time_left_ms / 1e3, self.max_wait_s)
+                await _until_it_can_leave(generating, limit_s)
             async with aclosing(self.lender.lend(message, hold)) as loan:
                 async for offered in loan:
                     yield offered

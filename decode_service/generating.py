@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from baton.core.messages import GenerateRequest, PrefillDone, Receipt, TokenUpdate
 from baton.core.replicas import ReplicaAddress
 from baton.core.sampling import FinishReason, TokenLogprob
-from baton.core.tracing import NO_SPAN, Span, trace_id
+from baton.core.tracing import NO_SPAN, Span
 from baton.decode_service.session import GatewaySession
 from baton.engine.grammar.matchers import PendingMatcher
 from baton.engine.request.request import Request
@@ -69,7 +69,7 @@ class Generating:
     def about(self) -> dict[str, str]:
         """For the log."""
         message = self.message
-        return {"request_id": message.request_id, "trace_id": trace_id(message.traceparent)}
+        return {"request_id": message.request_id, "trace_id": message.trace.trace_id}
 
     @property
     def known_tokens(self) -> tuple[int, ...]:

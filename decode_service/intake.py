@@ -70,7 +70,7 @@ class Intake:
         """True if the request is in the engine or over; False if another way must be found."""
         if generating.prefill is not None:
             return False  # the first token is final: only KV is missing, and this engine makes it
-        why_not = self.pulling.kv.why_avoided(peer) or self.remote_prefill.why_avoided(peer)
+        why_not = self.pulling.kv.why_avoided(peer)
         if why_not:
             generating.notes.append(f"{peer.replica_id} was not asked: {why_not}")
             return False

@@ -85,7 +85,7 @@ class Lifecycle:
         self._on_change()
 
     def _begin_span(self, message: GenerateRequest) -> Span:
-        span = self._core.tracer.start("decode", message.traceparent, "server")
+        span = self._core.tracer.start("decode", message.trace, "server")
         if span.is_recording:
             span.set({"baton.request_id": message.request_id, "baton.attempt": message.attempt})
         return span

@@ -32,13 +32,13 @@ from baton.core.tracing import Span
 from baton.decode_service.adoption import adopt
 from baton.decode_service.generating import Generating
 from baton.decode_service.prefill_client import PrefillClient, PrefillEvents
-from baton.decode_service.prefill_patience import PrefillPatience
-from baton.decode_service.prefill_watch import PrefillWatch
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
 from baton.kv_transfer.handoff.reservation import KvSource, Reservation, WantedKv
 from baton.kv_transfer.receiving.fetch import Fetcher, TransferReport
 from baton.kv_transfer.receiving.receiver import AbortReason, Receiver
+from baton.kv_transfer.receiving.source_patience import SourcePatience
+from baton.kv_transfer.receiving.source_watch import SourceWatch
 from baton.proto.channels import Channels
 
 Key = tuple[bytes, tuple[int, ...]]
@@ -90,7 +90,7 @@ class RemotePrefill:
     client: PrefillClient
     channels: Channels
     arriving: ArrivingPrompts = field(default_factory=ArrivingPrompts)
-    patience: PrefillPatience = field(default_factory=PrefillPatience)
+    patience: SourcePatience
     timeout_s: float
     clock: Clock
 
@@ -107,7 +107,7 @@ class RemotePrefill:
         request = self._request(generating, transfer_id, peer, asking)
         fetching: asyncio.Task[TransferReport] | None = None
         events = self.client.prefill(peer, request)
-        watch = PrefillWatch(self.patience, peer)
+        watch = SourceWatch(self.patience, peer)
         try:
             with self.arriving.announced(generating.message):
                 async with self.channels.answering(peer), watch.waits():
@@ -115,13 +115,13 @@ class RemotePrefill:
                     generating.prefilled_by = peer
                     granted = await self._next(events, PrefillGranted, peer, watch)
                     _check_granted(granted, request, peer)
-                    watch.hear()
+                    watch.granted()
                     generating.num_cached_by_sender = granted.num_cached
                     generating.is_arriving = True
                     fetching = await self._start_fetch(generating, peer, granted, watch)
                     done = await self._next(events, PrefillDone, peer, watch)
                     self._check_done(done, request, peer)
-                    watch.progressed()
+                    watch.is_coming()
                     on_first_token(generating, done)
                     if generating.is_over:
                         return
@@ -149,12 +149,8 @@ class RemotePrefill:
             if fetching is not None:
                 await asyncio.gather(fetching, return_exceptions=True)
 
-    def why_avoided(self, peer: ReplicaAddress) -> str:
-        """Why no prompt should be sent there now; empty if nothing is against it."""
-        return self.patience.why_avoided(peer.epoch, asyncio.get_running_loop().time())
-
     async def _next(
-        self, events: PrefillEvents, kind: type[E], peer: ReplicaAddress, watch: PrefillWatch
+        self, events: PrefillEvents, kind: type[E], peer: ReplicaAddress, watch: SourceWatch
     ) -> E:
         with watch.listening():
             while isinstance(event := await anext(events, None), PrefillProgress):
@@ -198,7 +194,7 @@ class RemotePrefill:
             cache_points=message.cache_points,
             source=None if source is None or source.epoch == peer.epoch else source,
             gateway_epoch=generating.session.gateway_epoch,
-            traceparent=asking.context,
+            trace=asking.context,
             wants_progress=True,
             time_left_ms=min(timeout_ms, message.time_left_ms or timeout_ms),
         )
@@ -208,7 +204,7 @@ class RemotePrefill:
         generating: Generating,
         peer: ReplicaAddress,
         granted: PrefillGranted,
-        watch: PrefillWatch,
+        watch: SourceWatch,
     ) -> asyncio.Task[TransferReport]:
         """Reserve blocks and let the KV come. Raises TransferAborted for want of room."""
         message = generating.message

@@ -54,6 +54,7 @@ class DecodeWorker:
             fetcher=self.core.kv.fetcher,
             client=GrpcPrefillClient(parts.channels),
             channels=parts.channels,
+            patience=self.core.kv.patience,
             timeout_s=parts.config.prefill_timeout_s,
             clock=engine.clock,
         )
@@ -66,6 +67,7 @@ class DecodeWorker:
             open=self.requests.open,
             lender=self.core.kv.lender,
             fail=self.requests.fail,
+            max_wait_s=parts.config.prefill_timeout_s,
         )
         self._sessions: list[GatewaySession] = []
         self._places: Credits[GatewaySession] = Credits(max_open)

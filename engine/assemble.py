@@ -149,9 +149,11 @@ def engine_around(
     speculation = speculation_of(config, loaded.info, device, draft)  # KV has what that leaves
     head = join if draft is None or isinstance(draft, (LoadedModel, MedusaHeads)) else draft
     features = features_of(config, loaded, head, device)
-    plan, groups = plan_cache(loaded, config, device, features=features), loaded.groups
     if speculation is None and features is not None:
         speculation = keeping(FeatureKeeper.of(head))
+    reader = None if speculation is None else speculation.reader
+    taps = None if reader is None else reader.taps
+    plan, groups = plan_cache(loaded, config, device, features=features, taps=taps), loaded.groups
     if groups.mesh.size > 1:
         check_alike(loaded)
     own: LeadRunner | ModelRunner
@@ -161,8 +163,7 @@ def engine_around(
         cache = KvCache(
             plan.layout, plan.num_blocks, device, dtype=loaded.info.dtype, limits=plan.limits
         )
-        reader = None if speculation is None else speculation.reader
-        own = ModelRunner(loaded, cache, None if reader is None else reader.taps)
+        own = ModelRunner(loaded, cache, taps)
     if loaded.held is not None:
         own.balancer = ExpertBalancer(loaded.held, groups, config.rebalance_passes)
     if isinstance(groups.data, RankGroup):

@@ -12,6 +12,7 @@ from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.memory.kv_cache import num_blocks_in
 from baton.engine.memory.open_blocks import open_bytes
+from baton.engine.models.skeleton.taps import Taps
 from baton.engine.passes.pass_memory import CudaDevice, Device, measure
 
 CPU_CACHE_BYTES = 1 << 30
@@ -66,11 +67,12 @@ def plan_cache(
     gpu: Device | None = None,
     *,
     features: DraftFeatures | None = None,
+    taps: Taps | None = None,
 ) -> CachePlan:
     """As many blocks as this rank has room for on the device of that name.
 
-    `features` are kept beside the KV. On a GPU what passes take is tried first. Raises
-    InvalidConfig if there is no room for a block, or for a pass.
+    `features` are kept beside the KV, and `taps` read passes. On a GPU what these take is tried
+    first. Raises InvalidConfig if there is no room for a block, or for a pass.
     """
     of_model = loaded.info.layout(config.cache.block_size, config.cache.kv_dtype)
     layout = replace(of_model, features=features)
@@ -94,7 +96,7 @@ def plan_cache(
         beside = open_bytes(own, loaded.info.dtype, plan.limits) if layout.is_int4 else 0
         return plan.with_blocks(_num_blocks(config.cache, own, CPU_CACHE_BYTES, beside))
     gpu = CudaDevice(name) if gpu is None else gpu
-    passes = measure(loaded, own, plan.widest_limits, gpu)
+    passes = measure(loaded, own, plan.widest_limits, gpu, taps)
     left_bytes = gpu.free_bytes() - passes.num_bytes
     logger.info(
         "passes take %d bytes and their graphs %d; %d of the device are left",

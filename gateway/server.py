@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
 
+from baton.core.chaos import Chaos
 from baton.core.clock import Clock, monotonic
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.access.connections import admin_connections, public_connections
@@ -37,7 +37,7 @@ class GatewayServer:
         config: GatewayConfig,
         wanted: Wanted = NOBODY,
         reporting: Reporting = SILENT,
-        kill: Callable[[], None] | None = None,
+        chaos: Chaos | None = None,
         clock: Clock = monotonic,
     ) -> None:
         """Raises InvalidConfig if the certificate or its key cannot be used."""
@@ -47,7 +47,7 @@ class GatewayServer:
             config=config,
             wanted=wanted,
             reporting=reporting,
-            kill=kill,
+            chaos=chaos,
             clock=clock,
         )
         tls = tls_identity(config)

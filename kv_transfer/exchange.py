@@ -10,6 +10,7 @@ Both sides share one pool, one epoch and one books-keeping: leases, expiry, pres
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from baton.kv_transfer.pulling.peer import PeerClient
 from baton.kv_transfer.pulling.prefix_fetch import BroughtIn, PrefixFetcher
 from baton.kv_transfer.receiving.fetch import Fetcher
 from baton.kv_transfer.receiving.receiver import AbortReason, Receiver, ReceiverConfig
+from baton.kv_transfer.receiving.source_patience import SourcePatience
 from baton.kv_transfer.sending.outbox import Outbox
 from baton.kv_transfer.sending.sender import Sender, SenderConfig
 from baton.kv_transfer.tiers.config import TiersConfig
@@ -79,6 +81,7 @@ class KvExchange:
         leases = ReceiverConfig(max_leased_fraction=config.max_leased_fraction)
         self.receiver = Receiver(pool, parts.epoch, leases, may_reserve=parts.may_reserve)
         self.scores = SourceScores(max_corrupt=config.max_corrupt)
+        self.patience = SourcePatience()
         self.fetcher = Fetcher(
             self.receiver, owner, parts.transport, clock=clock, scores=self.scores
         )
@@ -92,7 +95,11 @@ class KvExchange:
             is_full=is_full,
         )
         self.peers = PeerClient(
-            parts.channels, epoch=parts.epoch, layout=pool.layout, timeout_s=timeout_s
+            parts.channels,
+            epoch=parts.epoch,
+            layout=pool.layout,
+            timeout_s=timeout_s,
+            patience=self.patience,
         )
         self.tiers = None if parts.stack is None else self._tiers(parts.stack, parts, is_full)
         limits = SenderConfig(max_time_left_s=timeout_s, max_held_fraction=config.max_held_fraction)
@@ -154,7 +161,8 @@ class KvExchange:
 
     def why_avoided(self, source: ReplicaAddress) -> str:
         """Why KV should not be asked for there now; empty if nothing is against it."""
-        return self.scores.why_avoided(source.epoch, self._clock())
+        stuck = self.patience.why_avoided(source.epoch, asyncio.get_running_loop().time())
+        return self.scores.why_avoided(source.epoch, self._clock()) or stuck
 
     async def close(self) -> None:
         """Return when every sender has been told how its transfers ended."""

@@ -1,7 +1,7 @@
 """The transports there are, by the name used in configuration and receipts.
 
 A transport is one file with two halves, and one line here. Best first: of ways about equally fast
-`auto` takes the earlier, and it tries none that is `only_by_name` unless `require` names it.
+`auto` takes the earlier.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TransportParts:
     device: str = "cpu"
     """Where this replica's KV lies, as torch names it."""
     require: tuple[str, ...] = ()
-    """What `auto` may choose from; empty: everything that is not `only_by_name`."""
+    """What `auto` may choose from; empty: everything."""
 
 
 Fits = Callable[[TransportParts, str, Facts], bool]
@@ -63,8 +63,6 @@ class TransportKind:
     """What this machine would need for it; empty where it has everything."""
     reads_arena: bool = False
     """Rather than block by block: the sender's must not be in pieces, as those of ranks are."""
-    only_by_name: bool = False
-    """`auto` leaves it out, unless the operator requires it."""
 
 
 TRANSPORTS: Mapping[str, TransportKind] = {
@@ -94,7 +92,6 @@ TRANSPORTS: Mapping[str, TransportKind] = {
     "tcp": TransportKind(
         lambda parts: TcpTransport(ControlClient(parts.channels)),
         lambda parts, arena: TcpSending(parts.channels.security),
-        only_by_name=True,  # not measured on a quiet machine yet, nor between two
     ),
     "gloo": TransportKind(
         lambda parts: CollectiveTransport("gloo", ControlClient(parts.channels)),
@@ -154,11 +151,7 @@ class Transports:
                 f"transfer.require: no KV transport is called {unknown[0]!r}; "
                 f"there are {', '.join(TRANSPORTS)}"
             )
-        ways = {
-            name: self._way(name, kind)
-            for name, kind in TRANSPORTS.items()
-            if not kind.only_by_name or name in self._parts.require
-        }
+        ways = {name: self._way(name, kind) for name, kind in TRANSPORTS.items()}
         control = ControlClient(self._parts.channels)
         return AutoTransport(ways, control, require=self._parts.require)
 

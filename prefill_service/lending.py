@@ -2,6 +2,8 @@
 
     budget    as many as keep it busy from one prompt to the next: `MIN_CHUNKS` passes, or
               `TARGET_QUEUE_S` of work as its own step times say, whichever is more
+              and no more than could be held until decode replicas have fetched it: what is beyond
+              that would be refused when its turn comes
     used      what is yet to be computed of the prompts that came by a gateway's credit
 
 A gateway counts a prompt until it hears the first token, so what is computed of it meanwhile is
@@ -11,6 +13,7 @@ told on top of what it is lent: the next prompt can be on its way before this on
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 from baton.core.ids import Epoch
@@ -27,12 +30,18 @@ TARGET_QUEUE_S = 0.25
 class Lending:
     """Belongs to the event loop."""
 
-    def __init__(self, prompts: OpenPrompts, max_chunk: int) -> None:
+    def __init__(
+        self,
+        prompts: OpenPrompts,
+        max_chunk: int,
+        room: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """`room`: tokens whose KV could be held at this moment; None where nothing bounds them."""
         self._prompts = prompts
         self._max_chunk = max_chunk
-        self._credits: Credits[PrefillSession] = Credits(
-            lending_budget(StepTimes(), max_chunk, prompts.max_queued_tokens)
-        )
+        self._room = room
+        self._budget = lending_budget(StepTimes(), max_chunk, prompts.max_queued_tokens)
+        self._credits: Credits[PrefillSession] = Credits(self._budget)
         self._sessions: list[PrefillSession] = []
 
     def join(self, session: PrefillSession) -> None:
@@ -59,10 +68,12 @@ class Lending:
     def learn(self, times: StepTimes) -> None:
         """How long steps take, by now."""
         limit = self._prompts.max_queued_tokens
-        self._credits.budget = lending_budget(times, self._max_chunk, limit)
+        self._budget = lending_budget(times, self._max_chunk, limit)
 
     def publish(self, capacity: Capacity, now: float) -> None:
         """Tell every gateway, and what it may have."""
+        room = self._room()
+        self._credits.budget = self._budget if room is None else max(1, min(self._budget, room))
         pending: Counter[Epoch | None] = Counter()
         computed: Counter[Epoch | None] = Counter()
         for prompt in self._prompts:

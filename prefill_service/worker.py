@@ -45,7 +45,7 @@ class PrefillWorker:
     def __init__(self, engine: Engine, parts: ExchangeParts, *, max_queued_tokens: int) -> None:
         self._max_queued_tokens = max_queued_tokens
         self.prompts = OpenPrompts(max_queued_tokens)
-        self._lending = Lending(self.prompts, engine.max_chunk)
+        self._lending = Lending(self.prompts, engine.max_chunk, self._room)
         self._given_up = ""
         """Why nothing can be lent here any more."""
         self._progress_told_at = float("-inf")
@@ -71,7 +71,7 @@ class PrefillWorker:
         check_layouts(self._engine.pool.layout, message.layout)
         self._sender.held.check(1)  # the block of the last token is never shared
         prompt = self.prompts.admit(message)
-        span = self.core.tracer.start("prefill", message.traceparent, "server")
+        span = self.core.tracer.start("prefill", message.trace, "server")
         entering = asyncio.create_task(self._enter(prompt))
         try:
             self._publish_capacity()
@@ -191,6 +191,11 @@ class PrefillWorker:
         self._publish_capacity()
         if not self._engine.has_work:  # what is open waits for something else: KV, a grammar
             self.prompts.tell_progress()
+
+    def _room(self) -> int | None:
+        """Tokens whose KV could be held until decode replicas have fetched it; None: any."""
+        num_left = self._sender.held.num_left
+        return None if num_left is None else num_left * self._engine.pool.layout.block_size
 
     def _publish_capacity(self) -> None:
         self._lending.publish(self.capacity(), self._engine.clock())

@@ -299,6 +299,7 @@ class PeerServicer:
         """Offers the KV that the peer holds of a sequence of tokens, from the first on: one event, Offered,
         then the call stays open until the transfer is settled. NOT_FOUND if it holds nothing more.
         With a request id, that request of the peer moves away: it stops there.
+        Until it is offered, progress at once and now and then, as long as the peer's engine advances.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -148,6 +148,7 @@ class PeerStub:
     """Offers the KV that the peer holds of a sequence of tokens, from the first on: one event, Offered,
     then the call stays open until the transfer is settled. NOT_FOUND if it holds nothing more.
     With a request id, that request of the peer moves away: it stops there.
+    Until it is offered, progress at once and now and then, as long as the peer's engine advances.
     """
 
 @_typing.type_check_only
@@ -159,6 +160,7 @@ class PeerAsyncStub(PeerStub):
     """Offers the KV that the peer holds of a sequence of tokens, from the first on: one event, Offered,
     then the call stays open until the transfer is settled. NOT_FOUND if it holds nothing more.
     With a request id, that request of the peer moves away: it stops there.
+    Until it is offered, progress at once and now and then, as long as the peer's engine advances.
     """
 
 class PeerServicer(metaclass=_abc_1.ABCMeta):
@@ -173,6 +175,7 @@ class PeerServicer(metaclass=_abc_1.ABCMeta):
         """Offers the KV that the peer holds of a sequence of tokens, from the first on: one event, Offered,
         then the call stays open until the transfer is settled. NOT_FOUND if it holds nothing more.
         With a request id, that request of the peer moves away: it stops there.
+        Until it is offered, progress at once and now and then, as long as the peer's engine advances.
         """
 
 def add_PeerServicer_to_server(servicer: PeerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -37,6 +37,7 @@ from baton.core.parking import Parking, TakeStream
 from baton.core.replicas import Capacity, Demand, ReplicaAddress
 from baton.core.sampling import FinishReason, TokenLogprob
 from baton.core.step_times import StepTimes
+from baton.core.tracing import TraceContext
 from baton.proto import replica_pb2 as pb
 from baton.proto.kv_wire import layout_from_proto, layout_to_proto
 from baton.proto.sampling_wire import sampling_from_proto, sampling_to_proto
@@ -145,7 +146,8 @@ def generate_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
         cache_points=map(cache_point_to_proto, request.cache_points),
         source=None if request.source is None else address_to_proto(request.source),
         is_moving=request.is_moving,
-        traceparent=request.traceparent,
+        traceparent=request.trace.traceparent,
+        tracestate=request.trace.tracestate,
         parking=_parking_to_proto(request.parking),
         time_left_ms=request.time_left_ms,
     )
@@ -166,7 +168,7 @@ def generate_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         cache_points=tuple(map(cache_point_from_proto, message.cache_points)),
         source=address_from_proto(message.source) if message.HasField("source") else None,
         is_moving=message.is_moving,
-        traceparent=message.traceparent,
+        trace=TraceContext(message.traceparent, message.tracestate),
         parking=_parking_from_proto(message),
         time_left_ms=message.time_left_ms if message.HasField("time_left_ms") else None,
     )
@@ -243,7 +245,8 @@ def prefill_to_proto(request: PrefillRequest, sender_epoch: Epoch) -> pb.Prefill
         cache_points=map(cache_point_to_proto, request.cache_points),
         source=None if request.source is None else address_to_proto(request.source),
         gateway_epoch=request.gateway_epoch or "",
-        traceparent=request.traceparent,
+        traceparent=request.trace.traceparent,
+        tracestate=request.trace.tracestate,
         wants_progress=request.wants_progress,
         time_left_ms=request.time_left_ms,
     )
@@ -264,7 +267,7 @@ def prefill_from_proto(message: pb.PrefillRequest) -> PrefillRequest:
         cache_points=tuple(map(cache_point_from_proto, message.cache_points)),
         source=address_from_proto(message.source) if message.HasField("source") else None,
         gateway_epoch=Epoch(message.gateway_epoch) if message.gateway_epoch else None,
-        traceparent=message.traceparent,
+        trace=TraceContext(message.traceparent, message.tracestate),
         wants_progress=message.wants_progress,
         time_left_ms=message.time_left_ms,
     )

@@ -10,8 +10,8 @@ import numpy as np
 from baton.core.replicas import ReplicaInfo, Role
 from baton.router.cache.pulling import Holding
 from baton.router.eligible import opened, ready
-from baton.router.explain.decisions import Considered
-from baton.router.explain.ranking import Ranking
+from baton.router.explain.decisions import Considered, DecodeConsidered
+from baton.router.explain.ranking import MAX_TOLD, Ranking
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.policies.routing_policy import Costs, Held, RoutingPolicy, least
 from baton.router.prompt import Prompt
@@ -21,9 +21,6 @@ from baton.router.sources import num_has, source_for
 from baton.router.table.columns import Numbers, Places
 
 MAX_PREFILL_CANDIDATES = 2
-
-MAX_TOLD = 8
-"""Candidates that a decision tells of: the cheapest."""
 
 
 class Options(NamedTuple):
@@ -63,6 +60,8 @@ class Question(NamedTuple):
     """Another choice of it."""
     view: View
     now: float
+    decode_considered: Sequence[DecodeConsidered] = ()
+    """Who might have decoded it."""
 
 
 class Answers:
@@ -96,6 +95,7 @@ class Answers:
             reason=_told(why, source, is_beside=asked.is_beside),
             considered=considered,
             num_candidates=num_candidates,
+            decode_considered=asked.decode_considered,
             foreseen_s=considered[0].first_token_s,
         )
 
@@ -136,6 +136,7 @@ class Answers:
             reason=_told(why, source, is_beside=asked.is_beside),
             considered=considered,
             num_candidates=len(costs),
+            decode_considered=asked.decode_considered,
             in_line_s=0.0 if foreseen_s is None else asked.now - asked.prompt.arrived_s,
             foreseen_s=considered.first_token_s if foreseen_s is None else foreseen_s,
         )

@@ -1,47 +1,80 @@
-"""Which replica decodes a request: the one with the least to do, counting what it lacks of the
-prompt; or the one that another choice of the same request runs on, if it has room.
+"""Which replica decodes a request: where that costs least (`decode_costs.py`); or the one that
+another choice of the same request runs on, if it has room.
 """
 
 from __future__ import annotations
 
-from baton.kernels.cpu.library import library_without_torch
-from baton.kernels.routing import choices_cpu as compiled
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from baton.router.decode_costs import TERMS, asked_to_decode, decode_costs
 from baton.router.eligible import opened
+from baton.router.explain.decisions import DecodeConsidered
+from baton.router.explain.ranking import MAX_TOLD, DecodeRanking
 from baton.router.placement import PlacementRequest
-from baton.router.prompt import drawn, mix
+from baton.router.policies.routing_policy import least_by
+from baton.router.prompt import drawn
 from baton.router.replicas.view import PoolView, ReplicaView, View
-from baton.router.table.columns import Numbers
 
-MANY_TOKENS = 1 << 22
-"""More than any prompt has: what is less than one of them settles equals."""
+FIRST_OUTPUT = 128.0
+"""Tokens of an answer, until some are known."""
+WEIGHT = 0.01
+"""Of the last answer in what is typical."""
 
 
-def choose_decode(request: PlacementRequest, view: View) -> tuple[ReplicaView | None, bool]:
-    """Who decodes it, if anybody has room, and whether that is beside another choice of it."""
+class TypicalOutput:
+    """How long answers are: a mean over the last hundred or so."""
+
+    def __init__(self) -> None:
+        self._num_heard = 0
+        self._num_tokens = FIRST_OUTPUT
+
+    def hear(self, num_tokens: int) -> None:
+        self._num_heard += 1
+        self._num_tokens += (num_tokens - self._num_tokens) * max(WEIGHT, 1.0 / self._num_heard)
+
+    def of(self, request: PlacementRequest) -> float:
+        """What is to be expected of it; at least one."""
+        most = self._num_tokens if request.max_output is None else float(request.max_output)
+        return max(min(self._num_tokens, most), 1.0)
+
+
+class DecodeChoice(NamedTuple):
+    replica: ReplicaView
+    is_beside: bool
+    """Another choice of the request, so that no other was looked at."""
+    considered: Sequence[DecodeConsidered] = ()
+    """The cheapest: itself first."""
+
+
+def choose_decode(
+    request: PlacementRequest, view: View, now: float, typical: TypicalOutput
+) -> DecodeChoice | None:
+    """Who decodes it, if anybody has room."""
     pool = view.decode.pool
     if request.near is not None and request.near not in request.lost:
         row = pool.row(request.near)
         if row is not None and pool.is_open[row]:
-            return view.decode[row], True
+            return DecodeChoice(view.decode[row], True)
     open_ = opened(view.decode, request)
-    return (_least_busy(open_, request) if len(open_) else None), False
+    return _cheapest(open_, request, view, now, typical) if len(open_) else None
 
 
-def _least_busy(replicas: PoolView, request: PlacementRequest) -> ReplicaView:
-    """Of equal work, who has more of the prompt: the pool computes less. Then by draw: fair among
-    all replicas over many requests, and the same each time for one of them."""
-    pool, draw, found = replicas.pool, drawn(request.request_id), library_without_torch()
-    if found is None:
-        return replicas[_least_busy_of(replicas, draw)]
-    facts = pool.num_busy_tokens, replicas.cached, replicas.expected, pool.candidates.draws
-    return replicas[compiled.least_busy(found, facts, replicas.places, MANY_TOKENS, draw)]
-
-
-def _least_busy_of(replicas: PoolView, draw: int) -> int:
-    """The definition."""
-    num_busy, num_has = replicas.pool.num_busy_tokens, replicas.soon
-    if replicas.places is not None:
-        num_busy = num_busy[replicas.places]
-    costs: Numbers = (num_busy - num_has) * MANY_TOKENS - num_has
-    equals = (costs == costs.min()).nonzero()[0]
-    return int(equals[mix(replicas.candidates.draws[equals], draw).argmin()])
+def _cheapest(
+    replicas: PoolView, request: PlacementRequest, view: View, now: float, typical: TypicalOutput
+) -> DecodeChoice:
+    """Equals by draw: fair among all replicas over many requests, and the same each time for one
+    of them."""
+    num_output, rate = typical.of(request), view.rates.tokens_per_s
+    asked = asked_to_decode(replicas, now, request.num_tokens, num_output, rate)
+    terms = decode_costs(asked, replicas)
+    order = least_by(drawn(request.request_id), replicas.candidates, terms[-1], MAX_TOLD)
+    known = [replicas.known(place) for place in order]
+    told = DecodeRanking(
+        known=[(one.info, one.heard_at_s) for one in known],
+        decided_s=now,
+        num_held=replicas.soon.take(order),
+        names=TERMS,
+        terms=terms.take(order, axis=1),
+    )
+    return DecodeChoice(replicas[order[0]], False, told)

@@ -9,7 +9,7 @@ from baton.core.ids import Epoch, RequestId
 from baton.core.messages import GenerateRequest
 from baton.core.replicas import ReplicaAddress, ReplicaInfo
 from baton.router.cache.prompt_names import wants_prompt_logprobs
-from baton.router.explain.decisions import Considered
+from baton.router.explain.decisions import Considered, DecodeConsidered
 from baton.router.prompt import Prompt
 
 
@@ -27,6 +27,8 @@ class PlacementRequest:
     """Where another choice of the same request runs, or has run."""
     session: str = ""
     """The conversation, if the caller says; empty: found by what it begins with."""
+    max_output: int | None = None
+    """Tokens of output that it may still have; None: nobody says."""
     local_because: str = ""
     """Why the decode replica must compute the prompt itself. Empty: it need not."""
 
@@ -47,6 +49,9 @@ class Placement:
     """The replicas that might have computed the prompt, best first: the first of them does."""
     num_candidates: int = 1
     """The cheapest of which are in `considered`."""
+    decode_considered: Sequence[DecodeConsidered] = ()
+    """The replicas that might have decoded it, best first: the first of them does. None of another
+    choice's neighbour, nor where the policy has chosen who computes and decodes."""
     in_line_s: float = 0.0
     """How long the prompt stood in line."""
     foreseen_s: float = 0.0
@@ -65,6 +70,7 @@ def placement_request(
         request_id=message.request_id,
         num_tokens=len(known),
         priority=message.priority,
+        max_output=message.sampling.max_tokens - len(message.output),
         lost=lost,
         near=near,
         local_because=_why_local(message),

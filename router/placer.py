@@ -6,8 +6,8 @@
     served(...)   --> Prompt, Placement ...    of those in line, when something has changed
     stranded(...) --> Prompt ...               whose replica left, or answers nobody: place anew
 
-The decode replica is the one with the least to do, counting what it lacks of the prompt; a request
-that belongs beside another goes there, if there is room. It computes the prompt itself if it must,
+The decode replica is the one where decoding costs least (`decode_costs.py`); a request that belongs
+beside another goes there, if there is room. It computes the prompt itself if it must,
 if it lacks no more than `local_prefill_tokens` of it, or if that is clearly sooner than waiting for
 a prefill replica. Else, and where there are none, the routing policy chooses. What another replica
 has cached counts as there if fetching it is clearly cheaper than computing it (`pulling.py`).
@@ -23,7 +23,7 @@ from baton.core.ids import Epoch
 from baton.router.answer import Answers, Options, Question
 from baton.router.cache.prompt_names import PromptNames
 from baton.router.cache.pulling import PullRates
-from baton.router.decode_choice import choose_decode
+from baton.router.decode_choice import TypicalOutput, choose_decode
 from baton.router.defaults import DEFAULT_POLICY, LOCAL_PREFILL_TOKENS
 from baton.router.eligible import in_time, is_late, opened, ready
 from baton.router.explain.decisions import Considered
@@ -97,6 +97,11 @@ class Placer:
         """By the prompt's number."""
         self._numbers = count()
         self._sessions = Sessions()
+        self._outputs = TypicalOutput()
+
+    def hear_output(self, num_tokens: int) -> None:
+        """A request has ended after so many tokens of output."""
+        self._outputs.hear(num_tokens)
 
     def reroute(self, routing: Routing) -> None:
         """Go by another policy from now on. What was measured of pulls stays."""
@@ -129,9 +134,10 @@ class Placer:
     ) -> Placement | Prompt | None:
         """Choose; nothing is booked until the caller has sent the request on its way. None, too,
         for one that needs a prefill replica where nobody more may wait."""
-        decode, is_beside = choose_decode(request, view)
-        if decode is None:
+        choice = choose_decode(request, view, now, self._outputs)
+        if choice is None:
             return None
+        decode, is_beside, decode_considered = choice
         peers = in_time(ready(view.prefill, request), now)
         if not peers and not is_beside:
             return self._aggregated(request, names, view, now)
@@ -140,7 +146,7 @@ class Placer:
             return None
         taker = decode if why or not peers else peers[0]
         prompt = self._prompt(request, names, taker, now)
-        asked = Question(request, prompt, decode, is_beside, view, now)
+        asked = Question(request, prompt, decode, is_beside, view, now, decode_considered)
         if why:
             return self._answers.here(asked, why)
         options = Options.of(peers, prompt, self._policy, now)
@@ -153,8 +159,8 @@ class Placer:
             self._line.leave(prompt)
             return self._answers.here(asked, why)
         foreseen_s = self._line.foreseen_s(prompt, now) + view.rates.latency_s
-        choice = self._line.choice(prompt)
-        self._in_line[prompt.number] = _InLine(request, prompt, names, choice, foreseen_s)
+        waits_for = self._line.choice(prompt)
+        self._in_line[prompt.number] = _InLine(request, prompt, names, waits_for, foreseen_s)
         return prompt
 
     def _aggregated(
@@ -172,9 +178,10 @@ class Placer:
         self, request: PlacementRequest, names: PromptNames, view: View, now: float
     ) -> Outlook | None:
         """What `place` would do, as far as can be told; nothing is kept of the question."""
-        decode, is_beside = choose_decode(request, view)
-        if decode is None:
+        choice = choose_decode(request, view, now, self._outputs)
+        if choice is None:
             return None
+        decode, is_beside, _ = choice
         peers = ready(view.prefill, request)
         if not peers and not is_beside:
             replicas = opened(view.decode, request)
@@ -226,9 +233,12 @@ class Placer:
 
     def _bound(self, entry: _InLine, chosen: Candidate, view: View, now: float) -> Placement:
         """`chosen` computes the prompt, for the decode replica that is best at this moment."""
-        decode, is_beside = choose_decode(entry.request, view)
-        assert decode is not None, "the caller has seen that one is open"
-        asked = Question(entry.request, entry.prompt, decode, is_beside, view, now)
+        choice = choose_decode(entry.request, view, now, self._outputs)
+        assert choice is not None, "the caller has seen that one is open"
+        asked = Question(
+            *(entry.request, entry.prompt, choice.replica, choice.is_beside),
+            *(view, now, choice.considered),
+        )
         options = Options.of(ready(view.prefill, entry.request), entry.prompt, self._policy, now)
         first = options.candidates.place(chosen)
         if first is None:  # an earlier attempt failed there

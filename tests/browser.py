@@ -13,7 +13,6 @@ import asyncio
 import base64
 import itertools
 import json
-import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -21,21 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
+from tests.tools import program
 
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 LIMIT_S = 60.0
 POLL_S = 0.05
-
-
-def needs_chromium() -> pytest.MarkDecorator:
-    return pytest.mark.skipif(
-        program() is None, reason=f"none of {', '.join(PROGRAMS)} is on PATH: apt install chromium"
-    )
-
-
-def program() -> str | None:
-    return next(filter(None, map(shutil.which, PROGRAMS)), None)
 
 
 class Browser:
@@ -150,12 +138,11 @@ class Page:
 
 @asynccontextmanager
 async def browsing() -> AsyncIterator[Browser]:
-    found = program()
-    assert found is not None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         process = await asyncio.create_subprocess_exec(
-            found, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-            "--no-first-run", "--disable-background-networking", "--disable-component-update",
+            program("chromium"), "--headless=new", "--no-sandbox", "--disable-gpu",
+            "--disable-dev-shm-usage", "--no-first-run",
+            "--disable-background-networking", "--disable-component-update",
             "--remote-debugging-port=0", f"--user-data-dir={folder}", "about:blank",
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip

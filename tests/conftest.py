@@ -3,10 +3,14 @@ Triton's interpreter where there is no GPU. Of a wide product, `make test` runs 
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
 import sys
 import zlib
 from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,7 +24,9 @@ if not os.path.exists("/dev/nvidia0"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # No test asserts a time, and these of hypothesis' own would: machines are shared.
-settings.register_profile("baton", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "baton", deadline=None, derandomize=False, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("baton")
 
 
@@ -45,3 +51,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for row, is_chosen in zip(rows, covering([r.callspec._idlist for r in rows]), strict=True):
             if not is_chosen:
                 row.add_marker(pytest.mark.wide)
+
+
+class _SharedContext:
+    """One TLS context for all clients that trust the default authorities."""
+
+    def __init__(self, create: Callable[..., object]) -> None:
+        self._create = create
+        self._shared: dict[tuple[object, ...], object] = {}
+
+    def __call__(
+        self, verify: object = True, cert: object = None, trust_env: bool = True
+    ) -> object:
+        make = functools.partial(self._create, verify=verify, cert=cert, trust_env=trust_env)
+        if verify is not True or cert is not None:
+            return make()
+        key = (trust_env, os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+        if key not in self._shared:
+            self._shared[key] = make()
+        return self._shared[key]
+
+
+def _share_contexts() -> None:
+    """Making an HTTP client reads every authority, which takes 25 ms; tests make thousands."""
+    for package in ("httpx", "httpx2"):
+        module: Any = importlib.import_module(f"{package}._transports.default")
+        module.create_ssl_context = _SharedContext(module.create_ssl_context)
+
+
+_share_contexts()

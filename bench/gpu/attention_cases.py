@@ -115,12 +115,12 @@ def attention_cases(device: str, *, is_small: bool, dtype: torch.dtype) -> list[
     made = []
     for name, requests in (_small() if is_small else _real()).items():
         for items in (dtype, FP8):
-            if items is FP8 and "decode" not in name:
+            if items is FP8 and "prefill" in name:
                 continue
             heads = TINY if is_small else LLAMA
             of = Pass(heads=heads, requests=requests, items=items, device=device)
             made.append(_case(f"{name}, {of.layout().dtype}", of, dtype, is_small=is_small))
-    made.append(_latent_case(device, dtype, is_small=is_small))
+    made += [_latent_case(device, dtype, new, is_small=is_small) for new in (1, 5)]
     if is_small:
         made.append(_write_case(device, dtype))
     return made
@@ -129,7 +129,8 @@ def attention_cases(device: str, *, is_small: bool, dtype: torch.dtype) -> list[
 def _small() -> dict[str, tuple[tuple[int, int], ...]]:
     return {
         "decode attention": ((1, 1), (1, 37), (1, 300)),
-        "prefill attention": ((7, 7), (5, 40), (1, 20)),
+        "draft attention": ((5, 9), (1, 37), (5, 300)),
+        "prefill attention": ((7, 7), (20, 40), (1, 20)),
     }
 
 
@@ -137,6 +138,9 @@ def _real() -> dict[str, tuple[tuple[int, int], ...]]:
     return {
         "decode attention 64 x 4k": ((1, 4096),) * 64,
         "decode attention 64 x 32k": ((1, 32768),) * 64,
+        "draft attention 1 x 32k, 4 drafted": ((5, 32768),),
+        "draft attention 64 x 4k, 4 drafted": ((5, 4096),) * 64,
+        "draft attention 64 x 4k, 8 drafted": ((9, 4096),) * 64,
         "prefill attention 16k": ((16384, 16384),),
         "prefill attention 2k after 14k": ((2048, 16384),),
         "prefill attention 16 x 1k": ((1024, 1024),) * 16,
@@ -170,23 +174,26 @@ def _by_definition(q: Tensor, arena: Arena, of: Pass, sequences: Sequences) -> T
     return public.reference(q.cpu(), kv.cpu(), rows, None).to(of.device)
 
 
-def _latent_case(device: str, dtype: torch.dtype, *, is_small: bool) -> Case:
-    """MLA, of DeepSeek's shape: all heads read one latent of 512 and a key of 64."""
+def _latent_case(device: str, dtype: torch.dtype, new: int, *, is_small: bool) -> Case:
+    """MLA, of DeepSeek's shape: all heads read one latent of 512 and a key of 64. `new` tokens of
+    each request: 1 decodes, more are drafts."""
     num_heads, latent, rope = (4, 32, 16) if is_small else (128, 512, 64)
-    requests = ((1, 5), (1, 300)) if is_small else ((1, 4096),) * 64
+    requests = ((new, 5), (new, 300)) if is_small else ((new, 4096),) * 64
     of = Pass(heads=TINY, requests=requests, items=dtype, device=device)
     shape = of.num_blocks, 1, BLOCK_SIZE, latent + rope
     arena = torch.randn(shape, device=device).to(dtype)
     sequences, scale = of.sequences(), 0.1
-    q_latent = torch.randn(len(requests), num_heads, latent, device=device).to(dtype)
-    q_rope = torch.randn(len(requests), num_heads, rope, device=device).to(dtype)
+    num_tokens = new * len(requests)
+    q_latent = torch.randn(num_tokens, num_heads, latent, device=device).to(dtype)
+    q_rope = torch.randn(num_tokens, num_heads, rope, device=device).to(dtype)
     num_keys = sum(context for _, context in requests)
     rows = [
         (table, *lengths)
         for table, lengths in zip(sequences.block_tables.tolist(), requests, strict=True)
     ]
     return Case(
-        name=f"MLA decode {len(requests)} requests of up to {requests[-1][1]}",
+        name=f"MLA decode {len(requests)} requests of up to {requests[-1][1]}"
+        + (f", {new - 1} drafted" if new > 1 else ""),
         run=lambda: mla_on_gpu(q_latent, q_rope, arena, sequences, scale),
         expected=(
             lambda: mla_attention.reference(
@@ -197,7 +204,7 @@ def _latent_case(device: str, dtype: torch.dtype, *, is_small: bool) -> Case:
         else None,
         tolerance=3e-2,
         num_bytes=float(num_keys * (latent + rope) * dtype.itemsize),
-        num_flops=2.0 * num_keys * num_heads * (2 * latent + rope),
+        num_flops=2.0 * new * num_keys * num_heads * (2 * latent + rope),
     )
 
 

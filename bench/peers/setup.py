@@ -9,6 +9,7 @@ FOLDER/llama.cpp/   llama.cpp's own programs, built for this CPU from the source
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -112,7 +113,8 @@ def _build_llama_cpp(folder: Path) -> Path:
         archive.extractall(folder, filter="data")
     sources = folder / package.name.removesuffix(".tar.gz") / "vendor" / "llama.cpp"
     _run("cmake", "-S", str(sources), "-B", str(folder / "build"), *BUILD_OPTIONS)
-    _run("cmake", "--build", str(folder / "build"), "--parallel", "--target", *LLAMA_PROGRAMS)
+    jobs = str(len(os.sched_getaffinity(0)))  # as many as there are sources would take all memory
+    _run("cmake", "--build", str(folder / "build"), "--parallel", jobs, "--target", *LLAMA_PROGRAMS)
     return programs
 
 

@@ -40,6 +40,10 @@ class BlockBytes(Protocol):
 
     def write_part(self, block: int, plane: int, offset: int, data: memoryview) -> None: ...
 
+    def scratch(self, num_bytes: int) -> memoryview: ...
+
+    def write_blocks(self, blocks: Sequence[int], planes: range, data: memoryview) -> None: ...
+
 
 class EngineCache(BlockBytes, Protocol):
     """What an engine, and whoever serves it, needs to know of its runner's cache."""
@@ -83,6 +87,12 @@ class Targets:
 
     def write(self, index: int, plane: int, offset: int, data: memoryview) -> None:
         self.memory.write_part(self._block(index), plane, offset, data)
+
+    def scratch(self, num_bytes: int) -> memoryview:
+        return self.memory.scratch(num_bytes)
+
+    def write_blocks(self, indices: Sequence[int], planes: range, data: memoryview) -> None:
+        self.memory.write_blocks([self._block(index) for index in indices], planes, data)
 
     def _block(self, index: int) -> int:
         if not self.start <= index < len(self.blocks):

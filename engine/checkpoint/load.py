@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from baton.core.errors import CheckpointError, InvalidConfig
-from baton.core.kv_layout import WIDE, KvLayout
+from baton.core.errors import InvalidConfig
+from baton.core.kv_layout import KvLayout
 from baton.engine.checkpoint.active_parameters import active_parameters
 from baton.engine.checkpoint.dummy import dummy_entries
 from baton.engine.checkpoint.files.tensor_files import StoredEntry, TensorEntry, read_entries
@@ -34,6 +34,7 @@ from baton.engine.checkpoint.install import (
 from baton.engine.checkpoint.quantized.installer import QuantizedInstaller
 from baton.engine.checkpoint.quantized.methods import as_whole, parse_layout
 from baton.engine.checkpoint.reading import CheckpointReader, Progress
+from baton.engine.checkpoint.serving_dtype import serving_dtype
 from baton.engine.checkpoint.tensor_check import STORED_DTYPES, check_tensors
 from baton.engine.mesh.ranks import ONE_RANK, MeshGroups, RankGroup
 from baton.engine.models.config.description import architecture_of, read_json
@@ -102,7 +103,7 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     progress: Progress | None = None,
     groups: MeshGroups = ONE_RANK,
 ) -> LoadedModel:
-    """Read a model. `auto` is the dtype that config.json declares, else that of the tensors.
+    """Read a model. What the dtype `auto` is, serving_dtype.py says.
 
     `max_model_len` is the longest request that will be served; None is the model's own context.
     `streaming` is what tokens see in layers where they would see all before them.
@@ -115,7 +116,14 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     """
     config, model, entries, placements = _plan(folder, load_format, max_model_len, streaming)
     num_active = active_parameters(model)
-    wanted = _serving_dtype(dtype, config, entries[placements[0].source])
+    declared = _declared_dtype(config, entries[placements[0].source])
+    wanted = serving_dtype(dtype, declared, device)
+    if dtype == "auto" and wanted != declared:
+        logger.warning(
+            "%s is served as %s, which a CPU has operators for; --dtype float32 loses nothing",
+            declared,
+            wanted,
+        )
     _check_quantize(quantize, device, wanted)
     cutter = None
     stages: Stages = ()
@@ -222,7 +230,8 @@ def check_model(
     Whether a device multiplies what is quantised is asked only if one is named.
     """
     config, _, entries, placements = _plan(folder, load_format, streaming=streaming)
-    wanted = _serving_dtype(dtype, config, entries[placements[0].source])
+    declared = _declared_dtype(config, entries[placements[0].source])
+    wanted = serving_dtype(dtype, declared, device or "cpu")
     if device is not None:
         _check_quantize(quantize, device, wanted)
 
@@ -275,9 +284,5 @@ def read_config(folder: Path) -> ModelConfig:
     return config
 
 
-def _serving_dtype(dtype: str, config: ModelConfig, first: TensorEntry) -> str:
-    if dtype == "auto":
-        return config.dtype or STORED_DTYPES[first.dtype]
-    if dtype not in WIDE:
-        raise CheckpointError(f"dtype {dtype!r}; supported are auto, {', '.join(WIDE)}")
-    return dtype
+def _declared_dtype(config: ModelConfig, first: TensorEntry) -> str:
+    return config.dtype or STORED_DTYPES[first.dtype]

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 import torch
@@ -18,9 +19,11 @@ from baton.core.block_views import BlockViews
 from baton.core.kv_arena import KvArena
 from baton.core.kv_layout import WIDE, KvLayout
 from baton.engine.batch.static_batch import DEFAULT_LIMITS, PassLimits
-from baton.engine.memory.kv_staging import KvStaging
+from baton.engine.memory.kv_staging import KvStaging, look_into
 from baton.engine.memory.open_blocks import int4_arenas
 from baton.kernels.attention.layer_kv import LayerCache, LayerKv
+from baton.kernels.gpu.upload import uploaded
+from baton.kernels.paging.block_copy import scatter_blocks
 from baton.kernels.paging.kv_quantize import QUANTIZED_DTYPES
 from baton.kernels.paging.layer_arenas import LayerArenas
 from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
@@ -174,6 +177,27 @@ class KvCache:
         else:
             arena = self.planes[plane][block].view(torch.uint8).flatten()  # contiguous: no copy
             arena[offset:stop].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+    def scratch(self, num_bytes: int) -> memoryview:
+        """Memory of this host that a GPU copies from by itself."""
+        is_pinned = self.device.type == "cuda"
+        return look_into(torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_pinned))
+
+    def write_blocks(self, blocks: Sequence[int], planes: range, data: memoryview) -> None:
+        """Replace whole blocks of planes that are alike, by plane and block; on any thread.
+
+        One copy to the device and one launch, whatever the number of blocks. Raises ValueError on
+        any other length.
+        """
+        arenas = [self.planes[plane].view(torch.uint8).flatten(1) for plane in planes]
+        shape = (len(arenas), len(blocks), arenas[0].shape[1])
+        if data.nbytes != prod(shape):
+            raise ValueError(f"{data.nbytes} bytes for {shape} planes, blocks and bytes")
+        on_host = torch.frombuffer(data, dtype=torch.uint8).view(shape)
+        staged = on_host.to(self.device, non_blocking=True)
+        scatter_blocks(staged, arenas, uploaded(torch.tensor(blocks), self.device))
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
     def write(self, block: int, plane: int, data: memoryview[Any]) -> None:
         """Replace the bytes of one block in one plane. Raises ValueError on any other length."""

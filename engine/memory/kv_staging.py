@@ -67,7 +67,12 @@ class KvStaging:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """A read-only look into a contiguous tensor of this host, which lives as long as the look."""
+    """As `look_into`, read-only."""
+    return look_into(tensor).toreadonly()
+
+
+def look_into(tensor: Tensor) -> memoryview:
+    """A look into a contiguous tensor of this host, which lives as long as the look."""
     buffer: Any = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
     buffer.owner = tensor
-    return memoryview(buffer).cast("B").toreadonly()
+    return memoryview(buffer).cast("B")

@@ -3,7 +3,7 @@
     requests of the pass     1 2 3 4 5 ... 8 9 ...           each one new token
     graph that is replayed   1 2 4 4 8 ... 8 16 ...          captured when the engine starts
 
-    fill  ->  StaticBatch, pinned --asynchronously--> device  ->  replay  ->  hidden, logits
+    fill  ->  StaticBatch, pinned --asynchronously--> device  ->  replay  ->  hidden, logits, taps
 
 A pass of fewer requests than its graph is made up with rows that stand for nobody: token 0 at
 position 0 of the spare block, which no pool counts, so that what they write is nobody's. Everything
@@ -30,6 +30,7 @@ from baton.engine.batch.decoding import Decoding
 from baton.engine.batch.static_batch import StaticBatch
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.models.skeleton.decoder import Decoder
+from baton.engine.models.skeleton.taps import Taps
 
 MAX_GRAPH_BYTES = 2 << 30
 """Bytes of the device, for all graphs."""
@@ -37,8 +38,8 @@ TOLERANCE = 2e-2
 """Relative, between a graph and the model: products may be split otherwise for other sizes."""
 CHECKED_TOKENS = 640
 """Tokens of the longest context that graphs are checked with: several splits, and many blocks."""
-Outputs = tuple[Tensor, Tensor]
-"""Hidden states [S, D], logits [S, V]."""
+Outputs = tuple[Tensor, ...]
+"""Hidden states [S, D], logits [S, V], and [S, D] of each tap."""
 logger = logging.getLogger(__name__)
 
 
@@ -106,22 +107,32 @@ class DecodeGraphs:
     """Not thread-safe: there is one pass at a time."""
 
     def __init__(
-        self, model: Decoder, cache: KvCache, batch: StaticBatch, spare_block: int, capture: Capture
+        self,
+        model: Decoder,
+        cache: KvCache,
+        batch: StaticBatch,
+        spare_block: int,
+        capture: Capture,
+        *,
+        taps: Taps | None = None,
     ) -> None:
-        """Capture graphs of the sizes that the batch's limits name."""
+        """Capture graphs of the sizes that the batch's limits name. `taps` are in all of them: what
+        they copy, where nobody reads it, takes less than graphs without them would."""
         self.limits = batch.limits
+        self.taps = taps
         self._batch = batch
         self._padding = Chunk((0,), 0, (spare_block,), 1)
         self._capture = capture
         self._graphs: dict[int, tuple[Graph, Outputs]] = {}
-        self._last: Outputs | None = None
+        self._last: tuple[Tensor, Tensor] | None = None
         self._decoding: Sequence[Chunk] | None = None
         """The decoding whose rows, and rows for nobody behind them, lie in the batch."""
         sizes = batch.limits.graph_sizes
         self.sizes = graph_sizes(batch.limits.max_decodes) if sizes is None else sizes
         """Requests that there are graphs for, rising."""
         for size in reversed(self.sizes):
-            self._graphs[size] = capture(_run_of(model, cache, batch, [self._padding] * size))
+            run = _run_of(model, cache, batch, [self._padding] * size, taps)
+            self._graphs[size] = capture(run)
 
     def size_for(self, chunks: Sequence[Chunk]) -> int | None:
         """The size of the graph for this pass, if there is one."""
@@ -138,10 +149,13 @@ class DecodeGraphs:
         self._capture.await_upload()
         self._fill(chunks, size)
         self._capture.uploading()
-        graph, (hidden, logits) = self._graphs[size]
+        graph, outputs = self._graphs[size]
         graph.replay()
-        self._last = hidden[: len(chunks)], logits[: len(chunks)]
-        return self._last[0]
+        hidden, logits, *tapped = [rows[: len(chunks)] for rows in outputs]
+        if self.taps is not None and self.taps.is_on:
+            self.taps.found = tapped
+        self._last = hidden, logits
+        return hidden
 
     def logits_of(self, hidden: Tensor) -> Tensor | None:
         """Computed in the same graph; None for other hidden states than the last pass's."""
@@ -159,13 +173,15 @@ class DecodeGraphs:
             self._batch.fill(chunks)
 
 
-def try_graphs(  # what a pass needs, and who captures and measures it
+def try_graphs(  # noqa: PLR0913  # what a pass needs, and who captures and measures it
     model: Decoder,
     cache: KvCache,
     batch: StaticBatch,
     spare_block: int,
     capture: Capture,
     free_bytes: Callable[[], int],
+    *,
+    taps: Taps | None = None,
 ) -> GraphCosts | None:
     """What graphs over such a cache cost, by two of them, which are gone afterwards.
 
@@ -179,7 +195,7 @@ def try_graphs(  # what a pass needs, and who captures and measures it
     left = [free_bytes()]
     try:
         for size in (largest, -(-largest // 2)):
-            kept.append(capture(_run_of(model, cache, batch, [padding] * size)))
+            kept.append(capture(_run_of(model, cache, batch, [padding] * size, taps)))
             left.append(free_bytes())
     except RuntimeError as error:
         logger.warning("decode passes run without graphs, which is slower: %s", error)
@@ -188,14 +204,19 @@ def try_graphs(  # what a pass needs, and who captures and measures it
 
 
 def _run_of(
-    model: Decoder, cache: KvCache, static: StaticBatch, chunks: Sequence[Chunk]
+    model: Decoder,
+    cache: KvCache,
+    static: StaticBatch,
+    chunks: Sequence[Chunk],
+    taps: Taps | None,
 ) -> Callable[[], Outputs]:
     """A pass of so many requests, each as long as any may become."""
     batch = _as_long_as_may_be(static.fill(chunks), static)
+    own = None if taps is None else Taps(taps.layers)
 
     def run() -> Outputs:
-        hidden = model(batch, cache.layers, ignore_layer)
-        return hidden, model.logits(hidden)
+        hidden = model(batch, cache.layers, ignore_layer, own)
+        return (hidden, model.logits(hidden), *(() if own is None else own.found))
 
     return run
 
@@ -247,7 +268,9 @@ def free_bytes(device: torch.device) -> int:
 
 
 @torch.inference_mode()
-def capture_decoding(model: Decoder, cache: KvCache, batch: StaticBatch) -> DecodeGraphs | None:
+def capture_decoding(
+    model: Decoder, cache: KvCache, batch: StaticBatch, taps: Taps | None = None
+) -> DecodeGraphs | None:
     """None where there is no CUDA; or, said in the log, if a pass cannot be captured.
 
     Nothing lies in the cache yet, nor does afterwards.
@@ -262,7 +285,7 @@ def capture_decoding(model: Decoder, cache: KvCache, batch: StaticBatch) -> Deco
     try:
         free_before = free_bytes(cache.device)
         capture = CudaCapture(cache.device)
-        graphs = DecodeGraphs(model, cache, batch, cache.spare_block, capture)
+        graphs = DecodeGraphs(model, cache, batch, cache.spare_block, capture, taps=taps)
         reason = disagreement(graphs, model, cache, cache.spare_block)
     except RuntimeError as error:
         reason = str(error)
@@ -279,7 +302,7 @@ def disagreement(
 ) -> str | None:
     """What is wrong with the graphs: the smallest, one between and the largest, over contexts from
     a single token to many blocks. The blocks that this takes are zero again afterwards."""
-    sizes = graphs.sizes
+    sizes, taps = graphs.sizes, graphs.taps
     past = _write_past(graphs, model, cache)
     try:
         for size in sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]}):
@@ -287,9 +310,11 @@ def disagreement(
             hidden = graphs.forward(chunks, size)
             logits = graphs.logits_of(hidden)
             assert logits is not None
+            found = (hidden, logits, *(() if taps is None else taps.found))
             batch = make_batch(chunks, cache.layout.block_size, cache.device)
-            wanted: Tensor = model(batch, cache.layers, ignore_layer)
-            if not (_agree(hidden, wanted) and _agree(logits, model.logits(wanted))):
+            wanted: Tensor = model(batch, cache.layers, ignore_layer, taps)
+            expected = (wanted, model.logits(wanted), *(() if taps is None else taps.found))
+            if not all(map(_agree, found, expected)):
                 return f"the graph of {size} requests gave something else than the model"
     finally:
         for block in range(min(cache.num_blocks, len(past) + sizes[-1])):

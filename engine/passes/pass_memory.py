@@ -30,6 +30,7 @@ from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.moe import MoeFeedForward
 from baton.engine.memory.kv_cache import KvCache
+from baton.engine.models.skeleton.taps import Taps
 from baton.engine.passes.cuda_graphs import (
     MAX_GRAPH_BYTES,
     Capture,
@@ -98,9 +99,14 @@ class CudaDevice:
 
 @torch.inference_mode()
 def measure(
-    loaded: LoadedModel, layout: KvLayout, limits: PassLimits, device: Device
+    loaded: LoadedModel,
+    layout: KvLayout,
+    limits: PassLimits,
+    device: Device,
+    taps: Taps | None = None,
 ) -> PassMemory:
-    """Memory of this rank's passes; its KV has this layout. Raises InvalidConfig if none fits."""
+    """Memory of this rank's passes, which `taps` read; its KV has this layout. Raises InvalidConfig
+    if none fits."""
     if not loaded.groups.mesh.has_whole_models:
         return PassMemory(activation_bytes=estimated_bytes(loaded, limits))
     passes = largest_passes(limits, layout.block_size, loaded.info.max_model_len)
@@ -127,7 +133,13 @@ def measure(
         return PassMemory(activation_bytes=activation_bytes)
     batch = StaticBatch(limits, layout.block_size, cache.device)
     costs = try_graphs(
-        loaded.model, cache, batch, cache.spare_block, device.capture(), device.free_bytes
+        loaded.model,
+        cache,
+        batch,
+        cache.spare_block,
+        device.capture(),
+        device.free_bytes,
+        taps=taps,
     )
     sizes = () if costs is None else sizes_within(limits.max_decodes, costs)
     if costs is not None and not sizes:

@@ -52,7 +52,7 @@ class ModelRunner:
 
     def __init__(self, loaded: LoadedModel, cache: KvCache, taps: Taps | None = None) -> None:
         """Nothing lies in the cache yet. Passes within its limits are prepared for. `taps` are told
-        of the model's stream in each; there are no graphs then."""
+        of the model's stream in each."""
         layout = cache.layout
         of_model = loaded.own(loaded.info.layout(layout.block_size, layout.dtype))
         if replace(layout, features=None) != of_model:
@@ -70,8 +70,7 @@ class ModelRunner:
         batch = StaticBatch(cache.limits, layout.block_size, cache.device)
         is_whole = self.groups.mesh.has_whole_models  # what ranks say to each other is on neither
         self.taped = record(loaded, cache, batch, taps) if is_whole else None
-        has_graphs = is_whole and taps is None
-        self.graphs = capture_decoding(loaded.model, cache, batch) if has_graphs else None
+        self.graphs = capture_decoding(loaded.model, cache, batch, taps) if is_whole else None
         self._taps = taps
         self.model = loaded.model
         """As it is written. What it computes may be played from the tape, or the graphs."""

@@ -16,6 +16,7 @@ import mmap
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -163,6 +164,15 @@ class ShardedCache:
                 place = part.start + first - whole.start
                 target = share.blocks[block, place : place + last - first]
                 target.copy_(new[first - offset : last - offset])
+
+    def scratch(self, num_bytes: int) -> memoryview:
+        return memoryview(bytearray(num_bytes))
+
+    def write_blocks(self, blocks: Sequence[int], planes: range, data: memoryview) -> None:
+        """Replace whole blocks of planes that are alike, by plane and block."""
+        size, places = self._block_bytes(planes[0]), product(planes, blocks)
+        for number, (plane, block) in enumerate(places):
+            self.write(block, plane, data[number * size : (number + 1) * size])
 
     def writable(self, block: int, plane: int) -> memoryview:
         raise ValueError("blocks on several ranks are in pieces; they are written to")

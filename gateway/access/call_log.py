@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from baton.core.tracing import trace_id
 from baton.gateway.access.api_keys import Caller
 
 calls = logging.getLogger("baton.gateway.access.calls")
@@ -43,7 +42,7 @@ def log_call(call: EndedCall, *, has_access_log: bool) -> None:
     caller = call.caller
     about = {
         "request_id": call.request_id,
-        "trace_id": trace_id(caller.call.span.context),
+        "trace_id": caller.call.span.context.trace_id,
         "method": call.method,
         "path": ascii(call.path[:MAX_PATH])[1:-1],  # nobody writes lines of his own into the log
         "status": call.status,

@@ -147,6 +147,13 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     Hermes' format. `none`: no calls but those that a request forces."""
     reasoning_parser: Literal["auto", "none", "think", "harmony"] = "auto"
     """How the model marks its reasoning. `auto` reads it off the chat template."""
+    chat_template: str = ""
+    """A Jinja file on the gateways' machines, or the template itself, in place of all of the
+    model's chat templates. Empty: those that come with the model."""
+    trust_request_chat_template: bool = False
+    """Requests may bring a template of their own (`chat_template`), as with vLLM. It runs in the
+    sandbox in which the model's runs, for 2 s of CPU time at most, and meanwhile the gateway
+    answers nobody else."""
     reranker: Literal["auto", "qwen3"] = "auto"
     """How pairs of texts are judged. `auto`: as the model's files say. `qwen3`: as Qwen3-Reranker,
     whose first checkpoints do not say it: by the logits of yes and no, behind its authors' prompt.
@@ -155,6 +162,9 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """Fields of a request's body that Baton does not know, or that do nothing on this model.
     `ignore`: the header `x-baton-ignored` names them; those that would change the output are
     refused all the same."""
+    hosted_tools: Literal["refuse", "ignore"] = "refuse"
+    """Tools that only run at OpenAI's or Anthropic's own servers, such as `web_search`. `ignore`:
+    the model is not offered them, and the header `x-baton-ignored` names them."""
     resume_window_s: Seconds = 60.0
     """How long a resumable stream goes on, and is kept, without a client."""
     max_resumable_bytes: Count = 64 * MEBIBYTE

@@ -16,7 +16,7 @@ import msgspec
 from baton.core.errors import InvalidRequest, NotKept, Overloaded, StorageUnavailable
 from baton.gateway.access.batch_config import BatchConfig
 from baton.gateway.batches.disk import Disk
-from baton.gateway.batches.records import OVER, Batch, BatchOrder, new_id
+from baton.gateway.batches.records import OVER, Batch, BatchOrder, RequestCounts, new_id
 from baton.gateway.batches.work_folder import WorkFolder
 from baton.gateway.storage.folder import Place
 from baton.gateway.storage.storage import Storage
@@ -34,6 +34,8 @@ class NewBatch(msgspec.Struct, frozen=True, kw_only=True):
     input_file_id: str
     metadata: dict[str, str] | None
     output_ttl_s: float
+    num_lines: int = 0
+    """If that is known."""
 
 
 class Batches:
@@ -74,6 +76,7 @@ class Batches:
             created_at=int(now),
             expires_at=int(now) + WINDOW_S,
             metadata=new.metadata,
+            request_counts=RequestCounts(total=new.num_lines),
         )
         order = BatchOrder(owner=owner, batch=batch, output_ttl_s=new.output_ttl_s)
         await self._call(self._folder.create, order)
@@ -101,6 +104,14 @@ class Batches:
         await self._call(self._folder.cancel, batch_id)
         self.is_new.set()
         return await self.get(batch_id, owner)
+
+    async def delete(self, batch_id: str, owner: str) -> None:
+        """What is known of it; its files are others'. Raises InvalidRequest if it is not over,
+        NotKept, StorageUnavailable."""
+        batch = await self.get(batch_id, owner)
+        if batch.status not in OVER:
+            raise InvalidRequest(f"{batch_id} is {batch.status}; cancel it, and wait until it ends")
+        await self._storage.delete(Place(KIND, owner, batch_id))
 
     async def ids(self, owner: str) -> list[str]:
         """The oldest first. Raises StorageUnavailable."""

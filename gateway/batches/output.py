@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from baton.gateway.batches.disk import Disk
 from baton.gateway.batches.files import Files, NewFile
@@ -18,6 +19,8 @@ class LineResponse(msgspec.Struct, kw_only=True):
     request_id: str
     """As the header `x-request-id` of an answer."""
     body: msgspec.Raw
+    ignored_fields: Sequence[str] | UnsetType = UNSET
+    """As the header `x-baton-ignored` of an answer."""
 
 
 class LineError(msgspec.Struct, kw_only=True):
@@ -33,11 +36,9 @@ class OutputLine(msgspec.Struct, kw_only=True):
     """Why it did not run."""
 
 
-def response_line(custom_id: str, request_id: str, status: int, body: bytes) -> bytes:
-    response = LineResponse(status_code=status, request_id=request_id, body=msgspec.Raw(body))
-    return msgspec.json.encode(
-        OutputLine(id=_id(request_id), custom_id=custom_id, response=response)
-    )
+def response_line(custom_id: str, response: LineResponse) -> bytes:
+    line_id = _id(response.request_id)
+    return msgspec.json.encode(OutputLine(id=line_id, custom_id=custom_id, response=response))
 
 
 def error_line(custom_id: str, request_id: str, error: LineError) -> bytes:

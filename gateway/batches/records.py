@@ -13,7 +13,7 @@ import secrets
 from typing import Literal
 
 import msgspec
-from msgspec import field
+from msgspec import UNSET, UnsetType, field
 
 Status = Literal[
     "validating",
@@ -44,6 +44,8 @@ class RequestCounts(msgspec.Struct, kw_only=True):
     total: int = 0
     completed: int = 0
     failed: int = 0
+    expired: int | UnsetType = UNSET
+    """Of those that failed, which had not run; of a batch that expired."""
 
 
 class BatchFault(msgspec.Struct, kw_only=True):

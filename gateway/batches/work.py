@@ -15,7 +15,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +38,13 @@ from baton.gateway.batches.journal import (
     read_answers,
 )
 from baton.gateway.batches.lease import Lease
-from baton.gateway.batches.output import LineError, error_line, response_line, write_lines
+from baton.gateway.batches.output import (
+    LineError,
+    LineResponse,
+    error_line,
+    response_line,
+    write_lines,
+)
 from baton.gateway.batches.pace import GivenUp, Pace
 from baton.gateway.batches.records import Batch, BatchFault, BatchFaults, BatchOrder, output_id
 from baton.gateway.batches.work_folder import WorkFolder
@@ -64,6 +70,8 @@ class LineAnswer:
     """JSON."""
     retry_after_s: float | None = None
     """It was refused for want of room, and is worth trying again."""
+    ignored_fields: Sequence[str] = ()
+    """Of the body, that had no effect."""
 
 
 class AnswerLine(Protocol):
@@ -216,7 +224,12 @@ class BatchWork:
             request_id = self._request_id(place)
             answer = await self._answer(line, request_id)
             is_ok = answer.status < 300
-            output = response_line(line.custom_id, request_id, answer.status, answer.body)
+            response = LineResponse(
+                status_code=answer.status, request_id=request_id, body=msgspec.Raw(answer.body)
+            )
+            if answer.ignored_fields:
+                response.ignored_fields = answer.ignored_fields
+            output = response_line(line.custom_id, response)
             await journal.append(Answered(place.line, is_ok, output))
             self.means.count("ok" if is_ok else "failed")
             counts = self.batch.request_counts
@@ -277,7 +290,8 @@ class BatchWork:
         await self._count(parts)
         if ending == "expired":
             counts = batch.request_counts
-            counts.failed = counts.total - counts.completed
+            counts.expired = counts.total - counts.completed - counts.failed
+            counts.failed += counts.expired
         await means.disk(self.lease.check)
         output, errors = self._new_file("output"), self._new_file("error")
         batch.output_file_id = await write_lines(means.files, output, answers(), means.disk)

@@ -20,7 +20,6 @@ from baton.core.messages import CachePoint
 from baton.gateway.chat.conversation import Conversation, encode_chat, render_chat
 from baton.gateway.requests.cache_control import MarkedMessage
 from baton.gateway.requests.gateway import Gateway
-from baton.gateway.text.chat_template import ChatTemplate
 
 MARK = "\ue0c4"
 """For private use, says Unicode: no template does anything with it."""
@@ -29,7 +28,6 @@ WAYS_TO_WRITE_MARK = (MARK, r"\ue0c4")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rendered:
-    template: ChatTemplate
     conversation: Conversation
     text: str
 
@@ -53,7 +51,7 @@ class _Rendered:
             self.conversation, messages=messages, is_continued=False, adds_generation_prompt=False
         )
         try:
-            return render_chat(self.template, part)
+            return render_chat(part)
         except InvalidRequest:
             return None
 
@@ -72,8 +70,7 @@ async def find_cache_points(
     gateway: Gateway, conversation: Conversation, text: str, tokens: Sequence[int]
 ) -> tuple[CachePoint, ...]:
     """In the prompt that `conversation` has become."""
-    template = gateway.model.require_chat_template()
-    rendered = _Rendered(template=template, conversation=conversation, text=text)
+    rendered = _Rendered(conversation=conversation, text=text)
     ttl_s_by_len: dict[int, float] = {}
     for mark in conversation.marks:
         beginning = text[: rendered.end_of(mark)]

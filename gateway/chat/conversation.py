@@ -23,6 +23,8 @@ class Conversation:
 
     messages: Sequence[Mapping[str, Any]]
     """As templates want them."""
+    template: ChatTemplate
+    """That which writes this prompt."""
     tools: ToolUse = field(default_factory=ToolUse)
     rule: OutputRule | None = None
     """What the answer must look like, if it is one: a call of a tool need not."""
@@ -44,35 +46,37 @@ class Conversation:
     """The template is shown no tools, no calls and nothing that tools said, but texts."""
 
 
-def render_chat(template: ChatTemplate, conversation: Conversation) -> str:
+def render_chat(conversation: Conversation) -> str:
     """The prompt's text. Raises InvalidRequest."""
     tools, messages = conversation.tools, conversation.messages
     if conversation.has_tools_in_words:
         try:
-            text = _render(template, conversation, in_words(messages, tools), None)
+            text = _render(conversation, in_words(messages, tools), None)
         except InvalidRequest:
             if tools.mode is ToolMode.NONE:
                 raise
         else:
             if tools.mode is ToolMode.NONE or OFFER_BEGIN in text:
                 return text  # some templates leave system messages out without a word
-        return _render(template, conversation, in_words(messages, tools, in_system=False), None)
+        return _render(conversation, in_words(messages, tools, in_system=False), None)
     offered: list[dict[str, Any]] | None = None
     if tools.mode is not ToolMode.NONE:
         offered = [function.for_template() for function in tools.functions]
     messages = for_template(
-        messages, offered, call_format=conversation.call_format, template=template.source
+        messages,
+        offered,
+        call_format=conversation.call_format,
+        template=conversation.template.source,
     )
-    return _render(template, conversation, messages, offered)
+    return _render(conversation, messages, offered)
 
 
 def _render(
-    template: ChatTemplate,
     conversation: Conversation,
     messages: Sequence[Mapping[str, Any]],
     offered: Sequence[Mapping[str, Any]] | None,
 ) -> str:
-    variables = conversation.variables
+    template, variables = conversation.template, conversation.variables
     try:
         if conversation.is_continued:
             return template.render_open(messages, tools=offered, variables=variables)
@@ -90,7 +94,7 @@ def _render(
 def for_model(gateway: Gateway, conversation: Conversation) -> Conversation:
     """As `render_chat` has to know it: with tools in words where the template writes none, or in a
     way that is not known."""
-    template = gateway.model.require_chat_template()
+    template = conversation.template
     name = tool_format(gateway, template)
     has_words = name == GENERIC or (name in ("hermes", "none") and not template.has_tools)
     return replace(conversation, call_format=name, has_tools_in_words=has_words)

@@ -90,6 +90,8 @@ def _message(message: Message, path: str, has_text_arguments: bool) -> dict[str,
     result: dict[str, Any] = {"role": role}
     if message.tool_calls and message.content is None:
         result["content"] = None
+    elif role == "assistant" and message.content is None:
+        result["content"] = ""  # as an answer has it that is reasoning and nothing else
     else:
         result["content"] = _content(message.content, f"{path}.content")
     if message.name is not None:

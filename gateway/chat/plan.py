@@ -40,11 +40,13 @@ from baton.gateway.output.reasoning import (
 )
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.order import Prompt
+from baton.gateway.text.chat_template import ChatTemplate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPlan:
     prompt: Prompt
+    template: ChatTemplate
     grammar: Grammar | None
     shown_special: frozenset[int]
     calls: CallFormat
@@ -77,9 +79,9 @@ async def plan_chat(
     """Raises InvalidRequest."""
     conversation = for_model(gateway, conversation)
     tools = conversation.tools
-    template = gateway.model.require_chat_template()
+    template = conversation.template
     parser = tool_format(gateway, template)
-    text = render_chat(template, conversation)
+    text = render_chat(conversation)
     thoughts = reasoning_format(gateway.config.reasoning_parser, template)
     reasoning = reasoning_start(thoughts, text)
     if "harmony" in (parser, thoughts):
@@ -99,6 +101,7 @@ async def plan_chat(
             field=conversation.prompt_field,
             cache_points=await find_cache_points(gateway, conversation, text, tokens),
         ),
+        template=template,
         grammar=grammar,
         shown_special=frozenset(special_by_mark.values()),
         calls=calls,

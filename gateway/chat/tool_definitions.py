@@ -145,7 +145,9 @@ def _function(tool: Tool, path: str) -> Function:
         raise InvalidRequest(f"{path}.custom is missing", field=f"{path}.custom")
     if tool.type != "function":
         raise InvalidRequest(
-            f"{path}.type is {tool.type!r}; known are function and custom", field=f"{path}.type"
+            f"{path}.type is {tool.type!r}; known are function and custom. Tools that run at "
+            "OpenAI's servers can be left out of what is read (gateway.hosted_tools)",
+            field=f"{path}.type",
         )
     if tool.function is None:
         raise InvalidRequest(f"{path}.function is missing", field=f"{path}.function")

@@ -8,7 +8,7 @@ While one attempt goes on, a place for the next may be sought; the next one link
 
 from __future__ import annotations
 
-from baton.core.tracing import NO_SPAN, Span
+from baton.core.tracing import NO_SPAN, Span, TraceContext
 from baton.gateway.fleet.placed import Placed
 
 
@@ -22,11 +22,13 @@ class AttemptSpans:
         """For the next attempt."""
         self._sought.end()
         before = self._current.context
-        self._sought = self._within.child("attempt", "client", links=(before,) if before else ())
+        self._sought = self._within.child(
+            "attempt", "client", links=(before,) if before.traceparent else ()
+        )
         self._placing = self._sought.child("place")
 
     @property
-    def next_context(self) -> str:
+    def next_context(self) -> TraceContext:
         """For the replica that is given the next attempt."""
         return self._sought.context
 

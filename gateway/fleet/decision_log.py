@@ -120,6 +120,7 @@ class DecisionLog:
             decodes=placement.decode.replica_id,
             considered=placement.considered,
             num_candidates=placement.num_candidates,
+            decode_considered=placement.decode_considered,
             waited_s=waited_s,
             in_line_s=placement.in_line_s,
             foreseen_s=asked.queued_s + placement.foreseen_s,

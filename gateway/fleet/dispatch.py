@@ -190,6 +190,8 @@ class ReplicaDispatcher:
         def end(num_output_tokens: int) -> None:
             self._in_background.discard(generation.request_id)
             self._traffic.end(generation.request_id, num_output_tokens)
+            if num_output_tokens:
+                self._placer.hear_output(num_output_tokens)
             first_token.never_comes()
 
         running = RunningRequest(generation, place, self._clock, charge, end)

@@ -175,7 +175,7 @@ class RunningRequest:
             output=tuple(self._output),
             source=source,
             is_moving=source is not None,
-            traceparent=self._spans.next_context,
+            trace=self._spans.next_context,
             time_left_ms=None if time_left_s is None else max(1, int(time_left_s * 1e3)),
         )
 

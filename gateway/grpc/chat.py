@@ -14,6 +14,7 @@ from baton.gateway.chat.conversation import Conversation
 from baton.gateway.chat.message_schema import Message, MessageFunction, MessageToolCall
 from baton.gateway.chat.messages import chat_messages, message_marks
 from baton.gateway.chat.plan import ChatPlan, plan_chat
+from baton.gateway.chat.tool_definitions import ToolMode
 from baton.gateway.grpc.answers import ResponseFiller, prompt_progress, watched
 from baton.gateway.grpc.cache_control import cache_control
 from baton.gateway.grpc.options import FIELD_BY_OPTION, output_rule, sampling_options
@@ -77,12 +78,14 @@ async def chat_order(
 
 def conversation_of(request: pb.ChatRequest, model: ServedModel) -> Conversation:
     """Raises InvalidRequest."""
-    template = model.require_chat_template()
+    tools = tool_use_of(request)
+    template = model.require_chat_template(has_tools=tools.mode is not ToolMode.NONE)
     messages = [_message(message) for message in request.messages]
     return Conversation(
         messages=chat_messages(messages, has_text_arguments=template.has_text_arguments),
         marks=message_marks(messages, cache_control(request)),
-        tools=tool_use_of(request),
+        template=template,
+        tools=tools,
         rule=output_rule(request.sampling),
         variables=_whole_numbers(MessageToDict(request.chat_template_kwargs)),
         adds_special_tokens=request.add_special_tokens,

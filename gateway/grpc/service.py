@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from baton.core.clock import monotonic
-from baton.core.tracing import UNTRACED, TracedCall
+from baton.core.tracing import UNTRACED, TraceContext, TracedCall
 from baton.gateway.access.api_keys import ANYBODY, Caller
 from baton.gateway.access.call_log import EndedCall, log_call
 from baton.gateway.grpc.arriving import Arriving
@@ -173,6 +173,8 @@ class InferenceService(InferenceServicer):
         return begin_call(
             self._gateway,
             OPERATIONS[method],
-            parent=str(metadata.get("traceparent", "")),
+            parent=TraceContext(
+                str(metadata.get("traceparent", "")), str(metadata.get("tracestate", ""))
+            ),
             attributes={"rpc.system.name": "grpc", "rpc.method": method},
         )

@@ -50,7 +50,7 @@ async def _chat_tokens(gateway: Gateway, request: pb.TokenizeRequest) -> tuple[i
     conversation = for_model(gateway, conversation_of(request.chat, gateway.model))
     if request.HasField("add_special_tokens"):
         conversation = replace(conversation, adds_special_tokens=request.add_special_tokens)
-    text = render_chat(gateway.model.require_chat_template(), conversation)
+    text = render_chat(conversation)
     return await encode_chat(gateway, conversation, text)
 
 

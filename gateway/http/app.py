@@ -16,13 +16,17 @@ from baton.core.errors import BatonError
 from baton.gateway.batches.service import BatchService
 from baton.gateway.http.batching.batches import BatchesApi
 from baton.gateway.http.batching.files import FilesApi
+from baton.gateway.http.batching.message_batches import MessageBatchesApi
 from baton.gateway.http.completions.chat import ChatApi
 from baton.gateway.http.completions.completions import CompletionsApi
+from baton.gateway.http.completions.tool_format import TOOL_FORMAT
 from baton.gateway.http.decisions import DecisionsApi
 from baton.gateway.http.edge import (
     ANTHROPICS_REQUEST_ID,
     CLASSIFY_PATHS,
+    IGNORED,
     LIMIT_HEADERS,
+    POOLING_PATHS,
     REQUEST_ID,
     RERANK_PATHS,
     SCORE_PATHS,
@@ -49,6 +53,16 @@ from baton.gateway.http.sending.resuming import ResumableRequests, StreamsApi
 from baton.gateway.http.status_pages import StatusPages
 from baton.gateway.http.tokenization import TokenizationApi
 from baton.gateway.requests.gateway import Gateway
+
+EXPOSED = (
+    REQUEST_ID,
+    ANTHROPICS_REQUEST_ID,
+    IGNORED,
+    TOOL_FORMAT,
+    "retry-after",
+    *LIMIT_HEADERS,
+)
+"""What web pages of other origins may read of an answer's head."""
 
 
 def build_app(gateway: Gateway, batches: BatchService | None = None) -> Starlette:
@@ -91,18 +105,21 @@ def _routes(gateway: Gateway) -> list[Route]:
     models, pages, streams = ModelsApi(gateway), StatusPages(gateway), StreamsApi(gateway)
     texts, messages = TokenizationApi(gateway), MessagesApi(gateway)
     explained, kept = DecisionsApi(gateway, tells_all=False), KeptResponsesApi(gateway)
+    responses, embeddings = ResponsesApi(gateway), EmbeddingsApi(gateway)
     scores, classify = ScoresApi(gateway), ClassifyApi(gateway).create
     return [
         Route("/v1/completions", CompletionsApi(gateway).create, methods=["POST"]),
         Route("/v1/chat/completions", ChatApi(gateway).create, methods=["POST"]),
-        Route("/v1/responses", ResponsesApi(gateway).create, methods=["POST"]),
+        Route("/v1/responses", responses.create, methods=["POST"]),
+        Route("/v1/responses/input_tokens", responses.count_tokens, methods=["POST"]),
         Route("/v1/responses/{response_id}", kept.get, methods=["GET"]),
         Route("/v1/responses/{response_id}", kept.delete, methods=["DELETE"]),
         Route("/v1/responses/{response_id}/input_items", kept.input_items),
         Route("/v1/responses/{response_id}/cancel", kept.cancel, methods=["POST"]),
         Route("/v1/messages", messages.create, methods=["POST"]),
         Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
-        Route("/v1/embeddings", EmbeddingsApi(gateway).create, methods=["POST"]),
+        Route("/v1/embeddings", embeddings.create, methods=["POST"]),
+        *(Route(path, embeddings.pool, methods=["POST"]) for path in POOLING_PATHS),
         *(Route(path, classify, methods=["POST"]) for path in CLASSIFY_PATHS),
         *(Route(path, scores.score, methods=["POST"]) for path in SCORE_PATHS),
         *(Route(path, scores.rerank, methods=["POST"]) for path in RERANK_PATHS),
@@ -127,6 +144,7 @@ def _routes(gateway: Gateway) -> list[Route]:
 
 def _batch_routes(gateway: Gateway, service: BatchService | None) -> list[Route]:
     files, batches = FilesApi(gateway, service), BatchesApi(gateway, service)
+    messages = MessageBatchesApi(gateway, service)
     return [
         Route("/v1/files", files.list_all),
         Route("/v1/files", files.create, methods=["POST"]),
@@ -137,6 +155,12 @@ def _batch_routes(gateway: Gateway, service: BatchService | None) -> list[Route]
         Route("/v1/batches", batches.create, methods=["POST"]),
         Route("/v1/batches/{batch_id}", batches.get),
         Route("/v1/batches/{batch_id}/cancel", batches.cancel, methods=["POST"]),
+        Route("/v1/messages/batches", messages.list_all),
+        Route("/v1/messages/batches", messages.create, methods=["POST"]),
+        Route("/v1/messages/batches/{batch_id}", messages.get),
+        Route("/v1/messages/batches/{batch_id}", messages.delete, methods=["DELETE"]),
+        Route("/v1/messages/batches/{batch_id}/cancel", messages.cancel, methods=["POST"]),
+        Route("/v1/messages/batches/{batch_id}/results", messages.results),
     ]
 
 
@@ -181,6 +205,6 @@ def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
             allow_origins=origins,
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=(REQUEST_ID, ANTHROPICS_REQUEST_ID, "retry-after", *LIMIT_HEADERS),
+            expose_headers=EXPOSED,
         )
     ]

@@ -13,7 +13,7 @@ from baton.core.errors import RequestNotFound
 from baton.gateway.access.api_keys import Caller
 from baton.gateway.http.errors import json_response
 from baton.gateway.requests.gateway import Gateway
-from baton.router.explain.decisions import KEPT_S, Came, Considered, Decision
+from baton.router.explain.decisions import KEPT_S, Came, Considered, Decision, DecodeConsidered
 
 ANSWER_PREFIXES = ("cmpl-", "chatcmpl-", "resp_", "msg_")
 """Of the ids of answers; what follows is the request's."""
@@ -37,6 +37,20 @@ class ExplainedCandidate(msgspec.Struct, kw_only=True):
     """Predicted, to compute what it lacked."""
     latency_s: float
     """Predicted, until that would be where it is decoded."""
+    age_s: float | None
+    """Of the replica's last word."""
+
+
+class ExplainedDecoder(msgspec.Struct, kw_only=True):
+    """A replica that might have decoded the request."""
+
+    replica: str
+    is_chosen: bool
+    cost_s: float
+    terms: Mapping[str, float]
+    """What the cost is made of; seconds."""
+    held_tokens: int
+    """Leading tokens of the prompt that it had, or was about to have."""
     age_s: float | None
     """Of the replica's last word."""
 
@@ -82,6 +96,9 @@ class ExplainedDecision(msgspec.Struct, kw_only=True):
     num_candidates: int
     candidates: tuple[ExplainedCandidate, ...]
     """The chosen one, then the cheapest of the others."""
+    decode_candidates: tuple[ExplainedDecoder, ...]
+    """The same of who decodes it; none, where they were not compared: it went beside another choice
+    of its request, or who decodes it computes its prompt because there are no prefill replicas."""
     outcome: ExplainedOutcome | None
     """None until the first token is there."""
 
@@ -151,6 +168,10 @@ def explained(decision: Decision) -> ExplainedDecision:
         candidates=tuple(
             _candidate(one, is_chosen=place == 0) for place, one in enumerate(decision.considered)
         ),
+        decode_candidates=tuple(
+            _decoder(one, is_chosen=place == 0)
+            for place, one in enumerate(decision.decode_considered)
+        ),
         outcome=None if decision.came is None else _outcome(decision.came),
     )
 
@@ -165,6 +186,17 @@ def _candidate(one: Considered, *, is_chosen: bool) -> ExplainedCandidate:
         wait_s=one.wait_s,
         work_s=one.work_s,
         latency_s=one.latency_s,
+        age_s=one.age_s,
+    )
+
+
+def _decoder(one: DecodeConsidered, *, is_chosen: bool) -> ExplainedDecoder:
+    return ExplainedDecoder(
+        replica=one.replica_id,
+        is_chosen=is_chosen,
+        cost_s=one.cost_s,
+        terms=one.terms,
+        held_tokens=one.num_held_tokens,
         age_s=one.age_s,
     )
 

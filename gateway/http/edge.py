@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.core.clock import monotonic
 from baton.core.errors import BatonError
-from baton.core.tracing import UNTRACED, TracedCall
+from baton.core.tracing import UNTRACED, TraceContext, TracedCall
 from baton.gateway.access.api_keys import ANYBODY, Caller, shown_key
 from baton.gateway.access.call_log import MAX_PATH, EndedCall, log_call
 from baton.gateway.access.rate_limits import REQUESTS, TOKENS, Allowance
@@ -37,7 +37,8 @@ CLASSIFY_PATHS = ("/v1/classify", "/classify")
 SCORE_PATHS = ("/v1/score", "/score")
 RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
 """Where clients of vLLM, Jina and Cohere look for the same."""
-GUARDED = ("/v1/", "/v2/", "/tokenize", "/detokenize", "/classify", "/score", "/rerank")
+POOLING_PATHS = ("/v1/pooling", "/pooling")
+GUARDED = ("/v1/", "/v2/", "/tokenize", "/detokenize", "/classify", "/score", "/rerank", "/pooling")
 """Public paths that need a key, where keys are needed. Probes have none to show."""
 OPEN = ("/", "/version", "/console")
 """Paths of the admin port that need no key, and those below the last: pages that tell of nothing,
@@ -50,6 +51,7 @@ OPERATIONS = {
     "/v1/responses": "chat",
     "/v1/messages": "chat",
     "/v1/embeddings": "embeddings",
+    **dict.fromkeys(POOLING_PATHS, "embeddings"),
     **dict.fromkeys(CLASSIFY_PATHS, "classify"),
     **dict.fromkeys(SCORE_PATHS, "score"),
     **dict.fromkeys(RERANK_PATHS, "rerank"),
@@ -61,7 +63,26 @@ ANTHROPICS_REQUEST_ID = "request-id"
 IGNORED = "x-baton-ignored"
 """Fields of the body that have no effect."""
 COUNTED_FIELDS = frozenset(
-    {"enable_thinking", "prediction", "reasoning", "reasoning_effort", "thinking", "verbosity"}
+    {
+        "betas",
+        "enable_thinking",
+        "fallbacks",
+        "max_tool_calls",
+        "metadata",
+        "output_config.task_budget",
+        "prediction",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "reasoning",
+        "reasoning_effort",
+        "safety_identifier",
+        "service_tier",
+        "speed",
+        "store",
+        "thinking",
+        "user",
+        "verbosity",
+    }
 )
 """By their names; others together, for anybody can make some up."""
 LIMIT_HEADERS = tuple(
@@ -223,7 +244,9 @@ class Edge:
         return begin_call(
             self._gateway,
             operation,
-            parent=headers.get("traceparent", ""),
+            parent=TraceContext(
+                headers.get("traceparent", ""), ",".join(headers.getlist("tracestate"))
+            ),
             attributes={
                 "http.request.method": scope["method"],
                 "http.route": scope["path"],
@@ -233,11 +256,17 @@ class Edge:
         )
 
     def _ignored(self, fields: Sequence[str]) -> Iterator[tuple[bytes, bytes]]:
-        for field in fields:
-            name = field if field in COUNTED_FIELDS else "other"
-            self._gateway.metrics.ignored_fields.add(1, name)
-        if fields:
-            yield IGNORED.encode(), ", ".join(fields).encode()
+        told = count_ignored(self._gateway, fields)
+        if told:
+            yield IGNORED.encode(), ", ".join(told).encode()
+
+
+def count_ignored(gateway: Gateway, fields: Sequence[str]) -> tuple[str, ...]:
+    """Each of them once, as they are told."""
+    told = tuple(dict.fromkeys(fields))
+    for field in told:
+        gateway.metrics.ignored_fields.add(1, field if field in COUNTED_FIELDS else "other")
+    return told
 
 
 def _fault(status: str) -> str:

@@ -1,9 +1,10 @@
-"""POST /v1/embeddings"""
+"""POST /v1/embeddings, and /pooling as vLLM has it: vectors of texts and of conversations."""
 
 from __future__ import annotations
 
 import base64
 import struct
+import time
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -12,14 +13,19 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from baton.core.errors import InvalidRequest
+from baton.gateway.chat.conversation import encode_chat, for_model, render_chat
+from baton.gateway.chat.message_schema import Message
+from baton.gateway.http.completions.chat import conversation_of
+from baton.gateway.http.completions.schemas import ChatBody
 from baton.gateway.http.sending.awaited_response import AwaitedResponse
 from baton.gateway.http.unknown_fields import read_known
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.order import Prompt
+from baton.gateway.requests.pooling.classification import classify, require_classifier
 from baton.gateway.requests.pooling.embedding import EmbeddingOrder, embed, pooling_of
-from baton.gateway.requests.pooling.pooled import MAX_INPUTS
+from baton.gateway.requests.pooling.pooled import MAX_INPUTS, PooledOrder
 from baton.gateway.requests.prompts import read_prompts
-from baton.gateway.requests.unsupported import Ignored
+from baton.gateway.requests.unsupported import Label
 
 
 class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -40,7 +46,15 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             extra_json_schema={"minimum": 1},
         ),
     ] = None
-    user: Ignored = None
+    messages: list[Message] | None = None
+    """vLLM's, in place of `input`: a conversation, through the model's chat template."""
+    add_generation_prompt: bool | None = None
+    """vLLM's: end the conversation where an answer would begin. False by default."""
+    continue_final_message: bool | None = None
+    """vLLM's: leave out what the template writes behind the last message."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """vLLM's: variables for the switches of the model's own chat template."""
+    user: Label = None
 
     pooling: Annotated[
         Literal["mean", "last"] | None,
@@ -60,11 +74,21 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = None
     add_special_tokens: bool | None = None
-    """vLLM's: of the tokenizer, such as `<s>`. True by default."""
+    """vLLM's: of the tokenizer, such as `<s>`. True by default for `input`."""
     priority: int | None = None
     """Smaller comes first. 0 by default."""
     cache_salt: str | None = None
     """vLLM's: cached KV is shared only among requests of the same salt."""
+
+
+class PoolingBody(EmbeddingBody, kw_only=True, forbid_unknown_fields=True):
+    task: Annotated[
+        Literal["embed", "classify"] | None,
+        Meta(description="What the model is for, which is also the default: labels, or vectors."),
+    ] = None
+    use_activation: Annotated[
+        bool | None, Meta(description="False: logits of labels, vectors at their own length.")
+    ] = None
 
 
 class EmbeddingAnswer(msgspec.Struct, kw_only=True):
@@ -85,6 +109,22 @@ class EmbeddingListAnswer(msgspec.Struct, kw_only=True):
     usage: EmbeddingUsage
 
 
+class PoolingEntry(msgspec.Struct, kw_only=True):
+    index: int
+    object: Literal["pooling"] = "pooling"
+    data: list[float] | str
+    """The vector, or the probabilities of the labels."""
+
+
+class PoolingAnswer(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[PoolingEntry]
+    usage: EmbeddingUsage
+
+
 class EmbeddingsApi:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -92,12 +132,25 @@ class EmbeddingsApi:
     async def create(self, request: Request) -> AwaitedResponse:
         gateway = self._gateway
         body = await read_known(request, gateway.config, EmbeddingBody)
+        order = await self._order(request, body)
+        return AwaitedResponse(self._answer(order, is_base64=body.encoding_format == "base64"))
+
+    async def pool(self, request: Request) -> AwaitedResponse:
+        gateway = self._gateway
+        body = await read_known(request, gateway.config, PoolingBody)
+        is_classifier = gateway.model.classifier is not None
+        if body.task == "classify" or (body.task is None and is_classifier):
+            require_classifier(gateway)
+            _refuse_of_vectors(body)
+        order = await self._order(request, body)
+        return AwaitedResponse(self._pooled(order, body))
+
+    async def _order(self, request: Request, body: EmbeddingBody) -> EmbeddingOrder:
+        """Raises InvalidRequest."""
+        gateway = self._gateway
         gateway.model.check_name(body.model)
-        adds_special = body.add_special_tokens is not False
-        inputs = await read_prompts(
-            gateway, body.input, "input", adds_special=adds_special, max_prompts=MAX_INPUTS
-        )
-        order = EmbeddingOrder(
+        inputs = await self._inputs(body)
+        return EmbeddingOrder(
             request_id=request.state.request_id,
             inputs=_truncated(inputs, body.truncate_prompt_tokens, gateway.max_model_len),
             pooling=pooling_of(gateway, body.pooling),
@@ -107,7 +160,32 @@ class EmbeddingsApi:
             cache_salt=body.cache_salt or "",
             caller=request.state.caller,
         )
-        return AwaitedResponse(self._answer(order, is_base64=body.encoding_format == "base64"))
+
+    async def _inputs(self, body: EmbeddingBody) -> tuple[Prompt, ...]:
+        gateway = self._gateway
+        if body.messages is None:
+            for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+                if getattr(body, name):
+                    raise InvalidRequest(f"{name} is of messages; leave it out", field=name)
+            adds_special = body.add_special_tokens is not False
+            return await read_prompts(
+                gateway, body.input, "input", adds_special=adds_special, max_prompts=MAX_INPUTS
+            )
+        if body.input is not None:
+            raise InvalidRequest(
+                "input and messages exclude each other; leave one out", field="messages"
+            )
+        chat = ChatBody(
+            messages=body.messages,
+            add_generation_prompt=bool(body.add_generation_prompt),
+            continue_final_message=body.continue_final_message,
+            chat_template_kwargs=body.chat_template_kwargs,
+            add_special_tokens=body.add_special_tokens,
+        )
+        conversation = for_model(gateway, conversation_of(chat, gateway))
+        text = render_chat(conversation)
+        tokens = await encode_chat(gateway, conversation, text)
+        return (Prompt(tokens=tokens, field="messages"),)
 
     async def _answer(self, order: EmbeddingOrder, *, is_base64: bool) -> EmbeddingListAnswer:
         found = await embed(self._gateway, order)
@@ -120,6 +198,47 @@ class EmbeddingsApi:
             model=self._gateway.model.name,
             usage=EmbeddingUsage(prompt_tokens=num_tokens, total_tokens=num_tokens),
         )
+
+    async def _pooled(self, order: EmbeddingOrder, body: PoolingBody) -> PoolingAnswer:
+        gateway = self._gateway
+        activates = body.use_activation is not False
+        if body.task == "embed" or gateway.model.classifier is None:
+            order = replace(order, is_normalized=order.is_normalized and activates)
+            vectors = await embed(gateway, order)
+            data, usage = vectors.vectors, vectors.usage
+        else:
+            asked = PooledOrder(
+                request_id=order.request_id,
+                priority=order.priority,
+                cache_salt=order.cache_salt,
+                caller=order.caller,
+            )
+            classes = await classify(gateway, order.inputs, asked, is_activated=activates)
+            data, usage = classes.probabilities, classes.usage
+        is_base64 = body.encoding_format == "base64"
+        return PoolingAnswer(
+            id=f"pool-{order.request_id}",
+            created=int(time.time()),
+            model=gateway.model.name,
+            data=[
+                PoolingEntry(index=i, data=_base64(vector) if is_base64 else vector)
+                for i, vector in enumerate(data)
+            ],
+            usage=EmbeddingUsage(
+                prompt_tokens=usage.prompt_tokens, total_tokens=usage.prompt_tokens
+            ),
+        )
+
+
+def _refuse_of_vectors(body: PoolingBody) -> None:
+    """Raises InvalidRequest for what only vectors have."""
+    for name in ("dimensions", "pooling", "normalize"):
+        if getattr(body, name) is not None:
+            raise InvalidRequest(
+                f"{name} is of vectors, and this model answers with labels; leave it out, or ask "
+                "for task: embed",
+                field=name,
+            )
 
 
 def _truncated(

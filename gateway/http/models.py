@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Literal
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from baton.core.errors import InvalidRequest
 from baton.gateway.http.errors import json_response
 from baton.gateway.requests.gateway import Gateway
+
+ANTHROPICS_VERSION = "anthropic-version"
+MAX_LIMIT = 1000
 
 
 class ModelAnswer(msgspec.Struct, kw_only=True):
@@ -26,18 +34,51 @@ class ModelListAnswer(msgspec.Struct, kw_only=True):
     data: list[ModelAnswer]
 
 
+class AnthropicsModelAnswer(msgspec.Struct, kw_only=True):
+    """As Anthropic's clients know models: who sends `anthropic-version` is one."""
+
+    type: Literal["model"] = "model"
+    id: str
+    display_name: str
+    created_at: str
+    """RFC 3339."""
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int
+    """Less what the answer takes."""
+    max_tokens: int
+    """Less what the prompt takes."""
+
+
+class AnthropicsModelListAnswer(msgspec.Struct, kw_only=True):
+    data: list[AnthropicsModelAnswer]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class ModelsApi:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
     async def list_all(self, request: Request) -> Response:
+        names = self._gateway.model.names
+        if ANTHROPICS_VERSION not in request.headers:
+            return json_response(ModelListAnswer(data=[self._model(name) for name in names]))
+        shown, has_more = _page(names, request.query_params)
         return json_response(
-            ModelListAnswer(data=[self._model(name) for name in self._gateway.model.names])
+            AnthropicsModelListAnswer(
+                data=[self._anthropics_model(name) for name in shown],
+                first_id=shown[0] if shown else None,
+                last_id=shown[-1] if shown else None,
+                has_more=has_more,
+            )
         )
 
     async def get(self, request: Request) -> Response:
         name = request.path_params["model_id"]
         self._gateway.model.check_name(name)
+        if ANTHROPICS_VERSION in request.headers:
+            return json_response(self._anthropics_model(name))
         return json_response(self._model(name))
 
     def _model(self, name: str) -> ModelAnswer:
@@ -48,3 +89,28 @@ class ModelsApi:
             root=model.name,
             max_model_len=self._gateway.max_model_len,
         )
+
+    def _anthropics_model(self, name: str) -> AnthropicsModelAnswer:
+        created = datetime.fromtimestamp(self._gateway.model.created, UTC)
+        return AnthropicsModelAnswer(
+            id=name,
+            display_name=name,
+            created_at=created.isoformat().replace("+00:00", "Z"),
+            max_input_tokens=self._gateway.max_model_len,
+            max_tokens=self._gateway.max_model_len,
+        )
+
+
+def _page(names: Sequence[str], query: Mapping[str, str]) -> tuple[Sequence[str], bool]:
+    """And whether there are more, in the direction that is asked for. Raises InvalidRequest."""
+    limit = query.get("limit", "20")
+    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:5]) <= MAX_LIMIT):
+        raise InvalidRequest(f"limit must be from 1 to {MAX_LIMIT}", field="limit")
+    for field in ("after_id", "before_id"):
+        if field in query and query[field] not in names:
+            raise InvalidRequest(f"{field} is not the id of a model here", field=field)
+    if "before_id" in query:
+        before = names[: names.index(query["before_id"])]
+        return before[-int(limit) :], len(before) > int(limit)
+    after = names[names.index(query["after_id"]) + 1 :] if "after_id" in query else names
+    return after[: int(limit)], len(after) > int(limit)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from baton.core.chaos import LAST_WORDS_S
+from baton.core.chaos import LAST_WORDS_S, ChaosRule
 from baton.core.errors import Forbidden
+from baton.core.ids import new_epoch
 from baton.core.metrics import CONTENT_TYPE
 from baton.gateway.http.errors import json_response
 from baton.gateway.http.request_body import decode_body, read_body
@@ -53,8 +54,20 @@ class FlipBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChaosBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    do: Literal["kill"]
+    do: Literal["kill"] | None = None
     """kill -9, as `baton chaos` strikes replicas."""
+    rules: tuple[ChaosRule, ...] | None = None
+    """Faults that this gateway makes from now on, instead of those of before; none: no more."""
+    seed: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Equal seeds make equal faults."""
+
+
+class ChaosAnswer(msgspec.Struct, kw_only=True):
+    gateway: str
+    """Of this process alone: several may answer at one port."""
+    is_killed: bool
+    num_faults: int
+    """Made so far."""
 
 
 class DrainAnswer(msgspec.Struct, kw_only=True):
@@ -68,6 +81,7 @@ class DrainAnswer(msgspec.Struct, kw_only=True):
 class StatusPages:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._process = new_epoch()
 
     async def health(self, request: Request) -> Response:
         """Alive: this process answers."""
@@ -118,14 +132,26 @@ class StatusPages:
         return json_response(msgspec.convert(progress, DrainAnswer))
 
     async def chaos(self, request: Request) -> Response:
-        """End at once, if the deployment wants such things."""
-        decode_body(await read_body(request, self._gateway.config), ChaosBody)
-        kill = self._gateway.kill
-        if kill is None:
+        """Make other faults, or end at once, if the deployment wants such things."""
+        body = decode_body(await read_body(request, self._gateway.config), ChaosBody)
+        chaos = self._gateway.chaos
+        if chaos is None:
             raise Forbidden("this deployment makes no faults on purpose: set chaos.enabled")
-        log.warning("CHAOS: this gateway ends at once")
-        asyncio.get_running_loop().call_later(LAST_WORDS_S, kill)
-        return json_response({"is_killed": True})
+        if body.rules is not None:
+            if body.rules != chaos.rules:
+                log.warning("CHAOS: this gateway obeys %d rules", len(body.rules))
+            chaos.set(body.rules, body.seed)
+        is_killed = body.do == "kill"
+        if is_killed:
+            log.warning("CHAOS: this gateway ends at once")
+            asyncio.get_running_loop().call_later(LAST_WORDS_S, chaos.kill)
+        return json_response(
+            ChaosAnswer(
+                gateway=self._process,
+                is_killed=is_killed,
+                num_faults=chaos.strikes.total(),
+            )
+        )
 
     async def status(self, request: Request) -> Response:
         return json_response(await self._gateway.dispatcher.status())

@@ -42,7 +42,10 @@ class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     verbosity: str | None = None
     """A variable of the chat template; not all have it."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Variables for the switches of the model's own chat template."""
+    """Variables for the switches of the chat template."""
+    chat_template: str | None = None
+    """The name of another of the model's chat templates; a template itself where the operator lets
+    requests bring theirs."""
     add_generation_prompt: bool | None = None
     """End the prompt where an answer begins. True by default."""
     continue_final_message: bool | None = None
@@ -107,8 +110,8 @@ class TokenizationApi:
                 body.prompt, add_special_tokens=adds_special, prompt_field="prompt"
             )
         chat = ChatBody(**{name: getattr(body, name) for name in CHAT_FIELDS})
-        without_effect = fields_without_effect(chat, self._gateway.model)
+        conversation = for_model(self._gateway, conversation_of(chat, self._gateway))
+        without_effect = fields_without_effect(chat, conversation.template)
         note_without_effect(request, self._gateway.config, without_effect)
-        conversation = for_model(self._gateway, conversation_of(chat, self._gateway.model))
-        text = render_chat(self._gateway.model.require_chat_template(), conversation)
+        text = render_chat(conversation)
         return await encode_chat(self._gateway, conversation, text)

@@ -1,6 +1,6 @@
 """Fields of a body that Baton does not know: left out, unless that changes what is meant.
 
-    a name that others act on, and Baton does not     refused, with what to use instead
+    a name that others act on (other_names.py)        refused, with what to use instead
     nearly the name of a field                        refused: "did you mean ...?"
     anything else                                     left out; the header `x-baton-ignored` says so
 
@@ -20,12 +20,14 @@ from starlette.requests import Request
 
 from baton.core.errors import InvalidRequest
 from baton.gateway.access.config import GatewayConfig
+from baton.gateway.http.other_names import remedy_for
 from baton.gateway.http.request_body import (
     UnknownField,
     decode_body,
     decode_json,
     read_body,
 )
+from baton.gateway.requests.unsupported import asks_for_nothing, ignored_fields, labels
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -39,51 +41,13 @@ LIKENESS = 0.85
 """From which on one name is a slip of another: by `difflib`, 1 is the same."""
 MIN_LETTERS = 3
 STEP = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
-USE_INSTEAD = {
-    "best_of_n": "use n and best_of",
-    "beam_width": "there is no beam search here",
-    "documents": "put them into messages",
-    "dry_multiplier": "use repetition_penalty or frequency_penalty",
-    "do_sample": "use temperature: 0",
-    "ebnf": "use structured_outputs.grammar",
-    "early_stopping": "there is no beam search here",
-    "grammar": "use structured_outputs.grammar",
-    "input": "use prompt, messages, or /v1/responses",
-    "json_schema": "use response_format or structured_outputs.json",
-    "length_penalty": "there is no beam search here",
-    "logits_processors": "use logit_bias, allowed_token_ids or structured_outputs",
-    "lora_request": "adapters are not served here",
-    "max_chunks_per_doc": "use max_tokens_per_doc",
-    "max_new_tokens": "use max_tokens",
-    "max_length": "use max_tokens",
-    "max_tokens_to_sample": "use max_tokens",
-    "messages": "use /v1/chat/completions",
-    "min_new_tokens": "use min_tokens",
-    "mirostat": "use temperature, top_p or min_p",
-    "mm_processor_kwargs": "models here read text",
-    "n_predict": "use max_tokens",
-    "num_beams": "there is no beam search here",
-    "prompt": "use messages, or /v1/completions",
-    "rank_fields": "give documents as texts",
-    "regex": "use structured_outputs.regex",
-    "repeat_penalty": "use repetition_penalty",
-    "stop_sequences": "use stop",
-    "system": "use a message of role system",
-    "tfs_z": "use top_p or min_p",
-    "top_a": "use min_p",
-    "use_beam_search": "there is no beam search here",
-    "xtc_probability": "use min_p or typical_p",
-}
-"""Fields of other servers that would change the output."""
-USE_INSTEAD_IN_MESSAGES = {
+IN_MESSAGES = {
     "images": "models here read text",
     "partial": "use continue_final_message",
     "prefix": "use continue_final_message",
 }
 MEANT_WHOLE = ("response_format", "structured_outputs", "text", "output_config", "output_format")
 """In these every word is meant."""
-WITHOUT_EFFECT = (("do_sample", True), ("early_stopping", False), ("use_beam_search", False))
-"""Values of these fields that ask for what is done anyway."""
 
 
 async def read_known(request: Request, config: GatewayConfig, kind: type[B]) -> B:
@@ -92,11 +56,15 @@ async def read_known(request: Request, config: GatewayConfig, kind: type[B]) -> 
 
 
 def known(request: Request, config: GatewayConfig, data: bytes, kind: type[B]) -> B:
-    """What is left out is noted for the answer's header. Raises InvalidRequest."""
+    """What is left out, or does nothing, is noted for the answer's header. Raises
+    InvalidRequest."""
     if config.unknown_fields == "refuse":
-        return decode_body(data, kind)
-    body, ignored = decode_known(data, kind)
-    request.state.ignored_fields.extend(ignored)
+        body = decode_body(data, kind)
+    else:
+        body, ignored = decode_known(data, kind)
+        request.state.ignored_fields.extend(ignored)
+    note_without_effect(request, config, tuple(ignored_fields(body)))
+    request.state.ignored_fields.extend(labels(body))
     return body
 
 
@@ -141,17 +109,28 @@ def _drop_all(body: dict[str, Any], kind: type[msgspec.Struct]) -> Iterator[str]
     """At once, of what a body has beside the fields of `kind`: it may be large."""
     for name in [name for name in body if name not in kind.__struct_fields__]:
         value = body.pop(name)
-        if value is None or (name, value) in WITHOUT_EFFECT:
+        if value is None:
             continue
+        if (remedy := remedy_for(kind, name)) is not None:
+            if asks_for_nothing(name, value):
+                continue
+            raise InvalidRequest(f"{name} is not supported; {remedy}", field=name)
         error = UnknownField("", name)
-        _refuse_meant(error, kind)
+        _refuse_slip(error, kind)
         yield _shown(error)
 
 
 def _refuse_meant(error: UnknownField, kind: type[msgspec.Struct]) -> None:
-    use_instead = USE_INSTEAD_IN_MESSAGES if error.path.startswith("messages") else USE_INSTEAD
-    if remedy := use_instead.get(error.name):
+    """Of a field within a field. Raises InvalidRequest."""
+    if error.path.startswith("messages") and (remedy := IN_MESSAGES.get(error.name)):
         raise InvalidRequest(f"{error.field} is not supported; {remedy}", field=error.field)
+    _refuse_slip(error, kind)
+    if error.path.startswith(MEANT_WHOLE):
+        raise error
+
+
+def _refuse_slip(error: UnknownField, kind: type[msgspec.Struct]) -> None:
+    """Raises InvalidRequest."""
     names = _names(kind)
     if error.name in names or len(error.name) > MAX_SHOWN:
         near = []  # of something else in the body, or like no name: no slip
@@ -162,8 +141,6 @@ def _refuse_meant(error: UnknownField, kind: type[msgspec.Struct]) -> None:
         raise InvalidRequest(
             f"{error.field} is not a field Baton knows; did you mean {near[0]}?", field=error.field
         )
-    if error.path.startswith(MEANT_WHOLE):
-        raise error
 
 
 def is_one_slip(name: str, other: str) -> bool:
@@ -189,7 +166,12 @@ def _shown(error: UnknownField) -> str:
     """Where it is, for a header: `messages[].name`."""
     path = f"{error.path[:MAX_SHOWN]}.{error.name[:MAX_SHOWN]}".lstrip(".")
     path = re.sub(r"\[[^\]]*\]", "[]", path)
-    return re.sub(r"[^\w.\[\]-]", "?", path, flags=re.ASCII)[:MAX_SHOWN]
+    return printable(path)
+
+
+def printable(text: str) -> str:
+    """For a header."""
+    return re.sub(r"[^\w.\[\]-]", "?", text[:MAX_SHOWN], flags=re.ASCII)
 
 
 @cache

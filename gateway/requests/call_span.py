@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.core.tracing import NO_SPAN, NOTHING, UNTRACED, Attributes, TracedCall
+from baton.core.tracing import NO_SPAN, NOTHING, UNTRACED, Attributes, TraceContext, TracedCall
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.request_ids import public_request_id
 
@@ -11,10 +11,10 @@ def begin_call(
     gateway: Gateway,
     operation: str,
     *,
-    parent: str,
+    parent: TraceContext,
     attributes: Attributes = NOTHING,
 ) -> TracedCall:
-    """`parent`: the caller's own span, if it has one."""
+    """`parent`: what the caller says of a span of its own."""
     model = gateway.model.name
     span = gateway.tracer.start(f"{operation} {model}", parent, "server")
     if span is NO_SPAN:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
+from baton.core.chaos import Chaos
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import ContextExceeded
 from baton.core.metrics import exposition
@@ -46,12 +47,12 @@ class Gateway:
         config: GatewayConfig,
         wanted: Wanted = NOBODY,
         reporting: Reporting = SILENT,
-        kill: Callable[[], None] | None = None,
+        chaos: Chaos | None = None,
         clock: Clock = monotonic,
     ) -> None:
-        """`wanted`: the replicas that are to be there, for those who ask what is missing. `kill`
-        ends this process as a crash would, where operators may have that."""
-        self.kill = kill
+        """`wanted`: the replicas that are to be there, for those who ask what is missing. `chaos`:
+        the faults of this process, where operators may have such."""
+        self.chaos = chaos
         self._wanted = wanted
         self.model = model
         self.dispatcher = dispatcher

@@ -1,29 +1,63 @@
-"""Fields that are known and cannot be acted upon: refused, unless they ask for nothing."""
+"""Fields that are known and cannot be acted upon: refused, or told, unless they ask for nothing."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from functools import cache
+from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from baton.core.errors import InvalidRequest
 
-Ignored = Annotated[Any, Meta(description="Accepted, and not acted upon.")]
-
-
-Refused = Annotated[Any, Meta(description="Refused unless it asks for nothing.")]
+IGNORED = Meta(description="Accepted, and not acted upon.")
+LABEL = Meta(description="Of the caller's own books: accepted, and not acted upon.")
+REFUSED = Meta(description="Refused unless it asks for nothing.")
+Ignored = Annotated[Any, IGNORED]
+"""Would do something elsewhere."""
+Label = Annotated[Any, LABEL]
+"""Says who asks, or why; asks for nothing by itself."""
+Refused = Annotated[Any, REFUSED]
+Returned = Annotated[Any, Meta(description="Of an earlier answer; nothing is done with it.")]
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "suffix": (None, ""),
+    "add_generation_prompt": (None, True),
+    "add_special_tokens": (None, True),
+    "annotations": (None, []),
     "audio": (None,),
+    "best_of": (None, 1),
+    "chat_template": (None,),
+    "do_sample": (None, True),
+    "function_call": (None, "auto", "none"),
+    "include_reasoning": (None, True),
+    "inference_geo": (None, "global"),
+    "length_penalty": (None, 1, 1.0),
+    "logprobs": (None, False),
     "modalities": (None, ["text"]),
     "moderation": (None,),
-    "chat_template": (None,),
-    "web_search_options": (None,),
-    "annotations": (None, []),
+    "n": (None, 1),
+    "normalize": (None, True),
+    "num_beams": (None, 1),
+    "parallel_tool_calls": (None, True),
+    "prompt_cache_retention": (None, "in_memory", "in-memory"),
+    "prompt_logprobs": (None,),
+    "reasoning_format": (None, "auto", "deepseek"),
     "refusal": (None,),
+    "repeat_penalty": (None, 1, 1.0),
+    "response_format": (None, {"type": "text"}),
+    "separate_reasoning": (None, True),
+    "service_tier": (None, "auto", "default", "standard_only"),
+    "speed": (None, "standard"),
+    "suffix": (None, ""),
+    "tool_choice": (None, "auto", "none"),
+    "top_logprobs": (None, 0),
+    "truncation": (None, "disabled"),
+    "use_activation": (None, True),
+    "web_search_options": (None,),
 }
+"""What asks for nothing. Of other fields: what is empty, and false."""
+NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
 REMEDIES = {
@@ -47,16 +81,85 @@ def unsupported_part(kind: object, path: str, known: str = "text") -> InvalidReq
     return InvalidRequest(f"{path}.type {kind!r} is not supported: {remedy}", field=f"{path}.type")
 
 
+def asks_for_nothing(name: str, value: object) -> bool:
+    if (neutral := NEUTRAL.get(name)) is None:
+        return value is False or value in NOTHING
+    return any(value == other and type(value) is type(other) for other in neutral)
+
+
 def refuse_unsupported(body: msgspec.Struct, path: str = "") -> None:
     """Raises InvalidRequest for the first field that asks for what Baton cannot do yet."""
-    for name in body.__struct_fields__:
-        neutral = NEUTRAL.get(name)
-        if neutral is None:
-            continue
-        value = getattr(body, name)
-        if not any(value == other and type(value) is type(other) for other in neutral):
+    for name in refused_names(type(body)):
+        if not asks_for_nothing(name, getattr(body, name)):
             remedy = REMEDIES.get(name)
             reason = "is not supported" if remedy else "is not supported yet"
             raise InvalidRequest(
                 f"{path}{name} {reason}; {remedy or 'leave it out'}", field=path + name
             )
+
+
+def ignored_fields(body: msgspec.Struct, path: str = "") -> Iterator[str]:
+    """Paths of the fields that ask for what is not done; of items of lists alike: `tools[].x`."""
+    for name in marked_fields(type(body), IGNORED):
+        if not asks_for_nothing(name, getattr(body, name)):
+            yield path + name
+    for name in _holders(type(body)):
+        value = getattr(body, name)
+        if isinstance(value, list):
+            yield from dict.fromkeys(
+                found
+                for item in value
+                if isinstance(item, msgspec.Struct)
+                for found in ignored_fields(item, f"{path}{name}[].")
+            )
+        elif isinstance(value, msgspec.Struct):
+            yield from ignored_fields(value, f"{path}{name}.")
+
+
+def labels(body: msgspec.Struct) -> Iterator[str]:
+    """The fields that say something of the caller, of which nothing comes."""
+    for name in marked_fields(type(body), LABEL):
+        if not asks_for_nothing(name, getattr(body, name)):
+            yield name
+
+
+def refused_names(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    return marked_fields(kind, REFUSED)
+
+
+@cache
+def marked_fields(kind: type[msgspec.Struct], mark: Meta) -> tuple[str, ...]:
+    """Fields that are of the type which has this mark."""
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(
+        name
+        for name in kind.__struct_fields__
+        if any(one is mark for one in getattr(hints[name], "__metadata__", ()))
+    )
+
+
+@cache
+def _holders(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Fields with structs in which something may be ignored."""
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(
+        name
+        for name in kind.__struct_fields__
+        if any(_ignores(inner, (kind,)) for inner in _structs(hints[name]))
+    )
+
+
+def _ignores(kind: type[msgspec.Struct], above: tuple[type, ...]) -> bool:
+    if kind in above:
+        return False
+    hints = get_type_hints(kind, include_extras=True).values()
+    return bool(marked_fields(kind, IGNORED)) or any(
+        _ignores(inner, (*above, kind)) for hint in hints for inner in _structs(hint)
+    )
+
+
+def _structs(hint: object) -> Iterator[type[msgspec.Struct]]:
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        yield hint
+    for inner in get_args(hint):
+        yield from _structs(inner)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2.exceptions import TemplateError, TemplateSyntaxError
+from jinja2.exceptions import TemplateError
 from jinja2.utils import Namespace
 
 from baton.core.errors import CheckpointError, InvalidRequest
@@ -21,9 +21,7 @@ from baton.gateway.text.template_sandbox import BoundedEnvironment
 MAX_INDENT = 16
 MAX_REASON = 500
 """Characters of a template's own complaint that its caller is told."""
-RESERVED_NAMES = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
-)
+RESERVED_NAMES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 PAIR_ROLES = ("query", "document")
 """The roles of the two texts of a pair, in templates of rerankers."""
 ARGUMENTS_AS_JSON = re.compile(r"arguments['\"]?\]?\s*\|\s*tojson")
@@ -52,7 +50,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             self._template = self._environment.from_string(source)
-        except (TemplateSyntaxError, RecursionError) as error:
+        except _COMPILING_FAULTS as error:
             raise CheckpointError(f"the chat template cannot be compiled: {error}") from error
 
     @staticmethod
@@ -94,10 +92,9 @@ class ChatTemplate:
         self._environment.start()
         try:
             return self._template.render(
-                {**self._special_tokens, **extra},
+                {"documents": None, **self._special_tokens, **extra},
                 messages=[dict(message) for message in messages],
                 tools=None if tools is None else [dict(tool) for tool in tools],
-                documents=None,
                 add_generation_prompt=add_generation_prompt,
             )
         except _TEMPLATE_FAULTS as error:
@@ -138,6 +135,10 @@ _TEMPLATE_FAULTS = (
     TypeError,
     ValueError,
 )
+
+
+# Jinja compiles to Python, which has limits of its own, as to how deep loops are nested.
+_COMPILING_FAULTS = (TemplateError, SyntaxError, MemoryError, RecursionError, ValueError)
 
 
 class _SafeNamespace(Namespace):

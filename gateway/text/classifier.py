@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from baton.core.errors import CheckpointError
 from baton.gateway.text.chat_template import ChatTemplate
-from baton.gateway.text.model_files import ModelFiles
+from baton.gateway.text.model_files import DEFAULT, ModelFiles
 from baton.gateway.text.pooling_files import ACTIVATIONS, LabelTokens
 from baton.gateway.text.tokenizer import TextTokenizer
 
@@ -135,7 +135,7 @@ def _pair_activation(name: str, num_labels: int) -> Activation:
 
 def _pair_template(files: ModelFiles) -> ChatTemplate | None:
     """The model's own, if it knows the roles of a pair: others were written for chats."""
-    source = files.chat_template
+    source = files.chat_templates.get(DEFAULT)
     if source is None or not ChatTemplate.takes_pairs(source):
         source = QWEN3_RERANKER if files.pooling.is_original_qwen3_reranker else None
     return None if source is None else ChatTemplate(source, files.special_tokens)

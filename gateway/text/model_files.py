@@ -3,8 +3,12 @@
 config.json                vocabulary and context size
 generation_config.json     defaults of sampling                                   optional
 tokenizer.json             the tokenizer itself
-tokenizer_config.json      special tokens, chat template                          optional
-chat_template.jinja        chat template; comes before tokenizer_config's         optional
+tokenizer_config.json      special tokens, chat templates                         optional
+chat_template.jinja        chat template `default`                                optional
+additional_chat_templates/ more of them, NAME.jinja                               optional
+chat_template.json         a processor's chat template                            optional
+
+Of chat templates, files of their own come before tokenizer_config's, and a processor's last.
 
 What they, and others, say of labels, pairs and embeddings is in `pooling_files.py`.
 """
@@ -24,6 +28,9 @@ from baton.gateway.text.byte_tokenizer import byte_tokenizer_json
 from baton.gateway.text.pooling_files import PoolingFiles
 
 BATON_DEFAULTS = SamplingParams()
+DEFAULT = "default"
+"""The name of the chat template of conversations without tools, or of all."""
+ADDITIONAL_TEMPLATES = "additional_chat_templates"
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
@@ -45,7 +52,8 @@ class ModelFiles:
     tokenizer_json: str
     special_tokens: Mapping[str, str]
     """By role: `bos_token`, `eos_token`, ... as chat templates name them."""
-    chat_template: str | None
+    chat_templates: Mapping[str, str]
+    """By name (chat_templates.py)."""
     sampling: SamplingDefaults
     vocab_size: int
     """Rows of the embedding; token ids of requests must be less."""
@@ -66,7 +74,7 @@ class ModelFiles:
         return cls(
             tokenizer_json=_tokenizer_json(folder / "tokenizer.json", needs_tokenizer),
             special_tokens=_special_tokens(tokenizer_config),
-            chat_template=_chat_template(folder, tokenizer_config),
+            chat_templates=_chat_templates(folder, tokenizer_config),
             sampling=_sampling_defaults(folder / "generation_config.json"),
             vocab_size=_positive_int(folder, text_config, ("vocab_size",)),
             eos_token_ids=_eos_token_ids(folder / "generation_config.json", text_config),
@@ -93,6 +101,11 @@ def _read_json(path: Path, default: dict[str, Any] | None = None) -> dict[str, A
         return msgspec.json.decode(_read_text(path), type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise CheckpointError(f"{path} is not a JSON object: {error}") from error
+
+
+def is_inline(chat_template: str) -> bool:
+    """Whether the setting gateway.chat_template is the template itself, and no path."""
+    return any(mark in chat_template for mark in ("{{", "{%", "{#", "\n"))
 
 
 def _mapping(value: object) -> dict[str, Any]:
@@ -124,18 +137,30 @@ def _special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
     return tokens
 
 
-def _chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
-    """The template of the folder, or of tokenizer_config: a string, or a list of named ones."""
-    path = folder / "chat_template.jinja"
-    if path.exists():
-        return _read_text(path)
-    template = tokenizer_config.get("chat_template")
-    if isinstance(template, list):
-        by_name = {entry.get("name"): entry.get("template") for entry in map(_mapping, template)}
-        template = by_name.get("default")
-    if template is None or isinstance(template, str):
-        return template
-    raise CheckpointError(f"{folder / 'tokenizer_config.json'}: chat_template is not a string")
+def _chat_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    default = folder / "chat_template.jinja"
+    files = {DEFAULT: default} if default.exists() else {}
+    files |= {path.stem: path for path in sorted(folder.glob(f"{ADDITIONAL_TEMPLATES}/*.jinja"))}
+    if files:
+        return {name: _read_text(path) for name, path in files.items()}
+    if (given := tokenizer_config.get("chat_template")) is not None:
+        return _named_templates(folder / "tokenizer_config.json", given)
+    legacy = folder / "chat_template.json"
+    given = _read_json(legacy, default={}).get("chat_template")
+    return {} if given is None else _named_templates(legacy, given)
+
+
+def _named_templates(path: Path, given: object) -> dict[str, str]:
+    """A string is the default; of several each has a name."""
+    if isinstance(given, list):
+        given = {entry.get("name"): entry.get("template") for entry in map(_mapping, given)}
+    by_name = given if isinstance(given, dict) else {DEFAULT: given}
+    try:
+        return msgspec.convert(by_name, dict[str, str])
+    except msgspec.ValidationError:
+        raise CheckpointError(
+            f"{path}: chat_template is neither a string nor a list of names and templates"
+        ) from None
 
 
 def _sampling_defaults(path: Path) -> SamplingDefaults:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from baton.core.errors import InvalidRequest, ModelNotFound
 from baton.gateway.text.chat_template import ChatTemplate
+from baton.gateway.text.chat_templates import ChatTemplates
 from baton.gateway.text.classifier import Classifier
 from baton.gateway.text.model_files import ModelFiles, SamplingDefaults
 from baton.gateway.text.pooling_files import PoolingFiles
@@ -18,7 +19,7 @@ from baton.gateway.text.tokenizer import TextTokenizer
 class ServedModel:
     name: str
     tokenizer: TextTokenizer
-    chat_template: ChatTemplate | None
+    chat_templates: ChatTemplates
     sampling: SamplingDefaults
     vocab_size: int
     context_len: int
@@ -42,21 +43,23 @@ class ServedModel:
         aliases: tuple[str, ...] = (),
         needs_tokenizer: bool = True,
         reranker: str = "auto",
+        chat_template: str = "",
     ) -> ServedModel:
-        """`reranker`: as the configuration has it.
+        """`reranker`, `chat_template`: as the configuration has them.
 
         Raises CheckpointError, naming the file, if the folder is missing something or broken, and
-        InvalidConfig if the model does not judge so.
+        InvalidConfig if the model does not judge so, or there is no such chat template.
         """
         files = ModelFiles.read(folder, needs_tokenizer=needs_tokenizer)
         files = replace(files, pooling=files.pooling.judging_as(reranker))
-        source = files.chat_template
         tokenizer = TextTokenizer(files.tokenizer_json)
         return cls(
             name=name,
             aliases=aliases,
             tokenizer=tokenizer,
-            chat_template=None if source is None else ChatTemplate(source, files.special_tokens),
+            chat_templates=ChatTemplates.compile(
+                files.chat_templates, files.special_tokens, instead=chat_template
+            ),
             sampling=files.sampling,
             vocab_size=files.vocab_size,
             context_len=files.context_len,
@@ -88,10 +91,20 @@ class ServedModel:
                 field="model",
             )
 
-    def require_chat_template(self) -> ChatTemplate:
-        if self.chat_template is None:
-            self.check_generates()
+    def require_chat_template(self, *, has_tools: bool = False) -> ChatTemplate:
+        """That of conversations, or of those with tools. Raises InvalidRequest if there is none."""
+        template = self.chat_templates.choose(has_tools=has_tools)
+        if template is not None:
+            return template
+        self.check_generates()
+        if names := ", ".join(self.chat_templates.by_name):
             raise InvalidRequest(
-                f"`{self.name}` has no chat template; use /v1/completions", field="messages"
+                f"`{self.name}` has chat templates for special uses alone; name one in "
+                f"chat_template ({names}), or use /v1/completions",
+                field="chat_template",
             )
-        return self.chat_template
+        raise InvalidRequest(
+            f"`{self.name}` has no chat template; use /v1/completions, or have its operator set "
+            "gateway.chat_template (--chat-template)",
+            field="messages",
+        )

@@ -4,12 +4,13 @@
 
     lse = log2 sum 2^lse[s]      out = sum 2^(lse[s] - lse) partial[s]      s over all splits
 
-A sink takes part as a split without a value. One program a query head and request; those with
-several new tokens, which are attended elsewhere, are left out.
+A sink takes part as a split without a value, and so does a split in which the token sees nothing,
+of weight 0. One program a query head and token; requests with more tokens than Q, which are
+attended elsewhere, are left out, and those of one split, which are done.
 
-    partial [R, N, splits, H], lse [R, N, splits] float32      of the splits from the window's first
+    partial [R, Q, N, splits, H], lse [R, Q, N, splits] float32    from the window's first split on
 
-R requests, N query heads, H head width.
+R requests, Q the most new tokens of one, N query heads, H head width.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ def merge_splits(
     split: int,
 ) -> None:
     """Fill `out` from the splits of each request."""
-    requests, num_heads, num_splits = lse.shape
+    requests, longest, num_heads, num_splits = lse.shape
     width = partial.shape[-1]
-    _merge[num_heads, requests](
+    _merge[num_heads, longest, requests](
         partial, lse, num_splits, out, *out.stride()[:2],
         rules.sinks, sequences.context_lens, sequences.query_starts, rules.window_size,
         WIDTH=width, COLUMNS=triton.next_power_of_2(width), SPLIT=split,
@@ -55,15 +56,21 @@ def _merge(
     NUM_FIRST: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
-    request = tl.program_id(1).to(tl.int64)
-    token = tl.load(query_starts + request)
-    if tl.load(query_starts + request + 1) - token != 1:
+    of_request, longest = tl.program_id(1), tl.num_programs(1)
+    request = tl.program_id(2).to(tl.int64)
+    starts_at = tl.load(query_starts + request)
+    num_tokens = (tl.load(query_starts + request + 1) - starts_at).to(tl.int32)
+    if (num_tokens > longest) | (of_request >= num_tokens):
         return
     context = tl.load(context_lens + request).to(tl.int32)
-    first = first_seen(context - 1, window, IS_CHUNKED) if HAS_WINDOW else 0
-    used = tl.cdiv(context, SPLIT) - split_of_first(first, SPLIT, NUM_FIRST)
+    past = context - num_tokens
+    first = first_seen(past, window, IS_CHUNKED) if HAS_WINDOW else 0
+    first_split = split_of_first(first, SPLIT, NUM_FIRST)
+    if tl.cdiv(context, SPLIT) - first_split == 1:
+        return
+    used = tl.cdiv(past + of_request + 1, SPLIT) - first_split
     columns = tl.arange(0, COLUMNS)
-    at = (request * tl.num_programs(0) + head) * num_splits
+    at = ((request * longest + of_request) * tl.num_programs(0) + head) * num_splits
     acc = tl.zeros([COLUMNS], tl.float32)
     top, total = first_top(sinks, head, head >= 0, HAS_SINKS)
     for start in range(0, used, AT_ONCE):
@@ -72,13 +79,15 @@ def _merge(
         part_lse = tl.load(lse + at + split, mask=inside, other=float("-inf"))
         part = load_tile(partial, (at + split) * WIDTH, inside, WIDTH, COLUMNS)
         new_top = tl.maximum(top, tl.max(part_lse, 0))
-        weights = tl.exp2(part_lse - new_top)
-        fade = tl.exp2(top - new_top)
+        # Before the first split in which it sees anything, it stays at -inf.
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.exp2(part_lse - base)
+        fade = tl.exp2(top - base)
         total = total * fade + tl.sum(weights, 0)
         acc = acc * fade + tl.sum(weights[:, None] * part, 0)
         top = new_top
     tl.store(
-        out + token * out_token_stride + head * out_head_stride + columns,
+        out + (starts_at + of_request) * out_token_stride + head * out_head_stride + columns,
         (acc / total).to(out.dtype.element_ty),
         mask=columns < WIDTH,
     )

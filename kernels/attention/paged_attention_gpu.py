@@ -1,8 +1,12 @@
 """Which kernel attends whom: three of them share a pass, each leaving out whom it does not take.
 
-one new token             paged_decode.py      split contexts; all there is in captured graphs
-several                   paged_prefill.py     tiles of queries
-MIN_TOKENS or more        library_prefill.py   where the library knows the kind of attention
+one new token             paged_decode_gpu.py      split contexts; all there is in captured graphs
+MAX_RUN or fewer          the same                 in passes where nobody has more
+several                   paged_prefill_gpu.py     tiles of queries
+MIN_TOKENS or more        library_prefill_gpu.py   where the library knows the kind of attention
+
+So drafts that are verified beside prompts are attended as these are: such a pass is bound by
+arithmetic.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.attention import library_prefill_gpu as library_prefill
-from baton.kernels.attention.paged_decode_gpu import paged_decode
+from baton.kernels.attention.paged_decode_gpu import MAX_RUN, paged_decode
 from baton.kernels.attention.paged_prefill_gpu import paged_prefill
 from baton.kernels.attention.scoring import PLAIN, Scoring
 from baton.kernels.attention.scoring_gpu import ScoringRules
@@ -31,7 +35,7 @@ def paged_attention(
     """What q [T, N, H] attends to, [T, N, H]."""
     rules = ScoringRules(scoring, window, sinks)
     out = torch.empty_like(q)
-    if sequences.max_query_len == 1:
+    if sequences.max_query_len <= MAX_RUN:
         paged_decode(q, out, cache, sequences, rules)
         return out
     longest = sequences.max_query_len

@@ -8,20 +8,21 @@
 128 heads of 576 numbers make 240 operations of a byte read, about what a Hopper balances, so tiles
 have 64 rows where there are that many heads: less would leave its tensor cores idle. What a split
 gives, L float32 of each head, is as much as 200 keys. So contexts are split no more than it takes
-to employ the device, which a token's last bits may tell; passes with several new tokens of a
-request have programs enough, and are not split at all.
+to employ the device, which a token's last bits may tell; passes of many new tokens have programs
+enough, and are not split at all.
 
 Splits follow from the contexts that there are, not from how long they may become; only the device
-knows them when a graph runs, so each program works out for itself which one it has:
+knows them when a graph runs, so each program works out for itself which one it has. Each new token
+has its own, decoded or drafted: those of a draft find in the L2 cache what the first of them read.
 
-    contexts     700        40      300           in splits of their sum / how many are wanted,
+    tokens see   700        40      300           in splits of their sum / how many are wanted,
     splits       0  1  2  |  3  |  4  5           and of 256 keys at least
-    programs     0  1  2     3     4  5  (6 ..)   wanted + R'; those behind have nothing
+    programs     0  1  2     3     4  5  (6 ..)   wanted + T; those behind have nothing
     merged       |-----|    as it is  |--|
 
     partial [items, N, L], lse [items, N] float32
 
-T new tokens, R' requests, N heads, L width of the latent, R of the part that rotates.
+T new tokens, N heads, L width of the latent, R of the part that rotates.
 """
 
 from __future__ import annotations
@@ -78,56 +79,51 @@ def mla_attention(
     tiling = Tiling.of(q_latent.dtype, num_heads)
     head_tiles = triton.cdiv(num_heads, tiling.rows)
     wanted = max(1, ENOUGH_PROGRAMS // head_tiles)
-    is_split = (
-        sequences.max_query_len == 1
-        and num_tokens < wanted
-        and sequences.max_context_len > min_split_keys
-    )
+    is_split = num_tokens < wanted and sequences.max_context_len > min_split_keys
     num_items = num_tokens + wanted if is_split else num_tokens
     partial, lse = out, out
     if is_split:
         shape = num_items, num_heads
         partial = torch.empty(*shape, latent, dtype=torch.float32, device=out.device)
         lse = torch.empty(shape, dtype=torch.float32, device=out.device)
-    requests = room_for(sequences.num_requests)
+    tokens = room_for(num_tokens)
     columns = max(16, triton.next_power_of_2(latent))
     _attend_latents[num_items, head_tiles](
         q_latent, *q_latent.stride()[:2], q_rope, *q_rope.stride()[:2], out, *out.stride()[:2],
         arena, arena.stride(0), sequences.block_tables, sequences.block_tables.stride(0),
-        sequences.positions, sequences.query_starts, sequences.context_lens,
-        sequences.num_requests, wanted, min_split_keys, partial, lse, num_heads, scale,
+        sequences.positions, sequences.query_starts, sequences.num_requests, num_tokens,
+        wanted, min_split_keys, partial, lse, num_heads, scale,
         LATENT=latent, ROTATED=rotated, BLOCK_SIZE=sequences.block_size, IS_SPLIT=is_split,
-        REQUESTS=requests if is_split else 1,
+        TOKENS=tokens if is_split else 1,
         ROWS=tiling.rows, KEYS=tiling.keys, LATENT_COLUMNS=columns,
         ROTATED_COLUMNS=max(16, triton.next_power_of_2(rotated)),
         num_warps=tiling.num_warps,
         num_stages=3,  # a tile is read ahead, its table entries one earlier
     )  # fmt: skip
     if is_split:
-        _merge[num_heads, sequences.num_requests](
-            partial, lse, out, *out.stride()[:2], sequences.context_lens, sequences.num_requests,
-            wanted, min_split_keys, LATENT=latent, LATENT_COLUMNS=columns, REQUESTS=requests,
+        _merge[num_heads, num_tokens](
+            partial, lse, out, *out.stride()[:2], sequences.positions, num_tokens,
+            wanted, min_split_keys, LATENT=latent, LATENT_COLUMNS=columns, TOKENS=tokens,
             KEYS=tiling.keys, AT_ONCE=MERGED_AT_ONCE, num_warps=4,
         )  # fmt: skip
     return out
 
 
-def room_for(num_requests: int) -> int:
+def room_for(num_tokens: int) -> int:
     """16, 64 or 256 and so on: few, for each is a kernel that is compiled when it is first met."""
     room = 16
-    while room < num_requests:
+    while room < num_tokens:
         room *= 4
     return room
 
 
 @triton.jit
 def _splits_of(
-    context_lens, num_requests, wanted, min_split_keys,
-    REQUESTS: tl.constexpr, KEYS: tl.constexpr,
-):  # fmt: skip
-    """Keys of a split; contexts, splits and, up to each request and with it, all splits."""
-    request = tl.arange(0, REQUESTS)
-    contexts = tl.load(context_lens + request, mask=request < num_requests, other=0).to(tl.int32)
+    positions, num_tokens, wanted, min_split_keys, TOKENS: tl.constexpr, KEYS: tl.constexpr
+):
+    """Keys of a split; what tokens see, splits and, up to each token and with it, all splits."""
+    token = tl.arange(0, TOKENS)
+    contexts = tl.load(positions + token, mask=token < num_tokens, other=-1).to(tl.int32) + 1
     keys = tl.cdiv(tl.cdiv(tl.sum(contexts, 0), wanted), KEYS) * KEYS
     keys = tl.maximum(keys, min_split_keys)
     splits = tl.cdiv(contexts, keys)
@@ -135,18 +131,18 @@ def _splits_of(
 
 
 @triton.jit
-def _of(values, request, REQUESTS: tl.constexpr):
-    return tl.sum(tl.where(tl.arange(0, REQUESTS) == request, values, 0), 0)
+def _of(values, token, TOKENS: tl.constexpr):
+    return tl.sum(tl.where(tl.arange(0, TOKENS) == token, values, 0), 0)
 
 
-@triton.jit(do_not_specialize=["num_requests", "wanted"])
+@triton.jit(do_not_specialize=["num_requests", "num_tokens", "wanted"])
 def _attend_latents(
     q_latent, latent_token_stride, latent_head_stride,
     q_rope, rope_token_stride, rope_head_stride, out, out_token_stride, out_head_stride,
-    items, block_stride, tables, table_stride, positions, query_starts, context_lens,
-    num_requests, wanted, min_split_keys, partial, lse, num_heads, scale,
+    items, block_stride, tables, table_stride, positions, query_starts, num_requests, num_tokens,
+    wanted, min_split_keys, partial, lse, num_heads, scale,
     LATENT: tl.constexpr, ROTATED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    IS_SPLIT: tl.constexpr, REQUESTS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    IS_SPLIT: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     LATENT_COLUMNS: tl.constexpr, ROTATED_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(0).to(tl.int64)
@@ -154,21 +150,20 @@ def _attend_latents(
     used = heads < num_heads
     if IS_SPLIT:
         keys, contexts, splits, ends = _splits_of(
-            context_lens, num_requests, wanted, min_split_keys, REQUESTS, KEYS
+            positions, num_tokens, wanted, min_split_keys, TOKENS, KEYS
         )
-        # Those without a request behind them have no splits, and end where the last one does.
-        request = tl.sum((ends <= item).to(tl.int64), 0)
-        if request >= num_requests:
+        # Places behind the last token have no splits, and end where that one does.
+        token = tl.sum((ends <= item).to(tl.int64), 0)
+        if token >= num_tokens:
             return
-        token = request
-        num_splits = _of(splits, request, REQUESTS)
-        begin = (item - (_of(ends, request, REQUESTS) - num_splits)).to(tl.int32) * keys
-        stop = tl.minimum(begin + keys, _of(contexts, request, REQUESTS))
+        num_splits = _of(splits, token, TOKENS)
+        begin = (item - (_of(ends, token, TOKENS) - num_splits)).to(tl.int32) * keys
+        stop = tl.minimum(begin + keys, _of(contexts, token, TOKENS))
     else:
         token = item
-        request = owner_of(query_starts, num_requests, token)
         begin = 0
         stop = tl.load(positions + token).to(tl.int32) + 1
+    request = owner_of(query_starts, num_requests, token)
     rows = token * latent_token_stride + heads * latent_head_stride
     by_latent = load_tile(q_latent, rows, used, LATENT, LATENT_COLUMNS)
     rows = token * rope_token_stride + heads * rope_head_stride
@@ -202,22 +197,20 @@ def _attend_latents(
     tl.store(out + at[:, None] + columns[None, :], value, mask=kept)
 
 
-@triton.jit(do_not_specialize=["num_requests", "wanted"])
+@triton.jit(do_not_specialize=["num_tokens", "wanted"])
 def _merge(
-    partial, lse, out, out_token_stride, out_head_stride, context_lens, num_requests,
+    partial, lse, out, out_token_stride, out_head_stride, positions, num_tokens,
     wanted, min_split_keys, LATENT: tl.constexpr, LATENT_COLUMNS: tl.constexpr,
-    REQUESTS: tl.constexpr, KEYS: tl.constexpr, AT_ONCE: tl.constexpr,
+    TOKENS: tl.constexpr, KEYS: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """lse = log2 sum 2^lse[s], out = sum 2^(lse[s] - lse) partial[s], where there are several."""
     head, num_heads = tl.program_id(0), tl.num_programs(0)
-    request = tl.program_id(1).to(tl.int64)
-    _, _, splits, ends = _splits_of(
-        context_lens, num_requests, wanted, min_split_keys, REQUESTS, KEYS
-    )
-    num_splits = _of(splits, request, REQUESTS)
+    token = tl.program_id(1).to(tl.int64)
+    _, _, splits, ends = _splits_of(positions, num_tokens, wanted, min_split_keys, TOKENS, KEYS)
+    num_splits = _of(splits, token, TOKENS)
     if num_splits == 1:
         return
-    first = _of(ends, request, REQUESTS) - num_splits
+    first = _of(ends, token, TOKENS) - num_splits
     columns = tl.arange(0, LATENT_COLUMNS)
     acc = tl.zeros([LATENT_COLUMNS], tl.float32)
     top, total = tl.max(tl.full([1], float("-inf"), tl.float32), 0), 0.0
@@ -233,5 +226,5 @@ def _merge(
         total = total * fade + tl.sum(weights, 0)
         acc = acc * fade + tl.sum(weights[:, None] * part, 0)
         top = new_top
-    at = request * out_token_stride + head * out_head_stride + columns
+    at = token * out_token_stride + head * out_head_stride + columns
     tl.store(out + at, (acc / total).to(out.dtype.element_ty), mask=columns < LATENT)

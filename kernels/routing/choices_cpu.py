@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import array
 import ctypes
+from collections.abc import Sequence
 from functools import cache
+from struct import Struct
 from types import SimpleNamespace
 
 from baton.kernels.routing.addresses import Writable, address
+from baton.kernels.routing.cost_terms_cpu import Rows
 
+_ASKED_TO_DECODE = Struct("8d")
 _ADDRESS, _NUM, _DRAW = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64
 
 
@@ -39,26 +43,32 @@ def least(
     return found
 
 
-def least_busy(
+def decode_costs(
     library: ctypes.CDLL,
-    facts: tuple[Writable, Writable, Writable, Writable],
-    rows: Writable | None,
-    many: float,
-    draw: int,
-) -> int:
-    """The place of who has least to do. `facts`, by row: tokens it has to compute, tokens of the
-    prompt that it has, that are on their way there, draws. `rows`: None, if all are asked."""
-    num = len(facts[0]) if rows is None else len(rows)
-    at = None if rows is None else address(rows)
-    place: int = _calls(library).least_busy(*map(address, facts), at, num, many, draw)
-    return place
+    asked: Sequence[float],
+    facts: Rows,
+    by_row: tuple[Writable, Writable, Writable],
+    places: Writable | None,
+    out: Writable,
+) -> None:
+    """Write what decoding a request costs at each of `places`, or at all rows if that is None.
+    `by_row`: seconds until it is free, tokens of the prompt that it has, that are on their way
+    there. `out`: [term, place], the sum last."""
+    at = None if places is None else address(places)
+    num = facts.num if places is None else len(places)
+    _calls(library).decode_costs(
+        _ASKED_TO_DECODE.pack(*asked),
+        *(facts.address, facts.stride),
+        *map(address, by_row),
+        *(at, num, address(out)),
+    )
 
 
 @cache
 def _calls(library: ctypes.CDLL) -> SimpleNamespace:
     of_costs = (_ADDRESS, _NUM, _ADDRESS, _ADDRESS, _DRAW, _NUM, _ADDRESS)
-    of_facts = (*[_ADDRESS] * 5, _NUM, ctypes.c_double, _DRAW)
+    of_facts = (ctypes.c_char_p, _ADDRESS, _NUM, *[_ADDRESS] * 4, _NUM, _ADDRESS)
     return SimpleNamespace(
         least=ctypes.PYFUNCTYPE(None, *of_costs)(("baton_least", library)),
-        least_busy=ctypes.PYFUNCTYPE(_NUM, *of_facts)(("baton_least_busy", library)),
+        decode_costs=ctypes.PYFUNCTYPE(None, *of_facts)(("baton_decode_costs", library)),
     )

@@ -1,6 +1,7 @@
 """One replica asks another for the KV it holds: `baton.replica.v1.Peer`, both ends.
 
     PeerClient.source(peer) -- Pull --> PeerGrpc -> Lends (a worker: its Lender, or who moves away)
+                            <- progress, now and then
                             <- Offered
       the transfer itself goes by any transport; the call stays open until it is settled
 
@@ -31,15 +32,22 @@ from baton.core.errors import (
 from baton.core.ids import Epoch, RequestId, TransferId
 from baton.core.kv_layout import KvLayout
 from baton.core.messages import PullOffered, PullRequest
+from baton.core.owner_thread import OwnerThread
 from baton.core.replicas import ReplicaAddress
 from baton.kv_transfer.pulling.prefix_fetch import PrefixOffer
+from baton.kv_transfer.receiving.fetch import Listener
+from baton.kv_transfer.receiving.source_patience import SourcePatience
+from baton.kv_transfer.receiving.source_watch import SourceWatch
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels, explain
 from baton.proto.replica_pb2_grpc import PeerServicer, PeerStub
 from baton.proto.wire import offered_from_proto, offered_to_proto, pull_from_proto, pull_to_proto
 
 END_OF_CALL_S = 5.0
+PROGRESS_S = 0.25
+"""How often those who wait for an offer hear that the engine advances."""
 
+_PROGRESS = pb.PullEvent(progress=pb.PullProgress())
 _STATUS: dict[type[BatonError], grpc.StatusCode] = {
     Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     LayoutMismatch: grpc.StatusCode.FAILED_PRECONDITION,
@@ -64,9 +72,10 @@ class Lends(Protocol):
 
 
 class PeerGrpc(PeerServicer):
-    def __init__(self, lends: Lends, epoch: Epoch) -> None:
+    def __init__(self, lends: Lends, epoch: Epoch, owner: OwnerThread) -> None:
         self._lends = lends
         self._epoch = epoch
+        self._owner = owner
 
     async def Pull(
         self, request: pb.PullRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -74,17 +83,30 @@ class PeerGrpc(PeerServicer):
         if request.sender_epoch != self._epoch:
             detail = "another incarnation of this replica was meant"
             await context.abort(grpc.StatusCode.ABORTED, detail)
-        has_offered = False
+        offered: PullOffered | None = None
         try:
             async with aclosing(self._lends.pull(_pull_from_proto(request))) as loan:
-                async for offered in loan:
-                    has_offered = True
+                async with _asked(loan) as coming:
+                    yield _PROGRESS  # from now on it is missed when it does not come
+                    while not await self._has_come(coming):
+                        yield _PROGRESS
+                if (offered := coming.result()) is not None:
                     yield pb.PullEvent(offered=offered_to_proto(offered))
+                    await anext(loan, None)
         except BatonError as error:
             await _abort(context, error)
-        if not has_offered:
+        if offered is None:
             detail = f"no more than the first {request.num_held} tokens are here"
             await context.abort(grpc.StatusCode.NOT_FOUND, detail)
+
+    async def _has_come(self, coming: asyncio.Future[PullOffered | None]) -> bool:
+        """Return when it has, or after a while in which the engine's thread has advanced."""
+        await asyncio.wait((coming,), timeout=PROGRESS_S)
+        if not coming.done():
+            advancing = asyncio.ensure_future(self._owner.interject(_nothing))
+            await asyncio.wait((coming, advancing), return_when=asyncio.FIRST_COMPLETED)
+            advancing.add_done_callback(_overlook)
+        return coming.done()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +122,16 @@ class PeerClient:
     """Asks peers, on behalf of one receiver. Belongs to one event loop."""
 
     def __init__(
-        self, channels: Channels, *, epoch: Epoch, layout: KvLayout, timeout_s: float
+        self,
+        channels: Channels,
+        *,
+        epoch: Epoch,
+        layout: KvLayout,
+        timeout_s: float,
+        patience: SourcePatience,
     ) -> None:
         self.channels = channels
+        self.patience = patience
         self._epoch = epoch
         self._layout = layout
         self._timeout_s = timeout_s
@@ -128,7 +157,7 @@ class PeerClient:
         )
 
     async def pull(
-        self, peer: ReplicaAddress, request: PullRequest
+        self, peer: ReplicaAddress, request: PullRequest, watch: SourceWatch
     ) -> AsyncGenerator[PullOffered, None]:
         """What the peer's `Lends.pull` yields. Raises BatonError."""
         stub = PeerStub(self.channels.to(peer.address))
@@ -137,8 +166,11 @@ class PeerClient:
         try:
             async for event in call:
                 pulse.hear()
-                if event.WhichOneof("event") == "offered":
-                    yield offered_from_proto(event.offered)
+                match event.WhichOneof("event"):
+                    case "offered":
+                        yield offered_from_proto(event.offered)
+                    case "progress":
+                        watch.progressed()
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 return
@@ -174,24 +206,57 @@ class PeerSource:
         if self._leaving is not None:
             leaving = self._leaving
             request = replace(request, request_id=leaving.request_id, attempt=leaving.attempt)
-        loan = self._client.pull(self._peer, request)
+        watch = SourceWatch(self._client.patience, self._peer)
+        loan = self._client.pull(self._peer, request, watch)
         try:
-            async with self._client.channels.answering(self._peer):
-                offered = await anext(loan, None)
-                yield None if offered is None else _offer(offered, self._peer.address)
+            async with self._client.channels.answering(self._peer), watch.waits():
+                with watch.listening():
+                    offered = await anext(loan, None)
+                if offered is None:
+                    yield None
+                else:
+                    watch.granted()
+                    watch.is_coming()
+                    yield _offer(offered, self._peer.address, watch)
         except BaseException:
             await loan.aclose()
             raise
         self._client.let_end(loan)
 
 
-def _offer(offered: PullOffered, address: str) -> PrefixOffer:
+def _offer(offered: PullOffered, address: str, listener: Listener) -> PrefixOffer:
     return PrefixOffer(
         sender_epoch=offered.sender_epoch,
         layout=offered.layout,
         num_tokens=offered.num_tokens,
         address=address,
+        listener=listener,
     )
+
+
+@asynccontextmanager
+async def _asked(
+    loan: AsyncGenerator[PullOffered, None],
+) -> AsyncIterator[asyncio.Future[PullOffered | None]]:
+    """What it yields first, on its way. Where that is not wanted any more, it is not asked for."""
+    coming = asyncio.ensure_future(anext(loan, None))
+    try:
+        yield coming
+    finally:
+        if not coming.done():
+            coming.cancel()
+        await asyncio.wait((coming,))
+        _overlook(coming)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _overlook(asked: asyncio.Future[Any]) -> None:
+    """Should it have failed, whoever wants to know hears of it elsewhere."""
+    if not asked.cancelled():
+        asked.exception()
 
 
 async def _exhaust(loan: AsyncGenerator[PullOffered, None]) -> None:

@@ -25,7 +25,7 @@ from baton.core.kv_pool import Holder, HolderKind, KvPool
 from baton.core.owner_thread import OwnerThread
 from baton.kv_transfer.handoff.lease import ReceiverState
 from baton.kv_transfer.handoff.reservation import KvSource, Reservation, WantedKv
-from baton.kv_transfer.receiving.fetch import Fetcher, TransferReport
+from baton.kv_transfer.receiving.fetch import NOBODY, Fetcher, Listener, TransferReport
 from baton.kv_transfer.receiving.receiver import AbortReason, Receiver
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ class PrefixOffer:
     """From the first token asked for on."""
     address: str
     """As the fetcher's transport understands it."""
+    listener: Listener = NOBODY
+    """Who hears how the transfer advances."""
 
 
 class PrefixSource(Protocol):
@@ -155,7 +157,7 @@ class PrefixFetcher:
             reservation = await self.owner.call(lambda: self._reserve(transfer_id, offer, wanted))
             if reservation is None:
                 raise TransferAborted("no blocks left for it")
-            report = await self.fetcher.fetch(reservation)
+            report = await self.fetcher.fetch(reservation, offer.listener)
         await self.owner.call(lambda: self._commit(transfer_id, known, salt))
         return BroughtIn(
             transfer_id=transfer_id,

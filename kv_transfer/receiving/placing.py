@@ -1,6 +1,7 @@
 """Writing the bytes of a piece where they belong, and verifying them. Runs on a worker thread.
 
     equal layouts   piece --copied and verified in one pass--> D's blocks
+      on a device   piece --likewise--> pinned scratch --one copy, one launch--> D's blocks
     others          piece --likewise--> scratch --> converted --> D's blocks
 
 A piece that has yet to come (`ArrivingBlocks`) is read into the same places, and verified there.
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from baton.core.block_views import ArrivingBlocks, joined, part_of
+from baton.core.block_views import ArrivingBlocks, BlockViews, joined, part_of
 from baton.kv_transfer.layouts.convert import converted
 from baton.kv_transfer.layouts.integrity import checksums_of, copied_checksums, copied_together
 from baton.kv_transfer.receiving.filling import Fill
@@ -40,6 +41,9 @@ def place_together(fills: Sequence[Fill]) -> dict[Fill, list[Unit]]:
     for fill in fills:
         if fill.placement.is_direct and fill.targets.is_in_memory:
             directly.setdefault(fill.placement.arriving.unit_bytes, []).append(fill)
+        elif _are_whole_blocks(fill):
+            if units := _place_on_device(fill):
+                bad[fill] = units
         elif units := [unit for each in fill.by_plane() for unit in _place_by_scratch(each)]:
             bad[fill] = units
     for unit_bytes, of_one_size in directly.items():
@@ -68,6 +72,29 @@ def _targets(fill: Fill) -> Sequence[memoryview]:
     placement = fill.placement
     whole = joined([fill.targets.views(fill.blocks, plane) for plane in fill.piece.planes])
     return part_of(whole, placement.offset, placement.arriving.layer_block_bytes)
+
+
+def _are_whole_blocks(fill: Fill) -> bool:
+    """Each block that arrives is all of a block of D's."""
+    placement = fill.placement
+    return (
+        placement.is_direct and placement.arriving.num_kv_heads == placement.receiver.num_kv_heads
+    )
+
+
+def _place_on_device(fill: Fill) -> list[Unit]:
+    """All blocks together: to reach a device costs as much for one as for many."""
+    if not fill.blocks:  # all of them have come before
+        return []
+    size = fill.placement.arriving.layer_block_bytes
+    own = fill.targets.scratch(len(fill.piece.planes) * len(fill.blocks) * size)
+    targets = BlockViews(own, range(0, own.nbytes, size), size)
+    actual = _written(fill.views(fill.blocks), targets, fill.placement.arriving.unit_bytes)
+    bad_by_target = _compared(fill, fill.blocks, actual)
+    for index in bad_by_target:
+        targets[index][:] = bytes(size)  # they must be finite, as above
+    fill.targets.write_blocks(fill.blocks, fill.piece.planes, own)
+    return [unit for units in bad_by_target.values() for unit in units]
 
 
 def _place_by_scratch(fill: Fill) -> list[Unit]:

@@ -14,7 +14,7 @@ from baton.core.ids import TransferId
 
 
 class HeldShare:
-    """`num_blocks` and `check` are for any thread, the rest for the pool's."""
+    """`num_blocks`, `num_left` and `check` are for any thread, the rest for the pool's."""
 
     def __init__(self, max_blocks: int) -> None:
         self.max_blocks = max_blocks
@@ -23,6 +23,12 @@ class HeldShare:
         self._taken: dict[TransferId, int] = {}
         """By prompts that are not held, as yet."""
         self._held: dict[TransferId, int] = {}
+
+    @property
+    def num_left(self) -> int | None:
+        """Blocks of a prompt that would not be too much; None: however many they are."""
+        held = self.num_blocks
+        return max(0, self.max_blocks - held) if held else None
 
     def check(self, num_blocks: int) -> None:
         """Raise Overloaded if a prompt of so many blocks would be too much."""

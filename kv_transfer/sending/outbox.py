@@ -17,13 +17,14 @@ receiver: a slow one holds up nobody but itself.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
-from baton.core.errors import TransferError
+from baton.core.errors import TransferCut, TransferError
 from baton.core.gathering import Gathering
 from baton.core.owner_thread import OwnerThread
 from baton.kv_transfer.handoff.messages import OpenTransfer, Outcome, SettleTransfer
@@ -31,6 +32,8 @@ from baton.kv_transfer.handoff.transport import LentPiece
 from baton.kv_transfer.sending.pieces import BlockRead, SendingStream
 from baton.kv_transfer.sending.read_ahead import ReadAhead
 from baton.kv_transfer.sending.sender import Sender
+
+log = logging.getLogger(__name__)
 
 MAX_PIECE_BYTES = 1 << 20
 NUM_HASHING_THREADS = 2
@@ -145,6 +148,11 @@ class _Desk:
             readings = self.sender.begin_read(stream)
         except TransferError as error:
             _tell(future, partial(_fail, future, error))
+            return True
+        except Exception as error:  # who asked waits for an answer, and the engine can go on
+            log.exception("the KV of %s cannot be read", stream.transfer_id)
+            cut = TransferCut(f"{stream.transfer_id} cannot be read: {error!r}")
+            _tell(future, partial(_fail, future, cut))
             return True
         if readings and not _tell(future, partial(future.set_result, readings)):
             for reading in readings:

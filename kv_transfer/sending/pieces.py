@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, compress, pairwise
+from operator import lt
 from typing import Protocol
 
 from baton.core.block_views import joined, part_of
@@ -45,10 +46,12 @@ class Progress:
     def __init__(self, first_block: int, num_blocks: int, num_planes: int) -> None:
         self._cursors = [first_block] * num_planes
         self._num_blocks = num_blocks
+        self._num_left = num_planes
+        """Planes that are not read to their end."""
 
     @property
     def is_done(self) -> bool:
-        return min(self._cursors) == self._num_blocks
+        return not self._num_left
 
     def advance(self, published: Sequence[int], max_blocks: int) -> list[BlockRange]:
         """Pass what may be read now; `published` is by plane. At most `max_blocks` in all."""
@@ -58,14 +61,24 @@ class Progress:
                 break
             stop = min(published[plane], start + max_blocks)
             self._cursors[plane] = stop
+            self._num_left -= stop == self._num_blocks
             max_blocks -= stop - start
             spans.append(BlockRange(plane, start, stop))
         return spans
 
     def _behind(self, published: Sequence[int]) -> list[tuple[int, int]]:
-        """Cursor and plane where more may be read."""
-        pairs = enumerate(zip(self._cursors, published, strict=True))
-        return [(cursor, plane) for plane, (cursor, limit) in pairs if cursor < limit]
+        """Cursor and plane where more may be read.
+
+        Asked after each layer, of which there are as many as planes: nothing of this is a step of
+        Python for each plane.
+        """
+        cursors = self._cursors
+        if len(cursors) != len(published):
+            raise ValueError(f"{len(published)} planes are published of {len(cursors)}")
+        return [
+            (cursors[plane], plane)
+            for plane in compress(range(len(cursors)), map(lt, cursors, published))
+        ]
 
 
 class Selection:

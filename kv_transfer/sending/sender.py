@@ -246,15 +246,20 @@ class Sender:
     def begin_read(self, stream: SendingStream) -> list[BlockRead]:
         """What `stream` may read next, in order; nothing if nothing more is published yet.
 
-        Every reading must be given to `end_read`. Raises UnknownTransfer or TransferAborted.
+        Every reading must be given to `end_read`. Raises UnknownTransfer or TransferAborted, and
+        what the pool raises where its memory cannot be read; then nothing is being read.
         """
         offer = self._readable(stream.transfer_id)
         published = offer.published[: len(stream.heads)]
         spans = stream.progress.advance(published, self._config.max_blocks_per_read)
-        readings = [
-            self._begin(offer, stream.heads[same[0].plane], same)
-            for same in together(spans, stream.runs)
-        ]
+        readings: list[BlockRead] = []
+        try:
+            for same in together(spans, stream.runs):
+                readings.append(self._begin(offer, stream.heads[same[0].plane], same))
+        except BaseException:
+            for reading in readings:
+                self.end_read(reading)
+            raise
         if readings and not self._may_keep():
             self.abort(stream.transfer_id, "its lease has ended early")
         return readings

@@ -1,7 +1,7 @@
 """A live deployment, as a scenario needs it: its answers, its replicas, its books.
 
-Answers come through the gateway, like any client's. Replicas are told to misbehave directly: chaos
-is nothing that can be asked for at the public door.
+Answers come through the gateway, like any client's. Replicas are told to misbehave directly, and
+gateways at their admin port: chaos is nothing that can be asked for at the public door.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LiveDeployment:
     client: AsyncBatonClient
     channels: Channels
     num_strikes: dict[Epoch, int] = field(default_factory=dict)
-    """Faults made so far, by replica, as last told."""
+    """Faults made so far, by replica or gateway, as last told."""
     _num_before: dict[Epoch, int] = field(default_factory=dict)
     """Likewise, as first told."""
 
@@ -96,6 +96,15 @@ class LiveDeployment:
         num_strikes = sum(entry.num_strikes for entry in reply.strikes)
         self.num_strikes[target.epoch] = num_strikes
         self._num_before.setdefault(target.epoch, num_strikes)
+
+    async def unsettle_gateway(self, rules: Sequence[ChaosRule], seed: int) -> Epoch:
+        """Which it was, of those that answer at the port. Raises Unavailable like `unsettle`."""
+        told = {"rules": rules, "seed": seed}
+        reply = await asyncio.to_thread(self.pages.post, "/debug/chaos", told)
+        gateway, num_faults = Epoch(reply["gateway"]), int(reply["num_faults"])
+        self.num_strikes[gateway] = num_faults
+        self._num_before.setdefault(gateway, num_faults)
+        return gateway
 
     async def kill_gateway(self) -> None:
         """Raises Unavailable if it refuses, or cannot be reached."""

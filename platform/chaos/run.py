@@ -2,7 +2,8 @@
 
     ask undisturbed -> set rules, ask on, strike blows -> end the chaos -> come to rest -> judge
 
-Replicas that come back after a blow are given the rules too. Whatever happens, the chaos is ended.
+Replicas that come back after a blow are given the rules too, and so are gateways where one of the
+rules is for them. Whatever happens, the chaos is ended.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
+from baton.core.chaos import AT_GATEWAYS
 from baton.core.errors import InvalidConfig, Unavailable
 from baton.core.ids import Epoch
 from baton.platform.chaos.live import LiveDeployment, Target
@@ -22,6 +24,8 @@ from baton.platform.chaos.scenario import Blow, Scenario
 from baton.platform.chaos.verdict import Invariant, judge, unsettled
 
 POLL_S = 0.5
+CALLS_A_GATEWAY = 20
+"""Until each of those that answer at one port should have had one."""
 
 Told = Callable[[str], None]
 
@@ -45,6 +49,8 @@ class ScenarioRun:
         self._tell = tell
         self._random = Random(f"blows/{scenario.seed}")
         self._unruly: set[Epoch] = set()
+        self._unruly_gateways: set[Epoch] = set()
+        self._is_for_gateways = any(rule.at in AT_GATEWAYS for rule in scenario.rules)
         self._blows: list[str] = []
 
     async def run(self) -> Outcome:
@@ -88,6 +94,12 @@ class ScenarioRun:
                             target, self._scenario.rules, self._scenario.seed
                         )
                         self._unruly.add(target.epoch)
+            if self._is_for_gateways:  # of several at one port, any may have been asked
+                with suppress(Unavailable):
+                    gateway = await self._deployment.unsettle_gateway(
+                        self._scenario.rules, self._scenario.seed
+                    )
+                    self._unruly_gateways.add(gateway)
             await asyncio.sleep(POLL_S)
 
     async def _strike(self, blow: Blow) -> None:
@@ -151,6 +163,12 @@ class ScenarioRun:
             return bool(targets)
 
         await self._until(is_calm)
+        calmed: set[Epoch] = set()
+        for _ in range(CALLS_A_GATEWAY * len(self._unruly_gateways)):
+            if calmed >= self._unruly_gateways:
+                break
+            with suppress(Unavailable):  # it was killed meanwhile, say
+                calmed.add(await self._deployment.unsettle_gateway((), self._scenario.seed))
 
     async def _come_to_rest(self) -> list[str]:
         left_over: list[str] = []

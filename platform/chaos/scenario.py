@@ -1,6 +1,6 @@
 """What a chaos scenario is: load, faults and blows, and for how long. A YAML file.
 
-rules     faults that every replica makes while the scenario lasts (core/chaos.py)
+rules     faults that every replica and gateway makes while the scenario lasts (core/chaos.py)
 blows     a replica, drawn from the seed, is killed or stands still, at a time or every so often
 """
 

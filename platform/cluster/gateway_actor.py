@@ -81,8 +81,7 @@ class GatewayActor:
         node = GatewayNode(_whole(config), folder, calls)
         remote = RemoteRegistry(self._registry)
         line = WatchLine(self._registry, config.security, config.model_identity)
-        chaos = config.chaos.start("gateway")
-        watched = line if chaos is None else ChaoticWatch(line, chaos)
+        watched = line if node.chaos is None else ChaoticWatch(line, node.chaos)
         await node.start(watched, shares=remote, planner=remote)
         self._gateway = node
         if calls is not None:

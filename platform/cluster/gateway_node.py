@@ -14,7 +14,6 @@ from typing import Protocol
 
 import msgspec
 
-from baton.core.chaos import kill_this_process
 from baton.core.errors import InvalidConfig, Unavailable
 from baton.core.ids import Epoch
 from baton.gateway.access.config import GatewayConfig
@@ -78,6 +77,7 @@ class GatewayNode:
         """Raises InvalidConfig if a secret that the configuration names is not here. `calls`: who
         is told of clients' calls."""
         self._config = self._asked = config
+        self.chaos = config.chaos.start("gateway")
         gateway = config.gateway
         self._known = with_secrets(gateway)
         self.dispatcher = ReplicaDispatcher(
@@ -95,13 +95,14 @@ class GatewayNode:
             aliases=gateway.model_aliases,
             needs_tokenizer=config.wants_weights,
             reranker=gateway.reranker,
+            chat_template=gateway.chat_template,
         )
         self.server = GatewayServer(
             model=model,
             dispatcher=self.dispatcher,
             config=_with_folder(self._known, config.model_name),
             wanted=config.wanted_replicas,
-            kill=kill_this_process if config.chaos.enabled else None,
+            chaos=self.chaos,
             reporting=Reporting(
                 tracer=start_tracing(config.tracing, "baton-gateway", self.dispatcher.epoch),
                 has_vllm_names=config.metrics.vllm_names,

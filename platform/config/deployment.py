@@ -65,12 +65,12 @@ class TransferConfig(ExchangeConfig, frozen=True, kw_only=True):
     """How KV travels from prefill to decode replicas."""
 
     transport: TransportName = "auto"
-    """`auto` measures and takes the fastest way to each peer, but `tcp` only if `require` names it.
+    """`auto` measures and takes the fastest way to each peer; with TLS, none that does not encrypt.
     `memory` works only where both replicas live in one process, as in `baton verify`; `shm` on one
     machine."""
     require: tuple[str, ...] = ()
     """What `auto` may choose from. A peer that none of these leads to is not used: what it would
-    have computed is computed where it is needed. Empty: anything but `tcp`."""
+    have computed is computed where it is needed. Empty: anything."""
     allow_plain: bool = False
     """KV may travel unencrypted, by tcp, gloo, nccl or nixl, although `security` asks for TLS."""
     pull: PullConfig = PullConfig()
@@ -132,7 +132,8 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
     served_model_name: str = ""
     """What clients call it. Empty: the last part of `model`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """The dtype of weights and KV. `auto` takes what the checkpoint says."""
+    """The dtype of weights and KV. `auto` takes what the checkpoint says, but on
+    a CPU bfloat16 for float16, which it has no operators for."""
     quantize: Literal["none", "wide", "int8", "int4"] = "none"
     """Round the weights to so many bits when they are loaded: on a CPU that makes decoding faster,
     and answers a little worse. `int4` leaves the table of tokens and the head in eight. What a

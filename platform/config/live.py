@@ -59,6 +59,7 @@ LIVE: Mapping[str, tuple[str, ...]] = {
         "gateway.max_choices",
         "gateway.tool_parser",
         "gateway.reasoning_parser",
+        "gateway.trust_request_chat_template",
         "gateway.resume_window_s",
         "gateway.max_resumable_bytes",
         "planner.enabled",

@@ -12,6 +12,7 @@ from baton.engine.checkpoint.load import read_config
 from baton.engine.checkpoint.load_heads import head_bytes, read_head_config
 from baton.engine.checkpoint.prepared_bytes import prepared_bytes
 from baton.engine.checkpoint.quantized.methods import parse_layout
+from baton.engine.checkpoint.serving_dtype import serving_dtype
 from baton.engine.config import CacheConfig
 from baton.engine.models.config.description import read_json
 from baton.engine.models.config.info import check_kv_dtype
@@ -45,7 +46,7 @@ def demand_of(config: DeploymentConfig, folder: Path, *, is_on_gpu: bool) -> Dem
             kv += pool.replicas * of_replica.kv_bytes
         for role in Role:
             kv += config.pool(role).num_engines * _feature_bytes(config, role, model)
-        draft = draft_memory(config, model)
+        draft = draft_memory(config, model, "cpu")
         if draft is not None:
             weights += config.decode.num_engines * draft.weight_bytes
             least += config.decode.num_engines * _least_draft_bytes(draft, config)
@@ -76,11 +77,11 @@ class ModelMemory:
         return self.weight_bytes + self.kv_bytes
 
 
-def draft_memory(config: DeploymentConfig, model: ModelConfig) -> ModelMemory | None:
+def draft_memory(config: DeploymentConfig, model: ModelConfig, device: str) -> ModelMemory | None:
     """What the draft model, or the head, of one decode engine keeps. None without one; `config`
     names it by its folder. Raises CheckpointError if it cannot be read, InvalidConfig if its KV has
     no room."""
-    pool, dtype = config.decode, served_dtype(config.dtype, model)
+    pool, dtype = config.decode, served_dtype(config.dtype, model, device)
     folder = Path(pool.speculation.model)
     match pool.speculation.method:
         case "draft":
@@ -124,8 +125,8 @@ def _feature_bytes(config: DeploymentConfig, role: Role, model: ModelConfig) -> 
     cache, wanted = config.pool(role).cache, config.engine(role).keeps_features_for
     if wanted is None or cache.num_blocks is None or cache.memory_gib is not None:
         return 0
-    layout = kv_layout(cache, model, config.dtype)
-    dtype = served_dtype(config.dtype, model)
+    dtype = served_dtype(config.dtype, model, "cpu")
+    layout = kv_layout(cache, model, dtype)
     features = DraftFeatures(kind=OUTPUTS, width=model.hidden_size, dtype=dtype)
     if wanted.features == "auto" and feature_share(features, layout) > MAX_SHARE:
         return 0
@@ -143,20 +144,22 @@ def _least_bytes(counted: ModelMemory, quantize: str, folder: Path) -> int:
 def _replica_bytes(config: DeploymentConfig, pool: PoolConfig, model: ModelConfig) -> ModelMemory:
     """Weights and KV of all ranks of one replica on a CPU."""
     mesh, family = pool.parallel.mesh, family_of(model.architecture)
+    dtype = served_dtype(config.dtype, model, "cpu")
     share = share_of(model, mesh)
     weights = kv = 0
     for layers in spread_layers(family.build(share), share, mesh.pipeline):
         stage = family.build(share)
         keep_stage(stage, layers)
         kept = replace(share, layers=tuple(share.layers[layer] for layer in layers))
-        weights += prepared_bytes(stage, served_dtype(config.dtype, model), config.quantize)
-        kv += kv_bytes(pool.cache, kept, config.dtype)
+        weights += prepared_bytes(stage, dtype, config.quantize)
+        kv += kv_bytes(pool.cache, kept, dtype)
     num_alike = mesh.size // mesh.pipeline
     return ModelMemory(weight_bytes=weights * num_alike, kv_bytes=kv * num_alike)
 
 
 def kv_bytes(cache: CacheConfig, model: ModelConfig, dtype: str) -> int:
-    """The bytes of KV of one rank on a CPU, of whose share `model` has the sizes."""
+    """The bytes of KV of one rank on a CPU, of whose share `model` has the sizes, computed in
+    `dtype`."""
     if cache.memory_gib is not None:
         return int(cache.memory_gib * GIB)
     if cache.num_blocks is None:
@@ -165,18 +168,19 @@ def kv_bytes(cache: CacheConfig, model: ModelConfig, dtype: str) -> int:
 
 
 def kv_layout(cache: CacheConfig, model: ModelConfig, dtype: str) -> KvLayout:
-    """Raises InvalidConfig for a dtype that such KV is not kept in."""
-    kv_dtype, served = cache.kv_dtype, served_dtype(dtype, model)
+    """Of a model that computes in `dtype`. Raises InvalidConfig for a dtype that such KV is not
+    kept in."""
+    kv_dtype = cache.kv_dtype
     check_kv_dtype(kv_dtype, model.num_vectors)
     return KvLayout(
         model_fingerprint=b"",
-        dtype=served if kv_dtype == "auto" else kv_dtype,
+        dtype=dtype if kv_dtype == "auto" else kv_dtype,
         num_layers=model.num_layers,
         num_kv_heads=model.heads.num_kv_heads,
         head_dim=model.heads.head_dim,
         block_size=cache.block_size,
         num_vectors=model.num_vectors,
-        side_caches=model.side_caches(served),
+        side_caches=model.side_caches(dtype),
     )
 
 
@@ -185,10 +189,10 @@ def weight_bytes(config: DeploymentConfig, model: ModelConfig) -> int:
 
     Told from shapes: the files need not be there yet, and dummy weights take as much.
     """
-    family = family_of(model.architecture)
-    return prepared_bytes(family.build(model), served_dtype(config.dtype, model), config.quantize)
+    family, dtype = family_of(model.architecture), served_dtype(config.dtype, model, "cpu")
+    return prepared_bytes(family.build(model), dtype, config.quantize)
 
 
-def served_dtype(dtype: str, model: ModelConfig) -> str:
-    """What `auto` means for it."""
-    return (model.dtype or "float32") if dtype == "auto" else dtype
+def served_dtype(dtype: str, model: ModelConfig, device: str) -> str:
+    """What `auto` means for it, told without its tensors."""
+    return serving_dtype(dtype, model.dtype or "float32", device)

@@ -130,15 +130,16 @@ def plan(
 ) -> LayoutPlan | Refused:
     """By the prefill pool's settings. Raises InvalidConfig for KV of a dtype that it is not kept
     in."""
-    pool, dtype = config.prefill, served_dtype(config.dtype, model)
-    layout = kv_layout(pool.cache, model, config.dtype)
+    pool, device = config.prefill, find_device(config.device)
+    dtype = served_dtype(config.dtype, model, device)
+    layout = kv_layout(pool.cache, model, dtype)
     try:
         models = rank_models(
             model,
             layout,
             mesh,
             dtype,
-            device=find_device(config.device),
+            device=device,
             micro_batch_tokens=pool.scheduler.micro_batch_tokens,
         )
     except InvalidConfig as error:

@@ -9,7 +9,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from baton.core.errors import InvalidConfig
-from baton.core.tracing import NO_TRACES, NOTHING, Attributes, Kind, Span, Tracer
+from baton.core.tracing import (
+    NO_CONTEXT,
+    NO_TRACES,
+    NOTHING,
+    Attributes,
+    Kind,
+    Span,
+    TraceContext,
+    Tracer,
+)
 from baton.platform.observe.config import TracingConfig
 
 if TYPE_CHECKING:  # installed with the extra only
@@ -76,7 +85,7 @@ class OtelTracer:
     def start(
         self,
         name: str,
-        parent: str = "",
+        parent: TraceContext = NO_CONTEXT,
         kind: Kind = "internal",
         *,
         attributes: Attributes = NOTHING,
@@ -94,9 +103,12 @@ class OtelSpan:
         self._span = span
 
     @property
-    def context(self) -> str:
+    def context(self) -> TraceContext:
         own = self._span.get_span_context()
-        return f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}"
+        return TraceContext(
+            f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}",
+            own.trace_state.to_header(),
+        )
 
     @property
     def is_recording(self) -> bool:
@@ -107,7 +119,7 @@ class OtelSpan:
         name: str,
         kind: Kind = "internal",
         *,
-        links: Sequence[str] = (),
+        links: Sequence[TraceContext] = (),
         attributes: Attributes = NOTHING,
     ) -> Span:
         from opentelemetry import trace
@@ -156,13 +168,13 @@ class OtelSpan:
         return trace.set_span_in_context(self._span, Context())
 
 
-def _read(context: str) -> otel_context.Context:
+def _read(context: TraceContext) -> otel_context.Context:
     """Nothing but what it says: what this process does otherwise is no parent."""
     from opentelemetry.context import Context
     from opentelemetry.trace.propagation import tracecontext
 
     propagator = tracecontext.TraceContextTextMapPropagator()
-    return propagator.extract({"traceparent": context}, Context())
+    return propagator.extract(context._asdict(), Context())
 
 
 def _kind(kind: Kind) -> trace.SpanKind:

@@ -72,6 +72,10 @@ class PlannerMetrics:
         )
     )
 
+    def __post_init__(self) -> None:
+        for role in Role:
+            self._flips.add(0, role.value)  # `increase` misses what comes with the first sample
+
     def decided(
         self,
         proposal: Proposal,

@@ -276,7 +276,9 @@ class _Ingredients:
             add_DecodeServicer_to_server(DecodeGrpc(worker), server)
         else:
             add_PrefillServicer_to_server(PrefillGrpc(worker), server)
-        add_PeerServicer_to_server(PeerGrpc(worker, self.exchange.epoch), server)
+        add_PeerServicer_to_server(
+            PeerGrpc(worker, self.exchange.epoch, worker.core.thread), server
+        )
         transfers.serve(server)
 
     def info(self, role: Role, address: str) -> ReplicaInfo:

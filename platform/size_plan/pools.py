@@ -128,10 +128,10 @@ def layouts_of(question: Question) -> Iterator[Mesh]:
 
 def seat_of(question: Question, mesh: Mesh) -> Seat | Refusal:
     config, model = question.config, question.model
-    dtype = served_dtype(config.dtype, model)
     device = "cpu" if question.accelerator.is_cpu else "cuda"
+    dtype = served_dtype(config.dtype, model, device)
     name = mesh_name(mesh)
-    layout = kv_layout(config.decode.cache, model, config.dtype)
+    layout = kv_layout(config.decode.cache, model, dtype)
     try:
         models = rank_models(model, layout, mesh, dtype, device=device)
         unstaged = replace(mesh, pipeline=1)

@@ -36,7 +36,8 @@ def stored_bits(raw: Mapping[str, Any]) -> int | None:
 def why_not_served(question: Question) -> str:
     """Why no configuration serves what was sized, and the remedy; empty if one does."""
     config, precision = question.config, question.precision
-    dtype = served_dtype(config.dtype, question.model)
+    device = "cpu" if question.accelerator.is_cpu else "cuda"
+    dtype = served_dtype(config.dtype, question.model, device)
     wide, bits = 8 * ITEM_BYTES[dtype], BITS[precision]
     stored = None if config.quantize == "wide" else question.stored_bits
     kept = min(stored or wide, ROUNDED.get(config.quantize, wide))

@@ -24,6 +24,10 @@ class Bench:
     expected_by_sampling: Mapping[SamplingParams, Sequence[Answer]]
     tolerance: float
 
+    @property
+    def is_drafting(self) -> bool:
+        return self.config.decode.speculation.method != "off"
+
 
 async def verify(
     make_engine: MakeEngine,
@@ -78,6 +82,7 @@ async def _evidence(
         num_corrupt=int(metrics["pieces_corrupt_total"]),
         num_squeezed=fleet.decode.core.engine.stats.num_preempted
         + int(sum(value for name, value in metrics.items() if name.startswith(squeezed))),
+        is_drafting=bench.is_drafting,
         ms=ms,
     )
 

@@ -7,10 +7,11 @@ token may change where two are nearly as probable. Such a near tie is counted, a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from baton.core.messages import Receipt
 from baton.core.sampling import TokenLogprob
 from baton.platform.verify.cases import Case
 from baton.platform.verify.fleets import Answer
@@ -43,6 +44,9 @@ class Verdict:
     num_equal: int
     num_near_ties: int
     kv_bytes: int
+    num_drafted: int
+    num_accepted: int
+    """Of all drafted tokens those that were right."""
     ms: float
     first_difference: Difference | None
     problems: tuple[str, ...]
@@ -64,6 +68,12 @@ class Evidence:
     num_squeezed: int
     """Requests preempted and handoffs refused or taken back, for want of room."""
     ms: float
+    is_drafting: bool = False
+    """The decoding side was to guess tokens."""
+
+    def total(self, counted: Callable[[Receipt], int]) -> int:
+        """Of the receipts of all that was found."""
+        return sum(counted(answer.receipt) for answer in self.found)
 
 
 def judge(case: Case, transport: str, evidence: Evidence, *, tolerance: float = 0.0) -> Verdict:
@@ -77,7 +87,9 @@ def judge(case: Case, transport: str, evidence: Evidence, *, tolerance: float = 
         num_prompts=len(pairs),
         num_equal=len(pairs) - len(all_differences),
         num_near_ties=len(all_differences) - len(differences),
-        kv_bytes=sum(answer.receipt.kv_bytes for answer in evidence.found),
+        kv_bytes=evidence.total(lambda receipt: receipt.kv_bytes),
+        num_drafted=evidence.total(lambda receipt: receipt.drafted_tokens),
+        num_accepted=evidence.total(lambda receipt: receipt.accepted_tokens),
         ms=evidence.ms,
         first_difference=differences[0] if differences else None,
         problems=tuple(_problems(case, transport, evidence)),
@@ -115,4 +127,15 @@ def _problems(case: Case, transport: str, evidence: Evidence) -> list[str]:
         problems.append("there was room for all, so nothing was tried")
     if case.is_repeated and not any(a.receipt.cached_tokens for a in evidence.found):
         problems.append("nothing was in a prefix cache, so nothing was tried")
+    if evidence.is_drafting and case.is_repeating:
+        problems += _problems_of_drafts(evidence)
     return problems
+
+
+def _problems_of_drafts(evidence: Evidence) -> list[str]:
+    num_drafted = evidence.total(lambda receipt: receipt.drafted_tokens)
+    if not num_drafted:
+        return ["nothing was drafted, so nothing was tried"]
+    if not evidence.total(lambda receipt: receipt.accepted_tokens):
+        return [f"none of {num_drafted} drafted tokens was right, so little was tried"]
+    return []

@@ -62,6 +62,20 @@ class Considered(NamedTuple):
         return wait_s + work_s + self.latency_s
 
 
+class DecodeConsidered(NamedTuple):
+    """A replica that might have decoded the request, and what that would have cost."""
+
+    replica_id: ReplicaId
+    epoch: Epoch
+    cost_s: float
+    num_held_tokens: int
+    """Leading tokens of the prompt that it has or will have."""
+    age_s: float | None
+    """Of the replica's last word; None if it has said none."""
+    terms: Mapping[str, float]
+    """What the cost is made of (`decode_costs.py`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Came:
     """What came of a decision: seconds since the request was asked for."""
@@ -108,6 +122,9 @@ class Decision:
     considered: Sequence[Considered]
     num_candidates: int
     """The cheapest of which are in `considered`."""
+    decode_considered: Sequence[DecodeConsidered] = ()
+    """The cheapest of those that might have decoded it, the one that does first; none, if they were
+    not compared."""
     waited_s: float
     """For a place, of which"""
     in_line_s: float

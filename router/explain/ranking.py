@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from typing import overload
 
 from baton.core.replicas import ReplicaInfo, Role
-from baton.router.explain.decisions import Considered
+from baton.router.explain.decisions import Considered, DecodeConsidered
 from baton.router.table.columns import Numbers
+
+MAX_TOLD = 8
+"""Candidates that a decision tells of: the cheapest."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -65,6 +68,41 @@ class Ranking(Sequence[Considered]):
             work_s=float(self.work_s[place]),
             latency_s=self._latency_s(place),
             corrected_s=corrected_s,
+            age_s=None if heard_at_s is None else self.decided_s - heard_at_s,
+            terms=dict(zip(self.names, terms, strict=True)),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class DecodeRanking(Sequence[DecodeConsidered]):
+    """The same of those that might decode."""
+
+    known: Sequence[tuple[ReplicaInfo, float | None]]
+    """And when each one's last word was said."""
+    decided_s: float
+    num_held: Numbers
+    names: Sequence[str]
+    terms: Numbers
+    """[name, place]; the last row is their sum."""
+
+    def __len__(self) -> int:
+        return len(self.known)
+
+    @overload
+    def __getitem__(self, place: int) -> DecodeConsidered: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[DecodeConsidered]: ...
+    def __getitem__(self, place: int | slice) -> DecodeConsidered | Sequence[DecodeConsidered]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        place = range(len(self))[place]
+        info, heard_at_s = self.known[place]
+        *terms, cost_s = self.terms[:, place].tolist()
+        return DecodeConsidered(
+            replica_id=info.replica_id,
+            epoch=info.epoch,
+            cost_s=cost_s,
+            num_held_tokens=int(self.num_held[place]),
             age_s=None if heard_at_s is None else self.decided_s - heard_at_s,
             terms=dict(zip(self.names, terms, strict=True)),
         )

@@ -82,20 +82,22 @@ def cheapest(prompt: Prompt, candidates: Candidates, costs: Costs) -> int:
 def least(prompt: Prompt, candidates: Candidates, costs: Costs, num: int) -> Sequence[int]:
     """The places of the `num` that cost least, the first of whom wins; of all, if they are fewer.
     Raises ValueError if there is none."""
-    total, places = costs.total, candidates.places
+    return least_by(prompt.draw, candidates, costs.total, num)
+
+
+def least_by(draw: int, candidates: Candidates, total: Numbers, num: int) -> Sequence[int]:
+    """The same of these costs; equals are drawn by `draw`."""
     if not len(total):
         raise ValueError("nobody to choose from")
     found = library_without_torch()
     if found is None:
-        return _least(prompt, candidates, total, num)
-    draws = candidates.columns.draws
-    return compiled.least(
-        found, np.ascontiguousarray(total, float), draws, places, prompt.draw, num
-    )
+        return _least(draw, candidates, total, num)
+    draws, places = candidates.columns.draws, candidates.places
+    return compiled.least(found, np.ascontiguousarray(total, float), draws, places, draw, num)
 
 
-def _least(prompt: Prompt, candidates: Candidates, total: Numbers, num: int) -> Sequence[int]:
+def _least(draw: int, candidates: Candidates, total: Numbers, num: int) -> Sequence[int]:
     """The definition."""
     comparable = np.where(np.isnan(total), math.inf, total)
-    order: list[int] = np.lexsort((candidates.drawn_by(prompt.draw), comparable))[:num].tolist()
+    order: list[int] = np.lexsort((candidates.drawn_by(draw), comparable))[:num].tolist()
     return order

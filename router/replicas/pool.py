@@ -15,16 +15,15 @@ import numpy as np
 
 from baton.core.ids import Epoch
 from baton.core.kv_layout import KvLayout
-from baton.core.replicas import Capacity, ReplicaInfo
+from baton.core.replicas import Capacity, ReplicaInfo, Role
 from baton.router.cache.prompt_names import WayToName, way_to_name
 from baton.router.replicas.candidate import Candidate
 from baton.router.replicas.candidates import Candidates, CandidateTable
 from baton.router.table.columns import Mask, Numbers, Places
+from baton.router.table.decode_columns import DecodeColumns
 from baton.router.table.numbering import Depths, Numbering
 
 _NO_PLACES = np.zeros(0, np.intp)
-RUNNING_REQUEST_COST = 8
-"""Tokens' worth of a request that decodes on a replica: it slows every step a little."""
 
 
 class KnownReplica:
@@ -43,10 +42,21 @@ class KnownReplica:
         """By this gateway, and its own word of it may be on its way."""
         self.num_open = 0
         """Requests this gateway has there."""
-        self.capacity: Capacity | None = None
-        """Its own last word; of a decode replica, while it is connected."""
+        self._capacity: Capacity | None = None
+        self._num_open_then = 0
+        """When that was said."""
         self.heard_at_s: float | None = None
         """When it was said."""
+
+    @property
+    def capacity(self) -> Capacity | None:
+        """Its own last word; of a decode replica, while it is connected."""
+        return self._capacity
+
+    @capacity.setter
+    def capacity(self, capacity: Capacity | None) -> None:
+        if capacity is not self._capacity:
+            self._capacity, self._num_open_then = capacity, self.num_open
 
     def age_s(self, now: float) -> float | None:
         """How long ago its last word was said. It says something each second while it
@@ -73,10 +83,17 @@ class KnownReplica:
         return self.is_connected and self.has_room and not self.is_draining
 
     @property
-    def num_busy_tokens(self) -> int:
-        """Tokens waiting to be computed there by its own word, and what its requests count as."""
-        num_queued = 0 if self.capacity is None else self.capacity.num_queued_tokens
-        return num_queued + RUNNING_REQUEST_COST * self.num_open
+    def num_since(self) -> int:
+        """Requests more that this gateway has there than when it said its last word."""
+        return self.num_open - self._num_open_then
+
+    @property
+    def num_requests(self) -> int:
+        """That decode there, or are about to, of all gateways: by its last word and what was sent
+        since."""
+        told = self._capacity
+        num_told = 0 if told is None else told.num_running + told.num_waiting
+        return max(num_told, self._num_open_then) + self.num_since
 
 
 class Pool:
@@ -89,7 +106,8 @@ class Pool:
         self._is_draining = np.zeros(0, bool)
         self._is_connected = np.zeros(0, bool)
         self._is_away = np.zeros(0, bool)
-        self._num_busy_tokens = np.zeros(0)
+        self.decoding = DecodeColumns()
+        """What decode replicas have to do, in the same order."""
         self.num_open = self.num_draining = self.num_away = 0
         """Replicas of which it holds."""
         self._block_sizes = np.zeros(0)
@@ -128,10 +146,6 @@ class Pool:
     def is_away(self) -> Mask:
         return self._is_away
 
-    @property
-    def num_busy_tokens(self) -> Numbers:
-        return self._num_busy_tokens
-
     def replica(self, epoch: Epoch) -> KnownReplica | None:
         row = self._row_by_epoch.get(epoch)
         return None if row is None else self.replicas[row]
@@ -156,7 +170,7 @@ class Pool:
         self._is_draining = np.append(self._is_draining, False)
         self._is_connected = np.append(self._is_connected, False)
         self._is_away = np.append(self._is_away, False)
-        self._num_busy_tokens = np.append(self._num_busy_tokens, 0.0)
+        self.decoding.add()
         self._block_sizes = np.append(self._block_sizes, float(layout.block_size))
         self.write(replica)
         way = way_to_name(layout)
@@ -180,7 +194,7 @@ class Pool:
         self._is_draining = np.delete(self._is_draining, row)
         self._is_connected = np.delete(self._is_connected, row)
         self._is_away = np.delete(self._is_away, row)
-        self._num_busy_tokens = np.delete(self._num_busy_tokens, row)
+        self.decoding.remove(row)
         self._block_sizes = np.delete(self._block_sizes, row)
         way = way_to_name(replica.info.layout)
         self._num_by_way[way] -= 1
@@ -198,7 +212,15 @@ class Pool:
         self.num_away += is_away - bool(self._is_away[row])
         self._is_open[row], self._is_draining[row] = is_open, is_draining
         self._is_connected[row], self._is_away[row] = replica.is_connected, is_away
-        self._num_busy_tokens[row] = replica.num_busy_tokens
+        if replica.info.role is Role.DECODE:
+            self.decoding.write(
+                row,
+                replica.capacity,
+                replica.heard_at_s,
+                num_requests=replica.num_requests,
+                num_since=max(replica.num_since, 0),
+                block_size=replica.info.layout.block_size,
+            )
 
     def tokens(self, every: Sequence[Depths]) -> Numbers:
         """Of each, the tokens in so many leading blocks of it.

@@ -16,7 +16,7 @@ from tests.clients.scripted_agent import MAX_MODEL_LEN, AgentDispatcher
 from tests.gateway.chat_models import HERMES, chat_model
 from tests.gateway.scripted import BOS, EOS, Serving, serving
 
-from baton.gateway.text.chat_template import ChatTemplate
+from baton.gateway.text.chat_templates import ChatTemplates
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo_model" / "checkpoint"
 KEY = "sk-of-the-clients"
@@ -41,7 +41,9 @@ async def main() -> None:
                 chat_model(template),
                 name=name,
                 context_len=MAX_MODEL_LEN,
-                chat_template=ChatTemplate(template, {"bos_token": BOS, "eos_token": EOS}),
+                chat_templates=ChatTemplates.compile(
+                    {"default": template}, {"bos_token": BOS, "eos_token": EOS}
+                ),
             )
             gateway = await stack.enter_async_context(
                 serving(

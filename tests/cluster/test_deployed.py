@@ -45,7 +45,7 @@ class Nodes:
         ran = subprocess.run(
             [sys.executable, "-m", "baton.platform.cli.main", *command],
             env={**os.environ, "RAY_ADDRESS": self.address, "COLUMNS": "200"},
-            capture_output=True, text=True, timeout=200, check=False,
+            capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
         assert ran.returncode == 0, ran.stdout + ran.stderr
         return ran.stdout

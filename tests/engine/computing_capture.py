@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from baton.engine.batch.static_batch import PassLimits, StaticBatch
+from baton.engine.models.skeleton.taps import Taps
 from baton.engine.passes.cuda_graphs import DecodeGraphs, Outputs
 from baton.engine.passes.runner import ModelRunner
 
@@ -25,9 +26,8 @@ class ComputingCapture:
         self.sizes: list[int] = []
 
     def __call__(self, run: Callable[[], Outputs]) -> tuple[Replay, Outputs]:
-        hidden, logits = run()
-        outputs = hidden.clone(), logits.clone()
-        self.sizes.append(len(hidden))
+        outputs = tuple(output.clone() for output in run())
+        self.sizes.append(len(outputs[0]))
         return Replay(run, outputs), outputs
 
     def await_upload(self) -> None: ...
@@ -41,7 +41,8 @@ def graphs_of(
     limits: PassLimits,
     spare_block: int,
     capture: ComputingCapture | None = None,
+    taps: Taps | None = None,
 ) -> DecodeGraphs:
     batch = StaticBatch(limits, runner.cache.layout.block_size)
     capture = ComputingCapture() if capture is None else capture
-    return DecodeGraphs(runner.model, runner.cache, batch, spare_block, capture)
+    return DecodeGraphs(runner.model, runner.cache, batch, spare_block, capture, taps=taps)

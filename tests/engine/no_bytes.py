@@ -44,3 +44,9 @@ class NoBytes:
 
     def write_part(self, block: int, plane: int, offset: int, data: memoryview) -> None:
         raise AssertionError("no KV is written here")
+
+    def scratch(self, num_bytes: int) -> memoryview:
+        raise AssertionError("no KV is written here")
+
+    def write_blocks(self, blocks: Sequence[int], planes: range, data: memoryview) -> None:
+        raise AssertionError("no KV is written here")

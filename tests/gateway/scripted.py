@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from baton.core.chaos import Chaos
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import DeadlineExceeded, InvalidRequest
 from baton.core.ids import ReplicaId
@@ -27,8 +28,8 @@ from baton.gateway.requests.generations.prompt_progress import PromptProgress
 from baton.gateway.requests.readiness import Missing, Wanted
 from baton.gateway.requests.reporting import SILENT, Reporting
 from baton.gateway.server import GatewayServer
-from baton.gateway.text.chat_template import ChatTemplate
-from baton.gateway.text.model_files import SamplingDefaults
+from baton.gateway.text.chat_templates import ChatTemplates
+from baton.gateway.text.model_files import DEFAULT, SamplingDefaults
 from baton.gateway.text.served_model import ServedModel
 from baton.gateway.text.tokenizer import TextTokenizer
 from baton.platform.observe.listeners import bind_first_free
@@ -87,7 +88,9 @@ def make_model(
     return ServedModel(
         name=MODEL,
         tokenizer=text_tokenizer(),
-        chat_template=None if template is None else ChatTemplate(template, {"bos_token": BOS}),
+        chat_templates=ChatTemplates.compile(
+            {} if template is None else {DEFAULT: template}, {"bos_token": BOS}
+        ),
         sampling=defaults or SamplingDefaults(),
         vocab_size=json_vocab_size(),
         context_len=128,
@@ -353,7 +356,7 @@ async def serving(
     model: ServedModel | None = None,
     clock: Clock = monotonic,
     reporting: Reporting = SILENT,
-    kill: Callable[[], None] | None = None,
+    chaos: Chaos | None = None,
     **config: Any,
 ) -> AsyncIterator[Serving]:
     dispatcher = dispatcher or ScriptedDispatcher(script or Script())
@@ -363,7 +366,7 @@ async def serving(
         dispatcher=dispatcher,
         config=settings,
         reporting=reporting,
-        kill=kill,
+        chaos=chaos,
         clock=clock,
     )
     await server.start()

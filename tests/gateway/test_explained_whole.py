@@ -61,6 +61,10 @@ async def test_an_answered_request_tells_its_candidates_what_was_predicted_and_w
     assert decision["prefill_replica"] == chosen["replica"]
     assert chosen["cost"] == min(one["cost"] for one in decision["candidates"])
     assert {"wait_s", "work_s", "harm_s"} <= chosen["terms"].keys()
+    decodes, *others = decision["decode_candidates"]
+    assert decodes["is_chosen"] and decodes["replica"] == decision["decode_replica"]
+    assert all(decodes["cost_s"] <= one["cost_s"] for one in others)
+    assert {"queued_s", "decode_s", "harm_s", "blocks_s"} <= decodes["terms"].keys()
     came = decision["outcome"]
     assert came["is_over"] and came["output_tokens"] == 4
     others_s = came["best_other_s"]

@@ -1,13 +1,8 @@
-"""What checkov says of the chart's objects: nothing without a reason in `.checkov.yaml`.
-
-`pip install checkov` in an environment of its own, and its `bin` in PATH; without it this is
-skipped.
-"""
+"""What checkov says of the chart's objects: nothing without a reason in `.checkov.yaml`."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -15,13 +10,13 @@ import pytest
 import yaml
 from tests.helm.chart import CHART, OPERATED, Release, all_values, render
 from tests.helm.test_chart import pods_as_templates
+from tests.tools import needs, program
 
-CHECKOV = shutil.which("checkov")
 DIGEST = f"sha256:{'0' * 64}"
 
 
 @pytest.mark.wide
-@pytest.mark.skipif(CHECKOV is None, reason="checkov is not in PATH")
+@needs("checkov")
 @pytest.mark.parametrize("name", all_values())
 def test_no_policy_is_broken_without_a_reason(name: str, tmp_path: Path) -> None:
     values = all_values()[name]
@@ -32,7 +27,7 @@ def test_no_policy_is_broken_without_a_reason(name: str, tmp_path: Path) -> None
     manifests.write_text(yaml.safe_dump_all([*rendered, *pods_as_templates(rendered)]))
 
     command = [
-        str(CHECKOV),
+        program("checkov"),
         "--config-file",
         str(CHART / ".checkov.yaml"),
         "--file",

@@ -24,6 +24,8 @@ from baton.core.replicas import ReplicaAddress
 from baton.decode_service.prefill_client import GrpcPrefillClient
 from baton.kv_transfer.handoff.messages import OpenTransfer
 from baton.kv_transfer.pulling.peer import PeerClient
+from baton.kv_transfer.receiving.source_patience import SourcePatience
+from baton.kv_transfer.receiving.source_watch import SourceWatch
 from baton.kv_transfer.transport.control.client import ControlClient
 from baton.proto import kv_pb2
 from baton.proto import replica_pb2 as pb
@@ -213,8 +215,12 @@ def prefill(channels: Channels, peer: ReplicaAddress) -> AsyncIterator[Any]:
 
 
 def pull(channels: Channels, peer: ReplicaAddress) -> AsyncIterator[Any]:
-    client = PeerClient(channels, epoch=INFO.epoch, layout=INFO.layout, timeout_s=10.0)
-    return client.pull(peer, client.request(TransferId("t"), (1, 2, 3), b""))
+    patience = SourcePatience()
+    client = PeerClient(
+        channels, epoch=INFO.epoch, layout=INFO.layout, timeout_s=10.0, patience=patience
+    )
+    watch = SourceWatch(patience, peer)
+    return client.pull(peer, client.request(TransferId("t"), (1, 2, 3), b""), watch)
 
 
 def pieces(channels: Channels, peer: ReplicaAddress) -> AsyncIterator[Any]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gateway.fleet.known_replicas import known, make_replica, view_of
+from tests.gateway.fleet.known_replicas import NO_PULLS, known, make_replica, view_of
 from tests.router.placing import NAMES, placer
 
 from baton.core.ids import Epoch, RequestId
 from baton.core.replicas import Capacity, Role
 from baton.router.answer import MAX_PREFILL_CANDIDATES
+from baton.router.decode_costs import RUNNING_REQUEST_COST
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.policies.cost import BASE_PRICE
 from baton.router.prompt import Prompt
-from baton.router.replicas.pool import RUNNING_REQUEST_COST
 from baton.router.replicas.view import ReplicaView, View
 
 NUM_TOKENS = 256
@@ -62,10 +62,11 @@ def can_take(replica: ReplicaView) -> bool:
     return replica.is_connected and replica.info.is_ready and replica.replica.num_open < limit
 
 
-def decoding(replica: ReplicaView) -> int:
-    num_queued = 0 if replica.capacity is None else replica.capacity.num_queued_tokens
-    busy = num_queued + RUNNING_REQUEST_COST * replica.replica.num_open
-    return busy - max(replica.num_cached_tokens, replica.num_expected_tokens)
+def decoding(replica: ReplicaView) -> float:
+    """Nobody has measured steps: each request there counts as some tokens."""
+    num_held = max(replica.num_cached_tokens, replica.num_expected_tokens)
+    num_tokens = NUM_TOKENS - num_held + RUNNING_REQUEST_COST * replica.replica.num_open
+    return round(replica.candidate.busy_s(0.0) + num_tokens / NO_PULLS.tokens_per_s, 9)
 
 
 def delay(replica: ReplicaView) -> float:

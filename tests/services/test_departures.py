@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -43,6 +44,7 @@ async def test_a_request_leaves_for_whoever_has_its_salt_and_its_attempt(
         open=requests,
         lender=lender,  # type: ignore[arg-type]
         fail=lambda generating, error: None,
+        max_wait_s=60.0,
     )
     pull = PullRequest(
         transfer_id=TransferId("t"),
@@ -58,3 +60,36 @@ async def test_a_request_leaves_for_whoever_has_its_salt_and_its_attempt(
     assert [offered async for offered in departures.pull(pull)] == []
 
     assert lender.holds == [leaves]
+
+
+async def test_kv_on_its_way_to_a_request_that_is_to_leave_is_awaited_for_our_own_time_only() -> (
+    None
+):
+    engine, lender, requests = echo_engine(Role.DECODE), Lender(), OpenRequests()
+    message = GenerateRequest(request_id=RequestId("r"), attempt=1, prompt=(1, 2, 3))
+    generating = Generating(message, GatewaySession(Epoch("g")), arrived_at=0.0, block_size=4)
+    generating.is_arriving = True
+    generating.task = asyncio.create_task(asyncio.sleep(3600))
+    requests.add(generating)
+    departures = Departures(
+        engine=engine,
+        open=requests,
+        lender=lender,  # type: ignore[arg-type]
+        fail=lambda generating, error: None,
+        max_wait_s=0.01,
+    )
+    pull = PullRequest(
+        transfer_id=TransferId("t"),
+        receiver_epoch=Epoch("d"),
+        layout=engine.pool.layout,
+        tokens=message.prompt,
+        request_id=message.request_id,
+        attempt=1,
+        time_left_ms=2**63,
+    )
+
+    async with asyncio.timeout(30):
+        assert [offered async for offered in departures.pull(pull)] == []
+
+    assert lender.holds == [True]
+    generating.task.cancel()

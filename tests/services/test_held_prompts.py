@@ -9,6 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
+from tests.gateway.fleet.scripted_replica import until
 from tests.in_process_fleet import Fleet, running_fleet
 
 from baton.core.errors import Overloaded
@@ -77,6 +78,22 @@ async def test_prompts_that_are_being_computed_keep_no_others_from_it() -> None:
             assert [type(event) for event in done] == [PrefillDone] * 2
             with pytest.raises(Overloaded, match=r"30 blocks held \+ 1 asked for > 25 "):
                 await anext(it.prompt("later", range(120, 124)))
+
+
+async def test_no_credit_is_lent_for_what_would_be_refused() -> None:
+    async with asking() as it:
+        [link] = it.fleet.dispatcher.fleet.lending
+
+        def credit() -> int:
+            return 0 if link.capacity is None else link.capacity.credit_tokens
+
+        await until(lambda: credit() > 10 * 4)
+        held = it.prompt("held", range(60))
+        async with aclosing(held):
+            assert [type(await anext(held)) for _ in range(2)] == [PrefillGranted, PrefillDone]
+            await until(lambda: credit() <= 10 * 4)  # 15 of 25 blocks are held
+
+        await until(lambda: credit() > 10 * 4)
 
 
 async def test_a_prompt_that_would_hold_too_much_is_refused_at_its_turn_and_the_next_one_runs() -> (

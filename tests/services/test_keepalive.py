@@ -37,6 +37,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.wide
 async def test_a_stopped_peer_is_noticed_by_its_silence_not_by_the_deadline() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True

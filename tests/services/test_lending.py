@@ -118,7 +118,8 @@ class Lent:
 
     def __init__(self, *names: str) -> None:
         self.prompts = OpenPrompts(max_queued_tokens=10_000)
-        self.lending = Lending(self.prompts, CHUNK)
+        self.room: int | None = None
+        self.lending = Lending(self.prompts, CHUNK, lambda: self.room)
         self.sessions = {name: Told(Epoch(name), StepTimes) for name in names}
         for session in self.sessions.values():
             self.lending.join(session)
@@ -164,6 +165,19 @@ def test_what_a_gateway_has_queued_is_not_lent_to_another() -> None:
 
     assert told["sends"] >= 150
     assert told["other"] <= 50
+
+
+def test_what_could_not_be_held_until_it_is_fetched_is_not_lent() -> None:
+    lent = Lent("one", "other")
+    assert lent.told() == {"one": CHUNK, "other": CHUNK}
+
+    lent.room = 60  # computed prompts hold the rest of the share
+    assert sum(lent.told().values()) <= 60
+    lent.room = 0
+    assert lent.told() == {"one": 1, "other": 1}  # too little for any prompt
+
+    lent.room = None  # decode replicas have fetched all of it
+    assert lent.told() == {"one": CHUNK, "other": CHUNK}
 
 
 def test_a_fast_replica_lends_as_much_as_it_computes_in_a_quarter_of_a_second() -> None:

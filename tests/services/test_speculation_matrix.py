@@ -51,12 +51,10 @@ ASKED = {
     "json": {"grammar": GRAMMAR},
     "logprobs": {"ignore_eos": True, "num_logprobs": 2},
 }
-METHODS = ("suffix", "ngram", "lookahead", "draft", "mtp", "p-eagle", "medusa")
+METHODS = ("suffix", "ngram", "lookahead", "draft", "mtp", "eagle", "p-eagle", "medusa")
 STRIKES = ("drain", "kill")
 STRIKES_AT = 5
 """Tokens."""
-FEW = ("suffix", "draft", "p-eagle")
-"""What they draft by differs most. `eagle` is drafted with as `mtp` is."""
 
 
 @cache
@@ -169,10 +167,7 @@ def finds_something(method: str, drawn: str, asked: str) -> bool:
     return (drawn, asked) != ("greedy", "json")
 
 
-@pytest.mark.parametrize(
-    "method",
-    [pytest.param(m, marks=[] if m in FEW else [pytest.mark.wide], id=m) for m in METHODS],
-)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("prefill", [1, 0], ids=["1P+1D", "aggregated"])
 @pytest.mark.parametrize("drawn", ["greedy", "seeded"])
 @pytest.mark.parametrize("asked", ASKED)

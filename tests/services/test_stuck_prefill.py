@@ -5,18 +5,26 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from functools import partial
 from typing import Any
 
 import pytest
-from tests.in_process_fleet import VOCAB_SIZE, Fleet, echo_engine, running_fleet, until_in_engine
+from tests.in_process_fleet import (
+    GREEDY,
+    VOCAB_SIZE,
+    Fleet,
+    echo_engine,
+    running_fleet,
+    until_in_engine,
+)
+from tests.services.test_pulling import ask_at
 
 from baton.core.chaos import ChaosRule, Fault
 from baton.core.ids import ReplicaId, RequestId, TransferId
 from baton.core.messages import PrefillDone, PrefillRequest
-from baton.decode_service import prefill_patience, prefill_watch
 from baton.engine.passes.echo import echo_output
+from baton.kv_transfer.receiving import source_patience, source_watch
 from baton.prefill_service.worker import PrefillWorker
 
 PROMPT = list(range(3, 83))
@@ -25,9 +33,9 @@ PROMPT = list(range(3, 83))
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same rules in a hundredth of the time."""
-    monkeypatch.setattr(prefill_watch, "LOOK_S", 0.01)
-    monkeypatch.setattr(prefill_patience, "LEAST_S", 0.1)
-    monkeypatch.setattr(prefill_patience, "MOST_S", 0.1)
+    monkeypatch.setattr(source_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(source_patience, "LEAST_S", 0.1)
+    monkeypatch.setattr(source_patience, "MOST_S", 0.1)
 
 
 @contextmanager
@@ -63,7 +71,7 @@ async def test_what_a_stuck_prefill_replica_was_to_compute_is_computed_by_anothe
 async def test_one_prompt_asks_a_replica_again_and_once_it_is_answered_all_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prefill_patience, "AVOIDED_S", 0.1)
+    monkeypatch.setattr(source_patience, "AVOIDED_S", 0.1)
     async with running_fleet() as fleet:
         with stuck_in_a_pass(fleet, "prefill-1"):
             first = asyncio.create_task(fleet.ask(PROMPT))
@@ -71,7 +79,7 @@ async def test_one_prompt_asks_a_replica_again_and_once_it_is_answered_all_do(
             second = await fleet.ask([3, *PROMPT])  # never taken in: its engine hangs already
             for answer in (await first, second):
                 assert any("got nowhere" in note for note in answer.receipt.notes)
-        monkeypatch.setattr(prefill_patience, "LEAST_S", 5.0)
+        monkeypatch.setattr(source_patience, "LEAST_S", 5.0)
         await asyncio.sleep(0.1)
 
         engine = fleet.engines[ReplicaId("prefill-1")]
@@ -103,6 +111,42 @@ async def test_kv_that_stops_to_come_costs_the_silence_and_no_second_first_token
         assert answer.tokens == echo_output(PROMPT, 12, VOCAB_SIZE)
         assert any("prefill-1 got nowhere" in note for note in answer.receipt.notes)
         assert answer.receipt.prefill_replica == "prefill-1"  # whose first token it is
+        await fleet.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("stuck", ["its engine", "the way from it"])
+async def test_a_pull_from_a_replica_that_gets_nowhere_costs_the_silence_and_a_note(
+    stuck: str,
+) -> None:
+    async with (
+        running_fleet(prefill=0, decode=2, changes={"chaos": {"enabled": True}}) as fleet,
+        AsyncExitStack() as held,
+    ):
+        source = fleet.replicas[ReplicaId("decode-1")].info.endpoint
+        await ask_at(fleet, "decode-1", PROMPT)
+        if stuck == "its engine":
+            held.enter_context(stuck_in_a_pass(fleet, "decode-1"))
+            other = asyncio.create_task(ask_at(fleet, "decode-1", [9, *PROMPT]))
+            async with asyncio.timeout(60):
+                while not fleet.engines[ReplicaId("decode-1")].request_ids:
+                    await asyncio.sleep(0.002)
+        else:
+            chaos = fleet.replicas[ReplicaId("decode-2")].chaos
+            assert chaos is not None
+            chaos.set(
+                (ChaosRule(at="transfer.piece", fault=Fault.PARTITION, rate=1.0, delay_s=50.0),), 0
+            )
+            held.callback(chaos.set, (), 0)
+
+        answer = await ask_at(fleet, "decode-2", PROMPT, source=source)
+        later = await ask_at(fleet, "decode-2", [8, *PROMPT], source=source)
+
+        assert answer.tokens == echo_output(PROMPT, GREEDY.max_tokens, VOCAB_SIZE)
+        assert any("decode-1 got nowhere for 0.1 s" in note for note in answer.receipt.notes)
+        assert not later.receipt.notes  # it is left alone for a while
+        await held.aclose()
+        if stuck == "its engine":
+            await other
         await fleet.assert_nothing_is_held()
 
 

@@ -6,16 +6,15 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import grpc.aio
 import httpx
 import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as rpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tests.gateway.scripted import make_model
 from tests.in_process_fleet import Fleet, running_fleet
+from tests.trace_collector import CALLER, CONTEXT, TRACEPARENT, Collector, collecting
 
 from baton.core.errors import InvalidConfig, Unavailable
 from baton.core.ids import ReplicaId
@@ -33,42 +32,6 @@ from baton.proto import inference_pb2 as pb
 from baton.proto.inference_pb2_grpc import InferenceStub
 
 PROMPT = [5, 6, 7, 8, 9, 10]
-TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-CONTEXT = f"00-{TRACE}-{CALLER}-01"
-
-
-@dataclass
-class Collector(rpc.TraceServiceServicer):
-    spans: list[tuple[str, Span]] = field(default_factory=list)
-    """Each with the service it is of."""
-
-    async def Export(
-        self, request: otlp.ExportTraceServiceRequest, context: object
-    ) -> otlp.ExportTraceServiceResponse:
-        for resource in request.resource_spans:
-            [service] = [
-                it.value.string_value
-                for it in resource.resource.attributes
-                if it.key == "service.name"
-            ]
-            self.spans += [
-                (service, span) for scope in resource.scope_spans for span in scope.spans
-            ]
-        return otlp.ExportTraceServiceResponse()
-
-    def names(self) -> list[str]:
-        return sorted(f"{service}: {span.name}" for service, span in self.spans)
-
-    def named(self, name: str) -> list[Span]:
-        found = [span for _, span in self.spans if span.name == name]
-        return sorted(found, key=lambda span: span.start_time_unix_nano)
-
-    def assert_connected(self) -> None:
-        """One trace, in which every span but the caller's own is known."""
-        known = {span.span_id.hex() for _, span in self.spans} | {CALLER}
-        assert {span.trace_id.hex() for _, span in self.spans} == {TRACE}
-        orphans = [span.name for _, span in self.spans if span.parent_span_id.hex() not in known]
-        assert not orphans
 
 
 @dataclass
@@ -82,12 +45,8 @@ class World:
 @asynccontextmanager
 async def traced_world(prefill: int = 1, decode: int = 1) -> AsyncIterator[World]:
     """Everything is over, and sent, when the context is left."""
-    collector, server = Collector(), grpc.aio.server()
-    rpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
-    endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    changes = {"tracing.otlp_endpoint": endpoint}
-    try:
+    with collecting() as (collector, endpoint):
+        changes = {"tracing.otlp_endpoint": endpoint}
         async with running_fleet(prefill=prefill, decode=decode, changes=changes) as fleet:
             gateway = GatewayServer(
                 model=make_model(),
@@ -104,14 +63,12 @@ async def traced_world(prefill: int = 1, decode: int = 1) -> AsyncIterator[World
                     yield World(fleet, collector, http, f"127.0.0.1:{gateway.grpc_port}")
             finally:
                 await gateway.stop(5)
-    finally:
-        await server.stop(0)
 
 
 async def complete(world: World) -> dict[str, object]:
     body = {"model": "org/tiny", "prompt": PROMPT, "max_tokens": 4}
     answer = await world.http.post(
-        "/v1/completions", json=body, headers={"traceparent": CONTEXT, "x-request-id": "mine"}
+        "/v1/completions", json=body, headers={**dict(CONTEXT), "x-request-id": "mine"}
     )
     assert answer.status_code == 200, answer.text
     result: dict[str, object] = answer.json()
@@ -162,7 +119,7 @@ async def test_grpc_calls_are_traced_as_well() -> None:
             sampling=pb.SamplingOptions(max_tokens=4),
             request_id="mine",
         )
-        call = InferenceStub(channel).Generate(request, metadata=(("traceparent", CONTEXT),))
+        call = InferenceStub(channel).Generate(request, metadata=CONTEXT)
         async for _ in call:
             pass
 
@@ -180,21 +137,20 @@ async def test_a_call_has_failed_by_the_servers_fault_alone() -> None:
         raise ValueError("nobody foresaw it")
 
     async with traced_world() as world, grpc.aio.insecure_channel(world.grpc_target) as channel:
-        traced = (("traceparent", CONTEXT),)
 
         async def ask(num_tokens: int) -> None:
             body = {"model": "org/tiny", "prompt": PROMPT[:num_tokens]}
-            await world.http.post("/v1/completions", json=body, headers=dict(traced))
+            await world.http.post("/v1/completions", json=body, headers=dict(CONTEXT))
             asked = pb.GenerateRequest(tokens=pb.TokenIds(ids=PROMPT[:num_tokens]))
             with pytest.raises(grpc.aio.AioRpcError):
-                await InferenceStub(channel).Generate(asked, metadata=traced).read()
+                await InferenceStub(channel).Generate(asked, metadata=CONTEXT).read()
 
         await ask(0)
         world.fleet.dispatcher.start = lost  # type: ignore[method-assign]
         await ask(6)
         world.fleet.dispatcher.start = broken  # type: ignore[method-assign]
         body = {"model": "org/tiny", "prompt": PROMPT}
-        await world.http.post("/v1/completions", json=body, headers=dict(traced))
+        await world.http.post("/v1/completions", json=body, headers=dict(CONTEXT))
 
     calls = world.collector.named("text_completion org/tiny")
     assert [span.status.message for span in calls] == ["", "", "503", "UNAVAILABLE", "ValueError"]
@@ -251,7 +207,7 @@ async def test_an_attempt_that_was_lost_is_linked_to_by_the_next() -> None:
 async def test_what_is_not_sampled_is_sampled_nowhere() -> None:
     async with traced_world() as world:
         body = {"model": "org/tiny", "prompt": PROMPT, "max_tokens": 2}
-        headers = {"traceparent": CONTEXT.removesuffix("01") + "00"}
+        headers = {"traceparent": TRACEPARENT.removesuffix("01") + "00"}
         await world.http.post("/v1/completions", json=body, headers=headers)
 
     assert not world.collector.spans

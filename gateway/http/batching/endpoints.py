@@ -11,6 +11,12 @@ from baton.gateway.http.batching.files import (
     FileForm,
     FileListAnswer,
 )
+from baton.gateway.http.batching.message_batches import (
+    DeletedMessageBatch,
+    MessageBatchAnswer,
+    MessageBatchBody,
+    MessageBatchListAnswer,
+)
 from baton.gateway.http.openapi.endpoint import Endpoint
 
 BATCHES = "Batches"
@@ -85,5 +91,62 @@ BATCH_PATHS = (
         summary="End a batch",
         details="What it has answered by then is in its output file.",
         answer=Batch,
+    ),
+    Endpoint(
+        path="/v1/messages/batches",
+        method="post",
+        tag=BATCHES,
+        summary="Answer many messages within a day, in the shape of Anthropic's batches",
+        details=(
+            "Runs as a batch of `/v1/batches` whose lines ask `/v1/messages`, and is listed there, "
+            "too. Its results are kept for `gateway.batches.keep_s`."
+        ),
+        body=MessageBatchBody,
+        answer=MessageBatchAnswer,
+        example={
+            "requests": [
+                {
+                    "custom_id": "a",
+                    "params": {
+                        "max_tokens": 32,
+                        "messages": [{"role": "user", "content": "Say hello."}],
+                    },
+                }
+            ]
+        },
+    ),
+    Endpoint(
+        path="/v1/messages/batches",
+        tag=BATCHES,
+        summary="Your batches of messages, the newest first",
+        answer=MessageBatchListAnswer,
+        queries=("after_id", "before_id", "limit"),
+    ),
+    Endpoint(
+        path="/v1/messages/batches/{batch_id}",
+        tag=BATCHES,
+        summary="How far it is",
+        answer=MessageBatchAnswer,
+    ),
+    Endpoint(
+        path="/v1/messages/batches/{batch_id}",
+        method="delete",
+        tag=BATCHES,
+        summary="Delete a batch of messages that has ended, and its results",
+        answer=DeletedMessageBatch,
+    ),
+    Endpoint(
+        path="/v1/messages/batches/{batch_id}/cancel",
+        method="post",
+        tag=BATCHES,
+        summary="End a batch of messages",
+        details="What it has answered by then is in its results.",
+        answer=MessageBatchAnswer,
+    ),
+    Endpoint(
+        path="/v1/messages/batches/{batch_id}/results",
+        tag=BATCHES,
+        summary="A result of each of its requests, a line each, in no order",
+        media=JSON_LINES,
     ),
 )

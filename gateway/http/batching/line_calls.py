@@ -15,13 +15,14 @@ from baton.gateway.access.api_keys import Caller
 from baton.gateway.batches.work import LineAnswer
 from baton.gateway.http.completions.chat import ChatApi
 from baton.gateway.http.completions.completions import CompletionsApi
+from baton.gateway.http.edge import count_ignored
 from baton.gateway.http.embeddings import EmbeddingsApi
-from baton.gateway.http.errors import error_body
+from baton.gateway.http.errors import error_shape
+from baton.gateway.http.messages.api import MessagesApi
 from baton.gateway.http.request_body import decode_body
 from baton.gateway.http.responses.api import ResponsesApi
 from baton.gateway.http.scoring.classify import ClassifyApi
 from baton.gateway.http.scoring.scores import ScoresApi
-from baton.gateway.http.translations import translate
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.request_ids import logged_request_id
 
@@ -33,6 +34,7 @@ BATCH_ENDPOINTS = (
     "/v1/completions",
     "/v1/embeddings",
     "/v1/responses",
+    "/v1/messages",
     "/v1/rerank",
     "/v1/score",
     "/v1/classify",
@@ -48,11 +50,13 @@ class LineCalls:
     """An AnswerLine."""
 
     def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
         self._endpoints: dict[str, Callable[[Request], Awaitable[ASGIApp]]] = {
             "/v1/chat/completions": ChatApi(gateway).create,
             "/v1/completions": CompletionsApi(gateway).create,
             "/v1/embeddings": EmbeddingsApi(gateway).create,
             "/v1/responses": ResponsesApi(gateway).create,
+            "/v1/messages": MessagesApi(gateway).create,
             "/v1/rerank": ScoresApi(gateway).rerank,
             "/v1/score": ScoresApi(gateway).score,
             "/v1/classify": ClassifyApi(gateway).create,
@@ -73,9 +77,11 @@ class LineCalls:
             response = await self._endpoints[endpoint](request)
             await response(request.scope, request.receive, send)
         except Exception as error:
-            return _refusal(error)
+            return _refusal(error, endpoint)
         return LineAnswer(
-            status=sent[0]["status"], body=b"".join(part.get("body", b"") for part in sent[1:])
+            status=sent[0]["status"],
+            body=b"".join(part.get("body", b"") for part in sent[1:]),
+            ignored_fields=count_ignored(self._gateway, request.state.ignored_fields),
         )
 
 
@@ -113,7 +119,8 @@ def _refuse_streams(body: bytes) -> None:
             raise InvalidRequest(f"{field} must be false in a batch", field=field)
 
 
-def _refusal(error: Exception) -> LineAnswer:
+def _refusal(error: Exception, endpoint: str) -> LineAnswer:
+    shape = error_shape(endpoint)
     match error:
         case Overloaded():
             retry_after_s: float | None = error.retry_after_s
@@ -121,5 +128,5 @@ def _refusal(error: Exception) -> LineAnswer:
             retry_after_s = UNAVAILABLE_S
         case _:
             retry_after_s = None
-    body = msgspec.json.encode(error_body(error))
-    return LineAnswer(status=translate(error).status, body=body, retry_after_s=retry_after_s)
+    body = msgspec.json.encode(shape.write(error))
+    return LineAnswer(status=shape.status(error), body=body, retry_after_s=retry_after_s)

@@ -11,19 +11,26 @@ from baton.core.errors import InvalidRequest
 from baton.gateway.chat.conversation import Conversation
 from baton.gateway.chat.messages import chat_messages, message_marks
 from baton.gateway.chat.plan import ChatPlan, plan_chat
+from baton.gateway.chat.tool_definitions import ToolMode
 from baton.gateway.http.completions.chat_format import ChatFormat
 from baton.gateway.http.completions.common_fields import (
     Asker,
     answer_extras,
     answered_id,
     asker,
+    check_open_end,
     shown_special,
 )
 from baton.gateway.http.completions.legacy_functions import offered_tools, with_tool_calls
 from baton.gateway.http.completions.openai_writer import OpenAiWriter
 from baton.gateway.http.completions.schemas import ChatBody
-from baton.gateway.http.completions.template_switches import chat_switches, template_variables
+from baton.gateway.http.completions.template_switches import (
+    chat_switches,
+    template_variables,
+    with_documents,
+)
 from baton.gateway.http.completions.tool_format import tell_format
+from baton.gateway.http.hosted_tools import OPENAIS, without_hosted
 from baton.gateway.http.sending.responder import Progress, Responder
 from baton.gateway.http.unknown_fields import note_without_effect, read_known
 from baton.gateway.requests.gateway import Gateway
@@ -31,7 +38,7 @@ from baton.gateway.requests.options import SamplingOptions, options_from
 from baton.gateway.requests.order import CompletionOrder
 from baton.gateway.requests.prompts import truncated
 from baton.gateway.requests.unsupported import refuse_unsupported
-from baton.gateway.text.served_model import ServedModel
+from baton.gateway.text.chat_template import ChatTemplate
 
 
 class ChatApi:
@@ -41,11 +48,15 @@ class ChatApi:
     async def create(self, request: Request) -> Responder:
         gateway = self._gateway
         body = await read_known(request, gateway.config, ChatBody)
+        body.tools = without_hosted(request, gateway.config, body.tools, OPENAIS)
+        if gateway.config.hosted_tools == "ignore" and body.web_search_options is not None:
+            body.web_search_options = None
+            request.state.ignored_fields.append("web_search_options")
         extras = answer_extras(request, body)
         who = asker(request, is_resumable=bool(body.resumable))
         public_id = answered_id(body, who)
         order, plan = await chat_order(gateway, body, who)
-        without_effect = fields_without_effect(body, gateway.model)
+        without_effect = fields_without_effect(body, plan.template)
         note_without_effect(request, gateway.config, (*without_effect, *plan.unheld_fields))
         tell_format(request, plan, gateway.model)
         completion = gateway.complete(order)
@@ -76,7 +87,7 @@ async def chat_order(
     gateway.model.check_name(body.model)
     refuse_unsupported(body)
     options = _options(body)
-    plan = await plan_chat(gateway, conversation_of(body, gateway.model), who.caller.parking)
+    plan = await plan_chat(gateway, conversation_of(body, gateway), who.caller.parking)
     order = CompletionOrder(
         request_id=who.request_id,
         prompts=(truncated(plan.prompt, body.truncate_prompt_tokens, gateway, options),),
@@ -94,23 +105,21 @@ async def chat_order(
     return order, plan
 
 
-def conversation_of(body: ChatBody, model: ServedModel) -> Conversation:
+def conversation_of(body: ChatBody, gateway: Gateway) -> Conversation:
     """Raises InvalidRequest."""
-    template = model.require_chat_template()
-    variables, _ = _variables(body, model)
-    if body.continue_final_message and body.add_generation_prompt:
-        raise InvalidRequest(
-            "continue_final_message and add_generation_prompt exclude each other; leave one out",
-            field="continue_final_message",
-        )
+    tools = offered_tools(body)
+    template = _template(body, gateway, has_tools=tools.mode is not ToolMode.NONE)
+    variables, _ = _variables(body, template)
+    check_open_end(body)
     has_text_arguments = template.has_text_arguments
     messages = with_tool_calls(body.messages, has_text_arguments=has_text_arguments)
     return Conversation(
         messages=chat_messages(messages, has_text_arguments=has_text_arguments),
         marks=message_marks(body.messages, body.cache_control),
-        tools=offered_tools(body),
+        template=template,
+        tools=tools,
         rule=body.rule(),
-        variables=variables,
+        variables=with_documents(variables, body.documents, template.source),
         is_continued=bool(body.continue_final_message),
         adds_generation_prompt=body.add_generation_prompt is not False,
         adds_special_tokens=bool(body.add_special_tokens),
@@ -118,15 +127,23 @@ def conversation_of(body: ChatBody, model: ServedModel) -> Conversation:
     )
 
 
-def fields_without_effect(body: ChatBody, model: ServedModel) -> tuple[str, ...]:
+def fields_without_effect(body: ChatBody, template: ChatTemplate) -> tuple[str, ...]:
     """For the template has no variables for them. Raises InvalidRequest."""
-    return _variables(body, model)[1]
+    return _variables(body, template)[1]
 
 
-def _variables(body: ChatBody, model: ServedModel) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _variables(body: ChatBody, template: ChatTemplate) -> tuple[dict[str, Any], tuple[str, ...]]:
     """And the fields that the template has none for. Raises InvalidRequest."""
-    template = model.require_chat_template().source
-    return template_variables(chat_switches(body), body.chat_template_kwargs, template)
+    return template_variables(chat_switches(body), body.chat_template_kwargs, template.source)
+
+
+def _template(body: ChatBody, gateway: Gateway, *, has_tools: bool) -> ChatTemplate:
+    """The model's, or what the request asks for. Raises InvalidRequest."""
+    if not body.chat_template:
+        return gateway.model.require_chat_template(has_tools=has_tools)
+    gateway.model.check_generates()
+    is_trusted = gateway.config.trust_request_chat_template
+    return gateway.model.chat_templates.asked_for(body.chat_template, is_trusted=is_trusted)
 
 
 def _options(body: ChatBody) -> SamplingOptions:
@@ -134,7 +151,7 @@ def _options(body: ChatBody) -> SamplingOptions:
         raise InvalidRequest(
             "echo is not supported in a chat; use continue_final_message", field="echo"
         )
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
     return options_from(
         body,

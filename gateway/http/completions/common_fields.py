@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Set
 from dataclasses import dataclass
+from typing import Protocol
 
 from starlette.requests import Request
 
@@ -12,6 +13,7 @@ from baton.core.errors import InvalidRequest
 from baton.gateway.access.api_keys import Caller
 from baton.gateway.http.completions.openai_writer import AnswerExtras
 from baton.gateway.http.completions.schemas import RequestBody, StreamOptions
+from baton.gateway.http.generation_body import GenerationBody
 from baton.gateway.http.sending.resuming import resumption_if_any
 from baton.gateway.requests.request_ids import public_request_id
 from baton.gateway.requests.session_keys import session_key
@@ -77,15 +79,33 @@ def wants_receipt(request: Request, field: bool | None) -> bool:
     return bool(field) or request.headers.get(RECEIPT_HEADER, "").lower() not in FALSE_WORDS
 
 
-def answered_id(body: RequestBody, who: Asker) -> str:
+def answered_id(body: GenerationBody, who: Asker) -> str:
     """What the answer's id is made of. Raises InvalidRequest."""
     if body.request_id is None:
         return who.request_id
     return public_request_id(body.request_id, field="request_id")
 
 
+class OpenEnded(Protocol):
+    """Bodies that say how a prompt ends."""
+
+    @property
+    def continue_final_message(self) -> bool | None: ...
+    @property
+    def add_generation_prompt(self) -> bool | None: ...
+
+
+def check_open_end(body: OpenEnded) -> None:
+    """Raises InvalidRequest."""
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt exclude each other; leave one out",
+            field="continue_final_message",
+        )
+
+
 def shown_special(
-    body: RequestBody, model: ServedModel, for_parsers: Set[int] = frozenset()
+    body: GenerationBody, model: ServedModel, for_parsers: Set[int] = frozenset()
 ) -> Set[int]:
     """Special tokens that show as text; `for_parsers`, which take them out again."""
     return for_parsers if body.skip_special_tokens is not False else model.tokenizer.special

@@ -8,14 +8,25 @@ reasoning: {"effort": ...}, reasoning_effort           ----> reasoning_effort
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from baton.core.errors import InvalidRequest
 from baton.gateway.http.completions.schemas import ChatBody
 
 Switch = tuple[str, dict[str, Any]]
 """A field of a body, and the variables that it sets."""
+
+
+class ThinkingSwitches(Protocol):
+    """Of bodies that have vLLM's and DeepSeek's."""
+
+    @property
+    def enable_thinking(self) -> bool | None: ...
+    @property
+    def thinking(self) -> bool | dict[str, Any] | None: ...
+
+
 IS_ON_BY_TYPE = {"enabled": True, "adaptive": True, "auto": True, "disabled": False}
 
 
@@ -45,14 +56,36 @@ def chat_switches(body: ChatBody) -> Iterator[Switch]:
         yield "reasoning", thinking_variables(is_on, "reasoning.enabled")
     if body.reasoning_effort is not None:
         yield "reasoning_effort", {"reasoning_effort": body.reasoning_effort}
-    if body.thinking is not None:
-        yield "thinking", thinking_variables(_is_on(body.thinking), "thinking")
-    if body.enable_thinking is not None:
-        yield "enable_thinking", thinking_variables(body.enable_thinking, "enable_thinking")
+    if (budget := reasoning.get("max_tokens")) is not None:
+        yield "reasoning.max_tokens", {"thinking_budget": budget}
+    yield from thinking_switches(body)
     if body.verbosity is not None:
         yield "verbosity", {"verbosity": body.verbosity}
-    if body.prediction is not None:
-        yield "prediction", {}
+
+
+def thinking_switches(body: ThinkingSwitches) -> Iterator[Switch]:
+    """Raises InvalidRequest."""
+    if body.thinking is not None:
+        yield "thinking", thinking_variables(_is_on(body.thinking), "thinking")
+        if isinstance(body.thinking, dict) and "budget_tokens" in body.thinking:
+            budget = body.thinking["budget_tokens"]
+            yield "thinking.budget_tokens", {"thinking_budget": budget}
+    if body.enable_thinking is not None:
+        yield "enable_thinking", thinking_variables(body.enable_thinking, "enable_thinking")
+
+
+def with_documents(
+    variables: Mapping[str, Any], documents: Sequence[Mapping[str, Any]] | None, template: str
+) -> dict[str, Any]:
+    """Raises InvalidRequest: documents that the model is not shown would be missed."""
+    if not documents:
+        return dict(variables)
+    if "documents" not in template:
+        raise InvalidRequest(
+            "documents: the model's chat template shows none; put them into messages",
+            field="documents",
+        )
+    return {"documents": documents, **variables}
 
 
 def thinking_variables(is_on: object, field: str) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from baton.gateway.text.served_model import ServedModel
 
 log = logging.getLogger(__name__)
 
-HEADER = (b"x-baton-tool-format", GENERIC.encode())
+TOOL_FORMAT = "x-baton-tool-format"
+HEADER = (TOOL_FORMAT.encode(), GENERIC.encode())
 
 
 def tell_format(request: Request, plan: ChatPlan, model: ServedModel) -> None:

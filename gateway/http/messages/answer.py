@@ -64,6 +64,10 @@ class MessageAnswer(msgspec.Struct, kw_only=True):
     usage: MessageUsage
     baton: Receipt | UnsetType = UNSET
     """The receipt."""
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    """vLLM's, if `return_token_ids` asks for them."""
+    token_ids: Sequence[int] | UnsetType = UNSET
+    """Of the output; of a stream its `message_delta` has them."""
 
 
 class TokenCountAnswer(msgspec.Struct):

@@ -12,17 +12,24 @@ from baton.core.errors import InvalidRequest
 from baton.gateway.chat.choice_reader import ChoiceReader
 from baton.gateway.chat.conversation import Conversation, encode_chat, for_model, render_chat
 from baton.gateway.chat.plan import plan_chat
-from baton.gateway.chat.tool_definitions import ToolUse, use_of
+from baton.gateway.chat.tool_definitions import ToolMode, ToolUse, use_of
 from baton.gateway.grammars.structured_output import OutputRule, format_rule
-from baton.gateway.http.completions.common_fields import asker, wants_receipt
+from baton.gateway.http.completions.common_fields import (
+    answered_id,
+    asker,
+    shown_special,
+    wants_receipt,
+)
 from baton.gateway.http.completions.template_switches import (
     Switch,
     is_on_by_type,
     template_variables,
     thinking_variables,
+    with_documents,
 )
 from baton.gateway.http.completions.tool_format import tell_format
 from baton.gateway.http.errors import json_response
+from baton.gateway.http.hosted_tools import ANTHROPICS, without_hosted
 from baton.gateway.http.messages.answer import TokenCountAnswer
 from baton.gateway.http.messages.blocks import ThinkingShown
 from baton.gateway.http.messages.input import input_messages, is_prefilled
@@ -32,7 +39,8 @@ from baton.gateway.http.sending.responder import Responder
 from baton.gateway.http.unknown_fields import note_without_effect, read_known
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.options import SamplingOptions, options_from
-from baton.gateway.requests.order import CompletionOrder
+from baton.gateway.requests.order import CompletionOrder, Prompt
+from baton.gateway.requests.prompts import truncated
 from baton.gateway.text.served_model import ServedModel
 
 FIELD_BY_OPTION = {"stop": "stop_sequences"}
@@ -53,30 +61,34 @@ class MessagesApi:
         body = await self._read(request)
         shown = _thinking_shown(body)
         who = asker(request, is_resumable=bool(body.resumable))
+        public_id = answered_id(body, who)
         plan = await plan_chat(gateway, self._conversation(request, body), who.caller.parking)
         note_without_effect(request, gateway.config, plan.unheld_fields)
         tell_format(request, plan, gateway.model)
-        room = gateway.max_model_len - len(plan.prompt.tokens)
+        prompt = self._truncated(plan.prompt, body)
+        room = gateway.max_model_len - len(prompt.tokens)
         order = CompletionOrder(
             request_id=who.request_id,
-            prompts=(plan.prompt,),
+            prompts=(prompt,),
             options=_options(body, room),
             grammar=plan.grammar,
             is_streamed=bool(body.stream),
             field_by_option=FIELD_BY_OPTION,
-            shown_special=plan.shown_special,
+            shown_special=shown_special(body, gateway.model, plan.shown_special),
+            includes_stop=bool(body.include_stop_str_in_output),
             cache_salt=body.cache_salt or "",
-            session=who.session(None),
+            session=who.session(body.prompt_cache_key),
             caller=who.caller,
         )
         completion = gateway.complete(order)
         terms = AnswerTerms(
-            id=f"msg_{who.request_id}",
+            id=f"msg_{public_id}",
             model=gateway.model.name,
             max_tokens=body.max_tokens,
             room=room,
             thinking=shown,
             has_receipt=wants_receipt(request, body.receipt),
+            prompt_tokens=prompt.tokens if body.return_token_ids else None,
         )
         writer = MessagesWriter(completion, ChoiceReader(plan.new_parser()), terms)
         return Responder(
@@ -91,14 +103,19 @@ class MessagesApi:
         gateway = self._gateway
         body = await self._read(request)
         conversation = for_model(gateway, self._conversation(request, body))
-        text = render_chat(gateway.model.require_chat_template(), conversation)
+        text = render_chat(conversation)
         tokens = await encode_chat(gateway, conversation, text)
-        return json_response(TokenCountAnswer(input_tokens=len(tokens)))
+        prompt = self._truncated(Prompt(tokens=tokens, field="messages"), body)
+        return json_response(TokenCountAnswer(input_tokens=len(prompt.tokens)))
+
+    def _truncated(self, prompt: Prompt, body: MessagesBody) -> Prompt:
+        return truncated(prompt, body.truncate_prompt_tokens, self._gateway, options_from(body))
 
     async def _read(self, request: Request) -> MessagesBody:
         body = await read_known(request, self._gateway.config, MessagesBody)
         self._gateway.model.check_name(body.model)
         refuse_foreign(body)
+        body.tools = without_hosted(request, self._gateway.config, body.tools, ANTHROPICS)
         return body
 
     def _conversation(self, request: Request, body: MessagesBody) -> Conversation:
@@ -110,20 +127,23 @@ class MessagesApi:
 
 def conversation_of(body: MessagesBody, model: ServedModel) -> tuple[Conversation, tuple[str, ...]]:
     """And the fields that the chat template has no switch for. Raises InvalidRequest."""
-    template = model.require_chat_template()
+    tools = _tools(body)
+    template = model.require_chat_template(has_tools=tools.mode is not ToolMode.NONE)
     messages, marks = input_messages(body, has_text_arguments=template.has_text_arguments)
     variables, ignored = template_variables(
         _switches(body, template.source), body.chat_template_kwargs, template.source
     )
-    if body.thinking is None:  # which with Anthropic means none
+    if body.thinking is None and body.enable_thinking is None:  # which with Anthropic means none
         variables = {**thinking_variables(False, "thinking"), **variables}
     conversation = Conversation(
         messages=messages,
         marks=marks,
-        tools=_tools(body),
+        template=template,
+        tools=tools,
         rule=_rule(body),
-        variables=variables,
+        variables=with_documents(variables, body.documents, template.source),
         is_continued=is_prefilled(messages),
+        adds_special_tokens=bool(body.add_special_tokens),
         ignores_eos=bool(body.ignore_eos),
     )
     return conversation, ignored
@@ -149,12 +169,15 @@ def _rule(body: MessagesBody) -> OutputRule | None:
     field, wanted = "output_format", body.output_format
     if body.output_config is not None and body.output_config.format is not None:
         field, wanted = "output_config.format", body.output_config.format
-    if wanted is None:
-        return None
-    return format_rule(wanted.type, wanted.schema, field=field, schema_field=f"{field}.schema")
+    form = None
+    if wanted is not None:
+        form = format_rule(wanted.type, wanted.schema, field=field, schema_field=f"{field}.schema")
+    return body.rule_beside(form, field)
 
 
 def _switches(body: MessagesBody, template: str) -> Iterator[Switch]:
+    if body.enable_thinking is not None:
+        yield "enable_thinking", thinking_variables(body.enable_thinking, "enable_thinking")
     if (thinking := body.thinking) is not None:
         is_on = is_on_by_type(thinking.type)
         yield "thinking", thinking_variables(is_on, "thinking")
@@ -171,7 +194,9 @@ def _effort(effort: str, template: str) -> str:
 
 def _thinking_shown(body: MessagesBody) -> ThinkingShown:
     thinking = body.thinking
-    if thinking is None or not is_on_by_type(thinking.type):
+    if thinking is None:
+        return ThinkingShown.ALL if body.enable_thinking else ThinkingShown.NOTHING
+    if not is_on_by_type(thinking.type):
         return ThinkingShown.NOTHING
     shown = DISPLAYS.get(thinking.display)
     if shown is None:

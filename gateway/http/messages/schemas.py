@@ -13,9 +13,15 @@ import msgspec
 
 from baton.core.errors import InvalidRequest
 from baton.gateway.chat.functions import Function
+from baton.gateway.http.generation_body import GenerationBody
 from baton.gateway.requests.cache_control import CacheControl
-from baton.gateway.requests.options import CommonOptions
-from baton.gateway.requests.unsupported import Ignored, Refused
+from baton.gateway.requests.unsupported import (
+    Ignored,
+    Label,
+    Refused,
+    Returned,
+    asks_for_nothing,
+)
 
 
 class ContentBlock(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -38,14 +44,14 @@ class ContentBlock(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     thinking: str | None = None
     """Reasoning of an earlier answer; most templates leave it out of the prompt."""
 
-    caller: Ignored = None
-    citations: Ignored = None
-    context: Ignored = None
-    data: Ignored = None
-    signature: Ignored = None
-    source: Ignored = None
-    title: Ignored = None
-    toolset_name: Ignored = None
+    caller: Returned = None
+    citations: Returned = None
+    context: Returned = None
+    data: Returned = None
+    signature: Returned = None
+    source: Returned = None
+    title: Returned = None
+    toolset_name: Returned = None
 
 
 class InputMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +82,8 @@ class ToolDefinition(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if self.type not in (None, "custom"):
             raise InvalidRequest(
                 f"{path}.type {self.type!r} is a tool that is only known to Anthropic; describe "
-                "yours with name, description and input_schema",
+                "yours with name, description and input_schema, or have such tools left out "
+                "(gateway.hosted_tools)",
                 field=f"{path}.type",
             )
         if self.input_schema is None:
@@ -122,9 +129,7 @@ class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     task_budget: Ignored = None
 
 
-class MessagesBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
-    model: str | None = None
-    """The one that is served, which is also the default."""
+class MessagesBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     messages: list[InputMessage]
     """The conversation so far. If the assistant has the last word, the answer goes on with it."""
     system: str | list[ContentBlock] | None = None
@@ -139,23 +144,16 @@ class MessagesBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
     """How much effort to make, and what the text must be."""
     output_format: JsonFormat | None = None
     """The older place of `output_config.format`."""
-    cache_control: CacheControl | None = None
-    """Keep the prompt in the prefix cache, up to its last message."""
     chat_template_kwargs: dict[str, Any] | None = None
     """vLLM's: variables for the switches of the model's own chat template."""
     stop_sequences: list[str] | None = None
     """Strings that end the output."""
-    stream: bool | None = None
-    """Answer in server-sent events, as tokens come."""
+    enable_thinking: bool | None = None
+    """Qwen's and GLM's: as `thinking`, which goes before it."""
+    documents: list[dict[str, Any]] | None = None
+    """vLLM's: a variable of the chat template; refused where it has none."""
     context_management: dict[str, Any] | None = None
     """Refused, but for what clears thinking: which of it is shown is the chat template's choice."""
-
-    cache_salt: str | None = None
-    """vLLM's: cached KV is shared only among requests of the same salt."""
-    receipt: bool | None = None
-    """Baton's: add a `baton` object to the answer: where the request ran and what it cost."""
-    resumable: bool | None = None
-    """Baton's: keep the stream for a while when the connection breaks; its events carry ids."""
 
     betas: Ignored = None
     billing_policy: Ignored = None
@@ -163,7 +161,7 @@ class MessagesBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
     fallback_credit_token: Ignored = None
     fallbacks: Ignored = None
     inference_geo: Ignored = None
-    metadata: Ignored = None
+    metadata: Label = None
     service_tier: Ignored = None
     speed: Ignored = None
     user_profile_id: Ignored = None
@@ -177,7 +175,6 @@ class MessagesBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
     mcp_servers: Refused = None
     prefill: Refused = None
     response_format: Refused = None
-    structured_outputs: Refused = None
     thread: Refused = None
     top_logprobs: Refused = None
 
@@ -199,18 +196,16 @@ REMEDY_BY_FIELD = {
     "prompt_logprobs": LOGPROBS,
     "response_format": "use output_config.format",
     "stop": "use stop_sequences",
-    "structured_outputs": "use output_config.format",
     "thread": STATELESS,
     "top_logprobs": LOGPROBS,
 }
-NEUTRAL: tuple[Any, ...] = (None, False, [], {})
 
 
 def refuse_foreign(body: MessagesBody) -> None:
     """Raises InvalidRequest for what needs Anthropic's servers, or has another name here."""
     for name in body.__struct_fields__:
         remedy = REMEDY_BY_FIELD.get(name)
-        if remedy is not None and getattr(body, name) not in NEUTRAL:
+        if remedy is not None and not asks_for_nothing(name, getattr(body, name)):
             raise InvalidRequest(f"{name} is not supported: {remedy}", field=name)
     edits = (body.context_management or {}).get("edits") or []
     for index, edit in enumerate(edits if isinstance(edits, list) else [edits]):

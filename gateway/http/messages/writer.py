@@ -35,6 +35,8 @@ class AnswerTerms:
     """Tokens that the context has left for output."""
     thinking: ThinkingShown
     has_receipt: bool
+    prompt_tokens: Sequence[int] | None
+    """To be told, and those of the output with them."""
 
 
 class MessagesWriter:
@@ -47,6 +49,8 @@ class MessagesWriter:
         self._blocks = OutputBlocks(terms.thinking)
         self._last: TextDelta | None = None
         """Once the answer has ended."""
+        self._tokens: list[int] = []
+        """Of the output so far."""
 
     def whole(self, choices: Sequence[ChoiceDelta]) -> MessageAnswer:
         (part,) = choices
@@ -55,6 +59,8 @@ class MessagesWriter:
         answer = self._begun()
         answer.content = self._blocks.blocks
         answer.stop_reason, answer.stop_sequence = self._stop()
+        if self._terms.prompt_tokens is not None:
+            answer.token_ids = self._tokens
         if self._terms.has_receipt:
             answer.baton = self._completion.receipts[0]
         return answer
@@ -73,6 +79,8 @@ class MessagesWriter:
             "delta": {"stop_reason": reason, "stop_sequence": sequence},
             "usage": self._usage(),
         }
+        if self._terms.prompt_tokens is not None:
+            event["token_ids"] = self._tokens
         if self._terms.has_receipt:
             event["baton"] = self._completion.receipts[0]
         yield _encoded(event)
@@ -83,13 +91,18 @@ class MessagesWriter:
         yield sse.event(body, name=body.type)
 
     def _read(self, delta: TextDelta) -> Iterator[Event]:
+        self._tokens += delta.tokens
         yield from self._blocks.read(self._reader.read(delta))
         if delta.finish_reason is not None:
             yield from self._blocks.close()
             self._last = delta
 
     def _begun(self) -> MessageAnswer:
-        return MessageAnswer(id=self._terms.id, model=self._terms.model, usage=self._usage())
+        terms = self._terms
+        answer = MessageAnswer(id=terms.id, model=terms.model, usage=self._usage())
+        if terms.prompt_tokens is not None:
+            answer.prompt_token_ids = terms.prompt_tokens
+        return answer
 
     def _usage(self) -> MessageUsage:
         return message_usage(self._completion.usage, self._reader.num_reasoning_tokens)

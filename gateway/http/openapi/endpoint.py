@@ -8,6 +8,8 @@ from typing import Any
 
 QUERIES: Mapping[str, tuple[dict[str, Any], str]] = {
     "after": ({"type": "string"}, "An id of the list: what comes after it."),
+    "after_id": ({"type": "string"}, "An id of the list: what comes after it."),
+    "before_id": ({"type": "string"}, "An id of the list: what comes before it."),
     "limit": ({"type": "integer", "minimum": 1}, "So many at most."),
     "order": ({"enum": ["asc", "desc"]}, "By when they were made; `desc` by default."),
     "purpose": ({"enum": ["batch", "batch_output"]}, "Only those."),

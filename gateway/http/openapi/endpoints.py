@@ -11,19 +11,30 @@ from baton.gateway.http.batching.endpoints import BATCH_PATHS
 from baton.gateway.http.completions.answers import ChatAnswer, CompletionAnswer
 from baton.gateway.http.completions.schemas import ChatBody, CompletionBody
 from baton.gateway.http.decisions import JSON_LINES, ExplainedRequest
-from baton.gateway.http.edge import CLASSIFY_PATHS, RERANK_PATHS, SCORE_PATHS
-from baton.gateway.http.embeddings import EmbeddingBody, EmbeddingListAnswer
+from baton.gateway.http.edge import CLASSIFY_PATHS, POOLING_PATHS, RERANK_PATHS, SCORE_PATHS
+from baton.gateway.http.embeddings import (
+    EmbeddingBody,
+    EmbeddingListAnswer,
+    PoolingAnswer,
+    PoolingBody,
+)
 from baton.gateway.http.estimates import EstimateAnswer
 from baton.gateway.http.messages.answer import MessageAnswer, TokenCountAnswer
 from baton.gateway.http.messages.schemas import MessagesBody
 from baton.gateway.http.models import ModelAnswer, ModelListAnswer
 from baton.gateway.http.openapi.endpoint import Endpoint
 from baton.gateway.http.pages.front_page import FrontAnswer, VersionAnswer
-from baton.gateway.http.responses.answer import DeletedAnswer, ItemListAnswer, ResponseAnswer
+from baton.gateway.http.responses.answer import (
+    DeletedAnswer,
+    InputTokensAnswer,
+    ItemListAnswer,
+    ResponseAnswer,
+)
 from baton.gateway.http.responses.schemas import ResponsesBody
 from baton.gateway.http.scoring.classify import ClassifyAnswer, ClassifyBody
 from baton.gateway.http.scoring.scores import RerankAnswer, RerankBody, ScoreAnswer, ScoreBody
 from baton.gateway.http.status_pages import (
+    ChaosAnswer,
     ChaosBody,
     DrainAnswer,
     DrainBody,
@@ -135,6 +146,16 @@ ENDPOINTS = (
         example={"input": "Say hello.", "max_output_tokens": 32},
     ),
     Endpoint(
+        path="/v1/responses/input_tokens",
+        method="post",
+        tag=CHAT,
+        summary="Count the tokens of such a conversation",
+        details="Those of the prompt that `/v1/responses` would make of the same body.",
+        body=ResponsesBody,
+        answer=InputTokensAnswer,
+        example={"input": "Say hello."},
+    ),
+    Endpoint(
         path="/v1/responses/{response_id}",
         tag=CHAT,
         summary="A response that is kept",
@@ -204,6 +225,19 @@ ENDPOINTS = (
         body=EmbeddingBody,
         answer=EmbeddingListAnswer,
         example={"input": ["Hello", "world"]},
+    ),
+    *(
+        Endpoint(
+            path=path,
+            method="post",
+            tag=TEXT,
+            summary="Vectors of texts, or probabilities of labels, whichever the model has",
+            details="As `/v1/embeddings` and `/v1/classify`, in the shape of vLLM's `/pooling`.",
+            body=PoolingBody,
+            answer=PoolingAnswer,
+            example={"input": ["Hello", "world"]},
+        )
+        for path in POOLING_PATHS
     ),
     *(
         Endpoint(
@@ -294,8 +328,19 @@ ENDPOINTS = (
         ),
         answer=ExplainedRequest,
     ),
-    Endpoint(path="/v1/models", tag=MODELS, summary="The model served", answer=ModelListAnswer),
-    Endpoint(path="/v1/models/{model_id}", tag=MODELS, summary="The same", answer=ModelAnswer),
+    Endpoint(
+        path="/v1/models",
+        tag=MODELS,
+        summary="The model served",
+        details="In Anthropic's shape for who sends its header `anthropic-version`.",
+        answer=ModelListAnswer,
+    ),
+    Endpoint(
+        path="/v1/models/{model_id}",
+        tag=MODELS,
+        summary="The same",
+        answer=ModelAnswer,
+    ),
     Endpoint(
         path="/v1/streams",
         tag=STREAMS,
@@ -399,11 +444,11 @@ ADMIN_ENDPOINTS = (
         path="/debug/chaos",
         method="post",
         tag=OPERATIONS,
-        summary="Have this gateway killed",
+        summary="Have this gateway make faults, or be killed",
         details="Where `chaos.enabled` is set; otherwise 403. For `baton chaos`.",
         body=ChaosBody,
-        answer=dict[str, bool],
-        example={"do": "kill"},
+        answer=ChaosAnswer,
+        example={"rules": [{"at": "registry.watch", "fault": "cut", "rate": 0.5}]},
     ),
     Endpoint(
         path="/v1/requests/{request_id}",

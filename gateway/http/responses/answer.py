@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from baton.core.messages import Receipt
 from baton.gateway.http.responses.items import Item
 from baton.gateway.http.responses.schemas import ResponsesBody, TextConfig, TextFormat
 from baton.gateway.requests.generations.completion_stream import Usage
@@ -74,6 +76,13 @@ class ResponseAnswer(msgspec.Struct, kw_only=True):
     truncation: Literal["disabled"] = "disabled"
     user: str | None
 
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    """vLLM's, if `return_token_ids` asks for them."""
+    token_ids: list[int] | UnsetType = UNSET
+    """Of the output so far."""
+    baton: Receipt | UnsetType = UNSET
+    """The receipt."""
+
 
 def begun_answer(
     body: ResponsesBody, model: ServedModel, *, id: str, created: int, is_kept: bool
@@ -116,6 +125,12 @@ def response_usage(usage: Usage, num_reasoning: int) -> ResponseUsage:
         output_tokens_details=OutputTokensDetails(num_reasoning),
         total_tokens=usage.prompt_tokens + usage.output_tokens,
     )
+
+
+class InputTokensAnswer(msgspec.Struct, kw_only=True):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+    """Of the whole prompt, whatever is cached of it."""
 
 
 class DeletedAnswer(msgspec.Struct, kw_only=True):

@@ -6,29 +6,46 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from baton.core.errors import InvalidRequest
 from baton.core.ids import new_request_id
 from baton.gateway.access.api_keys import Caller
-from baton.gateway.chat.conversation import Conversation
+from baton.gateway.chat.conversation import Conversation, encode_chat, for_model, render_chat
 from baton.gateway.chat.plan import plan_chat
-from baton.gateway.chat.tool_definitions import use_of
+from baton.gateway.chat.tool_definitions import ToolMode, use_of
 from baton.gateway.grammars.structured_output import OutputRule, format_rule
-from baton.gateway.http.completions.common_fields import asker
-from baton.gateway.http.completions.template_switches import Switch, template_variables
+from baton.gateway.http.completions.common_fields import (
+    answered_id,
+    asker,
+    check_open_end,
+    shown_special,
+    wants_receipt,
+)
+from baton.gateway.http.completions.logprobs import token_names
+from baton.gateway.http.completions.template_switches import (
+    Switch,
+    template_variables,
+    thinking_switches,
+    thinking_variables,
+    with_documents,
+)
 from baton.gateway.http.completions.tool_format import tell_format
 from baton.gateway.http.edge import REQUEST_ID
-from baton.gateway.http.responses.answer import ID_PREFIX, begun_answer
+from baton.gateway.http.errors import json_response
+from baton.gateway.http.hosted_tools import OPENAIS, without_hosted
+from baton.gateway.http.responses.answer import ID_PREFIX, InputTokensAnswer, begun_answer
 from baton.gateway.http.responses.input import InputItem, input_messages
 from baton.gateway.http.responses.kept import KeptResponses, named_items
 from baton.gateway.http.responses.schemas import ResponsesBody, TextFormat, refuse_unknown_ways
-from baton.gateway.http.responses.writer import ResponsesWriter
+from baton.gateway.http.responses.writer import AnswerTerms, ResponsesWriter
 from baton.gateway.http.sending.responder import Responder
-from baton.gateway.http.unknown_fields import note_without_effect, read_known
+from baton.gateway.http.unknown_fields import note_without_effect, printable, read_known
 from baton.gateway.requests.cache_control import checked_marks, marked
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.options import SamplingOptions, options_from
-from baton.gateway.requests.order import CompletionOrder
+from baton.gateway.requests.order import CompletionOrder, Prompt
+from baton.gateway.requests.prompts import truncated
 from baton.gateway.text.chat_template import ChatTemplate
 from baton.gateway.text.served_model import ServedModel
 
@@ -43,38 +60,47 @@ class ResponsesApi:
 
     async def create(self, request: Request) -> Responder:
         gateway = self._gateway
-        body = await read_known(request, gateway.config, ResponsesBody)
-        gateway.model.check_name(body.model)
-        refuse_unknown_ways(body)
+        body = await self._read(request)
         is_kept = self._is_kept(body, request.state.caller)
         options = _options(body)
         who = asker(request, is_resumable=bool(body.resumable), is_kept=is_kept)
+        public_id = answered_id(body, who)
         earlier = await self._earlier(body, who.caller.owner)
         plan = await plan_chat(
             gateway, conversation_of(body, gateway.model, earlier), who.caller.parking
         )
         tell_format(request, plan, gateway.model)
-        _, without_effect = _variables(body, gateway.model.require_chat_template())
-        note_without_effect(request, gateway.config, (*without_effect, *plan.unheld_fields))
+        _, without_effect = _variables(body, plan.template)
+        unread = _unread_includes(body)
+        note_without_effect(
+            request, gateway.config, (*without_effect, *plan.unheld_fields, *unread)
+        )
         order = CompletionOrder(
             request_id=who.request_id,
-            prompts=(plan.prompt,),
+            prompts=(truncated(plan.prompt, body.truncate_prompt_tokens, gateway, options),),
             options=options,
             grammar=plan.grammar,
             is_streamed=bool(body.stream),
             field_by_option=FIELD_BY_OPTION,
-            shown_special=plan.shown_special,
+            shown_special=shown_special(body, gateway.model, plan.shown_special),
+            includes_stop=bool(body.include_stop_str_in_output),
             cache_salt=body.cache_salt or "",
             session=who.session(body.prompt_cache_key),
             caller=who.caller,
         )
         completion = gateway.complete(order)
-        is_named_by_client = REQUEST_ID in request.headers
-        base = new_request_id() if is_kept and is_named_by_client else who.request_id
+        is_named_by_client = REQUEST_ID in request.headers or body.request_id is not None
+        base = new_request_id() if is_kept and is_named_by_client else public_id
         answer = begun_answer(
             body, gateway.model, id=f"{ID_PREFIX}{base}", created=who.created, is_kept=is_kept
         )
-        writer = ResponsesWriter(completion, plan, answer, gateway.model.tokenizer)
+        terms = AnswerTerms(
+            names=token_names(gateway.model.tokenizer, by_id=body.return_tokens_as_token_ids),
+            hides_reasoning=body.hides_reasoning,
+            prompt_tokens=order.prompts[0].tokens if body.return_token_ids else None,
+            has_receipt=wants_receipt(request, body.receipt),
+        )
+        writer = ResponsesWriter(completion, plan.new_parser(), answer, terms)
 
         async def keep() -> None:
             writer.complete()
@@ -88,6 +114,27 @@ class ResponsesApi:
             is_resumable=bool(body.resumable),
             settle=keep if is_kept else None,
         )
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Of the prompt that such a request would have."""
+        gateway = self._gateway
+        body = await self._read(request)
+        options, earlier = _options(body), await self._earlier(body, request.state.caller.owner)
+        conversation = for_model(gateway, conversation_of(body, gateway.model, earlier))
+        text = render_chat(conversation)
+        tokens = await encode_chat(gateway, conversation, text)
+        prompt = Prompt(tokens=tokens, field="input")
+        prompt = truncated(prompt, body.truncate_prompt_tokens, gateway, options)
+        return json_response(InputTokensAnswer(input_tokens=len(prompt.tokens)))
+
+    async def _read(self, request: Request) -> ResponsesBody:
+        """Raises InvalidRequest."""
+        config = self._gateway.config
+        body = await read_known(request, config, ResponsesBody)
+        self._gateway.model.check_name(body.model)
+        refuse_unknown_ways(body)
+        body.tools = without_hosted(request, config, body.tools, OPENAIS)
+        return body
 
     def _is_kept(self, body: ResponsesBody, caller: Caller) -> bool:
         """Lines of a batch keep nothing unasked. Raises InvalidRequest."""
@@ -114,8 +161,15 @@ def conversation_of(
     body: ResponsesBody, model: ServedModel, earlier: Sequence[InputItem] = ()
 ) -> Conversation:
     """`earlier` stands before its input. Raises InvalidRequest."""
-    template = model.require_chat_template()
+    check_open_end(body)
     functions = [tool.function(f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
+    tools = use_of(
+        functions,
+        body.tool_choice,
+        is_parallel=body.parallel_tool_calls,
+        schema_field="parameters",
+    )
+    template = model.require_chat_template(has_tools=tools.mode is not ToolMode.NONE)
     messages, marks = input_messages(
         body.input,
         body.instructions,
@@ -127,14 +181,13 @@ def conversation_of(
     return Conversation(
         messages=messages,
         marks=checked_marks(marks),
-        tools=use_of(
-            functions,
-            body.tool_choice,
-            is_parallel=body.parallel_tool_calls,
-            schema_field="parameters",
-        ),
+        template=template,
+        tools=tools,
         rule=_rule(body),
-        variables=_variables(body, template)[0],
+        variables=with_documents(_variables(body, template)[0], body.documents, template.source),
+        is_continued=bool(body.continue_final_message),
+        adds_generation_prompt=body.add_generation_prompt is not False,
+        adds_special_tokens=bool(body.add_special_tokens),
         prompt_field="input",
         ignores_eos=bool(body.ignore_eos),
     )
@@ -148,17 +201,30 @@ def _variables(
 
 
 def _switches(body: ResponsesBody) -> Iterator[Switch]:
-    if body.reasoning is not None and body.reasoning.effort is not None:
-        yield "reasoning.effort", {"reasoning_effort": body.reasoning.effort}
+    if (reasoning := body.reasoning) is not None:
+        if reasoning.effort is not None:
+            yield "reasoning.effort", {"reasoning_effort": reasoning.effort}
+        if reasoning.enabled is not None:
+            yield "reasoning.enabled", thinking_variables(reasoning.enabled, "reasoning.enabled")
+        if reasoning.max_tokens is not None:
+            yield "reasoning.max_tokens", {"thinking_budget": reasoning.max_tokens}
+    yield from thinking_switches(body)
     if body.text is not None and body.text.verbosity is not None:
         yield "text.verbosity", {"verbosity": body.text.verbosity}
 
 
 def _rule(body: ResponsesBody) -> OutputRule | None:
     wanted = (body.text and body.text.format) or TextFormat()
-    return format_rule(
+    form = format_rule(
         wanted.type, wanted.schema, field="text.format", schema_field="text.format.schema"
     )
+    return body.rule_beside(form, "text.format")
+
+
+def _unread_includes(body: ResponsesBody) -> Iterator[str]:
+    for name in dict.fromkeys(body.include or ()):
+        if name != LOGPROBS:
+            yield f"include[{printable(name)}]"
 
 
 def _options(body: ResponsesBody) -> SamplingOptions:

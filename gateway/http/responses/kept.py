@@ -139,7 +139,8 @@ class KeptResponses:
         else:
             remedy = (
                 "it was sent with store: false, has expired, was deleted or made room for others, "
-                "or a gateway kept it that does not share this one's gateway.storage.folder; send "
+                "or a gateway of another node kept it. Gateways of several nodes find each other's "
+                "responses if gateway.storage.folder is one that all of them mount; otherwise send "
                 "the conversation as items of input"
             )
         return NotKept(f"no response {response_id[:200]!r} of yours is kept: {remedy}", field=field)

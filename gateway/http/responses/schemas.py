@@ -12,9 +12,8 @@ from msgspec import UNSET, UnsetType
 from baton.core.errors import InvalidRequest
 from baton.gateway.chat.functions import CustomTool, Function, InputFormat
 from baton.gateway.http.completions.schemas import StreamOptions
-from baton.gateway.requests.cache_control import CacheControl
-from baton.gateway.requests.options import CommonOptions
-from baton.gateway.requests.unsupported import Ignored, Refused
+from baton.gateway.http.generation_body import GenerationBody
+from baton.gateway.requests.unsupported import Ignored, Refused, asks_for_nothing
 
 
 class ResponsesTool(msgspec.Struct, kw_only=True):
@@ -39,7 +38,10 @@ class ResponsesTool(msgspec.Struct, kw_only=True):
     def function(self, path: str) -> Function:
         """Raises InvalidRequest."""
         if self.type not in ("function", "custom"):
-            message = f"{path}.type is {self.type!r}; known are function and custom"
+            message = (
+                f"{path}.type is {self.type!r}; known are function and custom. Tools that run at "
+                "OpenAI's servers can be left out of what is read (gateway.hosted_tools)"
+            )
             raise InvalidRequest(message, field=f"{path}.type")
         if self.name is None:
             raise InvalidRequest(f"{path}.name is missing", field=f"{path}.name")
@@ -76,13 +78,17 @@ class ReasoningConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A variable of the chat template; not all have it."""
     summary: str | None = None
     """Accepted: reasoning is given as it is."""
-    generate_summary: Any = None
-    context: Any = None
+    enabled: bool | None = None
+    """OpenRouter's: as `enable_thinking`."""
+    exclude: bool | None = None
+    """OpenRouter's: true leaves the reasoning out of the answer."""
+    max_tokens: int | None = None
+    """OpenRouter's: a variable of the chat template, `thinking_budget`; not all have it."""
+    generate_summary: Ignored = None
+    context: Ignored = None
 
 
-class ResponsesBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
-    model: str | None = None
-    """The one that is served, which is also the default."""
+class ResponsesBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     input: str | list[dict[str, Any]]
     """Text, or items: messages, calls of functions and their outputs, references to kept items."""
     instructions: str | None = None
@@ -108,9 +114,8 @@ class ResponsesBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
     """`none`, `auto`, `required`, or the function that must be called."""
     parallel_tool_calls: bool | None = None
     """False: one call an answer. True by default."""
-    stream: bool | None = None
-    """Answer in server-sent events, as tokens come."""
     stream_options: StreamOptions | None = None
+    """Usage is always told, with the last event."""
     metadata: dict[str, str] | None = None
     """Given back in the answer."""
     user: str | None = None
@@ -118,16 +123,22 @@ class ResponsesBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
 
     chat_template_kwargs: dict[str, Any] | None = None
     """vLLM's: variables for the switches of the model's own chat template."""
-    cache_control: CacheControl | None = None
-    """Anthropic's: keep the prompt in the prefix cache, up to the last item of the input."""
-    cache_salt: str | None = None
-    """vLLM's: cached KV is shared only among requests of the same salt."""
-    resumable: bool | None = None
-    """Baton's: keep the stream for a while when the connection breaks; its events carry ids."""
+    add_generation_prompt: bool | None = None
+    """vLLM's: end the prompt where an answer begins. True by default."""
+    continue_final_message: bool | None = None
+    """vLLM's: go on with the last message in place of answering it."""
+    documents: list[dict[str, Any]] | None = None
+    """vLLM's: a variable of the chat template; refused where it has none."""
+    enable_thinking: bool | None = None
+    """Qwen's and GLM's: a variable of the chat template; not all have it."""
+    thinking: bool | dict[str, Any] | None = None
+    """DeepSeek's and Anthropic's: the same; of an object its `type` and `budget_tokens` count."""
+    include_reasoning: bool | None = None
+    """vLLM's: false leaves the reasoning out of the answer. True by default."""
+    return_tokens_as_token_ids: bool | None = None
+    """vLLM's: logprobs name tokens `token_id:7` in place of their text."""
 
     max_tool_calls: Ignored = None
-    prompt_cache_key: str | None = None
-    """Requests of one conversation; as the header `x-session-id`, which goes before it."""
     prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
     safety_identifier: Ignored = None
@@ -139,6 +150,11 @@ class ResponsesBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
     moderation: Refused = None
     prompt: Refused = None
     truncation: Refused = None
+
+    @property
+    def hides_reasoning(self) -> bool:
+        excluded = self.reasoning is not None and self.reasoning.exclude
+        return self.include_reasoning is False or bool(excluded)
 
 
 REMEDY_BY_FIELD = {
@@ -152,13 +168,15 @@ REMEDY_BY_FIELD = {
     "best_of": "there is one answer; use /v1/chat/completions for several",
     "prompt_logprobs": "use /v1/chat/completions for those",
 }
-NEUTRAL: tuple[Any, ...] = (None, False, [])
 
 
 def refuse_unknown_ways(body: ResponsesBody) -> None:
     """Raises InvalidRequest for what cannot be done here, or has another name."""
     for name, remedy in REMEDY_BY_FIELD.items():
-        if getattr(body, name) not in NEUTRAL:
+        if not asks_for_nothing(name, getattr(body, name)):
             raise InvalidRequest(f"{name} is not supported: {remedy}", field=name)
-    if body.truncation not in (None, "disabled"):
-        raise InvalidRequest("truncation can only be disabled; shorten input", field="truncation")
+    if not asks_for_nothing("truncation", body.truncation):
+        raise InvalidRequest(
+            "truncation can only be disabled; shorten input, or use truncate_prompt_tokens",
+            field="truncation",
+        )

@@ -6,12 +6,12 @@ created, in_progress, events of the items ..., completed | incomplete | failed
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from baton.core.sampling import FinishReason
 from baton.gateway.chat.choice_reader import ChoiceReader
-from baton.gateway.chat.plan import ChatPlan
 from baton.gateway.http.completions.answers import ChatLogprob
-from baton.gateway.http.completions.logprobs import chat_logprobs
+from baton.gateway.http.completions.logprobs import TokenNames, chat_logprobs
 from baton.gateway.http.errors import error_body
 from baton.gateway.http.responses.answer import (
     ID_PREFIX,
@@ -22,10 +22,22 @@ from baton.gateway.http.responses.answer import (
 )
 from baton.gateway.http.responses.items import Event, OutputItems
 from baton.gateway.http.sending import sse
-from baton.gateway.output.pieces import Content, Piece
+from baton.gateway.output.output_parser import OutputParser
+from baton.gateway.output.pieces import Content, Piece, Reasoning
 from baton.gateway.requests.generations.choices import ChoiceDelta, Completion
 from baton.gateway.text.output_text import TextDelta
-from baton.gateway.text.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerTerms:
+    """What of the answer the request decides."""
+
+    names: TokenNames
+    """Of tokens that have logprobs."""
+    hides_reasoning: bool
+    prompt_tokens: Sequence[int] | None
+    """To be told, and those of the output with them."""
+    has_receipt: bool
 
 
 class ResponsesWriter:
@@ -34,14 +46,16 @@ class ResponsesWriter:
     def __init__(
         self,
         completion: Completion,
-        plan: ChatPlan,
+        parser: OutputParser,
         answer: ResponseAnswer,
-        tokenizer: TextTokenizer,
+        terms: AnswerTerms,
     ) -> None:
         self._completion = completion
         self._answer = answer
-        self._tokenizer = tokenizer
-        self._reader = ChoiceReader(plan.new_parser())
+        self._terms = terms
+        self._reader = ChoiceReader(parser)
+        if terms.prompt_tokens is not None:
+            answer.prompt_token_ids, answer.token_ids = terms.prompt_tokens, []
         self._items = OutputItems(answer.id.removeprefix(ID_PREFIX))
         self._waiting: list[tuple[int, ChatLogprob]] = []
         """Text offsets and logprobs of tokens whose text is still to come."""
@@ -74,6 +88,10 @@ class ResponsesWriter:
 
     def _read(self, delta: TextDelta) -> Iterator[Event]:
         pieces = self._reader.read(delta)
+        if self._terms.hides_reasoning:
+            pieces = [piece for piece in pieces if not isinstance(piece, Reasoning)]
+        if isinstance(self._answer.token_ids, list):
+            self._answer.token_ids += delta.tokens
         yield from self._items.read(pieces, self._logprobs_for(delta, pieces))
         if delta.finish_reason is not None:
             is_complete = delta.finish_reason is not FinishReason.LENGTH
@@ -87,7 +105,7 @@ class ResponsesWriter:
         """
         if not delta.logprobs:
             return ()
-        entries = chat_logprobs(delta, self._tokenizer).content
+        entries = chat_logprobs(delta, self._terms.names).content
         self._waiting += zip(delta.text_offsets, entries, strict=True)
         if not pieces:
             return ()
@@ -103,6 +121,8 @@ class ResponsesWriter:
         self._answer.output = self._items.items
         num_reasoning = self._reader.num_reasoning_tokens
         self._answer.usage = response_usage(self._completion.usage, num_reasoning)
+        if self._terms.has_receipt:
+            self._answer.baton = self._completion.receipts[0]
 
     def _encoded(self, event: Event) -> bytes:
         number = self._sequence_number

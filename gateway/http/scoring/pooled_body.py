@@ -9,7 +9,7 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from baton.gateway.requests.pooling.pooled import PooledOrder
-from baton.gateway.requests.unsupported import Ignored
+from baton.gateway.requests.unsupported import Label
 
 
 class PooledBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -28,7 +28,7 @@ class PooledBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = None
     activation: Annotated[bool | None, Meta(description="The same, formerly.")] = None
     softmax: Annotated[bool | None, Meta(description="The same, formerly.")] = None
-    user: Ignored = None
+    user: Label = None
     priority: int | None = None
     """Smaller comes first. 0 by default."""
     cache_salt: str | None = None

@@ -157,7 +157,8 @@ class CollectiveTransport:
             return _read(await ask(_encode(_Inquiry(first, stop))), _Sizes).sizes
 
         name = f"{self.name} from {address}"
-        pair = ReceivingPair(name, partial(join_as_receiver, joint), self._staging, inquire)
+        staging = self._staging.of_pair()
+        pair = ReceivingPair(name, partial(join_as_receiver, joint), staging, inquire)
         try:
             await pair.joined()
         except BaseException:
@@ -217,7 +218,7 @@ class CollectiveSending:
         port: int = listener.getsockname()[1]
         joint = Joint(backend=self._name, key=question.key, host=host, port=port)
         join = partial(join_as_sender, joint, listener)
-        pair = SendingPair(f"{self._name} to {receiver_epoch}", join, self._staging)
+        pair = SendingPair(f"{self._name} to {receiver_epoch}", join, self._staging.of_pair())
         if (former := self._pairs.pop(receiver_epoch, None)) is not None:
             former.break_("the receiver met anew")
         _keep(self._pairs, receiver_epoch, pair)

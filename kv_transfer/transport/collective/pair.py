@@ -34,7 +34,7 @@ from torch.distributed import Work
 from baton.core.errors import TransferCut, TransferError, TransportFailed
 from baton.kv_transfer.handoff.transport import LentPiece
 from baton.kv_transfer.transport.collective.joint import PATIENCE_S, Group
-from baton.kv_transfer.transport.collective.staging import Staging
+from baton.kv_transfer.transport.collective.staging import Copied, Staging
 from baton.kv_transfer.transport.daemon import DaemonThread
 
 MAX_REMEMBERED = 4096
@@ -142,10 +142,13 @@ class SendingPair(Pair):
         """
         await self.joined()
         try:
-            return self._post(piece)
+            number, size, copied = self._post(piece)
+            if copied is not None:
+                await _waited(copied)
         except RuntimeError as error:
             self.break_(_first_line(error))
             raise TransportFailed(str(self._failure)) from error
+        return number, size
 
     def sizes(self, first: int, stop: int | None) -> list[int]:
         """See `Inquire`. Raises TransportFailed for a piece never posted, or too long ago."""
@@ -157,16 +160,16 @@ class SendingPair(Pair):
         except KeyError as number:
             raise TransportFailed(f"{self.name}: piece {number} is not known") from None
 
-    def _post(self, piece: LentPiece) -> tuple[int, int]:
+    def _post(self, piece: LentPiece) -> tuple[int, int, Copied | None]:
         assert self._group is not None, "it has joined and is not broken"
-        data = self._staging.outgoing(piece)
+        data, copied = self._staging.outgoing(piece)
         work = self._staging.send(self._group.ranks, data)
         number, size = self._num_posted, data.numel()
         self._size_by_number[number] = size
         self._size_by_number.pop(number - MAX_REMEMBERED, None)
         self._num_posted += 1
         self._thread.post(partial(self._wait, work, data))
-        return number, size
+        return number, size, copied
 
     def _wait(self, work: Work, data: Tensor) -> None:
         try:
@@ -308,6 +311,19 @@ class ReceivingPair(Pair):
                 claim.set_exception(failure)
                 claim.exception()  # a stream that ends early looks at none
         self.forget_unclaimed()
+
+
+async def _waited(copied: Copied) -> None:
+    """On a thread of its own; also if who waits is cancelled, for the piece is looked at till then.
+
+    Not on the pair's: that one may wait for its peer.
+    """
+    waiting = asyncio.ensure_future(asyncio.to_thread(copied))
+    try:
+        await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        await asyncio.wait((waiting,))
+        raise
 
 
 def _nothing() -> None:

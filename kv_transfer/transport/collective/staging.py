@@ -2,14 +2,16 @@
 
     P: lent blocks -> outgoing -> send          D: recv -> incoming -> landed -> views
 
-Gloo moves host memory, NCCL a device's. There, a stream beside the model's does all of it, and a
-piece lands in pinned host memory, where D verifies it.
+Gloo moves host memory, NCCL a device's. There, a stream of each pair's own does all of it, beside
+the model's and those of other pairs: none waits for another's peer. A piece lands in pinned host
+memory, where D verifies it. An event loop only launches; what waits for a device is a thread.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +20,7 @@ from torch import Tensor
 from torch.distributed import Work
 
 from baton.core.kv_arena import KvArena
+from baton.kernels.gpu.upload import uploaded
 from baton.kv_transfer.handoff.transport import LentPiece
 
 MIN_BUFFER_BYTES = 1 << 16
@@ -35,11 +38,19 @@ class PointToPoint(Protocol):
     def recv(self, tensors: list[Tensor], from_rank: int, tag: int, /) -> Work: ...
 
 
+Copied = Callable[[], object]
+"""Blocks until a copy is made; for a thread that may."""
+
+
 class Staging(Protocol):
     """Tensors are flat, of bytes."""
 
-    def outgoing(self, piece: LentPiece) -> Tensor:
-        """A copy of a piece's bytes, end to end: its blocks are not looked at any more."""
+    def of_pair(self) -> Staging:
+        """The same for one pair: nothing it does waits for another pair's peer."""
+
+    def outgoing(self, piece: LentPiece) -> tuple[Tensor, Copied | None]:
+        """A copy of a piece's bytes, end to end, and what tells when it is made: until then the
+        piece's blocks are looked at. None: it is made already."""
 
     def incoming(self, num_bytes: int) -> Tensor:
         """Where a piece is received."""
@@ -90,10 +101,13 @@ class HostStaging:
     def __init__(self) -> None:
         self._buffers = Buffers()
 
-    def outgoing(self, piece: LentPiece) -> Tensor:
+    def of_pair(self) -> HostStaging:
+        return self
+
+    def outgoing(self, piece: LentPiece) -> tuple[Tensor, Copied | None]:
         data = self._buffers.take(piece.num_bytes)
         np.concatenate([np.frombuffer(view, np.uint8) for view in piece.views], out=data.numpy())
-        return data
+        return data, None
 
     def incoming(self, num_bytes: int) -> Tensor:
         return self._buffers.take(num_bytes)
@@ -115,24 +129,34 @@ class HostStaging:
         self._buffers.give(data)
 
 
+def gathered(arena: KvArena, piece: LentPiece) -> Tensor:
+    """The piece's bytes, end to end, on the arena's device. Only launches."""
+    size, start = piece.views[0].nbytes, piece.block_offset
+    plane = arena.planes[piece.plane].view(torch.uint8).flatten(1)  # [blocks][bytes]
+    blocks = uploaded(torch.tensor(piece.blocks), plane.device)
+    data: Tensor = plane[:, start : start + size].index_select(0, blocks).flatten()
+    return data
+
+
 class DeviceStaging:
     """Staging on a CUDA device: pieces are gathered on it, straight from the arena."""
 
-    def __init__(self, arena: KvArena | None) -> None:
+    def __init__(self, arena: KvArena | None, pinned: Buffers | None = None) -> None:
         self._arena = arena
         here = torch.cuda.current_device() if arena is None else torch.device(arena.device)
         self._stream = torch.cuda.Stream(here)  # type: ignore[no-untyped-call]
-        self._pinned = Buffers(is_pinned=True)
+        self._pinned = pinned or Buffers(is_pinned=True)
 
-    def outgoing(self, piece: LentPiece) -> Tensor:
+    def of_pair(self) -> DeviceStaging:
+        return DeviceStaging(self._arena, self._pinned)
+
+    def outgoing(self, piece: LentPiece) -> tuple[Tensor, Copied | None]:
         assert self._arena is not None, "only P sends, and P has an arena"
-        size, start = piece.views[0].nbytes, piece.block_offset
         with torch.cuda.stream(self._stream):
-            plane = self._arena.planes[piece.plane].view(torch.uint8).flatten(1)  # [blocks][bytes]
-            blocks = torch.tensor(piece.blocks, device=plane.device)
-            data: Tensor = plane[:, start : start + size].index_select(0, blocks).flatten()
-        self._stream.synchronize()
-        return data
+            data = gathered(self._arena, piece)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record(self._stream)
+        return data, copied.synchronize
 
     def incoming(self, num_bytes: int) -> Tensor:
         with torch.cuda.stream(self._stream):

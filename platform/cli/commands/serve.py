@@ -12,7 +12,7 @@ import typer
 from baton.core.errors import InvalidConfig
 from baton.engine.checkpoint.files.weight_files import check_folder
 from baton.gateway.access.tls import tls_identity
-from baton.gateway.text.model_files import ModelFiles
+from baton.gateway.text.model_files import ModelFiles, is_inline
 from baton.platform.cli.options.completion import complete_model
 from baton.platform.cli.options.config_options import SERVE_OPTIONS, with_config_options
 from baton.platform.cli.runs.process_session import run_in_session
@@ -59,11 +59,12 @@ def serve(
             with download_bars() as bars:
                 folder = find_model(config.model, wants_weights=wants_weights, report=bars)
                 drafted = with_draft(config, folder, wants_weights=wants_weights, report=bars)
-            config = drafted if is_alone else _for_all_nodes(config)
+            config = _with_whole_path(drafted) if is_alone else _for_all_nodes(config)
             check_folder(folder, wants_weights=wants_weights)
             files = ModelFiles.read(folder, needs_tokenizer=config.wants_weights)
             files.pooling.judging_as(config.gateway.reranker)
             if is_alone:  # else they are needed where the gateway is placed
+                _check_chat_templates(files, config.gateway.chat_template)
                 tls_identity(config.gateway)
                 known = msgspec.structs.replace(config.security, default_token="none")
                 load_security(known)  # Ray's own token may be drawn later
@@ -91,6 +92,21 @@ def _for_all_nodes(config: DeploymentConfig) -> DeploymentConfig:
         "decode.speculation.model": whole_name(draft) if draft else "",
     }
     return override(config, changes)
+
+
+def _with_whole_path(config: DeploymentConfig) -> DeploymentConfig:
+    """Of the chat template, which the gateway reads from another folder."""
+    setting = config.gateway.chat_template
+    if not setting or is_inline(setting):
+        return config
+    return override(config, {"gateway.chat_template": str(Path(setting).expanduser().absolute())})
+
+
+def _check_chat_templates(files: ModelFiles, setting: str) -> None:
+    """Raises CheckpointError and InvalidConfig."""
+    from baton.gateway.text.chat_templates import ChatTemplates  # Jinja takes a while
+
+    ChatTemplates.compile(files.chat_templates, files.special_tokens, instead=setting)
 
 
 def _check_transport(config: DeploymentConfig) -> None:

@@ -55,8 +55,9 @@ def verify(
     """Compare prefill and decode apart with one engine alone: tokens must be equal.
 
     Every KV transport is tried, cold, on a prefix hit, in chunks, without room for all, greedy and
-    with a seed; after each case every block must be accounted for. With --speculate the decoding
-    side drafts, always as much as it may, and the engine alone does not. Exits with 1 if anything
+    with a seed, and with outputs that repeat themselves; after each case every block must be
+    accounted for. With --speculate the decoding side drafts, always as much as it may, and the
+    engine alone does not; where outputs repeat, some drafts must be right. Exits with 1 if anything
     is off.
 
     In float32 unless --dtype says otherwise: narrower numbers round differently in other batches,

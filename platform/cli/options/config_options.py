@@ -99,6 +99,12 @@ SERVE_OPTIONS = (
     ConfigOption("--cors-origin", GATEWAY, ("gateway.cors_origins",)),
     ConfigOption("--tool-parser", GATEWAY, ("gateway.tool_parser",)),
     ConfigOption("--reasoning-parser", GATEWAY, ("gateway.reasoning_parser",)),
+    ConfigOption("--chat-template", GATEWAY, ("gateway.chat_template",)),
+    ConfigOption(
+        "--trust-request-chat-template/--no-trust-request-chat-template",
+        GATEWAY,
+        ("gateway.trust_request_chat_template",),
+    ),
     ConfigOption("--max-waiting", GATEWAY, ("gateway.max_waiting",)),
     ConfigOption("--request-timeout", GATEWAY, ("gateway.request_timeout_s",)),
     ConfigOption("--short-prompt-tokens", GATEWAY, ("gateway.short_prompt_tokens",)),

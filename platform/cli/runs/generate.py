@@ -58,7 +58,12 @@ class Outcome:
 
 async def run(config: DeploymentConfig, folder: Path, job: Job) -> int:
     """Return the exit status. Raises CheckpointError or InvalidConfig if nothing can run."""
-    model = ServedModel.load(folder, config.model_name, needs_tokenizer=config.wants_weights)
+    model = ServedModel.load(
+        folder,
+        config.model_name,
+        needs_tokenizer=config.wants_weights,
+        chat_template=config.gateway.chat_template,
+    )
     with weights_bar(config.model_name) as progress:
         engine = await load_offline(config, folder, progress)
     async with offline_gateway(config, model, engine) as gateway:

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from baton.core.errors import InvalidConfig
+from baton.engine.assemble import find_device
 from baton.engine.checkpoint.load import read_config
 from baton.engine.checkpoint.quantized.methods import parse_layout
 from baton.engine.models.config.description import read_json
@@ -39,7 +40,7 @@ class Job:
 def run(config: DeploymentConfig, folder: Path, job: Job) -> None:
     """Raises CheckpointError, or InvalidConfig, also if the one layout that is given is refused."""
     topology, method = _topology(job.topology), config.decode.speculation.method
-    model = read_config(folder)
+    model, device = read_config(folder), find_device(config.device)
     wanted = [config.prefill.parallel.mesh]
     if not job.is_given:
         has_experts = any(layer.moe is not None for layer in model.layers)
@@ -49,12 +50,12 @@ def run(config: DeploymentConfig, folder: Path, job: Job) -> None:
         raise InvalidConfig(f"{found[0].name}: {found[0].reason}")
     result = Plan(
         model=config.model_name,
-        dtype=served_dtype(config.dtype, model),
+        dtype=served_dtype(config.dtype, model, device),
         traffic=job.traffic,
         link_gbps=job.link_gbps,
         is_quantised=parse_layout(read_json(folder / "config.json")) is not None,
         topology=topology,
-        draft=draft_memory(config, model),
+        draft=draft_memory(config, model, device),
         drafter="the draft model" if method == "draft" else f"the heads of {method}",
         layouts=[each for each in found if isinstance(each, LayoutPlan)],
         refused=[each for each in found if isinstance(each, Refused)],

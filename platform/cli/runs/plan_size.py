@@ -117,7 +117,8 @@ def _check_cached(job: Job) -> None:
 
 def _question(job: Job) -> Question:
     config, model, bits = _model(job)
-    dtype = served_dtype(config.dtype, model)
+    device = "cpu" if job.accelerator == "cpu" else "cuda"
+    dtype = served_dtype(config.dtype, model, device)
     chip = this_core(dtype) if job.accelerator == "cpu" else accelerator(job.accelerator)
     return Question(
         config=config,

@@ -235,7 +235,7 @@ def _example(config: DeploymentConfig, folder: Path, url: str) -> str:
     """A request to try, as a shell command."""
     body: dict[str, Any] = {"model": config.model_name}
     files = ModelFiles.read(folder, needs_tokenizer=config.wants_weights)
-    if files.chat_template is None:
+    if not (files.chat_templates or config.gateway.chat_template):
         path = "completions"
         body["prompt"] = "def add(a, b):"
     else:

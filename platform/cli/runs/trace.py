@@ -34,7 +34,7 @@ def run(config: DeploymentConfig, folder: Path, job: Job) -> None:
     """Raises CheckpointError, InvalidConfig or InvalidRequest."""
     if job.html is not None:
         check_writable(job.html, "--html")
-    model = ServedModel.load(folder, config.model_name)
+    model = ServedModel.load(folder, config.model_name, chat_template=config.gateway.chat_template)
     text = job.prompt
     if job.is_chat:
         text = model.require_chat_template().render([{"role": "user", "content": text}])

@@ -75,7 +75,9 @@ def run(config: DeploymentConfig, folder: Path, trial: Trial, *, is_json: bool) 
         typer.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
     else:
         sums = order_of_sums(device, getattr(torch, loaded.info.dtype))
-        _print(verdicts, f"{config.model_name}, {loaded.info.dtype}{sums}")
+        method = config.decode.speculation.method
+        drafting = "" if method == "off" else f", drafted by {method}"
+        _print(verdicts, f"{config.model_name}, {loaded.info.dtype}{sums}{drafting}")
     return all(verdict.is_good for verdict in verdicts)
 
 
@@ -106,7 +108,8 @@ def _print(verdicts: Sequence[Verdict], title: str) -> None:
     table = Table(title=title, box=SIMPLE, pad_edge=False)
     for name in ("transport", "case"):
         table.add_column(name, no_wrap=True)
-    for name in ("equal", "KV bytes", "ms"):
+    has_drafts = any(one.num_drafted for one in verdicts)
+    for name in ("equal", "KV bytes", *(["accepted"] if has_drafts else []), "ms"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
     for one in verdicts:
@@ -116,6 +119,7 @@ def _print(verdicts: Sequence[Verdict], title: str) -> None:
             one.case,
             f"{one.num_equal} of {one.num_prompts}",
             f"{one.kv_bytes}",
+            *([f"{one.num_accepted} of {one.num_drafted}"] if has_drafts else []),
             f"{one.ms:.0f}",
             _good(one) if one.is_good else Text("; ".join(found), "red"),
         )

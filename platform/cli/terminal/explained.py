@@ -37,6 +37,8 @@ def _show(console: Console, decision: Mapping[str, Any]) -> None:
         console.print(terms)
     if (num_more := decision["num_candidates"] - len(decision["candidates"])) > 0:
         console.print(f"and {num_more} more that cost no less")
+    if decision["decode_candidates"]:
+        console.print(_decoders(decision["decode_candidates"]))
     console.print(
         f"{CHOSEN} chosen; milliseconds, predicted when sent; age: of the replica's last word"
     )
@@ -56,6 +58,16 @@ def _predictions(candidates: Sequence[Mapping[str, Any]]) -> Table:
             _ms(cost) if in_s or cost is None else f"{cost:g}",
         )
         _add(table, one, cells)
+    return table
+
+
+def _decoders(candidates: Sequence[Mapping[str, Any]]) -> Table:
+    """Who might have decoded it, and what that would have cost all who decode there."""
+    terms = list(candidates[0]["terms"])
+    table = _table("to decode", *(name.removesuffix("_s") for name in terms), "age", "cost")
+    for one in candidates:
+        seconds = (*(one["terms"][name] for name in terms), one["age_s"], one["cost_s"])
+        _add(table, one, map(_ms, seconds))
     return table
 
 

@@ -34,7 +34,7 @@ INDEX = f"{SAFE}.index.json"
 CONFIG = "config.json"
 OPTIONAL = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "chat_template.jinja", INDEX,
+    "special_tokens_map.json", "chat_template.jinja", "chat_template.json", INDEX,
 )  # fmt: skip
 """What a model's folder may hold beside its configuration and weights."""
 MAX_TEXT_BYTES = 64 << 20

@@ -172,3 +172,4 @@ class _NoBytes:
         raise AssertionError("simulated blocks have no bytes")
 
     view = views = write = clear = clear_tail = writable = writables = write_part = _none
+    scratch = write_blocks = _none

@@ -140,6 +140,7 @@ class SimulatedGateway:
             self._customer.give(turn, num_tokens)
             if turn.is_over:
                 self._known.ended(turn)
+                self._placer.hear_output(turn.num_given)
                 del self._under_way[turn.request_id]
                 self._change()
 

@@ -10,7 +10,7 @@ done to values, without streams.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -112,14 +112,15 @@ class Knowledge:
         link = self._links.get(epoch)
         if link is None:
             return  # its last words: it is gone
-        link.known.capacity, candidate = capacity, link.candidate
+        is_told = Part.GOSSIP not in self._setup.without
+        link.known.capacity, candidate = capacity if is_told else _own(capacity), link.candidate
         self._write(link)
         num_running = 0
         if link.info.role is Role.PREFILL:
             candidate.credit_tokens = capacity.credit_tokens
         else:
             num_running = max(capacity.num_running, link.known.num_open)
-        if Part.GOSSIP not in self._setup.without:
+        if is_told:
             candidate.hear(capacity.num_queued_tokens, num_running, self._agenda.now)
         self._demand(link, link.wanted.num_requests, link.wanted.num_tokens)
 
@@ -190,6 +191,11 @@ class Knowledge:
             link.wanted = wanted
             heard = partial(link.replica.hear, self._number, wanted)
             self._agenda.after(self._setup.links.latency_s, heard)
+
+
+def _own(told: Capacity) -> Capacity:
+    """Without what it has to do for other gateways."""
+    return replace(told, num_running=0, num_waiting=0, num_queued_tokens=0, num_context_tokens=0)
 
 
 def _rounded(number: int) -> int:

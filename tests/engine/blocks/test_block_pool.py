@@ -58,6 +58,12 @@ class FakeBytes:
     def write_part(self, block: int, layer: int, offset: int, data: memoryview) -> None:
         self._layers[layer][block][offset : offset + len(data)] = data
 
+    def scratch(self, num_bytes: int) -> memoryview:
+        raise AssertionError("it is in memory")
+
+    def write_blocks(self, blocks: Sequence[int], planes: range, data: memoryview) -> None:
+        raise AssertionError("it is in memory")
+
 
 def make_pool(num_blocks: int = 8, *, prefix_caching: bool = True) -> BlockPool:
     return BlockPool(FakeBytes(num_blocks), prefix_caching=prefix_caching)

@@ -79,6 +79,12 @@ class FakeBytes:
     def write_part(self, block: int, layer: int, offset: int, data: memoryview) -> None:
         raise AssertionError("whole blocks are written here")
 
+    def scratch(self, num_bytes: int) -> memoryview:
+        raise AssertionError("whole blocks are written here")
+
+    def write_blocks(self, blocks: Sequence[int], planes: range, data: memoryview) -> None:
+        raise AssertionError("whole blocks are written here")
+
 
 @dataclass
 class Held:

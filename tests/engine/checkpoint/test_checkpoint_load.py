@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,9 @@ from tests.engine.prepared_weights import as_tensor, weights_of
 from tests.tiny_checkpoints import EOS, VOCAB_SIZE, make_llama, make_qwen3
 
 from baton.core.errors import CheckpointError
-from baton.engine.checkpoint.load import LoadedModel, load_model
+from baton.engine.checkpoint.load import LoadedModel, load_model, read_config
+from baton.engine.checkpoint.serving_dtype import serving_dtype
+from baton.platform.doctor.demand import served_dtype
 
 Tensors = dict[str, torch.Tensor]
 
@@ -110,6 +113,26 @@ def test_the_dtype_is_the_declared_one_else_that_of_the_tensors(tmp_path: Path) 
     edit_json(folder / "config.json", dtype=None)
     assert load_model(folder).info.dtype == "bfloat16"
     assert "supported are auto, float32" in complaint(folder, dtype="int8")
+
+
+def test_what_declares_float16_is_served_by_the_operators_of_a_cpu_and_can_be_rounded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_llama(tmp_path, dtype=torch.float16)
+    exact = load_file(folder / "model.safetensors")["model.norm.weight"]
+
+    with caplog.at_level(logging.WARNING):
+        loaded = load_model(folder)
+
+    assert loaded.info.dtype == "bfloat16"
+    assert tensors_of(loaded)["norm.weight"].dtype is torch.bfloat16
+    assert torch.equal(tensors_of(loaded)["norm.weight"], exact.bfloat16())
+    [said] = [record.message for record in caplog.records if "float16" in record.message]
+    assert "served as bfloat16" in said
+    assert load_model(folder, quantize="int4").info.dtype == "bfloat16"
+    assert load_model(folder, dtype="float16").info.dtype == "float16"
+    assert serving_dtype("auto", "float16", "cuda") == "float16"
+    assert served_dtype("auto", read_config(folder), "cpu") == "bfloat16"
 
 
 def test_progress_is_reported_in_bytes(folder: Path) -> None:

@@ -122,6 +122,7 @@ def test_experts_are_never_in_memory_twice(
     assert held["after"] < held["weights"] + SLACK
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_rank_holds_only_its_share(folder: Path) -> None:
@@ -149,6 +150,7 @@ def test_a_stage_holds_only_its_layers_and_what_is_before_or_behind_them(folder:
         assert held["after"] < held["weights"] + SLACK
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(

@@ -18,9 +18,10 @@ from tests.engine.computing_capture import ComputingCapture, graphs_of
 from tests.engine.model_runs import BLOCK_SIZE, NUM_BLOCKS, make_prompt, make_runner
 from tests.tiny_checkpoints import make_llama
 
-from baton.engine.batch.batch import Chunk
+from baton.engine.batch.batch import Chunk, ignore_layer, make_batch
 from baton.engine.batch.decoding import Decoding
 from baton.engine.batch.static_batch import PassLimits, StaticBatch
+from baton.engine.models.skeleton.taps import Taps
 from baton.engine.passes.cuda_graphs import (
     DecodeGraphs,
     GraphCosts,
@@ -99,6 +100,28 @@ def test_turns_of_a_decoding_are_what_the_model_computes(folder: Path, num_reque
         found.append(torch.stack(logits))
 
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("num_requests", [1, 3])
+@torch.inference_mode()
+def test_what_taps_read_of_a_replayed_pass_is_what_the_model_gives_them(
+    folder: Path, num_requests: int
+) -> None:
+    runner, taps = make_runner(folder), Taps((0, 1, 1))
+    chunks = prefilled(runner, num_requests)
+    batch = make_batch(chunks, BLOCK_SIZE, "cpu")
+    expected = runner.model(batch, runner.cache.layers, ignore_layer, taps).clone()
+    tapped, taps.found = [found.clone() for found in taps.found], []
+    runner.graphs, runner.taped = graphs_of(runner, LIMITS, SPARE_BLOCK, taps=taps), None
+
+    taps.is_on = False
+    assert torch.equal(runner.forward(chunks), expected)
+    assert taps.found == []  # nobody reads them, and the pass was a graph all the same
+    taps.is_on = True
+    assert torch.equal(runner.forward(chunks), expected)
+    assert len(taps.found) == len(tapped) == 3
+    assert all(map(torch.equal, taps.found, tapped))
+    assert disagreement(runner.graphs, runner.model, runner.cache, SPARE_BLOCK) is None
 
 
 @torch.inference_mode()

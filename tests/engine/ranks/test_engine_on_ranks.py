@@ -18,7 +18,7 @@ from tests.tiny_classifiers import as_classifier, transformers_label_logits
 from baton.core.messages import Pooling
 from baton.core.sampling import SamplingParams
 from baton.engine.assemble import assemble_engine
-from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 from baton.engine.engine import Engine
 from baton.engine.mesh.mesh import Mesh
 from baton.engine.request.request import Request
@@ -204,3 +204,59 @@ def test_an_engine_says_on_how_many_ranks_it_is(ranks: RankProcesses, tmp_path: 
 
     assert (facts.num_ranks, facts.passes) == (2, "model")
     assert engine_facts("tiny", alone).num_ranks == 1
+
+
+REPETITIVE = [[(7 * place) % period + 3 for place in range(14 + period)] for period in (3, 5, 40)]
+REPEATING = (
+    SamplingParams(
+        temperature=0.0,
+        max_tokens=24,
+        ignore_eos=True,
+        logit_bias=((11, 50.0), (12, 50.0), (13, 50.0)),
+    ),
+    SamplingParams(
+        temperature=0.9, top_p=0.9, frequency_penalty=0.1, seed=3, max_tokens=24, ignore_eos=True
+    ),
+)
+"""Outputs of few tokens repeat themselves, and methods that look texts up find them."""
+
+
+def repeated(engine: Engine) -> list[list[int]]:
+    requests = [
+        Request(f"{number}-{place}", prompt, sampling=sampling)
+        for number, sampling in enumerate(REPEATING)
+        for place, prompt in enumerate(REPETITIVE)
+    ]
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        engine.step()
+    return [request.output for request in requests]
+
+
+DRAFTING = {
+    f"{method} on {name}": (method, mesh)
+    for method in ("suffix", "ngram", "lookahead", "draft")
+    for name, mesh in (("two", TWO), ("two stages", STAGES), ("two stages of two", STAGES_OF_TWO))
+}
+
+
+@pytest.mark.parametrize("case", with_wide(DRAFTING, {"suffix on two", "draft on two stages"}))
+def test_what_is_drafted_is_verified_as_on_one(
+    case: str, ranks: RankProcesses, tmp_path: Path
+) -> None:
+    method, mesh = DRAFTING[case]
+    folder, small = make_llama(tmp_path / "large"), make_llama(tmp_path / "small", seed=1)
+    speculation = SpeculationConfig(
+        method=method,  # type: ignore[arg-type]
+        model=str(small) if method == "draft" else "",
+        max_tokens=4,
+        adaptive=False,
+    )
+    config = replace(CONFIG, speculation=speculation)
+    expected = repeated(assemble_engine(folder, CONFIG, dtype="float32", device="cpu"))
+
+    with engine_on_ranks(ranks, folder, config, mesh, dtype="float32") as (engine, _):
+        assert repeated(engine) == expected
+        assert engine.stats.num_drafted > engine.stats.num_accepted > 0
+        assert engine.pool.num_in_use == 0

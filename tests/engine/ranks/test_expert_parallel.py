@@ -59,7 +59,6 @@ CASES: dict[str, tuple[str, Mesh, dict[str, Any]]] = {
 }
 
 FAR_APART = {
-    "qwen3 moe on four, with copies",
     "gpt-oss, with biases",
     "deepseek v3 on two",
 }

@@ -84,7 +84,11 @@ async def lines_of(client: openai.AsyncOpenAI, file_id: str | None) -> dict[str,
 
 async def test_lines_are_answered_and_bad_ones_are_told_apart(tmp_path: Path) -> None:
     script = Script(tokens=tokens_of("the fox"))
-    lines = [chat_line("a"), chat_line("b", temperature=-3), chat_line("c", stream=True)]
+    lines = [
+        chat_line("a", store=True),
+        chat_line("b", temperature=-3),
+        chat_line("c", stream=True),
+    ]
     async with keeping(tmp_path, script=script) as gateway:
         client = openai_of(gateway)
         batch = await ended(client, await begun(client, lines))
@@ -102,6 +106,7 @@ async def test_lines_are_answered_and_bad_ones_are_told_apart(tmp_path: Path) ->
     response = answers["a"]["response"]
     assert response["status_code"] == 200
     assert response["body"]["choices"][0]["message"]["content"] == "the fox"
+    assert response["ignored_fields"] == ["store"]
     by_field = {name: line["response"]["body"]["error"]["param"] for name, line in failures.items()}
     assert by_field == {"b": "temperature", "c": "stream"}
     assert listed == [batch.id] and len(files) == 1

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.browser import Page, browsing, needs_chromium
+from tests.browser import Page, browsing
 from tests.gateway.resumable.test_resumable_fleet import engine_for_text, gateway_over
 from tests.gateway.scripted import Script, ScriptedDispatcher, serving, soon, tokens_of
 from tests.in_process_fleet import running_fleet
+from tests.tools import needs
 
 from baton.core.errors import Unavailable
 
-pytestmark = [pytest.mark.wide, needs_chromium()]
+pytestmark = [pytest.mark.wide, needs("chromium")]
 
 CTRL = 2
 HOSTILE = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"

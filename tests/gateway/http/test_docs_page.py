@@ -116,7 +116,7 @@ def test_what_a_body_is_about_comes_first_and_what_it_ignores_last() -> None:
     fields, names_of_others = told(body, {"prompt": "Hello", "max_tokens": 3})
 
     assert list(fields)[:2] == ["prompt", "max_tokens"]
-    assert "user" in names_of_others["Accepted, and not acted upon."]
+    assert "store" in names_of_others["Accepted, and not acted upon."]
     assert "suffix" in names_of_others["Refused unless it asks for nothing."]
     assert {*fields, *(name for names in names_of_others.values() for name in names)} == set(
         body["properties"]

@@ -44,9 +44,13 @@ def scripted(text: str, *, ends: bool = True) -> ScriptedDispatcher:
         ({"session_group": "x", "session_kind": None}, "session_group"),
         ({"messages": [{**USER[0], "mood": "bright", "id": None}]}, "messages[].mood"),
         ({"messages": [USER[0], {**USER[0], "mood": 1}] * 2}, "messages[].mood"),
-        ({"prediction": {"content": "x"}, "verbosity": "low"}, "verbosity, prediction"),
+        ({"prediction": {"content": "x"}, "verbosity": "low"}, "prediction, verbosity"),
         ({"enable_thinking": False}, "enable_thinking"),
-        ({"guided_whitespace_pattern": " ", "guided_choice": ["x"]}, "guided_whitespace_pattern"),
+        ({"store": True, "service_tier": "flex", "user": "u"}, "service_tier, store, user"),
+        (
+            {"stream_options": {"include_obfuscation": True}, "stream": True},
+            "stream_options.include_obfuscation",
+        ),
         ({"a\nb": 1, "do_sample": True}, "a?b"),
     ],
 )  # fmt: skip
@@ -88,9 +92,12 @@ async def test_nothing_is_told_where_every_field_has_its_effect() -> None:
         ({"max_new_tokens": 4}, "use max_tokens"),
         ({"response_format": {"type": "text", "json_shema": {}}}, "did you mean json_schema?"),
         ({"echo": True}, "continue_final_message"),
-        ({"chat_template": "{{ messages }}"}, "chat_template_kwargs"),
+        ({"chat_template": "{{ messages }}"}, "gateway.trust_request_chat_template"),
         ({"thinking": {"type": "deep"}}, "enabled"),
         ({"thinking": {"type": []}}, "enabled"),
+        ({"guided_whitespace_pattern": " "}, "structured_outputs.regex"),
+        ({"thinking_token_budget": 5}, "thinking.budget_tokens"),
+        ({"documents": [{"text": "x"}]}, "put them into messages"),
         ({"regex": "a+"}, "structured_outputs.regex"),
         ({"system": "Be brief."}, "role system"),
         ({"do_sample": False}, "temperature"),
@@ -118,6 +125,8 @@ async def test_an_operator_may_have_all_unknown_fields_refused() -> None:
     ("fields", "param"),
     [
         ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+        ({"store": True}, "store"),
+        ({"safety_identifier": "x"}, "safety_identifier"),
         ({"enable_thinking": False}, "enable_thinking"),
         ({"tools": [STRICT]}, "tools[0].function.strict"),
     ],
@@ -130,7 +139,7 @@ async def test_fields_that_do_nothing_on_this_model_are_refused_with_them(
         dispatcher=dispatcher(said("x")), model=model, unknown_fields="refuse"
     ) as gateway:
         response = await gateway.chat(messages=USER, **fields)
-        plain = await gateway.chat(messages=USER, temperature=0)
+        plain = await gateway.chat(messages=USER, temperature=0, user="u", store=False)
 
     assert response.status_code == 400 and error_of(response)["param"] == param
     assert plain.status_code == 200
@@ -251,3 +260,14 @@ async def test_call_marks_without_tools_in_a_template_are_not_its_own_format() -
 
     assert response.headers["x-baton-tool-format"] == "generic"
     assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_an_answer_without_content_comes_back_as_it_was_given() -> None:
+    """Reasoning that max_tokens cut: its content is null."""
+    asked = {"role": "assistant", "content": None, "reasoning_content": "hm"}
+    async with serving(dispatcher=dispatcher(said("x")), model=chat_model()) as gateway:
+        response = await gateway.chat(messages=[*USER, asked, *USER])
+        (generation,) = gateway.dispatcher.generations
+
+    assert response.status_code == 200
+    assert "<|assistant|>(hm)<|user|>" in text_of(generation.prompt)

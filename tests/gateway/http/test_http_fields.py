@@ -138,6 +138,7 @@ async def test_fields_that_ask_for_nothing_are_accepted() -> None:
         chat = await gateway.chat(
             n=1, tools=[], tool_choice="none", response_format={"type": "text"},
             modalities=["text"], parallel_tool_calls=True, user="u", safety_identifier="s",
+            logprobs=False, top_logprobs=0,
         )  # fmt: skip
 
     assert (completion.status_code, chat.status_code) == (200, 200)

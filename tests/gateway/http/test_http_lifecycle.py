@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.gateway.scripted import Script, ScriptedDispatcher, serving, soon, tokens_of
 
+from baton.core.chaos import Chaos
 from baton.gateway.http.port.server import bind
 from baton.gateway.requests.readiness import Missing
 from baton.gateway.requests.reporting import Face, Reporting
@@ -301,7 +302,8 @@ async def test_who_watches_hears_of_each_call_to_the_api_once_and_of_who_leaves(
 
 async def test_a_gateway_is_killed_on_request_where_that_is_wanted() -> None:
     killed = asyncio.Event()
-    async with serving(admin_port=0) as calm, serving(admin_port=0, kill=killed.set) as chaotic:
+    chaos = Chaos(kill=killed.set)
+    async with serving(admin_port=0) as calm, serving(admin_port=0, chaos=chaos) as chaotic:
         refused = await calm.http.post(f"{calm.admin_url}/debug/chaos", json={"do": "kill"})
         url = f"{chaotic.admin_url}/debug/chaos"
         strange = await chaotic.http.post(url, json={"do": "stop"})
@@ -309,12 +311,29 @@ async def test_a_gateway_is_killed_on_request_where_that_is_wanted() -> None:
         async with asyncio.timeout(60):
             await killed.wait()
 
-    assert (refused.status_code, strange.status_code, answer.json()) == (
-        403,
-        400,
-        {"is_killed": True},
-    )
+    assert (refused.status_code, strange.status_code) == (403, 400)
+    assert answer.json()["is_killed"]
     assert "chaos.enabled" in refused.text
+
+
+async def test_a_gateway_makes_the_faults_it_is_told_until_it_is_told_others() -> None:
+    chaos = Chaos(name="gateway")
+    rule = {"at": "registry.watch", "fault": "cut", "rate": 1.0, "max_times": 2}
+    async with serving(admin_port=0, chaos=chaos) as gateway:
+        url = f"{gateway.admin_url}/debug/chaos"
+        told = await gateway.http.post(url, json={"rules": [rule], "seed": 7})
+        assert [chaos.draw("registry.watch") is not None for _ in range(2)] == [True] * 2
+        again = await gateway.http.post(url, json={"rules": [rule], "seed": 7})
+        assert chaos.draw("registry.watch") is None  # it goes on where it was
+        impossible = {**rule, "fault": "corrupt"}
+        refused = await gateway.http.post(url, json={"rules": [impossible]})
+        assert chaos.is_on
+        ended = await gateway.http.post(url, json={"rules": []})
+
+    assert not chaos.is_on
+    assert told.json() | {"num_faults": 2} == again.json() == ended.json()
+    assert refused.status_code == 400
+    assert "corrupt cannot happen at registry.watch" in refused.text
 
 
 async def test_a_replica_is_drained_or_flipped_on_request_and_says_how_far_it_is() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from tests.gateway.scripted import BOS, MODEL, json_vocab_size, write_model_folder
+from transformers import AutoTokenizer
 
-from baton.core.errors import CheckpointError
+from baton.core.errors import CheckpointError, InvalidConfig, InvalidRequest
 from baton.gateway.text.model_files import ModelFiles, SamplingDefaults
 from baton.gateway.text.served_model import ServedModel
 
@@ -35,7 +36,7 @@ def test_a_folder_is_read(tmp_path: Path) -> None:
     files = ModelFiles.read(tmp_path)
 
     assert files.special_tokens == {"bos_token": BOS, "eos_token": "</s>"}
-    assert files.chat_template == "{{ bos_token }}"
+    assert files.chat_templates == {"default": "{{ bos_token }}"}
     assert files.sampling == SamplingDefaults(temperature=0.6, top_k=20)
     assert files.vocab_size == json_vocab_size()
     assert files.context_len == 128
@@ -43,16 +44,58 @@ def test_a_folder_is_read(tmp_path: Path) -> None:
 
 def test_a_template_file_comes_before_tokenizer_config(tmp_path: Path) -> None:
     write_model_folder(tmp_path, chat_template="old")
+    write_json(tmp_path / "chat_template.json", {"chat_template": "a processor's"})
     (tmp_path / "chat_template.jinja").write_text("new")
 
-    assert ModelFiles.read(tmp_path).chat_template == "new"
+    assert ModelFiles.read(tmp_path).chat_templates == {"default": "new"}
 
 
-def test_of_named_templates_the_default_is_taken(tmp_path: Path) -> None:
-    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
-    write_model_folder(tmp_path, chat_template=named)
+NAMED = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
 
-    assert ModelFiles.read(tmp_path).chat_template == "d"
+
+@pytest.mark.parametrize("given", [None, NAMED])
+def test_named_templates_are_chosen_as_transformers_does(tmp_path: Path, given: Any) -> None:
+    """Of a list, or of files, which then count alone."""
+    write_model_folder(tmp_path, chat_template=given or "stale")
+    if given is None:
+        (tmp_path / "chat_template.jinja").write_text("d")
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("t")
+    oracle = AutoTokenizer.from_pretrained(tmp_path)
+
+    model = ServedModel.load(tmp_path, MODEL)
+
+    for tools in (None, [{"type": "function"}]):
+        chosen = model.require_chat_template(has_tools=tools is not None)
+        assert chosen.source == oracle.get_chat_template(tools=tools)
+
+
+def test_without_a_default_only_conversations_with_tools_have_a_template(tmp_path: Path) -> None:
+    write_model_folder(tmp_path, chat_template=NAMED[:1])
+    model = ServedModel.load(tmp_path, MODEL)
+
+    assert model.require_chat_template(has_tools=True).source == "t"
+    with pytest.raises(InvalidRequest, match="tool_use"):
+        model.require_chat_template()
+
+
+def test_a_processors_template_is_the_last_resort(tmp_path: Path) -> None:
+    write_model_folder(tmp_path)
+    write_json(tmp_path / "chat_template.json", {"chat_template": "a processor's"})
+
+    assert ModelFiles.read(tmp_path).chat_templates == {"default": "a processor's"}
+
+
+def test_the_operators_template_stands_in_for_all_of_the_models(tmp_path: Path) -> None:
+    write_model_folder(tmp_path, chat_template=NAMED)
+    mine = tmp_path / "mine.jinja"
+    mine.write_text("mine")
+
+    for setting in (str(mine), "{# inline #}mine"):
+        model = ServedModel.load(tmp_path, MODEL, chat_template=setting)
+        assert model.require_chat_template(has_tools=True).render([]) == "mine"
+    with pytest.raises(InvalidConfig, match=r"gateway\.chat_template"):
+        ServedModel.load(tmp_path, MODEL, chat_template="nowhere.jinja")
 
 
 def test_sizes_may_be_those_of_the_text_model(tmp_path: Path) -> None:
@@ -71,7 +114,7 @@ def test_optional_files_may_be_missing(tmp_path: Path) -> None:
 
     model = ServedModel.load(tmp_path, MODEL)
 
-    assert model.chat_template is None
+    assert model.chat_templates.choose(has_tools=True) is None
     assert model.sampling == SamplingDefaults()
 
 

@@ -11,6 +11,7 @@ from tests.kernels.paged_passes import Heads, PagedPass
 from baton.kernels.attention import library_prefill_gpu as library_prefill
 from baton.kernels.attention import paged_attention_gpu as paged_attention
 from baton.kernels.attention.layer_kv import LayerKv
+from baton.kernels.attention.merge_splits_gpu import merge_splits
 from baton.kernels.attention.paged_decode_gpu import paged_decode, split_keys
 from baton.kernels.attention.scoring import Scoring
 from baton.kernels.attention.scoring_gpu import ScoringRules
@@ -54,7 +55,8 @@ KINDS = [
 ]
 PASSES = [
     pytest.param([(1, 1), (1, 9), (1, 40)], id="decoding only"),
-    pytest.param([(1, 5), (6, 6), (5, 21), (2, 8)], id="everything at once"),
+    pytest.param([(1, 5), (6, 6), (5, 21), (2, 8)], id="drafts to be verified"),
+    pytest.param([(1, 5), (17, 17), (5, 21), (2, 8)], id="everything at once"),
 ]
 each_kind = pytest.mark.parametrize("kind", KINDS)
 each_pass = pytest.mark.parametrize("requests", PASSES)
@@ -133,15 +135,40 @@ def test_attention_on_a_device_is_as_defined(
         (Chunks(20), torch.tensor([1.0, -2, 0, 9])),
     ],
 )
+@pytest.mark.parametrize(
+    "requests",
+    [
+        pytest.param([(1, 33), (1, 16), (1, 17), (1, 48)], id="decoding"),
+        pytest.param([(1, 33), (5, 16), (16, 40), (9, 65), (3, 3)], id="drafts"),
+    ],
+)
 def test_splits_of_a_context_are_merged_into_the_whole(
-    window: Window, sinks: torch.Tensor | None
+    requests: Sequence[tuple[int, int]], window: Window, sinks: torch.Tensor | None
 ) -> None:
-    requests = [(1, 33), (1, 16), (1, 17), (1, 48)]
     made = PagedPass(requests, rules=ScoringRules(window=window, sinks=sinks))
 
     out = decoded(made, 16)
 
     torch.testing.assert_close(out, made.expected(), rtol=0, atol=1e-5)
+
+
+def test_drafts_have_longer_splits_where_there_would_be_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requests = [(5, 90), (2, 33), (16, 70)]
+    monkeypatch.setattr("baton.kernels.attention.paged_decode_gpu.MAX_PARTIAL_BYTES", 20_000)
+    shapes: list[torch.Size] = []
+
+    def merging(partial: torch.Tensor, *others: object) -> None:
+        shapes.append(partial.shape)
+        merge_splits(partial, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("baton.kernels.attention.paged_decode_gpu.merge_splits", merging)
+    made = PagedPass(requests)
+
+    torch.testing.assert_close(decoded(made, 16), made.expected(), rtol=0, atol=1e-5)
+    assert [shape.numel() * 4 <= 20_000 for shape in shapes] == [True]
+    assert shapes[0][3] == 3
 
 
 def test_a_token_attends_alike_alone_and_in_any_batch() -> None:

@@ -42,6 +42,8 @@ from baton.kernels.sampling.draw_token_gpu import draw_token
 from baton.kernels.sampling.token_filter import Filters
 
 BLOCK_SIZE, CONTEXT, TOKENS = 16, 1000, 3
+PROMPT = 40
+"""New tokens of a request that is beside others in a pass."""
 BFLOAT16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 
 
@@ -59,17 +61,25 @@ def arena_of(heads: int, width: int, items: torch.dtype | None) -> Arena:
     return QuantizedArena(units, items, BLOCK_SIZE, width)
 
 
-def attend(items: torch.dtype | None = None, width: int = 128, **rules: object) -> None:
-    q = torch.empty(TOKENS + 1, 32, width, dtype=BFLOAT16)
-    paged_attention(q, PagedCache.of(arena_of(8, width, items)), mixed_pass(), **rules)  # type: ignore[arg-type]
+def attend(
+    items: torch.dtype | None = None, width: int = 128, tokens: int = PROMPT, **rules: object
+) -> None:
+    q = torch.empty(tokens + 1, 32, width, dtype=BFLOAT16)
+    paged_attention(q, PagedCache.of(arena_of(8, width, items)), mixed_pass(tokens), **rules)  # type: ignore[arg-type]
 
 
-def attend_to_latents(num_heads: int) -> None:
+def verify(items: torch.dtype | None = None, width: int = 128, **rules: object) -> None:
+    """Drafts of 8 tokens and the one before them: 36 rows of a KV head; and of 3: 16 rows."""
+    attend(items, width, 9, **rules)
+    attend(items, width, 4, **rules)
+
+
+def attend_to_latents(num_heads: int, tokens: int = 1) -> None:
     table = list(range(-(-CONTEXT // BLOCK_SIZE)))
-    sequences = sequences_of([table], [(1, CONTEXT)], block_size=BLOCK_SIZE)
+    sequences = sequences_of([table], [(tokens, CONTEXT)], block_size=BLOCK_SIZE)
     sequences = replace(sequences, block_tables=sequences.block_tables.int())
-    q_latent = torch.empty(1, num_heads, 512, dtype=BFLOAT16)
-    q_rope = torch.empty(1, num_heads, 64, dtype=BFLOAT16)
+    q_latent = torch.empty(tokens, num_heads, 512, dtype=BFLOAT16)
+    q_rope = torch.empty(tokens, num_heads, 64, dtype=BFLOAT16)
     arena = torch.empty(1, 1, BLOCK_SIZE, 576, dtype=BFLOAT16)
     mla_attention(q_latent, q_rope, arena, sequences, 0.1)
 
@@ -172,8 +182,15 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "wide, with a window, capped and sinking": lambda: attend(
         width=256, scoring=Scoring(softcap=50.0), window=512, sinks=torch.empty(32)
     ),
+    "drafts": verify,
+    "drafts, fp8": lambda: verify(FP8),
+    "drafts with first tokens": lambda: verify(window=Streaming(4096, 4)),
+    "drafts, wide, with a window, capped and sinking": lambda: verify(
+        width=256, scoring=Scoring(softcap=50.0), window=512, sinks=torch.empty(32)
+    ),
     "latents, 128 heads": lambda: attend_to_latents(128),
     "latents, 16 heads": lambda: attend_to_latents(16),
+    "latents, 16 heads of drafts": lambda: attend_to_latents(16, tokens=5),
     "write latents": lambda: write_latents(128),
     "write": lambda: write(None),
     "write fp8": lambda: write(FP8),

@@ -23,6 +23,7 @@ TINY = {
 CEILINGS = Ceilings(1e9, 1e9, 1e9)
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
 def test_all_kernels_are_right_in_the_interpreter(tmp_path: Path) -> None:
     assert main(["--check-only", "--interpret", "--out", str(tmp_path)]) == 0

@@ -27,6 +27,7 @@ PASSES = [
     pytest.param([(1, 9), (1, 1), (1, 40)], id="decoding"),
     pytest.param([(7, 7)], id="a whole prompt"),
     pytest.param([(1, 5), (6, 11), (2, 2)], id="everything at once"),
+    pytest.param([(1, 33), (5, 70), (9, 40), (2, 2)], id="drafts"),
 ]
 each_pass = pytest.mark.parametrize("requests", PASSES)
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -150,11 +151,11 @@ def test_the_kernel_of_the_gpu_is_as_defined(
     torch.testing.assert_close(out, made.expected(), rtol=0, atol=ATOL[dtype])
 
 
-@pytest.mark.parametrize("programs", [5, 11])
+@pytest.mark.parametrize("programs", [6, 11])
 def test_splits_follow_from_the_contexts_that_there_are(
     programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = LatentPass([(1, 90), (1, 4), (1, 33), (1, 1)])
+    made = LatentPass([(1, 90), (1, 4), (2, 33), (1, 1)])
     as_in_a_graph = replace(made.sequences, max_context_len=1 << 17)
     monkeypatch.setattr(gpu, "ENOUGH_PROGRAMS", programs)
 
@@ -163,8 +164,8 @@ def test_splits_follow_from_the_contexts_that_there_are(
     torch.testing.assert_close(out, made.expected(), rtol=0, atol=ATOL[torch.float32])
 
 
-def test_kernels_of_few_sizes_have_room_for_all_numbers_of_requests() -> None:
-    rooms = [gpu.room_for(num_requests) for num_requests in range(1, gpu.ENOUGH_PROGRAMS + 1)]
+def test_kernels_of_few_sizes_have_room_for_all_numbers_of_tokens() -> None:
+    rooms = [gpu.room_for(num_tokens) for num_tokens in range(1, gpu.ENOUGH_PROGRAMS + 1)]
 
     assert all(room >= num for num, room in enumerate(rooms, start=1))
     assert len(set(rooms)) <= 3

@@ -65,7 +65,12 @@ def test_a_row_sees_the_same_activations_alone_and_beside_others(has_blocks: boo
 
     together = quantized.linear(x, None)
 
-    torch.testing.assert_close(quantized.linear(x[3:4], None), together[3:4])
+    # What is rounded is equal; one row and twenty may be added up in different orders, each off by
+    # K/2 eps of the sum of sizes (Higham, Accuracy and Stability, 3.5); e4m3 rounds up by 1/16.
+    sizes = x[3:4].abs() @ quantized.to_dense().float().abs().t()
+    eps = torch.finfo(torch.float32).eps
+    off = (quantized.linear(x[3:4], None) - together[3:4]).abs()
+    assert (off <= 256 * eps * 1.0625 * sizes).all()
 
 
 @pytest.mark.gpu

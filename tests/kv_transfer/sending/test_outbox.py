@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -314,6 +314,57 @@ async def test_blocks_that_cannot_be_read_cut_the_stream_and_leave_nothing_behin
         while prefill.sender.lease_ids:
             await asyncio.sleep(0.001)
     assert prefill.audit().quarantined == 0
+    owner.stop()
+
+
+def failing_from(plane: int, prefill: PrefillReplica) -> Callable[..., BlockSource]:
+    source = prefill.pool.source
+
+    def failing(holder: Holder, start: int, stop: int, of_plane: int) -> BlockSource:
+        if of_plane >= plane:
+            raise RuntimeError("no pinned memory is left")
+        return source(holder, start, stop, of_plane)
+
+    return failing
+
+
+def test_a_reading_that_cannot_be_begun_ends_those_begun_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prefill, decode = computed_replica(TRANSFER)
+    stream = prefill.sender.open(opening(prefill, decode))
+    monkeypatch.setattr(prefill.pool, "source", failing_from(1, prefill))
+
+    with pytest.raises(RuntimeError, match="no pinned memory"):
+        prefill.sender.begin_read(stream)
+
+    prefill.sender.abort(TRANSFER, "cancelled")
+    assert not prefill.sender.lease_ids
+    assert prefill.audit().quarantined == 0
+
+
+async def test_who_waits_for_what_cannot_be_read_hears_of_it_and_the_engine_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prefill, decode = PrefillReplica(num_blocks=64), DecodeReplica()
+    prefill.grant(decode.receiver.epoch, TRANSFER)
+    owner = OneThread()
+    outbox = Outbox(prefill.sender, owner)
+    async with aclosing(outbox.pieces(opening(prefill, decode))) as pieces:
+        waiting = asyncio.ensure_future(anext(pieces, None))
+        async with asyncio.timeout(30):
+            while not await owner.call(lambda: dict(prefill.sender._waiting)):
+                await asyncio.sleep(0.001)
+        monkeypatch.setattr(prefill.pool, "source", failing_from(0, prefill))
+        await owner.call(lambda: prefill.compute(TRANSFER))  # as between two layers of a step
+
+        with pytest.raises(TransferCut, match=r"kv-1 cannot be read: .*no pinned memory is left"):
+            async with asyncio.timeout(30):
+                await waiting
+    monkeypatch.undo()
+
+    async with aclosing(outbox.pieces(opening(prefill, decode))) as pieces:  # it is not over
+        assert await anext(pieces)
     owner.stop()
 
 

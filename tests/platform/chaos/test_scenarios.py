@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from baton.core.chaos import ChaosRule, Fault
 from baton.core.errors import InvalidConfig, Unavailable
 from baton.core.ids import Epoch
 from baton.platform.chaos.live import Target
@@ -26,6 +27,7 @@ class FakeDeployment:
         self.num_asked = 0
         self.told: list[tuple[str, int, bool]] = []
         self.num_gateways_killed = 0
+        self.gateways_told: list[int] = []
         self.num_faults = 0
 
     async def ask(self, prompt: str, seed: int, load: Load, *, salt: str = "") -> Tokens:
@@ -52,6 +54,10 @@ class FakeDeployment:
         if self.faults.get("is_refused"):
             raise Unavailable("decode-1: chaos is off")
         self.told.append((target.replica_id, len(rules), is_killed))
+
+    async def unsettle_gateway(self, rules: Any, seed: int) -> Epoch:
+        self.gateways_told.append(len(rules))
+        return Epoch(f"g{len(self.gateways_told) % 2}")  # two that share a port
 
     async def kill_gateway(self) -> None:
         self.num_gateways_killed += 1
@@ -91,6 +97,19 @@ async def test_a_deployment_that_answers_as_before_and_holds_nothing_passes() ->
     assert deployment.num_gateways_killed == 1
     assert ("decode-1", 0, True) in deployment.told
     assert deployment.told[-1] == ("decode-1", 0, False)  # the chaos is ended
+
+
+async def test_gateways_are_told_rules_for_them_and_the_end_of_these() -> None:
+    deployment, other = FakeDeployment(), FakeDeployment()
+    rules = (ChaosRule(at="registry.watch", fault=Fault.CUT, rate=0.5),)
+
+    await outcome_of(deployment, scenario(rules=rules, duration_s=0.8))
+    await outcome_of(other, scenario(rules=(ChaosRule(at="kv_events", fault=Fault.CUT),)))
+
+    num_told = deployment.gateways_told.count(1)
+    assert num_told >= 2
+    assert deployment.gateways_told[num_told:] == [0, 0]  # each of the two
+    assert other.gateways_told == []
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from baton.platform.cli.terminal.explained import show
+from baton.router import decode_costs
 from baton.router.policies.cost_terms import TERMS
 
 
@@ -15,6 +16,12 @@ def candidate(name: str, *, terms: dict[str, float], is_chosen: bool = False) ->
     told: dict[str, Any] = {"replica": name, "is_chosen": is_chosen, "terms": terms, "cost": 123.4}
     times = {"wait_s": 12.345, "work_s": 98.765, "latency_s": 0.01, "age_s": 1.5}
     return {**told, **times, "held_tokens": 131_072}
+
+
+def decoder(name: str, *, is_chosen: bool) -> dict[str, Any]:
+    terms = dict.fromkeys(decode_costs.TERMS, 65.432)
+    told = {"replica": name, "is_chosen": is_chosen, "terms": terms, "cost_s": 123.4}
+    return {**told, "held_tokens": 131_072, "age_s": 1.5}
 
 
 def shown(terms: dict[str, float]) -> list[str]:
@@ -33,6 +40,10 @@ def shown(terms: dict[str, float]) -> list[str]:
         "predicted_s": 1.0,
         "outcome": None,
         "candidates": [candidate(n, terms=terms, is_chosen=n == names[0]) for n in names],
+        "decode_candidates": [
+            decoder(n, is_chosen=n == "decode-b6x7lxkx")
+            for n in ("decode-b6x7lxkx", "decode-q2w3e4r5")
+        ],
         "num_candidates": 2,
     }
     console = Console(file=StringIO(), width=80)
@@ -50,6 +61,16 @@ def test_all_that_a_candidate_costs_is_read_on_80_columns() -> None:
     assert not any("…" in line for line in lines)
     assert predicted[2:] == ["111120", "12345", "98765", "131072", "1500", "123400"]
     assert of_cost[2:] == ["54321"] * (len(TERMS) - 2)
+
+
+def test_what_decoding_would_cost_at_each_is_read_on_80_columns() -> None:
+    lines = shown({})
+    [chosen] = [line.split() for line in lines if "* decode-b6x7lxkx" in line]
+
+    assert not any("…" in line for line in lines)
+    num_terms = len(decode_costs.TERMS)
+    assert chosen[2:] == ["65432"] * num_terms + ["1500", "123400"]
+    assert any(line.split()[:1] == ["decode-q2w3e4r5"] for line in lines)
 
 
 def test_a_cost_without_terms_has_no_table_of_them() -> None:

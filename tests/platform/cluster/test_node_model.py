@@ -10,7 +10,7 @@ from baton.platform.cluster.nodes.node_model import FetchStages
 
 
 async def test_what_a_thread_fetches_is_told_as_a_stage_with_its_share() -> None:
-    registry = Heard()
+    registry = Heard(again_s=0.01)  # a share of a stage is told when its time comes
     async with startup(registry) as it:
         stages = FetchStages(it)
 

@@ -29,7 +29,12 @@ CHART = ROOT / "helm" / "baton"
 NAME = re.compile(r"\b(baton_\w+)(?:\{([^}]*)\})?")
 LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
 GROUPING = re.compile(r"\b(?:by|without)\s*\(([^)]*)\)")
-OF_TARGETS = frozenset({"le", ""})
+GROUPED = re.compile(r"\b(?:by|on)\s*\(([^)]*)\)")
+GATHERED = re.compile(r"\b(?:sum|count|avg|min|max)\s*\(")
+WHOSE = ("namespace", "release")
+"""Labels of targets, of the chart's monitors; elsewhere there may be none."""
+SHOWN = 'namespace=~"$namespace",release=~"$release"'
+OF_TARGETS = frozenset({"le", "", *WHOSE})
 CONFIGURED = {"tier": {"tier"}, "chaos": set[str](), "expert": set[str]()}
 """Labels of what is only there when it is configured, by how its name begins."""
 
@@ -98,7 +103,7 @@ async def test_every_query_asks_for_what_is_exported_by_labels_that_it_has() -> 
     labels_by_name = await exported()
     found = list(queries())
 
-    everything = frozenset().union(*labels_by_name.values()) | OF_TARGETS
+    everything = OF_TARGETS.union(*labels_by_name.values())
     unknown = [
         f"{where}: {name}{{{selector}}}"
         for where, query in found
@@ -116,6 +121,32 @@ async def test_every_query_asks_for_what_is_exported_by_labels_that_it_has() -> 
     assert not unknown
     assert not strange
     assert len(found) > 100
+
+
+def test_every_selector_of_a_panel_is_of_the_releases_that_are_shown() -> None:
+    mixed = [
+        f"{where}: {name}{{{selector}}}"
+        for where, query in queries()
+        if where.startswith("baton-")
+        for name, selector in NAME.findall(query)
+        if not selector.startswith(SHOWN)
+    ]
+
+    assert not mixed
+
+
+def test_no_rule_takes_series_of_two_releases_together() -> None:
+    rules = [(where, query) for where, query in queries() if where.startswith("baton.yaml")]
+
+    mixed = [
+        f"{where}: {group}"
+        for where, query in rules
+        for group in GROUPED.findall(query)
+        if not set(WHOSE) <= set(map(str.strip, group.split(",")))
+    ]
+    assert not mixed
+    assert not [where for where, query in rules if GATHERED.search(query)]
+    assert len(rules) > 25
 
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
-import shutil
+import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tests.tools import needs, program
 
 RULES = Path(__file__).parents[3] / "helm" / "baton" / "rules" / "baton.yaml"
 CASES = Path(__file__).parent / "alerts_test.yaml"
 ROLES = ("prefill", "decode")
-PROMTOOL = shutil.which("promtool")
-needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="no promtool (Debian: prometheus)")
+needs_promtool = needs("promtool")
 
 
 def promtool(*args: str | Path) -> tuple[int, str]:
     """Its exit status, and all it says."""
-    assert PROMTOOL is not None
-    ran = subprocess.run([PROMTOOL, *args], capture_output=True, text=True)
+    ran = subprocess.run([program("promtool"), *args], capture_output=True, text=True)
     return ran.returncode, ran.stdout + ran.stderr
 
 
@@ -52,26 +52,111 @@ def test_prometheus_takes_the_rules_and_each_alert_fires_when_its_cases_say() ->
     assert status == 0, told
 
 
-def fires(tmp_path: Path, name: str, series: dict[str, str], at: str) -> bool:
+@pytest.mark.wide
+@needs_promtool
+@pytest.mark.parametrize("label", ["namespace", "release"])
+def test_a_release_in_need_is_not_hidden_by_another_of_the_same_model(
+    tmp_path: Path, label: str
+) -> None:
+    """The cases of two models, of which one is bad, told of two releases of one model."""
+    sick = {"model": "m", label: "sick"}
+    cases = [
+        case
+        for case in yaml.safe_load(CASES.read_text())["tests"]
+        if 'model="bad"' in str(case["input_series"])
+    ]
+    for case in cases:
+        for one in case["input_series"]:
+            for name, whose in (("bad", "sick"), ("good", "well")):
+                there = f'model="m",{label}="{whose}"'
+                one["series"] = one["series"].replace(f'model="{name}"', there)
+        for expected in case["alert_rule_test"]:
+            for alert in expected["exp_alerts"]:
+                alert["exp_labels"] |= sick
+                told = alert["exp_annotations"]
+                told["summary"] = re.sub(r"\bbad\b", "m", told["summary"])
+
+    status, told = run_cases(tmp_path, cases)
+
+    assert status == 0, told
+    assert len(cases) >= 8
+
+
+AWAY = {
+    "baton_worker_groups_looks_total{result='away'%s}": "0+1x40",
+    "baton_worker_groups_waits{cause='pods'%s}": "0x40",
+}
+ANSWERS = {
+    "baton_worker_groups_looks_total{result='ok'%s}": "0+12x40",
+    "baton_worker_groups_waits{cause='pods'%s}": "0x40",
+}
+PATCHES = "baton_worker_groups_patches_total{object='RayCluster',result='%s'%%s}"
+OUTCOMES = "baton_planner_outcomes_total{model='m',outcome='%s'%%s}"
+FOLLOWED = "baton_gateway_followed_groups{model='m'%s}"
+
+
+@pytest.mark.wide
+@needs_promtool
+@pytest.mark.parametrize("label", ["namespace", "release"])
+@pytest.mark.parametrize(
+    ("name", "sick", "well"),
+    [
+        ("BatonGroupsAway", AWAY, ANSWERS),
+        ("BatonGroupsAway", {FOLLOWED: "1x40"}, {FOLLOWED: "1x40"} | ANSWERS),
+        (
+            "BatonGroupsBlocked",
+            {"baton_worker_groups_waits{cause='quota'%s}": "1x40"},
+            {"baton_worker_groups_waits{cause='quota'%s}": "0x40"},
+        ),
+        (
+            "BatonGroupsConflicting",
+            {PATCHES % "conflict": "0+2x40", PATCHES % "ok": "1x40"},
+            {PATCHES % "conflict": "0x40", PATCHES % "ok": "0+9x40"},
+        ),
+        (
+            "BatonPlannerStuck",
+            {OUTCOMES % "not done": "0+6x40"},
+            {OUTCOMES % "not done": "0+6x40", OUTCOMES % "scaled": "0+6x40"},
+        ),
+    ],
+)
+def test_worker_groups_and_planners_are_told_apart_by_release(
+    tmp_path: Path, label: str, name: str, sick: dict[str, str], well: dict[str, str]
+) -> None:
+    series = {
+        one % f",{label}='{whose}'": values
+        for whose, those in (("sick", sick), ("well", well))
+        for one, values in those.items()
+    }
+
+    assert fires(tmp_path, name, series, "35m", whose=f'{label}="sick"')
+    assert not fires(tmp_path, name, series, "35m", whose=f'{label}="well"')
+
+
+def fires(tmp_path: Path, name: str, series: dict[str, str], at: str, *, whose: str = "") -> bool:
     """Whether the alert does at that time; what it says is not looked at."""
-    test = tmp_path / "test.yaml"
-    asked: dict[str, Any] = {
+    alerts = f'ALERTS{{alertname="{name}", alertstate="firing", {whose}}}'
+    asked = {
         "interval": "1m",
         "input_series": [{"series": one, "values": values} for one, values in series.items()],
         "promql_expr_test": [
             {
-                "expr": f'count(ALERTS{{alertname="{name}", alertstate="firing"}}) or vector(0)',
+                "expr": f"count({alerts}) or vector(0)",
                 "eval_time": at,
                 "exp_samples": [{"labels": "{}", "value": 1}],
             }
         ],
     }
-    test.write_text(
-        json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [asked]})
-    )
-    status, told = promtool("test", "rules", test)
+    status, told = run_cases(tmp_path, [asked])
     assert "SUCCESS" in told or "got:" in told, told
     return status == 0
+
+
+def run_cases(tmp_path: Path, cases: Sequence[dict[str, Any]]) -> tuple[int, str]:
+    test = tmp_path / "test.yaml"
+    rules = {"rule_files": [str(RULES)], "evaluation_interval": "1m"}
+    test.write_text(json.dumps(rules | {"tests": cases}))
+    return promtool("test", "rules", test)
 
 
 @pytest.mark.wide

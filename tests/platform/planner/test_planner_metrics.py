@@ -51,7 +51,10 @@ def test_a_planner_tells_what_it_saw_decided_and_foresees() -> None:
     deployment.planner.flips(deployment.known.replicas[0].replica_id, Role.DECODE)
     after = told(deployment)
     assert after["decisions_total"]["prefill steady"] >= 1
-    assert after["outcomes_total"]["not done"] == 1 and after["flips_total"] == {"decode": 1}
+    assert after["outcomes_total"]["not done"] == 1 and after["flips_total"] == {
+        "prefill": 0,
+        "decode": 1,
+    }
 
 
 def test_a_planner_tells_of_more_than_its_most_and_of_a_promise_that_is_not_kept() -> None:

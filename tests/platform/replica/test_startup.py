@@ -17,15 +17,16 @@ from baton.platform.replica.startup import IMPORTING, Startup
 class Heard:
     """A registry that keeps what it is told, or is away."""
 
-    def __init__(self, *, is_away: bool = False) -> None:
+    def __init__(self, *, is_away: bool = False, again_s: float = 60.0) -> None:
         self.told: list[StartingReplica] = []
         self._is_away = is_away
+        self._again_s = again_s
 
     async def report_starting(self, starting: StartingReplica) -> float:
         if self._is_away:
             raise ConnectionError("the registry is away")
         self.told.append(starting)
-        return 60.0
+        return self._again_s
 
 
 def startup(registry: Heard) -> Startup:

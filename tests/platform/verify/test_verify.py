@@ -21,14 +21,21 @@ from baton.core.sampling import TokenLogprob
 from baton.engine.assemble import engine_around
 from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer
 from baton.engine.checkpoint.load import LoadedModel, load_model
-from baton.engine.config import EngineConfig
+from baton.engine.config import EngineConfig, SpeculationConfig
 from baton.engine.engine import Engine
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer
 from baton.kv_transfer.transport.memory import MemoryTransport
 from baton.kv_transfer.transports import TRANSPORTS, usable_transports
 from baton.platform.cli.main import app
 from baton.platform.config.deployment import DeploymentConfig, override
-from baton.platform.verify.cases import CASES, GREEDY, NUM_OUTPUT, Case, make_prompts
+from baton.platform.verify.cases import (
+    CASES,
+    GREEDY,
+    NUM_OUTPUT,
+    PERIODS,
+    Case,
+    make_prompts,
+)
 from baton.platform.verify.fleets import Answer, MakeEngine
 from baton.platform.verify.run import verify
 from baton.platform.verify.verdict import Evidence, Verdict, judge
@@ -37,6 +44,7 @@ BLOCKS_OF_4 = override(
     DeploymentConfig(), {"prefill.cache.block_size": 4, "decode.cache.block_size": 4}
 )
 COLD = CASES[:1]
+REPEATING = tuple(case for case in CASES if case.is_repeating)
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +105,9 @@ async def verdicts(
     make_engine: MakeEngine,
     transports: Sequence[str] = ("memory",),
     cases: Sequence[Case] = CASES,
+    config: DeploymentConfig = BLOCKS_OF_4,
 ) -> list[Verdict]:
-    trials = verify(make_engine, loaded.info, BLOCKS_OF_4, transports, cases)
+    trials = verify(make_engine, loaded.info, config, transports, cases)
     return [verdict async for verdict in trials]
 
 
@@ -129,6 +138,32 @@ async def test_a_prefill_engine_that_computes_something_else_is_found(loaded: Lo
     assert difference is not None
     assert difference.expected != difference.found
     assert 0 < difference.top2_gap < 100
+
+
+@pytest.mark.parametrize("method", ["suffix", "ngram", "lookahead"])
+async def test_where_tokens_are_drafted_some_are_right_and_none_is_missed(
+    method: str, loaded: LoadedModel
+) -> None:
+    drafting = override(BLOCKS_OF_4, {"decode.speculation.method": method})
+
+    found = await verdicts(loaded, partial(plain, loaded), cases=REPEATING, config=drafting)
+
+    assert [one.case for one in found] == ["repeats", "repeats, crowded"]
+    assert [(one.problems, one.num_equal) for one in found] == [((), found[0].num_prompts)] * 2
+    assert all(one.num_drafted > one.num_accepted > 0 for one in found)
+
+
+async def test_a_decode_replica_that_drafts_nothing_though_it_should_is_found(
+    loaded: LoadedModel,
+) -> None:
+    drafting = override(BLOCKS_OF_4, {"decode.speculation.method": "suffix"})
+
+    def lazy(role: Role, config: EngineConfig) -> Engine:
+        return engine_around(loaded, replace(config, speculation=SpeculationConfig()), "cpu")
+
+    [found] = await verdicts(loaded, lazy, cases=REPEATING[:1], config=drafting)
+
+    assert found.problems == ("nothing was drafted, so nothing was tried",)
 
 
 async def test_a_transport_that_flips_a_bit_is_found_though_the_tokens_are_right(
@@ -221,6 +256,12 @@ def test_a_case_that_tried_nothing_is_not_good() -> None:
     repeated = Case(name="c", is_repeated=True)
     assert judged(repeated, [answer(1, 2, 3, cached=4)]).is_good
     assert not judged(repeated, [right]).is_good
+    drafting = Case(name="c", sampling=REPEATING[0].sampling)
+    wrong = replace(right, receipt=replace(right.receipt, drafted_tokens=7))
+    assert judged(drafting, [right]).is_good
+    assert judged(drafting, [wrong], is_drafting=True).problems == (
+        "none of 7 drafted tokens was right, so little was tried",
+    )
     assert judged(Case(name="c"), [right], leaks=("D: 1 block",)).problems == ("D: 1 block",)
 
 
@@ -229,9 +270,11 @@ def test_prompts_leave_room_for_the_output_and_end_around_blocks(max_model_len: 
     prompts = make_prompts(50, 16, max_model_len)
 
     lengths = [len(prompt) for prompt in prompts]
+    varied = lengths[: -len(PERIODS)]
     assert make_prompts(50, 16, max_model_len) == prompts
     assert max(lengths) + NUM_OUTPUT < max_model_len
-    assert len(set(lengths)) == len(lengths)
+    assert len(set(varied)) == len(varied)
+    assert [len(set(prompt)) for prompt in prompts[-len(PERIODS) :]] == list(PERIODS)
     assert all(0 <= token < 50 for prompt in prompts for token in prompt)
     assert GREEDY.max_tokens == NUM_OUTPUT
 

@@ -114,6 +114,7 @@ class Attending {
       problem_.find_rows(tile, first, count, rows, desk_.copies, keys, values);
     else
       problem_.find_rows(tile, first, count, desk_.copies, keys, values);
+    if (problem_.has_scales()) problem_.find_scales(tile, first, count, scales_);
     for (int64_t key = count; key < CHUNK; key++)
       keys[key] = values[key] = reinterpret_cast<const uint8_t*>(desk_.zeros);
     if (is_few(tile))
@@ -126,10 +127,20 @@ class Attending {
 
   void attend_few(int64_t rows, int64_t first, int64_t count, const uint8_t* const* keys,
                   const uint8_t* const* values) {
-    score_few<T>(rows, {desk_.queries, query_cells_}, keys, query_cells_, {desk_.scores, CHUNK}, upcoming_);
+    const Cells queries{desk_.queries, query_cells_};
+    const Floats scores{desk_.scores, CHUNK};
+    const int64_t depth = cells_of(count), width = problem_.padded_value();
+    if constexpr (MULTIPLIES_BYTES<T>) {
+      if (problem_.is_bytes()) {
+        score_few_bytes(problem_.items, rows, queries, keys, query_cells_, scores, upcoming_);
+        weigh(first, 0, rows);
+        return mix_few_bytes(problem_.items, rows, weights().cells, values, depth, width, desk_.shrinks, out(),
+                             upcoming_);
+      }
+    }
+    score_few<T>(rows, queries, keys, query_cells_, scores, upcoming_);
     weigh(first, 0, rows);
-    mix_few<T>(rows, weights().cells, values, cells_of(count), problem_.padded_value(), desk_.shrinks, out(),
-               upcoming_);
+    mix_few<T>(rows, weights().cells, values, depth, width, desk_.shrinks, out(), upcoming_);
   }
 
   void attend_many(const Tile& tile, int64_t first, int64_t count, const uint8_t* const* keys,
@@ -137,7 +148,7 @@ class Attending {
     const int64_t width = problem_.padded_value();
     for (int64_t key = 0; key < count; key += 16) {
       upcoming_.fetch(int(width / 2));
-      pack_keys(keys + key, problem_.padded_depth(), desk_.keys + key, CHUNK);
+      pack_sixteen_keys(keys + key, desk_.keys + key);
     }
     each_band(tile, first, count, [&](int64_t row, int64_t rows, int64_t seen) {
       const int64_t group = QUERY_GROUP * query_cells_;
@@ -148,7 +159,7 @@ class Attending {
     });
     for (int64_t key = 0; key < count; key += PER_CELL<T>) {
       upcoming_.fetch(int(width / 32));
-      pack_values<T>(values + key, width, desk_.values + key / PER_CELL<T> * width);
+      pack_row_of_values(values + key, desk_.values + key / PER_CELL<T> * width);
     }
     each_band(tile, first, count, [&](int64_t row, int64_t rows, int64_t seen) {
       const Sums sums = sums_.from(row);
@@ -156,6 +167,22 @@ class Attending {
                                     QUERY_GROUP * weights().stride, {desk_.values, width}, cells_of(seen),
                                     width, desk_.shrinks + row, {sums.values(0), sums.stride()});
     });
+  }
+
+  void pack_sixteen_keys(const uint8_t* const* keys, Cell* into) const {
+    const int64_t num_cells = problem_.padded_depth();
+    if constexpr (MULTIPLIES_BYTES<T>) {
+      if (problem_.is_bytes()) return pack_key_bytes(problem_.items, keys, num_cells, into, CHUNK);
+    }
+    pack_keys(keys, num_cells, into, CHUNK);
+  }
+
+  void pack_row_of_values(const uint8_t* const* values, Cell* into) const {
+    const int64_t width = problem_.padded_value();
+    if constexpr (MULTIPLIES_BYTES<T>) {
+      if (problem_.is_bytes()) return pack_value_bytes(problem_.items, values, width, into);
+    }
+    pack_values<T>(values, width, into);
   }
 
   // do_band(first row, rows, the keys of the chunk that any of them sees): all rows at once or, in the chunk
@@ -175,14 +202,14 @@ class Attending {
   Floats out() const { return {sums_.values(0), sums_.stride()}; }
 
   void weigh(int64_t first, int64_t begin, int64_t count) {
-    for (int64_t row = begin; row < begin + count; row++) {
-      float *scores = desk_.scores + row * CHUNK, &highest = sums_.top(row);
-      const float top = std::max(highest, score_row(scores, problem_.scoring, visible(row, first)));
-      const float shrink = exp2(highest - top);
-      weigh_row<T>(scores, top, shrink, desk_.weights + row * CHUNK, sums_.totals(row));
-      desk_.shrinks[row] = shrink;
-      highest = top;
-    }
+    Visible seen[Problem::MOST_ROWS];
+    for (int64_t row = 0; row < count; row++) seen[row] = visible(begin + row, first);
+    const bool has_scales = problem_.has_scales();
+    const Weighing what{count, problem_.scoring, has_scales ? scales_.keys : nullptr,
+                        has_scales ? scales_.values : nullptr};
+    const Totals totals{&sums_.top(begin), sums_.totals(begin), sums_.stride()};
+    ::weigh(what, seen, desk_.scores + begin * CHUNK, totals, desk_.weights + begin * CHUNK,
+            desk_.shrinks + begin);
   }
 
   void load_queries(const Tile& tile) {
@@ -191,6 +218,8 @@ class Attending {
       T* query = reinterpret_cast<T*>(cells);
       problem_.load_query(tile.first_token + tile.token(row), tile.head(row), query);
       std::fill(query + problem_.key_width, query + problem_.padded_key(), T{});
+      for (int64_t item = 1; problem_.has_shuffled_keys() && item < problem_.padded_key(); item += SHUFFLED_ITEMS)
+        std::swap(query[item], query[item + 1]);
       positions_[row] = tile.position(row);
       if (!is_few(tile)) put_among_its_group(row, cells);
     }
@@ -213,8 +242,20 @@ class Attending {
               problem_.out + (token * problem_.num_heads + head) * problem_.value_width);
   }
 
+  // Of columns that `pack_value_bytes` and `mix_few_bytes` have put out of order.
+  void store_byte_columns(const float* values, float factor, T* out) const {
+    const int64_t width = problem_.value_width;
+    for (int64_t column = 0; column < width; column += BYTE_COLUMNS) {
+      float part[BYTE_COLUMNS];
+      for (int64_t i = 0; i < BYTE_COLUMNS; i++) part[i] = values[column + byte_place(i)] * factor;
+      for (int64_t i = 0; i < BYTE_COLUMNS && column + i < width; i += 16)
+        store_up_to(out + column + i, load(part + i), width - column - i);
+    }
+  }
+
   void store_row(const float* values, float factor, T* out) const {
     const int64_t width = problem_.value_width;
+    if (problem_.is_bytes()) return store_byte_columns(values, factor, out);
     for (int64_t column = 0; column < width; column += 16 * PER_CELL<T>) {
       f32x16 part[PER_CELL<T>];
       for (int i = 0; i < PER_CELL<T>; i++) part[i] = load(values + column + 16 * i) * splat(factor);
@@ -232,6 +273,7 @@ class Attending {
   Sums sums_;                      // of the segment at hand
   int64_t positions_[Problem::MOST_ROWS];  // of the tile's rows
   Rows rows_ = Rows::CACHED;               // of the chunk at hand
+  RowScales scales_;                       // likewise, where rows have some
   Upcoming upcoming_;
 };
 

@@ -23,12 +23,14 @@ from baton.core.errors import (
     TransportFailed,
 )
 from baton.core.ids import Epoch, TransferId, new_epoch
+from baton.core.wire_security import WireSecurity
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.layouts.integrity import unit_checksums
 from baton.kv_transfer.transport.auto import auto
 from baton.kv_transfer.transport.auto.auto import AutoTransport, Facts, Way
 from baton.kv_transfer.transport.control.client import ControlClient, ProbeOffer
-from baton.kv_transfer.transports import TransportParts, create_transport
+from baton.kv_transfer.transports import TRANSPORTS, TransportParts, create_transport
+from baton.proto.channels import Channels
 
 SENDER, RECEIVER = new_epoch(), new_epoch()
 ADDRESS = "there:1"
@@ -365,8 +367,7 @@ async def test_two_real_replicas_of_one_host_come_to_share_memory() -> None:
 
         measured = {way.name: way.bytes_per_s for way in it.inner.ways()}
 
-        assert {"shm", "grpc"} <= measured.keys()
-        assert "tcp" not in measured  # only where it is asked for by name
+        assert {"shm", "tcp", "grpc"} <= measured.keys()
         assert all(measured.values()), it.inner.ways()
         again = TransferId("kv-again")
         second = await it.grant(again)
@@ -376,6 +377,21 @@ async def test_two_real_replicas_of_one_host_come_to_share_memory() -> None:
         await it.on_d.call(lambda: it.decode.adopt(again))
         assert it.decode.holds_kv() and it.decode.holds_kv(again)
         await it.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("allows_plain_kv", [False, True])
+async def test_with_tls_no_way_that_does_not_encrypt_is_a_way_unless_that_is_allowed(
+    allows_plain_kv: bool,
+) -> None:
+    security = WireSecurity(certificate_pem=b"a certificate", allows_plain_kv=allows_plain_kv)
+    transport = create_transport("auto", TransportParts(channels=Channels(security)))
+    assert isinstance(transport, AutoTransport)
+    theirs = Facts(names=tuple(TRANSPORTS), host="elsewhere", device="cpu")
+
+    ways = {name for name, way in transport._ways.items() if way.fits(ADDRESS, theirs)}
+
+    assert "grpc" in ways
+    assert ("tcp" in ways, "gloo" in ways) == (allows_plain_kv, allows_plain_kv)
 
 
 def test_requiring_what_does_not_exist_is_refused_by_name() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import pytest
+from tests.kv_transfer.replicas import LAYOUT
 from tests.kv_transfer.transport.collective.pairs import (
     LOOPBACK,
     FarGpuSender,
@@ -23,6 +26,8 @@ from tests.kv_transfer.transport.collective.pairs import (
 from torch import Tensor
 
 from baton.core.errors import TransferCut, TransportFailed
+from baton.engine.memory.kv_cache import KvCache
+from baton.kv_transfer.handoff.transport import LentPiece
 from baton.kv_transfer.transport.addresses import listen
 from baton.kv_transfer.transport.collective import joint as joint_module
 from baton.kv_transfer.transport.collective.joint import (
@@ -36,7 +41,12 @@ from baton.kv_transfer.transport.collective.pair import (
     ReceivingPair,
     SendingPair,
 )
-from baton.kv_transfer.transport.collective.staging import DeviceStaging, HostStaging
+from baton.kv_transfer.transport.collective.staging import (
+    Copied,
+    DeviceStaging,
+    HostStaging,
+    gathered,
+)
 from baton.kv_transfer.transport.daemon import DaemonThread
 
 
@@ -65,6 +75,55 @@ async def test_a_piece_arrives_as_it_was_lent() -> None:
 
         assert (number, size) == (0, 200_000)
         assert _bytes(data) == b"".join(blocks)
+
+
+class Slowly(HostStaging):
+    """Copies on a device, which takes its time: `gate` is its event."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def outgoing(self, piece: LentPiece) -> tuple[Tensor, Copied | None]:
+        return super().outgoing(piece)[0], self.gate.wait
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_copy_that_is_yet_to_be_made_is_waited_for_and_holds_up_no_event_loop(
+    is_cancelled: bool,
+) -> None:
+    async with two_ends() as it:
+        staging = it.p._staging = Slowly()
+        sending = asyncio.create_task(it.p.send(a_piece(b"a copy")))
+        for _ in range(100):  # the loop goes on
+            await asyncio.sleep(0.001)
+        if is_cancelled:
+            sending.cancel()
+            await asyncio.sleep(0.05)
+        assert not sending.done()  # its blocks are still read
+
+        staging.gate.set()
+        if is_cancelled:
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+        else:
+            assert _bytes(await it.d.expect(*await sending)) == b"a copy"
+
+
+def test_what_a_device_sends_is_what_was_lent() -> None:
+    cache = KvCache(LAYOUT, 6)
+    data = os.urandom(6 * LAYOUT.layer_block_bytes)
+    cache.write_blocks(range(6), range(1, 2), memoryview(bytearray(data)))
+    piece = replace(
+        a_piece(*(bytes(cache.view(block, 1)[8:24]) for block in (4, 0, 5))),
+        plane=1,
+        blocks=(4, 0, 5),
+        block_offset=8,
+    )
+
+    sent = gathered(cache.arena, piece)
+
+    assert _bytes(sent) == b"".join(piece.views)
 
 
 async def test_pieces_may_be_announced_in_any_order() -> None:
@@ -191,6 +250,7 @@ async def test_a_sender_that_is_killed_is_noticed_at_once(far: FarSender) -> Non
     await pair.close("the test is over")
 
 
+@pytest.mark.wide
 async def test_a_sender_that_stands_still_is_given_up(far: FarSender) -> None:
     def join() -> Group:
         group = join_as_receiver(far.joint)

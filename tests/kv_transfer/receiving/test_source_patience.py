@@ -1,23 +1,25 @@
-"""The rules by which a prefill replica that gets nowhere is given up."""
+"""The rules by which a source of KV that gets nowhere is given up."""
 
 from __future__ import annotations
 
 from baton.core.ids import Epoch
-from baton.decode_service.prefill_patience import (
+from baton.kv_transfer.receiving.source_patience import (
     AVOIDED_S,
     HALF_LIFE_S,
     LEAST_S,
     MARGIN,
     MAX_AVOIDED_S,
     MOST_S,
-    PrefillPatience,
+    TOO_SLOW,
+    UNKNOWN_BYTES_PER_S,
+    SourcePatience,
 )
 
 P = Epoch("p")
 
 
 def test_silence_is_learnt_within_bounds_and_forgotten() -> None:
-    patience = PrefillPatience()
+    patience = SourcePatience()
     assert patience.silence_s(P, 0.0) == MOST_S  # of which nothing is known
 
     for _ in range(9):  # quick handoffs, one after the other: its next graph may be compiled yet
@@ -33,7 +35,7 @@ def test_silence_is_learnt_within_bounds_and_forgotten() -> None:
 
 
 def test_who_gets_nowhere_again_and_again_is_asked_by_one_prompt_at_a_time() -> None:
-    patience = PrefillPatience()
+    patience = SourcePatience()
     patience.succeeded(P, 0.01, 0.0)
     now, rests = 1000.0, []
     for _ in range(4):
@@ -57,7 +59,7 @@ def test_who_gets_nowhere_again_and_again_is_asked_by_one_prompt_at_a_time() -> 
 
 
 def test_a_stall_counts_once_however_many_handoffs_it_ends() -> None:
-    patience = PrefillPatience()
+    patience = SourcePatience()
     patience.succeeded(P, 0.01, 0.0)
     now = 10 * HALF_LIFE_S
     for num in range(20):
@@ -66,3 +68,23 @@ def test_a_stall_counts_once_however_many_handoffs_it_ends() -> None:
     assert patience.silence_s(P, now + 2.0) <= 2.01 * LEAST_S
     assert patience.why_avoided(P, now + AVOIDED_S - 0.1)
     assert not patience.why_avoided(P, now + AVOIDED_S)
+
+
+def test_the_least_rate_is_a_part_of_the_usual_one_shared_by_all_that_come() -> None:
+    patience = SourcePatience()
+    assert patience.least_bytes_per_s(P) == UNKNOWN_BYTES_PER_S
+
+    patience.came(P, 1 << 10, 0.001, 0.0)  # too short to say anything
+    assert patience.least_bytes_per_s(P) == UNKNOWN_BYTES_PER_S
+    patience.came(P, 800 << 20, 1.0, 0.0)
+    patience.came(P, 400 << 20, 1.0, 0.0)
+    usual = patience.least_bytes_per_s(P) * TOO_SLOW
+    assert 400 << 20 < usual < 800 << 20
+    patience.num_coming = 4
+    assert patience.least_bytes_per_s(P) * TOO_SLOW == usual / 4
+
+    patience.num_coming = 0
+    patience.was_slow(P, 0.0)
+    patience.was_slow(Epoch("another"), 0.0)
+    assert patience.least_bytes_per_s(P) * TOO_SLOW == usual / 2
+    assert patience.least_bytes_per_s(Epoch("another")) == UNKNOWN_BYTES_PER_S / 2

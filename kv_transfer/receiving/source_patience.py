@@ -1,13 +1,17 @@
-"""How long a decode replica waits for a prefill replica that answers but gets nowhere. Pure.
+"""How long a replica waits for another that answers but gets nowhere. Pure.
 
     no news for `silence_s` --> given up, not asked for 5 s --> asked by one prompt
                                           ^ (10 s, 15 s)        | gets nowhere   | succeeds
                                           `---------------------'                `--> asked by all
 
-News are progress that is told, a grant, a first token, a piece of KV: who tells of any is never
-given up, however long it takes. `silence_s` is the longest silence of late, `MARGIN` times, in
-bounds; half of what it is above `LEAST_S` is gone after each `HALF_LIFE_S`. Who was too late is
-given twice the silence the next time. However many handoffs a stall ends, it counts once.
+News are progress that is told, a grant, a first token, an offer, a piece of KV: before all that is
+asked for is computed, who tells of any is not given up, however long it takes. `silence_s` is the
+longest silence of late, `MARGIN` times, in bounds; half of what it is above `LEAST_S` is gone after
+each `HALF_LIFE_S`. Who was too late is given twice the silence the next time. However many handoffs
+a stall ends, it counts once.
+
+Once all is there to be sent, it must come at a rate: a part of what the source's late transfers
+came at, shared by all that come at this moment. Who was too slow is given twice the time.
 """
 
 from __future__ import annotations
@@ -27,6 +31,14 @@ HALF_LIFE_S = 120.0
 AVOIDED_S = 5.0
 MAX_AVOIDED_S = 15.0
 MAX_REMEMBERED = 256
+TOO_SLOW = 8.0
+"""A transfer at less than its usual rate over this is too slow."""
+UNKNOWN_BYTES_PER_S = float(1 << 20)
+"""What a source must send at least of which no rate is known."""
+RATED_BYTES = 1 << 20
+"""A shorter transfer says little of a rate."""
+RATE_WEIGHT = 0.25
+"""Of the last transfer, in what is usual."""
 
 
 @dataclass(slots=True)
@@ -39,12 +51,16 @@ class _Record:
     """What it was last left alone for; 0 once a handoff has succeeded since."""
     avoided_until: float = float("-inf")
     why: str = ""
+    bytes_per_s: float = 0.0
+    """At which its transfers usually come; 0 while that is not known."""
 
 
-class PrefillPatience:
-    """Of one decode replica with all prefill replicas; a record is of one incarnation."""
+class SourcePatience:
+    """Of one replica with all that it gets KV from; a record is of one incarnation."""
 
     def __init__(self) -> None:
+        self.num_coming = 0
+        """Transfers of which all is there to be sent, from any source: they share the way here."""
         self._records: OrderedDict[Epoch, _Record] = OrderedDict()
 
     def silence_s(self, epoch: Epoch, now: float) -> float:
@@ -68,6 +84,25 @@ class PrefillPatience:
         record = self._record(epoch, now)
         _raise_silence(record, MARGIN * longest_silence_s, now)
         record.avoided_s, record.avoided_until = 0.0, now
+
+    def least_bytes_per_s(self, epoch: Epoch) -> float:
+        """At which one transfer from it must come, once all of it is there to be sent."""
+        record = self._records.get(epoch)
+        usual = record.bytes_per_s if record is not None else 0.0
+        return (usual / TOO_SLOW or UNKNOWN_BYTES_PER_S) / max(1, self.num_coming)
+
+    def came(self, epoch: Epoch, num_bytes: int, seconds: float, now: float) -> None:
+        """A transfer from it came to its end, and took so long from its first request on."""
+        if num_bytes < RATED_BYTES or seconds <= 0:
+            return
+        record, rate = self._record(epoch, now), num_bytes / seconds
+        usual = record.bytes_per_s or rate
+        record.bytes_per_s = usual + RATE_WEIGHT * (rate - usual)
+
+    def was_slow(self, epoch: Epoch, now: float) -> None:
+        """It sent less than the least: perhaps that is what it sends at."""
+        record = self._record(epoch, now)
+        record.bytes_per_s = (record.bytes_per_s or TOO_SLOW * UNKNOWN_BYTES_PER_S) / 2
 
     def missed(self, epoch: Epoch, why: str, began_at: float, now: float) -> None:
         """It got nowhere for too long, in a handoff that began then."""

@@ -1,0 +1,164 @@
+"""The kernels that are timed: what each is given, and what it reads and multiplies at least.
+
+The shapes are those of Qwen3-0.6B, of one layer; weights and KV that few rows read are larger than
+caches are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from baton.core.kv_layout import KvLayout
+from baton.engine.batch.static_batch import PassLimits
+from baton.engine.memory.kv_cache import KvCache
+from baton.kernels.attention.layer_kv import LayerKv
+from baton.kernels.paging.sequences import Sequences
+from baton.kernels.products import int4_weight, int8_weight, packed_weight
+from baton.kernels.products.linear import linear
+from baton.kernels.products.weight import PreparedWeight
+
+WIDTH, NUM_OUTPUTS, LARGE_OUTPUTS = 1024, 6144, 16 * 6144
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK = 16, 8, 128, 16
+ROWS = (1, 4, 16, 32, 512)
+FEW_ROWS = 32
+"""As many stream a weight from memory."""
+WRITE_TOKENS = 1024
+PACKERS: dict[str, Callable[..., PreparedWeight]] = {
+    "bf16": packed_weight.pack,
+    "int8": int8_weight.quantize,
+    "int4": int4_weight.quantize,
+}
+KV_DTYPES = {"bf16": "auto", "int8": "int8", "fp8": "fp8", "int4": "int4"}
+CONTEXTS = ((8, 4096, 1), (1, 32768, 1), (1, 32768, 32), (1, 512, 512), (1, 2048, 2048))
+"""Requests, tokens of each, and how many of those are new."""
+LONG = 32768
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    name: str
+    arithmetic: str
+    """What multiplies: bf16 or int8."""
+    num_bytes: float
+    flops: float
+    make: Callable[[], Callable[[], object]]
+    """Prepares, and returns what is timed."""
+    num_threads: int = 1
+
+
+def cases() -> Iterator[Case]:
+    for kind in PACKERS:
+        for rows in ROWS:
+            yield _product(kind, rows)
+    for kind in KV_DTYPES:
+        for requests, context, new in CONTEXTS:
+            yield _attention(kind, requests, context, new)
+    for kind in KV_DTYPES:
+        yield _attention(kind, 1, LONG, 1, num_threads=2)
+
+
+def _product(kind: str, rows: int) -> Case:
+    outputs = LARGE_OUTPUTS if rows <= FEW_ROWS else NUM_OUTPUTS
+
+    def make() -> Callable[[], object]:
+        weight, x = _weight(kind, outputs), torch.randn(rows, WIDTH).bfloat16()
+        return lambda: linear(x, weight)
+
+    bits = {"bf16": 16, "int8": 8, "int4": 4.5}[kind]
+    return Case(
+        name=f"product {kind}, {rows} rows",
+        arithmetic="bf16" if kind == "bf16" else "int8",
+        num_bytes=outputs * WIDTH * bits / 8,
+        flops=2.0 * rows * outputs * WIDTH,
+        make=make,
+    )
+
+
+@cache
+def _weight(kind: str, outputs: int) -> PreparedWeight:
+    """Panel by panel of one small weight: only its size is seen."""
+    return PACKERS[kind](
+        torch.randn(NUM_OUTPUTS, WIDTH).bfloat16().repeat(outputs // NUM_OUTPUTS, 1)
+    )
+
+
+def _attention(kind: str, requests: int, context: int, new: int, *, num_threads: int = 1) -> Case:
+    layout = KvLayout(
+        model_fingerprint=b"bench",
+        dtype="bfloat16" if kind == "bf16" else KV_DTYPES[kind],
+        num_layers=1,
+        num_kv_heads=NUM_KV_HEADS,
+        head_dim=HEAD_DIM,
+        block_size=BLOCK,
+    )
+
+    def make() -> Callable[[], object]:
+        layer = _layer(layout)
+        q = torch.randn(requests * new, NUM_HEADS, HEAD_DIM).bfloat16()
+        sequences = _sequences(requests, context, new)
+        return lambda: layer.attend(q, sequences)
+
+    seen = requests * sum(range(context - new + 1, context + 1))
+    what = "decode" if new == 1 else "prefill" if new == context else f"{new} new"
+    threads = "" if num_threads == 1 else f", {num_threads} threads"
+    return Case(
+        name=f"attention {kind}, {what}, {requests} x {context}{threads}",
+        arithmetic="bf16",
+        num_bytes=requests * context * layout.layer_block_bytes / BLOCK,
+        flops=4.0 * seen * NUM_HEADS * HEAD_DIM,
+        make=make,
+        num_threads=num_threads,
+    )
+
+
+@cache
+def _layer(layout: KvLayout) -> LayerKv:
+    """With KV of random tokens in all blocks."""
+    limits = PassLimits(max_tokens=LONG, max_requests=8)
+    cache = KvCache(layout, LONG // BLOCK, dtype="bfloat16", limits=limits)
+    [layer] = cache.layers
+    assert isinstance(layer, LayerKv)
+    for end in range(WRITE_TOKENS, LONG + 1, WRITE_TOKENS):
+        qkv = torch.randn(WRITE_TOKENS, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM)
+        layer.write(qkv.bfloat16(), _sequences(1, end, WRITE_TOKENS))
+    return layer
+
+
+def _sequences(requests: int, context: int, new: int) -> Sequences:
+    """One after the other in the cache."""
+    blocks = torch.arange(requests * context // BLOCK)
+    return Sequences(
+        num_requests=requests,
+        positions=torch.arange(context - new, context).repeat(requests),
+        query_starts=torch.arange(requests + 1) * new,
+        context_lens=torch.full((requests,), context),
+        block_tables=blocks.view(requests, -1),
+        block_size=BLOCK,
+        max_query_len=new,
+        max_context_len=context,
+        lanes=torch.arange(requests),
+    )
+
+
+def limits() -> dict[str, Callable[[], object]]:
+    """By arithmetic, what multiplies the most; see `MM`."""
+    x = torch.randn(MM[0], MM[1]).bfloat16()
+    weight = torch.randn(MM[2], MM[1]).bfloat16()
+    eight = [torch.randint(-127, 128, tensor.shape, dtype=torch.int8) for tensor in (x, weight)]
+    return {
+        "bf16": lambda: torch.mm(x, weight.t()),
+        "int8": lambda: torch._int_mm(eight[0], eight[1].t()),
+    }
+
+
+MM = (512, 1024, 4096)
+"""Rows, K and N."""
+
+
+def probe() -> Tensor:
+    return torch.ones((256 << 20) // 8, dtype=torch.int64)

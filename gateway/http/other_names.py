@@ -1,0 +1,201 @@
+"""Names that change an answer elsewhere, and what a body has in their place.
+
+A field of one body that another does not have is refused by that other, with its own name for the
+same; so is a field that only other servers have. What is in none of these tables changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from baton.gateway.http.generation_body import GenerationBody
+from baton.gateway.requests.unsupported import refused_names
+
+
+class Meaning(NamedTuple):
+    names: tuple[str, ...]
+    """What bodies here call it: a body's own is the first that it has. `a.b` is within `a`."""
+    otherwise: str
+    """What to do where a body has none of them."""
+    foreign: tuple[str, ...] = ()
+    """What other servers call it."""
+
+
+IN_CHATS = "use /v1/chat/completions"
+NOTHING_RUNS = "nothing runs here but the model; describe what it offers as tools"
+NO_BEAMS = "there is no beam search here"
+TEXT_ONLY = "models here read and write text"
+
+OF_GENERATION = (
+    Meaning(("input", "messages", "prompt"), "", ("inputs", "input_ids")),
+    Meaning(
+        ("instructions", "system"),
+        "begin messages with one of role system, or the prompt with this",
+        ("system_prompt", "preamble"),
+    ),
+    Meaning(
+        ("max_output_tokens", "max_tokens", "max_completion_tokens"),
+        "",
+        ("max_new_tokens", "max_length", "max_tokens_to_sample", "n_predict", "num_predict"),
+    ),
+    Meaning(("min_tokens",), "", ("min_new_tokens", "min_length")),
+    Meaning(("stop_sequences", "stop"), "", ("stop_words",)),
+    Meaning(("include_stop_str_in_output",), "", ("no_stop_trim",)),
+    Meaning(
+        ("text.format", "output_config.format", "response_format", "output_format"),
+        "",
+        ("text", "output_config", "format"),
+    ),
+    Meaning(("top_logprobs", "logprobs", "include"), IN_CHATS, ("n_probs", "return_logprob")),
+    Meaning(("prompt_logprobs",), "", ("decoder_input_details", "logprob_start_len")),
+    Meaning(("echo",), "use /v1/completions", ("return_full_text",)),
+    Meaning(("suffix",), "there is no infilling here", ("input_prefix", "input_suffix")),
+    Meaning(("tools", "functions"), IN_CHATS),
+    Meaning(("tool_choice", "function_call"), IN_CHATS),
+    Meaning(("parallel_tool_calls", "tool_choice.disable_parallel_tool_use"), IN_CHATS),
+    Meaning(("reasoning.effort", "output_config.effort", "reasoning_effort"), IN_CHATS),
+    Meaning(("thinking", "enable_thinking", "reasoning"), IN_CHATS, ("think", "enable_reasoning")),
+    Meaning(
+        ("thinking.budget_tokens",),
+        "the length of reasoning cannot be set; use max_tokens",
+        (
+            "max_reasoning_tokens",
+            "max_thinking_tokens",
+            "reasoning_budget",
+            "thinking_budget",
+            "thinking_budget_tokens",
+            "thinking_token_budget",
+        ),
+    ),
+    Meaning(("include_reasoning", "thinking.display"), IN_CHATS),
+    Meaning(("chat_template_kwargs",), IN_CHATS, ("template_kwargs", "chat_template_args")),
+    Meaning(("add_generation_prompt",), IN_CHATS),
+    Meaning(
+        ("continue_final_message", "prefill"),
+        "end with what is to be gone on with: a message of the assistant, or the prompt",
+    ),
+    Meaning(("documents",), "put them into the prompt"),
+    Meaning(("text.verbosity", "verbosity"), "say it in words"),
+    Meaning(("return_progress",), IN_CHATS),
+    Meaning(("return_tokens_as_token_ids",), IN_CHATS),
+    Meaning(
+        ("previous_response_id", "conversation", "thread"),
+        "use previous_response_id of /v1/responses, or send the conversation",
+        ("session_params",),
+    ),
+    Meaning(("background",), "use stream and resumable, or /v1/batches"),
+    Meaning(("truncate_prompt_tokens", "truncation"), "", ("truncate", "transforms")),
+    Meaning(
+        ("context_management", "compaction"), "the context is the caller's; send fewer messages"
+    ),
+    Meaning(("moderation",), "there is none here; leave it out"),
+    Meaning(
+        ("mcp_servers", "container", "web_search_options"), NOTHING_RUNS, ("plugins", "web_search")
+    ),
+    Meaning(("audio", "modalities"), TEXT_ONLY, ("image_data", "audio_data", "video_data")),
+    Meaning(
+        ("chat_template",),
+        "the model's own is used; chat_template_kwargs sets its switches",
+        ("template",),
+    ),
+)
+OF_OTHERS = (
+    Meaning(("input", "messages", "prompt"), "", ("inputs", "texts")),
+    Meaning(("truncate_prompt_tokens",), "", ("max_length", "truncate", "truncation")),
+    Meaning(("max_tokens_per_doc", "truncate_prompt_tokens"), "", ("max_chunks_per_doc",)),
+    Meaning(("dimensions",), "use /v1/embeddings", ("output_dimension", "truncate_dim")),
+    Meaning(("normalize", "use_activation"), "", ("embed_normalize", "normalized")),
+    Meaning(("pooling",), "the model's own is used", ("pooling_type",)),
+    Meaning(
+        ("instruction",),
+        "write it into the text, as the model's authors do",
+        ("input_type", "prompt_name", "task", "task_type"),
+    ),
+    Meaning(("add_special_tokens",), "pairs are joined as the model's files say"),
+    Meaning(("top_n",), "use /v1/rerank", ("top_k",)),
+    Meaning(("tools", "functions"), "write them into the text"),
+    Meaning(
+        ("add_generation_prompt", "chat_template_kwargs", "continue_final_message"),
+        "they are of messages, which /v1/embeddings takes",
+    ),
+    Meaning(("chat_template",), "the model's own is used"),
+    Meaning(("image_data", "images", "mm_processor_kwargs"), TEXT_ONLY),
+    Meaning(("rank_fields",), "give documents as texts"),
+    Meaning(("lora_request", "lora_path"), "adapters are not served here"),
+)
+USE_INSTEAD = {
+    "adapter_id": "adapters are not served here",
+    "beam_width": NO_BEAMS,
+    "best_of_n": "use n and best_of",
+    "custom_logit_processor": "use logit_bias, allowed_token_ids or structured_outputs",
+    "do_sample": "use temperature: 0",
+    "dry_multiplier": "use repetition_penalty or frequency_penalty",
+    "dynatemp_range": "use temperature",
+    "early_stopping": NO_BEAMS,
+    "ebnf": "use structured_outputs.grammar",
+    "grammar": "use structured_outputs.grammar",
+    "guided_whitespace_pattern": "say in structured_outputs.regex or .grammar where spaces may be",
+    "json_schema": "use structured_outputs.json",
+    "length_penalty": NO_BEAMS,
+    "logits_processors": "use logit_bias, allowed_token_ids or structured_outputs",
+    "lora_path": "adapters are not served here",
+    "lora_request": "adapters are not served here",
+    "mirostat": "use temperature, top_p or min_p",
+    "mm_processor_kwargs": "models here read text",
+    "num_beams": NO_BEAMS,
+    "options": "its members are fields of the body itself",
+    "parameters": "its members are fields of the body itself",
+    "prompt_embeds": "give the prompt as text or token ids",
+    "reasoning_format": "reasoning is split off; gateway.reasoning_parser: none leaves it",
+    "regex": "use structured_outputs.regex",
+    "repeat_last_n": "repetition_penalty is over the prompt and all of the output",
+    "repeat_penalty": "use repetition_penalty",
+    "repetition_detection": "use repetition_penalty or frequency_penalty",
+    "samplers": "the order of sampling is fixed",
+    "separate_reasoning": "reasoning is split off; gateway.reasoning_parser: none leaves it",
+    "smoothing_factor": "use temperature, top_p or min_p",
+    "stop_regex": "use stop, or structured_outputs.regex",
+    "structural_tag": "use tools with strict, or structured_outputs",
+    "tfs_z": "use top_p or min_p",
+    "tokenization_kwargs": "use add_special_tokens and truncate_prompt_tokens",
+    "top_a": "use min_p",
+    "use_beam_search": NO_BEAMS,
+    "xtc_probability": "use min_p or typical_p",
+}
+"""Fields that only other servers have, of bodies that ask for text."""
+READ = ("input", "messages", "prompt", "text_1", "query")
+"""Bodies that have none of these, such as a batch's, are about other things."""
+PATHS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": "/v1/responses"}
+"""Where these are read: whoever sends one may have meant that."""
+
+
+def _by_name(meanings: Sequence[Meaning]) -> dict[str, Meaning]:
+    return {
+        name: meaning
+        for meaning in reversed(meanings)
+        for name in (*meaning.names, *meaning.foreign)
+        if "." not in name
+    }
+
+
+GENERATION_MEANINGS, OTHER_MEANINGS = _by_name(OF_GENERATION), _by_name(OF_OTHERS)
+
+
+def remedy_for(kind: type[msgspec.Struct], name: str) -> str | None:
+    """What to do in place of a field that bodies of `kind` do not have; None if it is known
+    nowhere."""
+    is_generation = issubclass(kind, GenerationBody)
+    if is_generation and name in USE_INSTEAD:
+        return USE_INSTEAD[name]
+    fields = {*kind.__struct_fields__} - {*refused_names(kind)}
+    meaning = (GENERATION_MEANINGS if is_generation else OTHER_MEANINGS).get(name)
+    if meaning is None or fields.isdisjoint(READ):
+        return None
+    own = [other for other in meaning.names if other.partition(".")[0] in fields]
+    if not own:
+        return meaning.otherwise or "leave it out"
+    path = f", or {PATHS[name]}" if is_generation and name in PATHS else ""
+    return f"use {own[0]}{path}"

@@ -1,0 +1,105 @@
+"""A model's chat templates, by name, and which of them renders a request.
+
+    default     conversations
+    tool_use    conversations with tools, where the model has one for them: Hermes 2 Pro, Command R
+    others      those that a request names
+
+As transformers chooses. One that the operator sets is the only one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from baton.core.errors import CheckpointError, InvalidConfig, InvalidRequest
+from baton.gateway.text.chat_template import ChatTemplate
+from baton.gateway.text.model_files import DEFAULT, is_inline
+
+TOOL_USE = "tool_use"
+FIELD = "chat_template"
+MAX_REQUEST_CHARS = 1 << 16
+"""Of a request's own template: the longest that come with models have half of it."""
+MAX_KEPT = 8
+"""Compiled templates of requests: clients send the same one each time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatTemplates:
+    by_name: Mapping[str, ChatTemplate] = field(default_factory=dict)
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def compile(
+        cls,
+        source_by_name: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        *,
+        instead: str = "",
+    ) -> ChatTemplates:
+        """`instead`: the setting gateway.chat_template.
+
+        Raises CheckpointError, naming the template, if one is none, and InvalidConfig if what is
+        set cannot be read.
+        """
+        compiled: dict[str, ChatTemplate] = {}
+        if instead:
+            source_by_name = {DEFAULT: _read_template(instead)}
+        for name, source in source_by_name.items():
+            try:
+                compiled[name] = ChatTemplate(source, special_tokens)
+            except CheckpointError as error:
+                which = "" if name == DEFAULT else f" {name}"
+                remedy = "set gateway.chat_template to one that can"
+                raise CheckpointError(f"chat template{which}: {error}; {remedy}") from error
+        return cls(by_name=compiled, special_tokens=special_tokens)
+
+    def choose(self, *, has_tools: bool) -> ChatTemplate | None:
+        if has_tools and (template := self.by_name.get(TOOL_USE)) is not None:
+            return template
+        return self.by_name.get(DEFAULT)
+
+    def asked_for(self, wanted: str, *, is_trusted: bool) -> ChatTemplate:
+        """By a request: one of the model's by its name, or a template of its own.
+
+        Raises InvalidRequest if there is no such name, and requests' templates are not trusted.
+        """
+        if (template := self.by_name.get(wanted)) is not None:
+            return template
+        if not is_trusted:
+            names = " or ".join(map(repr, self.by_name)) or "none"
+            raise InvalidRequest(
+                f"{FIELD} is not the name of a template of this model ({names}), and templates of "
+                "requests are off here (gateway.trust_request_chat_template); leave it out: "
+                "chat_template_kwargs sets the switches of the model's own",
+                field=FIELD,
+            )
+        if len(wanted) > MAX_REQUEST_CHARS:
+            raise InvalidRequest(
+                f"{FIELD} has {len(wanted)} characters; at most {MAX_REQUEST_CHARS} can be",
+                field=FIELD,
+            )
+        try:
+            return _compiled(wanted, tuple(sorted(self.special_tokens.items())))
+        except CheckpointError as error:
+            raise InvalidRequest(f"{FIELD}: {error}", field=FIELD) from error
+
+
+def _read_template(setting: str) -> str:
+    """Of gateway.chat_template: a file, or the template itself. Raises InvalidConfig."""
+    if is_inline(setting):
+        return setting
+    try:
+        return Path(setting).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfig(
+            f"gateway.chat_template: cannot read {setting} ({error}); give a Jinja file that the "
+            "gateway can read, or the template itself"
+        ) from error
+
+
+@lru_cache(MAX_KEPT)
+def _compiled(source: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
+    return ChatTemplate(source, dict(special_tokens))

@@ -1,0 +1,135 @@
+"""Watches what one source is to bring for news, and ends the wait when they fail to come.
+
+    a handoff  asked -> progress, ... -> granted -> progress, pieces, ... -> first token -> pieces
+    a pull     asked -> progress, ... -> offered -> pieces, ...
+               `-- nothing for too long, or all too slowly once all is there --> Unavailable
+
+A source that tells no progress is watched from its first token, or its offer, on: the time limit of
+the transfer holds in any case. Time passes in looks, and only while something is awaited of the
+source: time in which our own loop, or our own engine, keeps us from listening is not the peer's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from baton.core.errors import Unavailable
+from baton.core.replicas import ReplicaAddress
+from baton.kv_transfer.receiving.source_patience import SourcePatience
+
+LOOK_S = 0.2
+
+
+class SourceWatch:
+    """Implements `Listener`. Belongs to one event loop and one transfer."""
+
+    def __init__(self, patience: SourcePatience, peer: ReplicaAddress) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._patience = patience
+        self._peer = peer
+        self._began_at = self._loop.time()
+        self._patience.asked(peer.epoch, self._began_at)
+        self._scope = asyncio.timeout(None)
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_armed = False
+        """Whether its silence says anything."""
+        self._is_coming = False
+        """All that was asked for is there to be sent."""
+        self._num_awaited = 0
+        """Of its streams: how many somebody listens to at this moment."""
+        self._silent_s = 0.0
+        self._longest_s = 0.0
+        """Of the silences so far."""
+        self._coming_s = 0.0
+        """Listened to since all was there to be sent."""
+        self._num_bytes = self._num_coming_bytes = 0
+        """Heard in all, and since then."""
+        self._first_at = self._last_at = self._began_at
+        """When pieces were first awaited, and when the last one came."""
+        self._why = ""
+
+    @asynccontextmanager
+    async def waits(self) -> AsyncIterator[None]:
+        """Raises Unavailable within the context when the source gets nowhere."""
+        try:
+            async with self._scope:
+                self._look_later()
+                yield
+        except TimeoutError:
+            if not self._scope.expired():
+                raise
+            now = self._loop.time()
+            self._patience.missed(self._peer.epoch, self._why, self._began_at, now)
+            raise Unavailable(f"{self._peer.replica_id} {self._why}") from None
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._patience.num_coming -= self._is_coming
+        epoch, now = self._peer.epoch, self._loop.time()
+        self._patience.succeeded(epoch, self._longest_s, now)
+        self._patience.came(epoch, self._num_bytes, self._last_at - self._first_at, now)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Within it one of the source's streams is awaited."""
+        if not self._num_awaited:
+            self._silent_s = 0.0
+        self._num_awaited += 1
+        try:
+            yield
+        finally:
+            self._num_awaited -= 1
+
+    def hear(self, num_bytes: int = 0) -> None:
+        """News have come; of a piece, its bytes."""
+        self._longest_s = max(self._longest_s, self._silent_s)
+        self._silent_s = 0.0
+        self._num_coming_bytes += num_bytes if self._is_coming else 0
+        self._num_bytes += num_bytes
+        if num_bytes:
+            self._last_at = self._loop.time()
+
+    def granted(self) -> None:
+        """Its pieces are asked for from now on."""
+        self._first_at = self._loop.time()
+        self.hear()
+
+    def progressed(self) -> None:
+        """It has told that it advances: from now on its silence counts."""
+        self._is_armed = True
+        self.hear()
+
+    def is_coming(self) -> None:
+        """All that was asked for is there to be sent, as its first token or its offer says."""
+        self._is_coming = True
+        self._patience.num_coming += 1
+        self.progressed()
+
+    def _look_later(self) -> None:
+        self._timer = self._loop.call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        if self._num_awaited and self._is_armed:
+            self._silent_s += LOOK_S
+            self._coming_s += LOOK_S if self._is_coming else 0.0
+            if why := self._why_too_late():
+                self._why = why
+                self._scope.reschedule(self._loop.time())
+                return
+        self._look_later()
+
+    def _why_too_late(self) -> str:
+        epoch = self._peer.epoch
+        allowed_s = self._patience.silence_s(epoch, self._loop.time())
+        if self._silent_s >= allowed_s:
+            return f"got nowhere for {self._silent_s:.1f} s"
+        least = self._patience.least_bytes_per_s(epoch)
+        if self._coming_s < allowed_s or self._num_coming_bytes >= least * self._coming_s:
+            return ""
+        self._patience.was_slow(epoch, self._loop.time())
+        rate = self._num_coming_bytes / self._coming_s
+        return (
+            f"sent {rate / 2**20:.3f} MiB/s for {self._coming_s:.1f} s: {least / 2**20:.3f} are due"
+        )

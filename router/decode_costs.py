@@ -1,0 +1,108 @@
+"""What decoding one request would cost at each of several replicas, in seconds.
+
+    cost = queued + silent + decode + harm + blocks + lacks
+
+    queued    until it has computed what waits there, for whichever gateway, by its own speed
+    silent    it has something to do and should have spoken: as long as it has been overdue
+    decode    the request's own tokens: expected output x a step with it in, by its own step times
+    harm      those who decode there wait longer in each of these steps, all of them
+    blocks    where its free blocks lack room for prompt and output: what it must compute again, and
+              its share of the time until others have ended
+    lacks     to compute what it has not cached of the prompt, at the pool's rate, whoever does
+
+A step of n requests takes constant + n x request + context tokens x context, times the replica's
+slowness of late (`core/step_times.py`), so one that becomes slow is avoided long before it is dead.
+While nobody has measured steps, a request that decodes counts as eight tokens to compute.
+
+Compiled where the library is there (`kernels/cpu/source/routing/choices.cpp`), to the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from baton.core.replicas import HEARTBEAT_S
+from baton.kernels.cpu.library import library_without_torch
+from baton.kernels.routing import choices_cpu as compiled
+from baton.router.replicas.view import PoolView
+from baton.router.table.columns import Numbers
+from baton.router.table.decode_columns import DecodeFact, UsualStep
+
+TERMS = ("queued_s", "silent_s", "decode_s", "harm_s", "blocks_s", "lacks_s")
+RUNNING_REQUEST_COST = 8.0
+"""Tokens to compute, as which a request counts that decodes, while no steps are measured: half of
+them for what it takes of a new one's steps, half for what that takes of its own."""
+PATIENCE_S = 2 * HEARTBEAT_S
+"""A replica with something to do speaks each heartbeat: one that has not for two is overdue."""
+
+
+class AskedToDecode(NamedTuple):
+    """One request, and what is the same for all replicas."""
+
+    now: float
+    num_tokens: float
+    """Of its prompt."""
+    num_output: float
+    """That are expected, at least one."""
+    tokens_per_s: float
+    """That the pool computes of prompts."""
+    patience_s: float
+    usual: UsualStep
+    """Of those that have measured no steps."""
+
+
+def asked_to_decode(
+    replicas: PoolView, now: float, num_tokens: int, num_output: float, tokens_per_s: float
+) -> AskedToDecode:
+    usual = replicas.pool.decoding.usual
+    if usual is None:
+        request_s = RUNNING_REQUEST_COST / (2.0 * tokens_per_s * num_output)
+        usual = UsualStep(0.0, request_s, 0.0)
+    return AskedToDecode(now, num_tokens, num_output, tokens_per_s, PATIENCE_S, usual)
+
+
+def decode_costs(asked: AskedToDecode, replicas: PoolView) -> Numbers:
+    """[term, place]: those of `TERMS`, and their sum."""
+    found = library_without_torch()
+    if found is None:
+        return reference(asked, replicas)
+    terms = np.empty((len(TERMS) + 1, len(replicas)))
+    pool = replicas.pool
+    compiled.decode_costs(
+        found,
+        (*asked[:-1], *asked.usual),
+        pool.decoding.rows,
+        (pool.candidates.busy_s(asked.now), replicas.cached, replicas.expected),
+        replicas.places,
+        terms,
+    )
+    return terms
+
+
+def reference(asked: AskedToDecode, replicas: PoolView) -> Numbers:
+    """The definition."""
+    terms = np.empty((len(TERMS) + 1, len(replicas)))
+    queued_s, silent_s, decode_s, harm_s, blocks_s, lacks_s, total_s = terms
+    facts, busy_s = replicas.pool.decoding.numbers, replicas.pool.candidates.busy_s(asked.now)
+    if replicas.places is not None:
+        facts, busy_s = facts[:, replicas.places], busy_s[replicas.places]
+    num, since, context = facts[: DecodeFact.CONSTANT_S]
+    steps = facts[DecodeFact.CONSTANT_S : DecodeFact.FREE_TOKENS]
+    constant_s, request_s, context_s = (
+        np.where(np.isnan(its), usual, its) for its, usual in zip(steps, asked.usual, strict=True)
+    )
+    length = asked.num_tokens + asked.num_output / 2.0
+    step_s = constant_s + (num + 1.0) * request_s + (context + (since + 1.0) * length) * context_s
+    queued_s[:] = busy_s
+    overdue_s = asked.now - facts[DecodeFact.HEARD_AT_S] - asked.patience_s
+    np.maximum(overdue_s, 0.0, out=silent_s)
+    np.multiply(step_s, asked.num_output, out=decode_s)
+    np.multiply(num * asked.num_output, request_s + length * context_s, out=harm_s)
+    wanted = (since + 1.0) * (asked.num_tokens + asked.num_output)
+    lack = np.maximum(wanted - facts[DecodeFact.FREE_TOKENS], 0.0)
+    blocks_s[:] = lack / asked.tokens_per_s + lack / facts[DecodeFact.USED_TOKENS] * decode_s
+    lacks_s[:] = np.maximum(asked.num_tokens - replicas.soon, 0.0) / asked.tokens_per_s
+    np.add.reduce(terms[:-1], out=total_s)
+    return terms

@@ -1,0 +1,121 @@
+"""What decode replicas say of their work and steps, as columns: one row a replica of a pool.
+
+    numbers   [DecodeFact, row]      written whenever something is new of a replica (`pool.py`)
+
+A replica that has not measured its own steps yet is taken to be as fast as the mean of those that
+have: no number stands in its columns, and `usual` has what does instead.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum, auto
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.core.replicas import Capacity
+from baton.kernels.routing.cost_terms_cpu import Rows
+
+ENOUGH_STEPS = 16
+"""Measured steps that decoded: a fit over fewer says little of the next."""
+
+
+class DecodeFact(IntEnum):
+    """Seconds are of its own steps, times by how much they are slower of late."""
+
+    NUM_REQUESTS = 0
+    """That run there or are about to, whoever sent them."""
+    NUM_SINCE = auto()
+    """Of these, what this gateway sent since its last word."""
+    CONTEXT_TOKENS = auto()
+    CONSTANT_S = auto()
+    REQUEST_S = auto()
+    """Of one request more in a step: with the token that it computes."""
+    CONTEXT_S = auto()
+    FREE_TOKENS = auto()
+    """That its free blocks hold."""
+    USED_TOKENS = auto()
+    HEARD_AT_S = auto()
+    """When it spoke last, if it said that it has something to do; infinite: it need not speak."""
+
+
+class UsualStep(NamedTuple):
+    """The mean over those that have measured their own."""
+
+    constant_s: float
+    request_s: float
+    context_s: float
+
+
+class DecodeColumns:
+    def __init__(self) -> None:
+        self._numbers: NDArray[np.float64] = np.zeros((len(DecodeFact), 0))
+        self._usual: UsualStep | None = None
+        self._is_usual_known = False
+
+    @property
+    def numbers(self) -> NDArray[np.float64]:
+        return self._numbers
+
+    @property
+    def rows(self) -> Rows:
+        """Where they lie."""
+        num = self._numbers.shape[1]
+        return Rows(self._numbers.ctypes.data, num, num)
+
+    def add(self) -> None:
+        """A row more."""
+        self._numbers = np.pad(self._numbers, ((0, 0), (0, 1)))
+        self._is_usual_known = False
+
+    def remove(self, row: int) -> None:
+        self._numbers = np.delete(self._numbers, row, axis=1)
+        self._is_usual_known = False
+
+    def write(
+        self,
+        row: int,
+        told: Capacity | None,
+        heard_at_s: float | None,
+        *,
+        num_requests: int,
+        num_since: int,
+        block_size: int,
+    ) -> None:
+        step_s = _step_s(told)
+        is_awaited = told is not None and not told.is_at_rest and heard_at_s is not None
+        free, used = math.inf, 1.0
+        if told is not None and told.num_blocks:
+            free = float(told.num_free_blocks * block_size)
+            used = float(max(told.num_blocks - told.num_free_blocks, 1) * block_size)
+        context = 0 if told is None else told.num_context_tokens
+        heard_s = heard_at_s if is_awaited and heard_at_s is not None else math.inf
+        before = self._numbers[DecodeFact.CONSTANT_S : DecodeFact.CONTEXT_S + 1, row]
+        self._is_usual_known &= bool(np.array_equal(before, step_s, equal_nan=True))
+        self._numbers[:, row] = (
+            *(num_requests, num_since, context),
+            *step_s,
+            *(free, used, heard_s),
+        )
+
+    @property
+    def usual(self) -> UsualStep | None:
+        """None, if nobody has measured any steps."""
+        if not self._is_usual_known:
+            steps = self._numbers[DecodeFact.CONSTANT_S : DecodeFact.CONTEXT_S + 1]
+            measured = steps[:, ~np.isnan(steps[0])]
+            self._usual = UsualStep(*measured.mean(axis=1).tolist()) if measured.size else None
+            self._is_usual_known = True
+        return self._usual
+
+
+def _step_s(told: Capacity | None) -> tuple[float, float, float]:
+    """What `DecodeFact` has from CONSTANT_S on; no numbers, if it has not measured enough."""
+    times = None if told is None else told.step_times
+    if told is None or times is None or times.num_decode_steps < ENOUGH_STEPS:
+        return (math.nan, math.nan, math.nan)
+    slowness = max(told.slowness, 1.0)
+    steps = times.constant_s, times.token_s + times.request_s, times.context_s
+    return (steps[0] * slowness, steps[1] * slowness, steps[2] * slowness)

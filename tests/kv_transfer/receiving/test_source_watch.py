@@ -1,0 +1,72 @@
+"""When a source whose KV comes too slowly is given up, and when it is not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from baton.core.errors import Unavailable
+from baton.core.ids import Epoch, ReplicaId
+from baton.core.replicas import ReplicaAddress
+from baton.kv_transfer.receiving import source_patience, source_watch
+from baton.kv_transfer.receiving.source_patience import SourcePatience
+from baton.kv_transfer.receiving.source_watch import SourceWatch
+
+PEER = ReplicaAddress(replica_id=ReplicaId("decode-1"), epoch=Epoch("d"), address="there:1")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same rules in a hundredth of the time."""
+    monkeypatch.setattr(source_watch, "LOOK_S", 0.005)
+    monkeypatch.setattr(source_patience, "LEAST_S", 0.1)
+    monkeypatch.setattr(source_patience, "MOST_S", 0.1)
+
+
+async def bring(watch: SourceWatch, piece_bytes: int, num_bytes: int, *, listens: bool) -> None:
+    """Pieces that come one a turn of the event loop, until there were so many bytes, or looks."""
+    watch.granted()
+    watch.is_coming()
+    num_heard = num_turns = 0
+    while num_heard < num_bytes and num_turns < 2000:
+        if listens:
+            with watch.listening():
+                await asyncio.sleep(0.001)
+        else:
+            await asyncio.sleep(0.001)
+        watch.hear(piece_bytes)
+        num_heard += piece_bytes
+        num_turns += 1
+
+
+async def test_a_source_that_never_falls_silent_is_given_up_when_all_it_does_is_trickle() -> None:
+    patience = SourcePatience()
+    patience.came(PEER.epoch, 100 << 20, 1.0, 0.0)  # as a rule 100 MiB/s
+    watch = SourceWatch(patience, PEER)
+
+    with pytest.raises(Unavailable, match=r"decode-1 sent 0\.\d+ MiB/s .* 12\.500 are due"):
+        async with watch.waits():
+            await bring(watch, 10, 1 << 30, listens=True)
+
+    now = asyncio.get_running_loop().time()
+    assert "MiB/s" in patience.why_avoided(PEER.epoch, now)
+    assert patience.num_coming == 0
+    assert patience.least_bytes_per_s(PEER.epoch) == (100 << 20) / 2 / source_patience.TOO_SLOW
+
+
+@pytest.mark.parametrize("case", ["quick enough", "not listened to"])
+async def test_one_that_is_quick_enough_or_not_listened_to_is_waited_for(case: str) -> None:
+    patience = SourcePatience()
+    patience.came(PEER.epoch, 100 << 20, 1.0, 0.0)
+    watch = SourceWatch(patience, PEER)
+
+    async with watch.waits():
+        if case == "quick enough":
+            await bring(watch, 1 << 20, 400 << 20, listens=True)
+        else:
+            await bring(watch, 10, 3000, listens=False)
+
+    assert watch._coming_s >= 0.2 or case == "not listened to"
+    assert not patience.why_avoided(PEER.epoch, asyncio.get_running_loop().time())
+    assert patience.num_coming == 0
