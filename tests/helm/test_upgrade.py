@@ -12,6 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from baton.platform.cli.main import app
+from baton.platform.config.docs import settings
 from baton.platform.kubernetes.upgrade import TIMEOUT, Outcome, predict, predict_annotations
 
 Spec = dict[str, Any]
@@ -270,3 +271,43 @@ def test_a_file_that_is_not_there_is_told_by_its_name(tmp_path: Path) -> None:
 
     assert result.exit_code == 2
     assert f"cannot read {tmp_path}/none" in "".join(result.output.split("\n"))
+
+
+PODS_HAVE_IT_TOO = {
+    "gateway.grpc_port", "gateway.port", "gateway.tls_cert_file", "metrics.decode_port",
+    "metrics.enabled", "metrics.gateway_port", "metrics.prefill_port",
+}  # fmt: skip
+"""Settings that ports and probes of pods follow, as docs/kubernetes.md says."""
+
+
+def other_than(value: Any) -> Any:
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value + 1
+        case str():
+            return f"{value}x"
+    return None
+
+
+@pytest.mark.wide
+def test_no_setting_changes_pods_but_those_that_are_known_to() -> None:
+    from tests.helm.chart import RenderFailed, render
+
+    cluster = render().one("RayService")["spec"]["rayClusterConfig"]
+    num_rendered, found = 0, set()
+    for path, setting in settings().items():
+        value: Any = other_than(setting.default)
+        for key in reversed(path.split(".")):
+            value = {key: value}
+        try:
+            changed = render({"config": value}).one("RayService")["spec"]["rayClusterConfig"]
+        except RenderFailed:
+            continue  # it is no value of this setting
+        num_rendered += 1
+        if changed != cluster:
+            found.add(path)
+
+    assert num_rendered > 150
+    assert found == PODS_HAVE_IT_TOO
