@@ -32,7 +32,7 @@ from tests.platform.observe.prometheus import (
 from tests.tools import needs
 from tests.trace_collector import CONTEXT, Collector, collecting
 
-pytestmark = [pytest.mark.cluster, pytest.mark.wide]
+pytestmark = [pytest.mark.cluster, pytest.mark.wide, pytest.mark.timeout(600)]
 
 NUM_GATEWAYS = 3
 ON_KUBERNETES = (
@@ -40,6 +40,8 @@ ON_KUBERNETES = (
 )  # fmt: skip
 """Series of worker groups that follow, and of the nodes asked for."""
 STATUS_OK = 200
+ROOTS = ("text_completion demo", "decode", "prefill")
+"""The span that each process ends last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ def test_one_trace_joins_all_processes_though_the_prefill_replica_is_killed(live
         asked = pool.submit(complete, live, prompt, **dict(CONTEXT))
         who_computes(prefill).kill()
         answer = asked.result()
-    wait_for(lambda: collector.named("text_completion demo") and not collector.orphans())
+    wait_for(lambda: all(map(collector.named, ROOTS)) and not collector.orphans(), limit_s=60)
 
     assert answer.status_code == STATUS_OK, answer.text
     assert answer.json()["usage"]["completion_tokens"] == 8

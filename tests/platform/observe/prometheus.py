@@ -19,7 +19,7 @@ from tests.free_ports import free_ports
 from tests.tools import program
 
 DASHBOARDS = Path(__file__).parents[3] / "helm" / "baton" / "dashboards"
-LIMIT_S = 90.0
+LIMIT_S = 150.0
 WINDOW = "20s"
 
 
