@@ -1,4 +1,5 @@
-"""Tells, once in the log and in each answer's header, that tools are offered in words."""
+"""Tells, in each answer's headers, that tools are offered in words (and once in the log), and that
+calls are not held to their schemas."""
 
 from __future__ import annotations
 
@@ -14,12 +15,15 @@ from baton.gateway.text.served_model import ServedModel
 log = logging.getLogger(__name__)
 
 HEADER = (b"x-baton-tool-format", GENERIC.encode())
+TRUSTED = (b"x-baton-tool-schemas", b"trusted")
 
 
 def tell_format(request: Request, plan: ChatPlan, model: ServedModel) -> None:
     if plan.is_generic:
         request.state.answer_headers.append(HEADER)
         _log_once(model.name)
+    if plan.trusts_schemas:
+        request.state.answer_headers.append(TRUSTED)
 
 
 @cache
