@@ -34,7 +34,7 @@ from baton.core.messages import PullOffered, PullRequest
 from baton.core.replicas import ReplicaAddress
 from baton.kv_transfer.pulling.prefix_fetch import PrefixOffer
 from baton.proto import replica_pb2 as pb
-from baton.proto.channels import Channels, explain
+from baton.proto.channels import Channels
 from baton.proto.replica_pb2_grpc import PeerServicer, PeerStub
 from baton.proto.wire import offered_from_proto, offered_to_proto, pull_from_proto, pull_to_proto
 
@@ -143,7 +143,7 @@ class PeerClient:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 return
             error_type = _ERROR_BY_CODE.get(error.code(), Unavailable)
-            raise error_type(explain(error)) from error
+            raise error_type(self.channels.explain(error)) from error
         except ValueError as error:  # a layout that this version cannot even read
             raise LayoutMismatch(str(error)) from error
         finally:
