@@ -18,7 +18,7 @@ from baton.core.errors import (
 )
 from baton.core.messages import PrefillDone, PrefillGranted, PrefillProgress, PrefillRequest
 from baton.core.replicas import ReplicaAddress
-from baton.proto.channels import Channels, explain
+from baton.proto.channels import Channels
 from baton.proto.replica_pb2_grpc import PrefillStub
 from baton.proto.wire import done_from_proto, granted_from_proto, prefill_to_proto
 
@@ -66,7 +66,7 @@ class GrpcPrefillClient:
                         continue  # a newer replica's event: nothing we know how to use
         except grpc.aio.AioRpcError as error:
             error_type = _ERROR_BY_CODE.get(error.code(), Unavailable)
-            text = f"prefill on {peer.replica_id}: {explain(error)}"
+            text = f"prefill on {peer.replica_id}: {self._channels.explain(error)}"
             raise error_type(text) from error
         except ValueError as error:  # a layout that this version cannot even read, say
             raise Unavailable(f"{peer.replica_id} sent what cannot be: {error}") from error

@@ -109,6 +109,14 @@ class Channels:
             return grpc.aio.insecure_channel(address, options=options)
         return SecuredChannel(address, self.security, options)
 
+    def explain(self, error: grpc.aio.AioRpcError) -> str:
+        """See the function: of a call on one of these."""
+        return explain(error, is_secured=self.is_secured)
+
+    @property
+    def is_secured(self) -> bool:
+        return self.security != PLAIN
+
     async def close(self) -> None:
         kept, self._kept = self._kept, {}
         for channel in kept.values():
@@ -166,8 +174,11 @@ def listen(server: grpc.aio.Server, address: str, security: WireSecurity = PLAIN
     return server.add_secure_port(address, credentials)
 
 
-def explain(error: grpc.aio.AioRpcError) -> str:
-    """What `error` says, and what an operator can do about a handshake that failed."""
+def explain(error: grpc.aio.AioRpcError, *, is_secured: bool) -> str:
+    """What `error` says, and what an operator can do about a handshake that failed.
+
+    `is_secured`: we speak TLS, so that it can be about certificates.
+    """
     text = error.details() or error.code().name
     if "message larger than max" in text:
         return f"more than fits one message between replicas: shorten the prompt ({text})"
@@ -175,6 +186,11 @@ def explain(error: grpc.aio.AioRpcError) -> str:
         return text
     if "Socket closed" in text and "failed to connect" not in text:  # no handshake's matter
         return f"the peer hung up: it has just ended ({text})"
+    if "Socket closed" in text and not is_secured:
+        return (
+            "the peer hung up: it has just ended, or it speaks TLS and this process does not "
+            f"(all need one `security` configuration) ({text})"
+        )
     for sign, remedy in _REMEDY_BY_SIGN.items():
         if sign in text:
             return f"{remedy} ({text})"

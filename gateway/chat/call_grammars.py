@@ -8,39 +8,27 @@ Once a mark has been written, nothing but a call that fits its schema can follow
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from baton.gateway.chat.first_calls import harmony_output, llama3_output, llama4_output
 from baton.gateway.chat.functions import NO_PARAMETERS
+from baton.gateway.chat.gemma_grammar import gemma_calls
+from baton.gateway.chat.lark import BREAK, in_regex, json_of, quoted, without
+from baton.gateway.chat.tagged_calls import dsml, tagged_calls
 from baton.gateway.chat.tool_definitions import ToolUse
-from baton.gateway.grammars.answer_grammar import NO_SPECIAL, json_body, written_mark
+from baton.gateway.grammars.answer_grammar import NO_SPECIAL, written_mark
 from baton.gateway.output import formats, harmony, xml_calls
+from baton.gateway.output import gemma_calls as gemma
 from baton.gateway.output.formats import HERMES_BEGIN, HERMES_END
-from baton.gateway.output.typed_arguments import TEXT, types_of
+from baton.gateway.output.xml_calls import DSML
 
 SpecialByMark = Mapping[str, int]
 """The marks that are special tokens of the model, which text cannot spell."""
-Mark = Callable[[str], str]
-"""A mark in Lark's notation."""
 
 COMMA = '", "'
 LINE = "\n"
-BREAK = r"/\n?/"
-PLAIN_WORDS = frozenset({"type", "description", "title", "default", "enum", "examples"})
-"""What a schema of a text may say that can be held to where the text has no quotes."""
-
-OBJECT_WORDS = frozenset(
-    {
-        *("type", "properties", "required", "additionalProperties", "description", "title"),
-        *("$schema", "$id", "$defs", "definitions", "default", "examples"),
-    }
-)
-"""What a schema of arguments may say that tags can be held to."""
-TEXT_ENDS = (xml_calls.PARAMETER_END, xml_calls.PARAMETER, xml_calls.FUNCTION_END)
-"""Where a parser takes a text for ended, or for never ended."""
+DSML_BEGIN = f"<{DSML}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +51,13 @@ def calls_grammar(
     """Calls alone, in the format `name`, for `answer_grammar`. None where it is not known how."""
     if name == "llama3":
         more = ' ("; " call)*' if tools.is_parallel else ""
-        return f"calls: call{more}\ncall: {json_body(tools.call_schema('parameters'))}"
+        return f"calls: call{more}\ncall: {json_of(tools.call_schema('parameters'))}"
     if name == "harmony":
         return _harmony_call(tools, special_by_mark)
     writing = _writing(name, tools, special_by_mark)
     if writing is None:
         return None
-    call = f"{written_mark(writing.begin, special_by_mark)} {writing.rest}"
+    call = f"{_begin(writing.begin, special_by_mark)} {writing.rest}"
     has_more = tools.is_parallel and writing.between is not None
     more = f" ({writing.between} call)*" if has_more else ""
     return "\n".join((f"calls: call{more}", f"call: {call}", *writing.rules))
@@ -79,102 +67,204 @@ def optional_calls(
     name: str, tools: ToolUse, special_by_mark: SpecialByMark = NO_SPECIAL
 ) -> str | None:
     """Any text, and calls in the format `name`: of a whole output. None where it is not known."""
+    if name == "harmony":
+        return harmony_output(tools, special_by_mark)
+    if name in ("llama3", "llama4"):
+        return (llama3_output if name == "llama3" else llama4_output)(tools, special_by_mark)
     writing = _writing(name, tools, special_by_mark)
     if writing is None:
         return None
     rests = {writing.begin: writing.rest}
     if writing.bare_begin:
         rests[writing.bare_begin] = writing.bare_rest
-    spelled = [begin for begin in rests if begin not in special_by_mark]
+    spelled = [begin for begin in rests if not _is_special(begin, special_by_mark)]
     lines = []
     for index, (begin, rest) in enumerate(rests.items()):
-        if begin in special_by_mark:
-            text = f"text{index}: FREE {written_mark(begin, special_by_mark)}"
+        if begin == DSML_BEGIN and DSML in special_by_mark:
+            before, _ = begin.split(DSML)
+            lines.append(f"text{index}: BEGUN {written_mark(DSML, special_by_mark)}")
+            lines.append(f"BEGUN: /(?s:.*){in_regex(before)}/")
+        elif begin in special_by_mark:
+            lines.append(f"text{index}: FREE {written_mark(begin, special_by_mark)}")
         else:
             others = [other for other in spelled if other != begin]
-            text = f"text{index}[suffix={_quoted(begin)}]: {_without(others)}"
-        lines += [text, f"call{index}: {rest}"]
+            lines.append(f"text{index}[suffix={quoted(begin)}]: {without(others)}")
+        lines.append(f"call{index}: {rest}")
     some = "*" if tools.is_parallel and writing.between is not None else "?"
     called = " | ".join(f"text{index} call{index}" for index in range(len(rests)))
-    lines += [f"FREE: {_without(spelled)}", *writing.rules]
+    lines += [f"FREE: {without(spelled)}", *writing.rules]
     return "\n".join((f"calls: ({called}){some} FREE", *lines))
 
 
+def _is_special(begin: str, special_by_mark: SpecialByMark) -> bool:
+    return begin in special_by_mark or (begin == DSML_BEGIN and DSML in special_by_mark)
+
+
+def _begin(begin: str, special_by_mark: SpecialByMark) -> str:
+    if begin == DSML_BEGIN and DSML in special_by_mark:
+        before, _ = begin.split(DSML)
+        return f"{quoted(before)} {written_mark(DSML, special_by_mark)}"
+    return written_mark(begin, special_by_mark)
+
+
 def _writing(name: str, tools: ToolUse, special_by_mark: SpecialByMark) -> _Writing | None:
-    def mark(text: str) -> str:
-        return written_mark(text, special_by_mark)
+    write = _WRITINGS.get(name)
+    return None if write is None else write(tools, special_by_mark)
 
-    def several(item: str, between: str) -> str:
-        return f"{item} ({between} {item})*" if tools.is_parallel else item
 
-    listed = f'"[" {several("called", COMMA)} "]"'
-    match name:
-        case "hermes" | "generic":
-            rest = f'"\\n" called "\\n" {mark(HERMES_END)}'
-            called = _called(tools)
-            return _Writing(begin=HERMES_BEGIN, rest=rest, rules=called, between='"\\n"')
-        case "mistral" if formats.MISTRAL_ARGUMENTS in special_by_mark:
-            call_id = f"({mark(formats.MISTRAL_ID)} /[a-zA-Z0-9_-]{{1,64}}/)?"
-            between = f" {call_id} {mark(formats.MISTRAL_ARGUMENTS)} "
-            named = _by_name(tools, "", between, "")
-            return _Writing(begin=formats.MISTRAL_CALLS, rest="named", rules=named, between="")
-        case "mistral":
-            rest = f"/ ?/ {listed}"
-            return _Writing(begin=formats.MISTRAL_CALLS, rest=rest, rules=_called(tools))
-        case "phi":
-            return _Writing(
-                begin=formats.PHI_CALLS,
-                rest=f"{listed} {mark(formats.PHI_CALLS_END)}",
-                rules=_called(tools),
-                bare_begin=formats.PHI_LIST,
-                bare_rest=listed.removeprefix('"[" '),
-            )
-        case "kimi":
-            rest_of_one = f"named {mark(formats.KIMI_CALL_END)}"
-            arguments = f' ":" /[0-9]{{1,4}}/ {mark(formats.KIMI_ARGUMENTS)} '
-            rules = (
-                f"one: {mark(formats.KIMI_CALL)} {rest_of_one}",
-                *_by_name(tools, "functions.", arguments, ""),
-            )
-            return _Writing(
-                begin=formats.KIMI_CALLS,
-                rest=f"{several('one', '')} {mark(formats.KIMI_CALLS_END)}",
-                rules=rules,
-                bare_begin=formats.KIMI_CALL,
-                bare_rest=f"{rest_of_one} one*" if tools.is_parallel else rest_of_one,
-            )
-        case "deepseek":
-            separator = mark(formats.SEPARATOR)
-            rest_of_one = f"(named | fenced) {mark(formats.CALL_END)}"
-            rules = (
-                f"one: {mark(formats.CALL_BEGIN)} {rest_of_one}",
-                f'fenced: "function" {separator} named_in_fence "\\n```"',
-                *_by_name(tools, "", f" {separator} ", ""),
-                *_by_name(tools, "", ' "\\n```json\\n" ', "_in_fence", has_arguments=False),
-            )
-            return _Writing(
-                begin=formats.CALLS_BEGIN,
-                rest=f"{several('one', BREAK)} {mark(formats.CALLS_END)}",
-                rules=rules,
-                bare_begin=formats.CALL_BEGIN,
-                bare_rest=f"{rest_of_one} ({BREAK} one)*" if tools.is_parallel else rest_of_one,
-            )
-        case "qwen3_coder" | "glm" if (tagged := _tagged_calls(name, tools, mark)) is not None:
-            begin = "" if name == "glm" else f"{_quoted(LINE + xml_calls.FUNCTION)} "
-            end = "" if name == "glm" else '"\\n" '
-            return _Writing(
-                begin=HERMES_BEGIN,
-                rest=f"{begin}tagged {end}{mark(HERMES_END)}",
-                rules=tagged,
-                between='"\\n"',
-                bare_begin="" if name == "glm" else xml_calls.FUNCTION,
-                bare_rest="tagged",
-            )
-    return None
+def _several(tools: ToolUse, item: str, between: str) -> str:
+    return f"{item} ({between} {item})*" if tools.is_parallel else item
+
+
+def _list(tools: ToolUse) -> str:
+    """The calls of a list whose bracket has been written."""
+    return f'{_several(tools, "called", COMMA)} "]"'
+
+
+def _hermes(tools: ToolUse, special_by_mark: SpecialByMark) -> _Writing:
+    rest = f'"\\n" called "\\n" {written_mark(HERMES_END, special_by_mark)}'
+    return _Writing(begin=HERMES_BEGIN, rest=rest, rules=_called(tools), between='"\\n"')
+
+
+def _mistral(tools: ToolUse, special_by_mark: SpecialByMark) -> _Writing:
+    begin = formats.MISTRAL_CALLS
+    if formats.MISTRAL_ARGUMENTS not in special_by_mark:
+        return _Writing(begin=begin, rest=f'/ ?/ "[" {_list(tools)}', rules=_called(tools))
+    call_id = f"({written_mark(formats.MISTRAL_ID, special_by_mark)} /[a-zA-Z0-9_-]{{1,64}}/)?"
+    between = f" {call_id} {written_mark(formats.MISTRAL_ARGUMENTS, special_by_mark)} "
+    return _Writing(begin=begin, rest="named", rules=_by_name(tools, "", between, ""), between="")
+
+
+def _phi(tools: ToolUse, special_by_mark: SpecialByMark) -> _Writing:
+    end = written_mark(formats.PHI_CALLS_END, special_by_mark)
+    return _Writing(
+        begin=formats.PHI_CALLS,
+        rest=f'"[" {_list(tools)} {end}',
+        rules=_called(tools),
+        bare_begin=formats.PHI_LIST,
+        bare_rest=_list(tools),
+    )
+
+
+def _kimi(tools: ToolUse, special_by_mark: SpecialByMark) -> _Writing:
+    call, call_end, arguments, end = (
+        written_mark(mark, special_by_mark)
+        for mark in (
+            formats.KIMI_CALL,
+            formats.KIMI_CALL_END,
+            formats.KIMI_ARGUMENTS,
+            formats.KIMI_CALLS_END,
+        )
+    )
+    rest_of_one = f"named {call_end}"
+    between = f' ":" /[0-9]{{1,4}}/ {arguments} '
+    return _Writing(
+        begin=formats.KIMI_CALLS,
+        rest=f"{_several(tools, 'one', '')} {end}",
+        rules=(f"one: {call} {rest_of_one}", *_by_name(tools, "functions.", between, "")),
+        bare_begin=formats.KIMI_CALL,
+        bare_rest=f"{rest_of_one} one*" if tools.is_parallel else rest_of_one,
+    )
+
+
+def _deepseek(tools: ToolUse, special_by_mark: SpecialByMark) -> _Writing:
+    separator, call, call_end, end = (
+        written_mark(mark, special_by_mark)
+        for mark in (
+            formats.SEPARATOR,
+            formats.CALL_BEGIN,
+            formats.CALL_END,
+            formats.CALLS_END,
+        )
+    )
+    rest_of_one = f"(named | fenced) {call_end}"
+    rules = (
+        f"one: {call} {rest_of_one}",
+        f'fenced: "function" {separator} named_in_fence "\\n```"',
+        *_by_name(tools, "", f" {separator} ", ""),
+        *_by_name(tools, "", ' "\\n```json\\n" ', "_in_fence", has_arguments=False),
+    )
+    return _Writing(
+        begin=formats.CALLS_BEGIN,
+        rest=f"{_several(tools, 'one', BREAK)} {end}",
+        rules=rules,
+        bare_begin=formats.CALL_BEGIN,
+        bare_rest=f"{rest_of_one} ({BREAK} one)*" if tools.is_parallel else rest_of_one,
+    )
+
+
+def _gemma(tools: ToolUse, special_by_mark: SpecialByMark) -> _Writing | None:
+    rules = gemma_calls(tools, special_by_mark)
+    if rules is None:
+        return None
+    begins = gemma.CALL_BEGINS
+    ends = [written_mark(end, special_by_mark) for end in gemma.CALL_ENDS]
+    return _Writing(
+        begin=begins[0],
+        rest=f"gemma_a {ends[0]}",
+        rules=rules,
+        between="",
+        bare_begin=begins[1],
+        bare_rest=f"gemma_b {ends[1]}",
+    )
+
+
+def _qwen3_coder(tools: ToolUse, special_by_mark: SpecialByMark) -> _Writing | None:
+    tagged = tagged_calls("qwen3_coder", tools, special_by_mark)
+    if tagged is None:
+        return None
+    begin, end = quoted(f"{LINE}{xml_calls.FUNCTION}"), written_mark(HERMES_END, special_by_mark)
+    return _Writing(
+        begin=HERMES_BEGIN,
+        rest=f'{begin} tagged "\\n" {end}',
+        rules=tagged,
+        between='"\\n"',
+        bare_begin=xml_calls.FUNCTION,
+        bare_rest="tagged",
+    )
+
+
+def _glm(tools: ToolUse, special_by_mark: SpecialByMark) -> _Writing | None:
+    tagged = tagged_calls("glm", tools, special_by_mark)
+    if tagged is None:
+        return None
+    rest = f"tagged {written_mark(HERMES_END, special_by_mark)}"
+    return _Writing(begin=HERMES_BEGIN, rest=rest, rules=tagged, between='"\\n"')
+
+
+def _deepseek_v32(tools: ToolUse, special_by_mark: SpecialByMark) -> _Writing | None:
+    """Behind the beginning that all its tags have in common: a list of calls, or a bare one."""
+    tagged = tagged_calls("deepseek_v32", tools, special_by_mark)
+    if tagged is None:
+        return None
+    lists = [
+        f"{quoted(begin.removeprefix(DSML_BEGIN))} {BREAK} {_several(tools, 'one', BREAK)} {BREAK} "
+        f"{dsml(end, special_by_mark)}"
+        for begin, end in zip(xml_calls.DSML_CALLS, xml_calls.DSML_CALLS_END, strict=True)
+    ]
+    bare = f"{quoted(xml_calls.DSML_CALL.removeprefix(DSML_BEGIN))} tagged"
+    one = f"one: {dsml(xml_calls.DSML_CALL, special_by_mark)} tagged"
+    return _Writing(
+        begin=DSML_BEGIN, rest=f"({' | '.join((*lists, bare))})", rules=(one, *tagged), between=""
+    )
+
+
+_WRITINGS: Mapping[str, Callable[[ToolUse, SpecialByMark], _Writing | None]] = {
+    "generic": _hermes,
+    "hermes": _hermes,
+    "mistral": _mistral,
+    "phi": _phi,
+    "kimi": _kimi,
+    "deepseek": _deepseek,
+    "gemma": _gemma,
+    "qwen3_coder": _qwen3_coder,
+    "glm": _glm,
+    "deepseek_v32": _deepseek_v32,
+}
 
 
 def _called(tools: ToolUse) -> tuple[str, ...]:
-    return (f"called: {json_body(tools.call_schema('arguments'))}",)
+    return (f"called: {json_of(tools.call_schema('arguments'))}",)
 
 
 def _by_name(
@@ -184,77 +274,11 @@ def _by_name(
     indices = range(len(tools.functions))
     lines = [f"named{suffix}: " + " | ".join(f"named{suffix}{index}" for index in indices)]
     for index, function in enumerate(tools.functions):
-        name = _quoted(prefix + function.name)
+        name = quoted(prefix + function.name)
         lines.append(f"named{suffix}{index}: {name}{between or ' '}arguments{index}")
         if has_arguments:
-            lines.append(f"arguments{index}: {json_body(function.parameters or NO_PARAMETERS)}")
+            lines.append(f"arguments{index}: {json_of(function.parameters or NO_PARAMETERS)}")
     return tuple(lines)
-
-
-def _tagged_calls(name: str, tools: ToolUse, mark: Mark) -> tuple[str, ...] | None:
-    """Arguments in the order of their schema. None where one could not be written so."""
-    rules = ["tagged: " + " | ".join(f"tagged{index}" for index in range(len(tools.functions)))]
-    for index, function in enumerate(tools.functions):
-        schema = function.parameters or NO_PARAMETERS
-        properties = schema.get("properties")
-        required = schema.get("required") or ()
-        if not OBJECT_WORDS.issuperset(schema) or schema.get("additionalProperties"):
-            return None
-        if not isinstance(properties, dict) or not isinstance(required, list | tuple):
-            return None
-        written = []
-        for number, (key, value) in enumerate(properties.items()):
-            rule = f"value{index}_{number}"
-            lines = _tagged_value(rule, value, schema, _value_end(name, mark))
-            if lines is None:
-                return None
-            rules += lines
-            argument = f"({_value_begin(name, key, mark)} {rule})"
-            is_required = key in required
-            written.append(argument if is_required else f"{argument}?")
-        rules.append(f"tagged{index}: {_in_tags(name, function.name, ' '.join(written))}")
-    return tuple(rules)
-
-
-def _in_tags(name: str, function: str, arguments: str) -> str:
-    if name == "glm":
-        return f"{_quoted(function)} {BREAK} {arguments}"
-    return f'{_quoted(f"{function}>{LINE}")} {arguments} "</function>"'
-
-
-def _value_begin(name: str, key: str, mark: Mark) -> str:
-    if name == "glm":
-        begin, end, value = (mark(m) for m in (xml_calls.KEY, xml_calls.KEY_END, xml_calls.VALUE))
-        return f"{begin} {_quoted(key)} {end} {BREAK} {value}"
-    return _quoted(f"{xml_calls.PARAMETER}{key}>{LINE}")
-
-
-def _value_end(name: str, mark: Mark) -> tuple[str, str]:
-    """In Lark's notation, and what may follow; a text is all up to it."""
-    if name == "glm":
-        return mark(xml_calls.VALUE_END), BREAK
-    return _quoted(f"{LINE}{xml_calls.PARAMETER_END}{LINE}"), ""
-
-
-def _tagged_value(
-    rule: str, schema: Any, root: Mapping[str, Any], ends: tuple[str, str]
-) -> list[str] | None:
-    end, after = ends
-    types = types_of(schema, root)
-    if types and "string" not in types:
-        value = {**schema, **{key: root[key] for key in ("$defs", "definitions") if key in root}}
-        return [f"{rule}: {rule}_json {end} {after}", f"{rule}_json: {json_body(value)}"]
-    if not isinstance(schema, Mapping) or not PLAIN_WORDS.issuperset(schema):
-        return None
-    if "enum" in schema:
-        values = schema["enum"] if isinstance(schema["enum"], list) else []
-        words = [word for word in values if isinstance(word, str)]
-        if types != TEXT or not words:
-            return None
-        return [f"{rule}: ({' | '.join(map(_quoted, words))}) {end} {after}"]
-    if end.startswith('"'):
-        return [f"{rule}: {rule}_text {after}", f"{rule}_text[suffix={end}]: {_without(TEXT_ENDS)}"]
-    return [f"{rule}: {rule.upper()} {end} {after}", f"{rule.upper()}: /(?s:.*)/"]
 
 
 def _harmony_call(tools: ToolUse, special_by_mark: SpecialByMark) -> str:
@@ -269,21 +293,5 @@ def _harmony_call(tools: ToolUse, special_by_mark: SpecialByMark) -> str:
             f'{channel} "commentary to=functions.{function.name} " {constrain} "json" {message}'
         )
         lines.append(f"call{index}: {header} arguments{index}")
-        lines.append(f"arguments{index}: {json_body(function.parameters or NO_PARAMETERS)}")
+        lines.append(f"arguments{index}: {json_of(function.parameters or NO_PARAMETERS)}")
     return "\n".join(lines)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _without(marks: Sequence[str]) -> str:
-    """Any text that has none of `marks`, as a regex of Lark's notation."""
-    if not marks:
-        return "/(?s:.*)/"
-    # A complement alone has special tokens, too.
-    return f"/(?s:.*)/ & ~/(?s:.*)({'|'.join(map(_in_regex, marks))})(?s:.*)/"
-
-
-def _in_regex(mark: str) -> str:
-    return re.sub(r"([\[\]|()?*+./\\])", r"\\\1", mark)

@@ -31,7 +31,8 @@ class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     parameters: dict[str, Any] | None = None
     """A JSON schema."""
     strict: bool | None = None
-    """Holds where a call is forced; elsewhere the model is trusted with the schema."""
+    """True: what cannot be held to the schema is told, or refused. False, of all tools: a model
+    that need not call is trusted with it. Where a call is forced, schemas always hold."""
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates want it."""

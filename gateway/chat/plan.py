@@ -58,6 +58,8 @@ class ChatPlan:
     """Tools that are given a text."""
     unheld_fields: tuple[str, ...]
     """Grammars of such texts that the model is trusted with."""
+    trusts_schemas: bool
+    """Calls may not fit their schemas, and nobody has asked for that."""
 
     stream_id: str = ""
     """Of a stream that another gateway may have to write: both name its calls alike."""
@@ -110,6 +112,9 @@ async def plan_chat(
         is_generic=tools.mode is ToolMode.AUTO and parser == GENERIC,
         custom_names=tools.custom_names,
         unheld_fields=tuple(_unheld_fields(tools, grammar)),
+        trusts_schemas=(
+            tools.mode is ToolMode.AUTO and grammar is None and not _is_trust_wanted(tools)
+        ),
         stream_id="" if parking is None else parking.stream_id,
     )
 
@@ -156,8 +161,15 @@ def _holds_to_schemas(parser: str, conversation: Conversation) -> bool:
     tools = conversation.tools
     if tools.mode is not ToolMode.AUTO:
         return False
-    is_strict = any(function.strict for function in tools.functions)
-    return is_strict or (parser == GENERIC and not conversation.ignores_eos)
+    if any(function.strict for function in tools.functions):
+        return True
+    is_wanted = parser == GENERIC or not _is_trust_wanted(tools)
+    return is_wanted and not conversation.ignores_eos
+
+
+def _is_trust_wanted(tools: ToolUse) -> bool:
+    """By the caller, who says of all tools that they are not strict."""
+    return all(function.strict is False for function in tools.functions)
 
 
 def _calls(gateway: Gateway, parser: str, tools: ToolUse) -> CallFormat:

@@ -298,7 +298,10 @@ class ReplicaDispatcher:
 
     async def status(self) -> dict[str, Any]:
         inspections = await self.fleet.links.inspect()
-        report = status_report(self.fleet.replicas, inspections, self.fleet.links.kv_knowledge())
+        links = self.fleet.links
+        report = status_report(
+            self.fleet.replicas, inspections, links.kv_knowledge(), is_secured=links.is_secured
+        )
         return {**report, "num_waiting": self.num_waiting}
 
     async def drain(self, replica_id: str, *, is_forced: bool) -> dict[str, Any]:

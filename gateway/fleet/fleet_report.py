@@ -71,7 +71,11 @@ def leaks_report(replicas: Sequence[ReplicaInfo], inspections: Inspections) -> d
 
 
 def status_report(
-    replicas: Sequence[ReplicaInfo], inspections: Inspections, knowledge: Knowledge
+    replicas: Sequence[ReplicaInfo],
+    inspections: Inspections,
+    knowledge: Knowledge,
+    *,
+    is_secured: bool = False,
 ) -> dict[str, Any]:
     """The pools, their replicas, and how busy each is."""
     pools: dict[str, list[dict[str, Any]]] = {"prefill": [], "decode": []}
@@ -103,7 +107,7 @@ def status_report(
             if reply.HasField("flip"):
                 row["flip"] = {"to": reply.flip.role, "failure": reply.flip.failure}
         else:
-            row["trouble"] = _trouble(reply)
+            row["trouble"] = _trouble(reply, is_secured=is_secured)
         pools[info.role.value].append(row)
     return {"pools": pools}
 
@@ -113,11 +117,13 @@ def _facts(reply: pb.InspectReply) -> dict[str, Any]:
     return {field.name: value for field, value in reply.engine.ListFields()}
 
 
-def _trouble(reply: Exception | None) -> str:
+def _trouble(reply: Exception | None, *, is_secured: bool) -> str:
     """Why a replica cannot be asked, in words that name the remedy where there is one."""
     if reply is None:
         return "it is not known well enough yet to be asked"
-    return explain(reply) if isinstance(reply, grpc.aio.AioRpcError) else repr(reply)
+    if isinstance(reply, grpc.aio.AioRpcError):
+        return explain(reply, is_secured=is_secured)
+    return repr(reply)
 
 
 def knowledge_families(replicas: Sequence[ReplicaInfo], knowledge: Knowledge) -> list[Family]:

@@ -32,6 +32,8 @@ async def keep_open(
     pump: Callable[[], Awaitable[None]],
     was_open: Callable[[], bool],
     on_break: Callable[[str], None],
+    *,
+    is_secured: bool = False,
 ) -> None:
     """Run `pump` for ever; it returns, or raises, when its stream is over. Then `was_open` is asked
     whether the replica had answered, and `on_break` is called with the reason."""
@@ -43,7 +45,7 @@ async def keep_open(
             await pump()
             reason = "the replica ended the stream"
         except grpc.aio.AioRpcError as error:
-            reason = explain(error)
+            reason = explain(error, is_secured=is_secured)
             is_refused = error.code() in _REFUSALS
         except Exception as error:  # a link that stops trying would be a replica lost for ever
             log.exception("the link to %s failed", replica_id)

@@ -48,7 +48,7 @@ class Snapshots:
 class KvWatch:
     """Over the channel of the replica's link, which outlives it."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it follows, whom it tells, and how both are reached
         self,
         info: ReplicaInfo,
         index: KvIndex,
@@ -56,6 +56,8 @@ class KvWatch:
         on_learnt: OnLearnt,
         until_connected: Callable[[], Awaitable[None]],
         snapshots: Snapshots | None = None,
+        *,
+        is_secured: bool = False,
     ) -> None:
         self.num_events = 0
         """Applied so far."""
@@ -73,6 +75,7 @@ class KvWatch:
         self._stub = ReplicaStub(channel)
         self._until_connected = until_connected
         self._snapshots = snapshots or Snapshots()
+        self._is_secured = is_secured
         self._turn: Turn | None = None
         """To take one."""
         self._pump = asyncio.create_task(self._run(), name=f"KV events of {info.replica_id}")
@@ -128,7 +131,7 @@ class KvWatch:
             self.num_gaps += 1
             return str(gap)
         except grpc.aio.AioRpcError as error:
-            return explain(error)
+            return explain(error, is_secured=self._is_secured)
         except Exception as error:  # a watch that stops trying would mislead for ever
             log.exception("the KV events of %s cannot be followed", self._info.replica_id)
             return f"{type(error).__name__}: {error}"

@@ -62,6 +62,10 @@ class Links:
         """Whether one waits for its turn, to be connected to or to be asked what it has cached."""
         return bool(self._opening.num_waiting or self._snapshots.opening.num_waiting)
 
+    @property
+    def is_secured(self) -> bool:
+        return self._channels.is_secured
+
     def meet(self, info: ReplicaInfo, listener: Listener, on_learnt: OnLearnt) -> None:
         """Open what is not open to it yet."""
         epoch = info.epoch
@@ -77,7 +81,13 @@ class Links:
         if epoch not in self.watches:
             link = self[epoch]
             self.watches[epoch] = KvWatch(
-                info, self._index, link.channel, on_learnt, link.until_connected, self._snapshots
+                info,
+                self._index,
+                link.channel,
+                on_learnt,
+                link.until_connected,
+                self._snapshots,
+                is_secured=self.is_secured,
             )
 
     async def close_watch(self, epoch: Epoch) -> None:

@@ -140,7 +140,13 @@ class ReplicaLink(ABC, Generic[F]):
         self.channel = channels.new(info.address, LINK_CHANNEL_OPTIONS)
         self._pulse = Pulse(self.channel, channels.ping_timing, self._on_pulse, clock)
         self._pump = asyncio.create_task(
-            keep_open(info.replica_id, self._pump_frames, self._is_connected.is_set, self._break),
+            keep_open(
+                info.replica_id,
+                self._pump_frames,
+                self._is_connected.is_set,
+                self._break,
+                is_secured=channels.is_secured,
+            ),
             name=f"link to {info.replica_id}",
         )
 

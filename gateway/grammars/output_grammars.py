@@ -17,7 +17,7 @@ MAX_KNOWN = 128
 
 
 class OutputGrammars:
-    """Remembers which grammars are good: clients mostly send the same few."""
+    """Remembers which grammars are good, and which are not: clients mostly send the same few."""
 
     def __init__(self, model: ServedModel) -> None:
         self._has_end = bool(model.eos_token_ids)
@@ -25,7 +25,8 @@ class OutputGrammars:
         self._special_by_mark = model.tokenizer.special_tokens(
             (THINK_BEGIN, THINK_END, *harmony.MARKERS)
         )
-        self._known: dict[Grammar, None] = {}
+        self._known: dict[Grammar, InvalidRequest | None] = {}
+        """What is wrong with each."""
 
     async def accept(
         self,
@@ -63,7 +64,13 @@ class OutputGrammars:
 
     async def _check(self, grammar: Grammar, field: str) -> None:
         if grammar not in self._known:
-            await asyncio.to_thread(self._checker.check, grammar, field=field)
+            fault: InvalidRequest | None = None
+            try:
+                await asyncio.to_thread(self._checker.check, grammar)
+            except InvalidRequest as error:
+                fault = error
             while len(self._known) >= MAX_KNOWN:
                 del self._known[next(iter(self._known))]
-            self._known[grammar] = None
+            self._known[grammar] = fault
+        if (known := self._known[grammar]) is not None:
+            raise InvalidRequest(known.message, field=field)

@@ -19,7 +19,7 @@ from baton.gateway.http.batching.files import FilesApi
 from baton.gateway.http.batching.message_batches import MessageBatchesApi
 from baton.gateway.http.completions.chat import ChatApi
 from baton.gateway.http.completions.completions import CompletionsApi
-from baton.gateway.http.completions.tool_format import TOOL_FORMAT
+from baton.gateway.http.completions.tool_format import TOOL_FORMAT, TOOL_SCHEMAS
 from baton.gateway.http.decisions import DecisionsApi
 from baton.gateway.http.edge import (
     ANTHROPICS_REQUEST_ID,
@@ -59,6 +59,7 @@ EXPOSED = (
     ANTHROPICS_REQUEST_ID,
     IGNORED,
     TOOL_FORMAT,
+    TOOL_SCHEMAS,
     "retry-after",
     *LIMIT_HEADERS,
 )

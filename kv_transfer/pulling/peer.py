@@ -39,7 +39,7 @@ from baton.kv_transfer.receiving.fetch import Listener
 from baton.kv_transfer.receiving.source_patience import SourcePatience
 from baton.kv_transfer.receiving.source_watch import SourceWatch
 from baton.proto import replica_pb2 as pb
-from baton.proto.channels import Channels, explain
+from baton.proto.channels import Channels
 from baton.proto.replica_pb2_grpc import PeerServicer, PeerStub
 from baton.proto.wire import offered_from_proto, offered_to_proto, pull_from_proto, pull_to_proto
 
@@ -175,7 +175,7 @@ class PeerClient:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 return
             error_type = _ERROR_BY_CODE.get(error.code(), Unavailable)
-            raise error_type(explain(error)) from error
+            raise error_type(self.channels.explain(error)) from error
         except ValueError as error:  # a layout that this version cannot even read
             raise LayoutMismatch(str(error)) from error
         finally:

@@ -24,7 +24,7 @@ from baton.platform.doctor.matrix import LiveReplica, Pair, Size, Way
 from baton.platform.doctor.node_checks import unexamined
 from baton.platform.machine.node import NodeFacts
 from baton.proto import replica_pb2 as pb
-from baton.proto.channels import Channels, explain
+from baton.proto.channels import Channels
 from baton.proto.kv_wire import layout_from_proto
 from baton.proto.replica_pb2_grpc import ReplicaStub
 
@@ -101,7 +101,7 @@ class LiveSystem:
             try:
                 reply = await self._probe(pair, transport, num_bytes)
             except grpc.aio.AioRpcError as error:
-                return replace(way, error=explain(error))
+                return replace(way, error=self._channels.explain(error))
             if reply.error or not reply.round_s:
                 return replace(way, error=reply.error or "nothing was measured")
             size = Size(num_bytes=reply.num_bytes, rounds_s=tuple(reply.round_s))
@@ -131,7 +131,7 @@ class LiveSystem:
             answered_unix_s = time.time()
             node, layout = NodeFacts.from_json(reply.node), layout_from_proto(reply.layout)
         except grpc.aio.AioRpcError as error:
-            reason = f"it cannot be asked: {explain(error)}"
+            reason = f"it cannot be asked: {self._channels.explain(error)}"
             is_refused = error.code() is grpc.StatusCode.UNAUTHENTICATED
             found = fail("node", reason, REFUSED_REMEDY) if is_refused else unexamined(reason)
             return replace(found, where=replica.replica_id)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 PROCESSES = Path("/proc")
+REPLICA = "ray::ServeReplica:"
 
 
 def descendants(pid: int) -> frozenset[int]:
@@ -25,6 +26,19 @@ def descendants(pid: int) -> frozenset[int]:
         found |= new
         waiting += new
     return frozenset(found)
+
+
+def replicas_below(pid: int) -> dict[int, str]:
+    """What Ray calls its workers, by process: of `ray::ServeReplica:app:Decode` the last part, in
+    lower case."""
+    found = {}
+    for child in descendants(pid):
+        with suppress(OSError):  # it has ended meanwhile
+            title = (PROCESSES / str(child) / "cmdline").read_bytes().decode(errors="replace")
+            if title.startswith(REPLICA):
+                name = title.removeprefix(REPLICA).partition("\0")[0].split()[0]
+                found[child] = name.rpartition(":")[2].lower()
+    return found
 
 
 def end(pids: Iterable[int]) -> None:

@@ -53,6 +53,14 @@ def find_model(
     )
 
 
+def local_folder(model: str) -> Path | None:
+    """The folder that this machine has of itself; None for what would have to be fetched."""
+    if model in BUILT_IN:
+        return built_in_folder(model)
+    folder = Path(model).expanduser()
+    return folder.resolve() if folder.is_dir() else None
+
+
 def whole_name(model: str) -> str:
     """A folder's path from the root; what is no folder, as it is."""
     folder = Path(model).expanduser()

@@ -7,8 +7,15 @@ from dataclasses import dataclass
 
 import pytest
 
-HEADER = "| client | packages | answer | stream | tools, in its format | tools, generic |"
-RULE = "|---|---|---|---|---|---|"
+MODELS = {
+    "knows-tools": "Hermes",
+    "mistral": "Mistral",
+    "qwen3-coder": "Qwen3-Coder",
+    "knows-none": "generic",
+}
+"""What tools are headed by."""
+HEADER = f"| client | packages | answer | stream | tools: {' | '.join(MODELS.values())} |"
+RULE = "|---" * (4 + len(MODELS)) + "|"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +46,7 @@ def _row(outcomes: Sequence[Outcome]) -> str:
         outcomes[0].version,
         _cell(outcomes, "answer"),
         _cell(outcomes, "stream"),
-        _cell([o for m, o in by_model.items() if m == "knows-tools"], "tools"),
-        _cell([o for m, o in by_model.items() if m == "knows-none"], "tools"),
+        *(_cell([by_model[name]] if name in by_model else [], "tools") for name in MODELS),
     ]
     return f"| {' | '.join(cells)} |"
 

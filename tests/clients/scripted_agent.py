@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,7 @@ ANSWER = "the quick brown fox — 日本 🦊"
 TURNS = (("Oslo",), ("Rome", "Lima"), ("Cairo",))
 CITIES = tuple(city for turn in TURNS for city in turn)
 READING = re.compile(rf"\b({'|'.join(CITIES)})=(\d+)")
-NAME = re.compile(r'"name": ?"([\w-]+)"')
+NAME = re.compile(r'(?:"name": ?"|<name>)([\w-]+)[<"]')
 TOOL = "get_weather"
 FINAL_TOOL = "final_answer"
 """Frameworks that have it take no other last word."""
@@ -54,17 +54,31 @@ class Turn:
     offered: tuple[str, ...] = ()
     """Tools: one of them takes what is to be said, where a call is forced."""
 
-    def forms(self) -> Sequence[str]:
+    def forms(self, call_format: str) -> Sequence[str]:
         """Ways to write it: freely, as a forced call of any tool, or of a named one; as JSON."""
         if not self.calls:
             said = {"text": self.text}
             named = ([{"name": name, "parameters": said}] for name in self.offered)
             return [self.text, *(json.dumps(one, ensure_ascii=False) for one in (said, *named))]
         calls = [{"name": name, "arguments": dict(given)} for name, given in self.calls]
-        written = "\n".join(f"<tool_call>\n{json.dumps(c)}\n</tool_call>" for c in calls)
+        written = _WAYS[call_format](calls)
         forced = [{"name": c["name"], "parameters": c["arguments"]} for c in calls]
         first = dict(self.calls[0][1])
         return (f"{self.text}{written}", json.dumps(forced), json.dumps(first))
+
+
+def _in_tags(call: Mapping[str, Any]) -> str:
+    values = "".join(
+        f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in call["arguments"].items()
+    )
+    return f"<tool_call>\n<function={call['name']}>\n{values}</function>\n</tool_call>"
+
+
+_WAYS: Mapping[str, Callable[[Sequence[Mapping[str, Any]]], str]] = {
+    "hermes": lambda calls: "\n".join(f"<tool_call>\n{json.dumps(c)}\n</tool_call>" for c in calls),
+    "mistral": lambda calls: f"[TOOL_CALLS]{json.dumps(calls)}",
+    "qwen3_coder": lambda calls: "\n".join(map(_in_tags, calls)),
+}
 
 
 def turn_of(prompt: str) -> Turn:
@@ -85,15 +99,20 @@ def turn_of(prompt: str) -> Turn:
 class AgentDispatcher(ScriptedDispatcher):
     """Writes each turn in the first form that the request's grammar takes, token by token."""
 
-    def __init__(self) -> None:
+    def __init__(self, call_format: str) -> None:
         super().__init__(max_model_len=MAX_MODEL_LEN)
+        self._call_format = call_format
         self._tokenizer = Tokenizer.from_str(text_tokenizer().to_json())
         self._grammars = GrammarChecker(self._tokenizer.to_str, [eos_token()])
 
     async def start(self, generation: Generation) -> ScriptedGeneration:
         turn = turn_of(text_of(generation.prompt))
         grammar = generation.sampling.grammar
-        forms = [text for text in turn.forms() if grammar is None or self._fits(grammar, text)]
+        forms = [
+            text
+            for text in turn.forms(self._call_format)
+            if grammar is None or self._fits(grammar, text)
+        ]
         assert forms, f"{turn} cannot be said in {grammar}"
         return ScriptedGeneration(
             self, generation, Script(tokens=tokens_of(forms[0]), ends_with_eos=True)

@@ -1,8 +1,9 @@
 """What people's tools make of Baton: each in an environment of its own, unmodified.
 
-Before it are two gateways on ports (gateways.py), one of a model whose chat template knows tools,
-one with the demo's, whose knows none. The model is scripted (scripted_agent.py), all else is as it
-is served. `make test-clients` installs what is not there yet and prints the table.
+Before it are gateways on ports (gateways.py), three of models whose chat templates know tools, each
+in another format, one with the demo's, whose knows none. The model is scripted
+(scripted_agent.py), all else is as it is served. `make test-clients` installs what is not there
+yet and prints the table.
 """
 
 from __future__ import annotations

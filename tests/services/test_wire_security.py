@@ -86,7 +86,7 @@ async def ask(address: str, security: WireSecurity) -> str:
     try:
         reply = await ReplicaStub(channels.to(address)).Inspect(pb.InspectRequest(), timeout=10)
     except grpc.aio.AioRpcError as error:
-        return explain(error)
+        return channels.explain(error)
     finally:
         await channels.close()
     return reply.replica_id
@@ -254,10 +254,21 @@ async def test_a_renewed_certificate_is_used_by_both_sides_without_a_restart(
     await channels.close()
 
 
+def test_where_nobody_speaks_tls_a_refused_connection_says_nothing_of_certificates() -> None:
+    text = "failed to connect to all addresses; last error: Socket closed"
+    error = grpc.aio.AioRpcError(
+        grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), text
+    )
+
+    assert "certificate" in explain(error, is_secured=True)
+    assert "certificate" not in (plain := explain(error, is_secured=False))
+    assert "it speaks TLS and this process does not" in plain
+
+
 @pytest.mark.parametrize("text", ["Socket closed", "Stream removed (Socket closed)"])
 def test_a_peer_that_ends_after_the_handshake_says_nothing_of_certificates(text: str) -> None:
     error = grpc.aio.AioRpcError(
         grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), text
     )
 
-    assert explain(error) == f"the peer hung up: it has just ended ({text})"
+    assert explain(error, is_secured=True) == f"the peer hung up: it has just ended ({text})"

@@ -1,9 +1,9 @@
 """The bodies of OpenAI's requests, with the extras that vLLM made common.
 
-Fields Baton does not know are refused by name. Fields it knows and need not act on are accepted;
-fields that would change the answer in ways it cannot are refused unless they ask for nothing
-(requests/unsupported.py). The types say which are which, to readers of the OpenAPI document as
-well.
+Fields Baton does not know are ignored, and a header names them. Fields it knows and need not act on
+are accepted; fields that would change the answer in ways it cannot are refused unless they ask for
+nothing (requests/unsupported.py). The types say which are which, to readers of the OpenAPI document
+as well.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Tells, once in the log and in each answer's header, that tools are offered in words."""
+"""Tells, in each answer's headers, that tools are offered in words (and once in the log), and that
+calls are not held to their schemas."""
 
 from __future__ import annotations
 
@@ -13,14 +14,17 @@ from baton.gateway.text.served_model import ServedModel
 
 log = logging.getLogger(__name__)
 
-TOOL_FORMAT = "x-baton-tool-format"
+TOOL_FORMAT, TOOL_SCHEMAS = "x-baton-tool-format", "x-baton-tool-schemas"
 HEADER = (TOOL_FORMAT.encode(), GENERIC.encode())
+TRUSTED = (TOOL_SCHEMAS.encode(), b"trusted")
 
 
 def tell_format(request: Request, plan: ChatPlan, model: ServedModel) -> None:
     if plan.is_generic:
         request.state.answer_headers.append(HEADER)
         _log_once(model.name)
+    if plan.trusts_schemas:
+        request.state.answer_headers.append(TRUSTED)
 
 
 @cache

@@ -129,7 +129,7 @@ class ControlClient:
                     yield Announced(message=header, data=data, take=taking.expect(header))
                 message = await line.read()
         except grpc.aio.AioRpcError as error:
-            raise error_from_status(error, address) from error
+            raise error_from_status(error, address, self._channels) from error
         except asyncio.InvalidStateError as error:  # written to a stream that has just ended
             raise TransferCut(f"{address}: the stream has ended") from error
         finally:
@@ -173,7 +173,7 @@ class ControlClient:
         try:
             reply = await self._stub(address).Settle(settle_to_proto(request))
         except grpc.aio.AioRpcError as error:
-            raise error_from_status(error, address) from error
+            raise error_from_status(error, address, self._channels) from error
         return reply_from_proto(reply)
 
     async def meet(
@@ -186,7 +186,7 @@ class ControlClient:
         try:
             reply = await self._stub(address).Meet(request)
         except grpc.aio.AioRpcError as error:
-            raise error_from_status(error, address) from error
+            raise error_from_status(error, address, self._channels) from error
         return reply.payload
 
     async def offer_probe(
@@ -203,7 +203,7 @@ class ControlClient:
             reply = await self._stub(address).OfferProbe(request)
             layout = layout_from_proto(reply.layout)
         except grpc.aio.AioRpcError as error:
-            raise error_from_status(error, address) from error
+            raise error_from_status(error, address, self._channels) from error
         except ValueError as error:
             raise TransferError(f"{address}: {error}") from error
         return ProbeOffer(

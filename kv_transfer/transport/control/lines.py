@@ -95,7 +95,7 @@ class Lines:
             except asyncio.InvalidStateError:
                 pass
             except grpc.aio.AioRpcError as error:
-                if type(error_from_status(error, address)) is not TransferCut:
+                if type(error_from_status(error, address, self._channels)) is not TransferCut:
                     raise
             line.close()  # it ended while nothing was open on it
         call: Any = self._channels.to(address).stream_stream(

@@ -30,7 +30,7 @@ from baton.core.ids import Epoch, TransferId
 from baton.kv_transfer.handoff.messages import BlockRange, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import LentPiece, Parcel
 from baton.proto import kv_pb2 as pb
-from baton.proto.channels import explain
+from baton.proto.channels import Channels
 from baton.proto.kv_wire import layout_from_proto, layout_to_proto
 
 ServicerContext = grpc.aio.ServicerContext[Any, Any]
@@ -80,12 +80,14 @@ async def abort_call(context: ServicerContext, error: TransferError | EngineFail
     raise AssertionError("abort always raises")
 
 
-def error_from_status(error: grpc.aio.AioRpcError, address: str) -> TransferError:
+def error_from_status(
+    error: grpc.aio.AioRpcError, address: str, channels: Channels
+) -> TransferError:
     """The one place where statuses become D's errors."""
     for key, value in error.trailing_metadata() or ():
         if key == _ERROR_KEY and value in _ERROR_TYPES:
             return _ERROR_TYPES[str(value)](error.details() or "")
-    return TransferCut(f"{address}: {error.code().name}: {explain(error)}")
+    return TransferCut(f"{address}: {error.code().name}: {channels.explain(error)}")
 
 
 def open_to_proto(

@@ -11,13 +11,18 @@ from rich.console import Console
 from baton.client.client import BatonClient
 from baton.client.errors import BatonClientError, InvalidRequest, Unavailable
 from baton.client.options import ChatOptions
+from baton.gateway.access.config import GatewayConfig
 from baton.platform.cli.terminal.errors import complain
 
+GRPC_PORT = GatewayConfig().grpc_port
 console = Console(highlight=False)
 
 
 def chat(  # noqa: PLR0913 - one parameter an option
-    url: Annotated[str, typer.Option(help="host:port of the gRPC service.")] = "localhost:8001",
+    url: Annotated[
+        str,
+        typer.Option(help="The gRPC service: host:port, or http(s)://host:port. https encrypts."),
+    ] = "localhost:8001",
     system: Annotated[str, typer.Option(help="A system message to begin with.")] = "",
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Length of an answer.")] = None,
@@ -39,8 +44,9 @@ def chat(  # noqa: PLR0913 - one parameter an option
     if seed is not None:
         options["seed"] = seed
     messages = [{"role": "system", "content": system}] if system else []
-    is_encrypted = tls or ca_cert is not None
-    with BatonClient(url, api_key=api_key, tls=is_encrypted, ca_cert=ca_cert) as client:
+    target, is_https = grpc_target(url)
+    is_encrypted = tls or is_https or ca_cert is not None
+    with BatonClient(target, api_key=api_key, tls=is_encrypted, ca_cert=ca_cert) as client:
         while question := _ask():
             messages.append({"role": "user", "content": question})
             answer: list[str] = []
@@ -52,13 +58,23 @@ def chat(  # noqa: PLR0913 - one parameter an option
             except KeyboardInterrupt:
                 console.print(" [dim](stopped)[/dim]", end="")
             except Unavailable as error:
-                complain("baton chat", f"{url}: {error.message}; choose another with --url")
+                remedy = "choose another gRPC port (gateway.grpc_port, not HTTP's) with --url"
+                complain("baton chat", f"{target}: {error.message}; {remedy}")
                 raise typer.Exit(1) from None
             except BatonClientError as error:
                 complain("baton chat", error.message)
                 raise typer.Exit(2 if isinstance(error, InvalidRequest) else 1) from None
             console.print()
             messages.append({"role": "assistant", "content": "".join(answer)})
+
+
+def grpc_target(url: str) -> tuple[str, bool]:
+    """host:port, and whether the URL wants it encrypted; other commands are given URLs, too."""
+    scheme, separator, rest = url.rpartition("://")
+    target = (rest if separator else url).partition("/")[0]
+    _, colon, port = target.rpartition(":")
+    has_port = colon and port.isdigit()
+    return target if has_port else f"{target}:{GRPC_PORT}", scheme == "https"
 
 
 def _ask() -> str:

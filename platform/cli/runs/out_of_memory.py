@@ -1,24 +1,38 @@
 """Processes that the kernel ended for want of memory: who dies so leaves no word of its own.
 
-Counted are those of our control group, or, where there is none, of the machine: whoever it was, and
-Serve replaces ours, so that this is a warning, and a reason once Serve gives up.
+Counted are those of our control group, or, where there is none, of the machine. Who of ours is gone
+since we looked before is named: Serve replaces it, so that this is a warning, and a reason once
+Serve gives up.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 
 from baton.platform.cli.terminal.rays_words import MEMORY
 from baton.platform.doctor.node_checks import left_of
+from baton.platform.machine.child_processes import replicas_below
 from baton.platform.machine.memory import MemoryFacts, read_memory
 
 log = logging.getLogger(__name__)
 
 
+def replicas_here() -> Mapping[int, str]:
+    return replicas_below(os.getpid())
+
+
 class OutOfMemory:
-    def __init__(self, read: Callable[[], MemoryFacts] = read_memory) -> None:
+    def __init__(
+        self,
+        read: Callable[[], MemoryFacts] = read_memory,
+        replicas: Callable[[], Mapping[int, str]] = replicas_here,
+    ) -> None:
+        """`replicas`: ours that live, by process."""
         self._read = read
+        self._replicas = replicas
+        self._known = replicas()
         self._num_killed = read().num_killed
         self.latest = ""
         """What was said last."""
@@ -29,12 +43,16 @@ class OutOfMemory:
 
     def news(self) -> str:
         """What is to be said since the last time; may be empty."""
-        memory = self._read()
+        memory, before = self._read(), self._known
+        self._known = self._replicas()
         number = memory.num_killed - self._num_killed
         if number <= 0:
             return ""
         self._num_killed = memory.num_killed
         whom = "a process" if number == 1 else f"{number} processes"
+        gone = [f"{name}, process {pid}" for pid, name in before.items() if pid not in self._known]
+        if gone:
+            whom += f" ({'; '.join(gone)})"
         self.latest = (
             f"out of memory: the kernel has ended {whom}, and now there are {left_of(memory)}; "
             f"{MEMORY}, or give the machine or the container more"

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
+from baton.core.cores import usable_cores
 from baton.core.errors import BatonError
 from baton.gateway.text.model_files import ModelFiles
 from baton.platform.cli.runs.deploy import Ports, deploy
@@ -192,7 +193,7 @@ def _join_or_start(config: DeploymentConfig) -> None:
 
 
 def _is_overloaded() -> bool:
-    return os.getloadavg()[0] > (os.cpu_count() or 1)
+    return os.getloadavg()[0] > usable_cores()
 
 
 def _import_serve() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests import tiny_tokenizers
+from tokenizers import Tokenizer
 
 from baton.core.errors import InvalidRequest
 from baton.core.sampling import Grammar, GrammarKind
@@ -258,3 +259,17 @@ def test_a_hostile_grammar_is_refused_or_followed_but_never_hangs(name: str) -> 
             matcher.accept([rng.choice([token for token in tokens if token != eos] or [eos])])
     except InvalidRequest as refusal:
         assert len(refusal.message) < 1000
+
+
+def test_a_grammar_is_read_once_and_each_request_starts_at_its_beginning() -> None:
+    one = checker()
+    grammar = Grammar(REGEX, "ab")
+    first = one.start(grammar)
+    tokenizer = Tokenizer.from_str(tiny_tokenizers.byte_level())
+    token_a, token_b = tokenizer.encode("ab", add_special_tokens=False).ids
+    assert first.consume_token(token_a)
+
+    second = one.start(grammar)
+
+    assert first.consume_token(token_b) and first.is_accepting()
+    assert not second.validate_tokens([token_b]) and second.validate_tokens([token_a, token_b]) == 2

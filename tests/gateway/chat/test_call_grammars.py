@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -173,23 +172,52 @@ def test_marks_may_be_special_tokens(name: str) -> None:
 
 KIMI = "{{ tools | tojson }}{# <|tool_calls_section_begin|> #}{{ messages[0].content }}"
 LLAMA = "{{ tools | tojson }}{# <|python_tag|> #}{{ messages[0].content }}"
+CODER = "{{ tools | tojson }}{# <tool_call> <function= <parameter= #}{{ messages[0].content }}"
+OPEN = {**PARAMETERS, "additionalProperties": True}
 
 
-@pytest.mark.parametrize(("template", "is_held"), [(KIMI, True), (LLAMA, False)])
-async def test_a_strict_tool_is_held_to_its_schema_or_the_answer_says_that_it_is_not(
-    template: str, is_held: bool
+def weather(**changes: Any) -> dict[str, Any]:
+    return {**WEATHER, "function": {**WEATHER["function"], **changes}}
+
+
+@pytest.mark.parametrize("template", [KIMI, LLAMA, CODER])
+async def test_calls_are_held_to_their_schemas_unless_the_caller_trusts_the_model(
+    template: str,
 ) -> None:
-    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
     async with serving(dispatcher=dispatcher(said("x")), model=chat_model(template)) as gateway:
-        response = await gateway.chat(messages=USER, tools=[strict])
-        trusted = await gateway.chat(messages=USER, tools=[WEATHER])
-        held, free = (g.sampling.grammar for g in gateway.dispatcher.generations)
+        answers = [
+            await gateway.chat(messages=USER, tools=[weather(strict=strict)])
+            for strict in (True, None, False)
+        ]
+        await gateway.chat(messages=USER, tools=[weather()], ignore_eos=True)
+        strict, plain, trusted, endless = (
+            g.sampling.grammar for g in gateway.dispatcher.generations
+        )
 
-    assert (held is not None) == is_held and free is None
-    ignored = None if is_held else "tools[0].function.strict"
-    assert response.headers.get("x-baton-ignored") == ignored
-    assert "x-baton-ignored" not in trusted.headers
-    assert held is None or json.dumps(["city"]).replace(" ", "") in held.source.replace(" ", "")
+    assert strict is not None and strict == plain and trusted is endless is None
+    assert "city" in strict.source
+    told = [
+        name
+        for answer in answers
+        for name in ("x-baton-ignored", SCHEMAS)
+        if name in answer.headers
+    ]
+    assert told == []
+
+
+SCHEMAS = "x-baton-tool-schemas"
+
+
+async def test_an_answer_says_that_its_calls_could_not_be_held_to_their_schemas() -> None:
+    async with serving(dispatcher=dispatcher(said("x")), model=chat_model(CODER)) as gateway:
+        plain = await gateway.chat(messages=USER, tools=[weather(parameters=OPEN)])
+        strict = await gateway.chat(messages=USER, tools=[weather(parameters=OPEN, strict=True)])
+        grammars = [g.sampling.grammar for g in gateway.dispatcher.generations]
+
+    assert grammars == [None, None]
+    assert plain.headers[SCHEMAS] == strict.headers[SCHEMAS] == "trusted"
+    assert "x-baton-ignored" not in plain.headers
+    assert strict.headers["x-baton-ignored"] == "tools[0].function.strict"
 
 
 @pytest.mark.parametrize(
@@ -198,6 +226,7 @@ async def test_a_strict_tool_is_held_to_its_schema_or_the_answer_says_that_it_is
         ({"properties": {"a": {"type": "string"}}, "required": None}, True),
         ({"properties": {"a": {"type": "string", "enum": ["a", 1]}}}, True),
         ({"properties": {"a": {"type": ["string", "null"], "enum": ["a", None]}}}, False),
+        ({"properties": {"a": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}, True),
         ({}, False),
         ({"additionalProperties": {"type": "string"}}, False),
         ({"anyOf": [{"required": ["a"]}]}, False),

@@ -123,14 +123,6 @@ async def test_text_is_free_and_a_call_once_begun_fits_its_schema(is_parallel: b
     assert not takes_all("<tool_call>\nsomething else")
 
 
-async def test_a_model_that_knows_tools_is_held_to_the_schema_of_a_strict_one_only() -> None:
-    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
-
-    assert await grammar_of(HERMES, tools=[WEATHER]) is None
-    held = await grammar_of(HERMES, tools=[strict])
-    assert held is not None and '"city"' in held.source
-
-
 async def test_a_forced_call_is_offered_in_words_too() -> None:
     calls = json.dumps([{"name": "get_weather", "parameters": json.loads(PARIS)}])
     model = chat_model(PLAIN)

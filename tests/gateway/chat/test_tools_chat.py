@@ -244,6 +244,7 @@ async def test_only_the_allowed_of_the_tools_are_offered(mode: str, is_forced: b
     for generation in gateway.dispatcher.generations:
         shown = text_of(generation.prompt)
         assert "get_weather" in shown and "rain" not in shown and "snow" not in shown
-        assert (generation.sampling.grammar is not None) == is_forced
+        grammar = generation.sampling.grammar
+        assert grammar is not None and ('"minItems":1' in grammar.source) == is_forced
     assert len(gateway.dispatcher.generations) == 2
     assert error_of(unknown)["message"].startswith("tool_choice allows 'get_weather'")

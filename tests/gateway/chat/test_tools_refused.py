@@ -102,9 +102,10 @@ async def test_where_no_calls_are_looked_for_the_refusal_says_what_helps() -> No
 
 async def test_a_rule_that_would_forbid_calls_is_refused() -> None:
     model = chat_model(PLAIN)
+    anything = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     async with serving(
         dispatcher=dispatcher(said("x")), model=model, tool_parser="gemma"
     ) as gateway:
-        response = await gateway.chat(tools=[WEATHER], response_format={"type": "json_object"})
+        response = await gateway.chat(tools=[anything], response_format={"type": "json_object"})
 
     assert error_of(response)["param"] == "response_format"

@@ -29,7 +29,11 @@ from tests.gateway.scripted import (
 
 from baton.gateway.output import formats
 
-STRICT = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+STRICT = {
+    "type": "function",
+    "function": {"name": "f", "strict": True, "parameters": {"type": "object"}},
+}
+"""Tags have no way to hold it."""
 WORDY = HERMES + "[{{ verbosity }}]"
 SWITCHED = HERMES + "{% if enable_thinking is false %}[no thoughts]{% endif %}"
 
@@ -134,7 +138,9 @@ async def test_an_operator_may_have_all_unknown_fields_refused() -> None:
 async def test_fields_that_do_nothing_on_this_model_are_refused_with_them(
     fields: dict[str, Any], param: str
 ) -> None:
-    model = chat_model("{{ tools }}{# <|python_tag|> #}{{ messages[0].content }}")
+    model = chat_model(
+        "{{ tools }}{# <tool_call> <function= <parameter= #}{{ messages[0].content }}"
+    )
     async with serving(
         dispatcher=dispatcher(said("x")), model=model, unknown_fields="refuse"
     ) as gateway:

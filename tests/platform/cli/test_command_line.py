@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from baton.core.errors import ITEM, CheckpointError, InvalidConfig, Unavailable
 from baton.platform.cli import commands
+from baton.platform.cli.commands.chat import grpc_target
 from baton.platform.cli.main import COMMANDS, app
 from baton.platform.cli.terminal.errors import INTERRUPTED, complain, told_in_one_line
 
@@ -278,3 +279,17 @@ def test_the_shell_completes_commands_options_and_models(tmp_path: Path) -> None
     assert completed("baton ser") == ["serve"]
     assert completed("baton serve org/") == ["org/name"]
     assert "--decode-gpus" in completed("baton serve --dec")
+
+
+@pytest.mark.parametrize(
+    ("url", "target"),
+    [
+        ("there:9001", ("there:9001", False)),
+        ("there", ("there:8001", False)),
+        ("http://there:9001/", ("there:9001", False)),
+        ("https://there", ("there:8001", True)),
+        ("[::1]:9001", ("[::1]:9001", False)),
+    ],
+)
+def test_a_conversation_is_had_at_an_address_or_a_url(url: str, target: tuple[str, bool]) -> None:
+    assert grpc_target(url) == target

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.platform.cli.wrong_starts import WRONG_STARTS
 from typer.testing import CliRunner
 
 from baton.core.replicas import Role
@@ -194,3 +195,17 @@ def test_the_planner_gives_way_to_whoever_sets_numbers_by_hand_and_a_file_to_the
     assert run(app, ["scale", "decode=2", "--hold", "0", "--no-wait"]).exit_code == 0
     assert run(app, ["scale", "gateway=2", "--no-wait"]).exit_code == 0  # which it leaves alone
     assert applications.apply_planned("baton", held, one, {}) and wanted() == one
+
+
+@pytest.mark.parametrize(
+    "wrong", ["an architecture misspelt", "a shard missing", "a tensor missing"]
+)
+def test_a_model_that_no_node_could_serve_is_not_deployed(
+    cluster: dict[str, Any], tmp_path: Path, wrong: str
+) -> None:
+    (start,) = (one for one in WRONG_STARTS if one.name == wrong)
+
+    told = run(app, ["deploy", *start.words(tmp_path), "--no-wait"])
+
+    assert told.exit_code == 2 and start.complaint in told.stderr.replace("\n", " ")
+    assert cluster == {}

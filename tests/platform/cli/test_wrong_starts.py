@@ -20,6 +20,7 @@ from baton.platform.cli.runs.out_of_memory import OutOfMemory
 from baton.platform.cli.runs.start_check import Question, StartCheck, Verdict, judge
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.doctor.process_room import check_process_room
+from baton.platform.machine.child_processes import replicas_below
 from baton.platform.machine.memory import MemoryFacts
 from baton.platform.models.model_folder import find_model
 
@@ -220,6 +221,26 @@ def test_who_was_killed_for_want_of_memory_is_told_once_with_the_numbers() -> No
     assert "the kernel has ended 2 processes, and now there are 4.0 GiB of 4.0 GiB left" in told
     assert "quantize the weights (--quantize int8), start fewer replicas" in told
     assert out_of_memory.news() == ""
+
+
+def test_the_replica_that_was_killed_is_named() -> None:
+    now, alive = [having(4)], {7: "prefill", 8: "decode", 9: "decode"}
+    out_of_memory = OutOfMemory(read=lambda: now[0], replicas=lambda: dict(alive))
+    del alive[8]
+    now[0] = having(4, num_killed=1)
+
+    assert "the kernel has ended a process (decode, process 8), and" in out_of_memory.news()
+
+
+def test_replicas_are_known_by_what_ray_calls_them() -> None:
+    title = "ray::ServeReplica:default:Decode"
+    with subprocess.Popen(["bash", "-c", f"exec -a {title} sleep 60"]) as process:
+        while title.encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
+            assert process.poll() is None
+        found = replicas_below(os.getpid())
+        process.kill()
+
+    assert found == {process.pid: "decode"}
 
 
 def test_processes_without_room_are_refused_where_the_whole_check_would_refuse_them() -> None:
