@@ -57,6 +57,8 @@ class Placed:
 
     def hear(self, receipt: Receipt) -> None:
         """The attempt's last word."""
+        if self._followed is not None:
+            self._followed.hear(receipt, self.placement.decode.epoch)
         computed_by = (
             peer.epoch
             for peer in self.placement.prefill
