@@ -1,10 +1,13 @@
-"""Eight loads that ask a router for different things, as traces for `baton simulate`.
+"""Eleven loads that ask a router for different things, as traces for `baton simulate`.
 
     chat     sessions of a few short turns behind one system prompt
     agent    sessions of many turns that come seconds after one another, behind eight system prompts
     long     sessions of few turns that grow by a document each
     systems  sessions of few turns behind a hundred system prompts of 8,192 tokens
     together few sessions, all of which begin within seconds, and none later
+    crowd    five times as many as together, which all begin within seconds and are shorter
+    waves    sessions of which forty begin at one moment, every two minutes
+    uneven   sessions most of which are short, and a few of which bring most of the work
     hotdoc   every other prompt begins with the same 8,192 tokens: one replica alone is too few
     thrash   3,000 documents of 20,480 tokens, asked for by a power law: more than caches keep
     burst    ten times the rate for 30 s of every 150 s
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -45,6 +49,16 @@ class Conversations:
     user_tokens: float
     answer_tokens: float
     gap_s: float
+    at_once: int = 1
+    """Sessions that begin at one moment."""
+    turns_sigma: float | None = None
+    """Of a lognormal distribution of turns, whose mean is `turns`; None: exponential."""
+
+    def num_turns(self, random_: random.Random) -> int:
+        if self.turns_sigma is None:
+            return max(1, int(random_.expovariate(1 / self.turns)))
+        middle = math.log(self.turns) - self.turns_sigma**2 / 2
+        return max(1, int(random_.lognormvariate(middle, self.turns_sigma)))
 
 
 SESSIONS = {
@@ -68,6 +82,18 @@ SESSIONS = {
         num_sessions=64, sessions_per_s=12.0, turns=30, system_tokens=2048,
         user_tokens=1500, answer_tokens=200, gap_s=10,
     ),
+    "crowd": Conversations(
+        num_sessions=320, sessions_per_s=40.0, turns=12, system_tokens=1024, num_systems=4,
+        user_tokens=1200, answer_tokens=300, gap_s=15,
+    ),
+    "waves": Conversations(
+        num_sessions=600, sessions_per_s=1 / 3, turns=8, system_tokens=2048, num_systems=3,
+        user_tokens=1500, answer_tokens=300, gap_s=10, at_once=40,
+    ),
+    "uneven": Conversations(
+        num_sessions=900, sessions_per_s=0.8, turns=6, system_tokens=1024, num_systems=20,
+        user_tokens=1000, answer_tokens=400, gap_s=15, turns_sigma=1.4,
+    ),
 }  # fmt: skip
 
 
@@ -90,10 +116,11 @@ def conversations(kind: Conversations, seed: int) -> Iterator[Line]:
     systems = [blocks.take(kind.system_tokens) for _ in range(kind.num_systems)]
     begin_s = 0.0
     for session in range(kind.num_sessions):
-        begin_s += random_.expovariate(kind.sessions_per_s)
+        if session % kind.at_once == 0:
+            begin_s += random_.expovariate(kind.sessions_per_s / kind.at_once)
         known = list(systems[int(kind.num_systems * random_.random() ** 3)])
         num_tokens = len(known) * BLOCK_SIZE
-        for turn in range(max(1, int(random_.expovariate(1 / kind.turns)))):
+        for turn in range(kind.num_turns(random_)):
             num_tokens += int(random_.expovariate(1 / kind.user_tokens)) + 20
             blocks.extend(known, num_tokens)
             num_answered = int(random_.expovariate(1 / kind.answer_tokens)) + 10

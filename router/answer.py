@@ -12,6 +12,7 @@ from baton.router.cache.pulling import Holding
 from baton.router.eligible import opened, ready
 from baton.router.explain.decisions import Considered, DecodeConsidered
 from baton.router.explain.ranking import MAX_TOLD, Ranking
+from baton.router.fetching import held_by
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.policies.routing_policy import Costs, Held, RoutingPolicy, least
 from baton.router.prompt import Prompt
@@ -34,8 +35,15 @@ class Options(NamedTuple):
     """Places of the cheapest: as many as are told of."""
 
     @classmethod
-    def of(cls, replicas: PoolView, prompt: Prompt, policy: RoutingPolicy, now: float) -> Options:
-        candidates, held = replicas.candidates, Held(replicas.soon)
+    def of(
+        cls,
+        replicas: PoolView,
+        prompt: Prompt,
+        held: Held,
+        policy: RoutingPolicy,
+        now: float,
+    ) -> Options:
+        candidates = replicas.candidates
         costs = policy.costs(prompt, candidates, held, now)
         return cls(replicas, candidates, held, costs, least(prompt, candidates, costs, MAX_TOLD))
 
@@ -63,6 +71,11 @@ class Question(NamedTuple):
     decode_considered: Sequence[DecodeConsidered] = ()
     """Who might have decoded it."""
 
+    def options(self, replicas: PoolView, policy: RoutingPolicy) -> Options:
+        """Of these it is to be chosen who computes it."""
+        held = held_by(replicas, self.view, self.request, self.decode.info)
+        return Options.of(replicas, self.prompt, held, policy, self.now)
+
 
 class Answers:
     def __init__(self, policy: RoutingPolicy) -> None:
@@ -82,7 +95,7 @@ class Answers:
             others = self._others(asked)
             considered = (self.alone(asked, decode, source),)
             if len(others):
-                options = Options.of(others, asked.prompt, self._policy, asked.now)
+                options = asked.options(others, self._policy)
                 ranked = options.order[: MAX_TOLD - 1]
                 considered += tuple(self._considered(asked, options, ranked))
             num_candidates = 1 + len(others)
@@ -145,7 +158,7 @@ class Answers:
         """What is known of one that computes the prompt, whoever else might."""
         pool = asked.view.prefill if replica.info.role is Role.PREFILL else asked.view.decode
         one = pool.at(np.array([replica.place]))
-        options = Options.of(one, asked.prompt, self._policy, asked.now)
+        options = asked.options(one, self._policy)
         return self._considered(asked, options, [0], source)[0]
 
     def _others(self, asked: Question) -> PoolView:
@@ -171,14 +184,14 @@ class Answers:
         costs, places = options.costs, np.array(ranked)
         every = list(map(options.replicas.known, ranked))
         wait_s, work_s = self._delays_s(asked, options, places)
-        num_held, fetch_s = options.held.tokens.take(places), 0.0
-        if source is not None:  # it is fetched while it waits
-            first = every[0]
-            whole_s = _fetch_s(asked, source, first.info, int(num_held[0]))
-            fetch_s = max(whole_s - float(wait_s[0]), 0.0)
-            num_held[0] = max(int(num_held[0]), source.num_tokens)
-            speed = first.candidate.speed
-            work_s[0] = speed.prefill_s(asked.prompt.num_tokens, int(num_held[0]))
+        num_held, fetch_s = options.held.usable.take(places), np.zeros(len(ranked))
+        if options.held.fetch_s is not None:
+            fetch_s = options.held.fetch_s.take(places)
+        # Of the first it is known whom it asks: the nearest of those that have much of the prompt.
+        first, num_first = every[0], int(options.held.tokens[ranked[0]])
+        fetch_s[0] = 0.0 if source is None else _fetch_s(asked, source, first.info, num_first)
+        num_held[0] = num_first if source is None else max(num_first, source.num_tokens)
+        work_s[0] = first.candidate.speed.prefill_s(asked.prompt.num_tokens, int(num_held[0]))
         return Ranking(
             known=[(one.info, one.candidate.corrected_s, one.heard_at_s) for one in every],
             decided_s=asked.now,
@@ -187,7 +200,7 @@ class Answers:
             wait_s=wait_s,
             work_s=work_s,
             latency_s=asked.view.rates.latency_s,
-            fetch_s=fetch_s,
+            fetch_s=np.maximum(fetch_s - wait_s, 0.0),  # it is fetched while it waits
             names=costs.names,
             terms=None if costs.terms is None else costs.terms.take(places, axis=1),
         )
@@ -200,7 +213,7 @@ class Answers:
         candidates, turns = options.candidates, self._policy.turns
         work_s, wait_s = options.costs.term("work_s"), options.costs.term("wait_s")
         if work_s is None or wait_s is None:
-            work_s = candidates.prefill_s(asked.prompt.num_tokens, options.held.tokens)
+            work_s = candidates.prefill_s(asked.prompt.num_tokens, options.held.usable)
             wait_s = candidates.busy_s(asked.now)
             if turns is not None and candidates.has_lines:
                 due_s = turns.dues_s(asked.prompt, work_s, candidates.line_s)

@@ -79,12 +79,14 @@ class Line:
         if place is None:
             costs = self._policy.costs(prompt, candidates, held, now)
             place = cheapest(prompt, candidates, costs)
-        candidate, num_held = candidates[place], int(held.tokens[place])
+        candidate, num_held = candidates[place], int(held.usable[place])
         if turns is None or (not candidate.waiting and candidate.takes(prompt, num_held)):
             self._policy.placed(prompt, candidate)
             return place
         work_s = candidate.speed.prefill_s(prompt.num_tokens, num_held)
-        waiting = Waiting(prompt, candidate, work_s, turns.due_s(prompt, work_s, candidate.line_s))
+        due_s = turns.due_s(prompt, work_s, candidate.line_s)
+        num_fetched = num_held if num_held > held.tokens[place] else 0
+        waiting = Waiting(prompt, candidate, work_s, due_s, num_fetched)
         self._waiting[prompt.number] = waiting
         candidate.add(waiting)
         return None
@@ -112,7 +114,7 @@ class Line:
             first = self._offer(candidate, offers)
         if first is None:
             return None
-        [num_held] = self._held_by([first.prompt], candidate)
+        [num_held] = self._usable([first], candidate)
         if not candidate.takes(first.prompt, num_held):
             return None
         self.leave(first.prompt)
@@ -158,11 +160,17 @@ class Line:
         if turns is None or not candidate.waiting:
             return
         line_s = candidate.line_s
-        held = self._held_by([waiting.prompt for waiting in candidate.waiting], candidate)
+        held = self._usable(candidate.waiting, candidate)
         for waiting, num_held in zip(candidate.waiting, held, strict=True):
             waiting.work_s = candidate.speed.prefill_s(waiting.prompt.num_tokens, num_held)
             waiting.due_s = turns.due_s(waiting.prompt, waiting.work_s, line_s)
         candidate.sort()
+
+    def _usable(self, waiting: Sequence[Waiting], candidate: Candidate) -> Sequence[int]:
+        """Leading tokens of each that it need not compute there: who was to fetch some of them for
+        another candidate can fetch them for this one."""
+        held = self._held_by([one.prompt for one in waiting], candidate)
+        return [max(num_held, one.num_fetched) for num_held, one in zip(held, waiting, strict=True)]
 
     def _offer(self, candidate: Candidate, offers: _Offers) -> Waiting | None:
         """Who is better off here than in another's line, unless that was asked just now."""
@@ -182,8 +190,8 @@ class Line:
         late = (offered.over_s > busy_s).nonzero()[0]  # nobody else can gain: do not look them up
         if not len(late):
             return None
-        prompts = [offered.waiting[place].prompt for place in late.tolist()]
-        num_held = np.array(self._held_by(prompts, candidate), float)
+        every = [offered.waiting[place] for place in late.tolist()]
+        num_held = np.array(self._usable(every, candidate), float)
         work_s = works_s(candidate.speed.pace, offered.num_tokens[late], num_held)
         crowd = len(self._waiting) / offers.num_candidates
         extra_s = np.maximum(work_s - offered.work_s[late], 0.0)

@@ -27,6 +27,7 @@ from baton.router.decode_choice import TypicalOutput, choose_decode
 from baton.router.defaults import DEFAULT_POLICY, LOCAL_PREFILL_TOKENS
 from baton.router.eligible import in_time, is_late, opened, ready
 from baton.router.explain.decisions import Considered
+from baton.router.fetching import held_by
 from baton.router.line import Line
 from baton.router.local_prefill import why_here, why_sooner_here
 from baton.router.placement import Placement, PlacementRequest
@@ -149,7 +150,7 @@ class Placer:
         asked = Question(request, prompt, decode, is_beside, view, now, decode_considered)
         if why:
             return self._answers.here(asked, why)
-        options = Options.of(peers, prompt, self._policy, now)
+        options = asked.options(peers, self._policy)
         chosen = self._line.arrive(prompt, options.candidates, options.held, now, options.cheapest)
         if chosen is not None:
             return self._answers.apart(asked, options, chosen)
@@ -169,7 +170,8 @@ class Placer:
         """Of decode replicas that compute their prompts themselves, the policy's choice."""
         replicas = opened(view.decode, request)
         prompt = self._prompt(request, names, replicas[0], now)
-        options = Options.of(replicas, prompt, self._policy, now)
+        held = held_by(replicas, view, request, None)
+        options = Options.of(replicas, prompt, held, self._policy, now)
         decode = replicas[options.cheapest]
         why = self._why_here(request, decode, view, is_beside=False, has_peers=False)
         return self._answers.here(Question(request, prompt, decode, False, view, now), why, options)
@@ -185,11 +187,11 @@ class Placer:
         peers = ready(view.prefill, request)
         if not peers and not is_beside:
             replicas = opened(view.decode, request)
-            decode = computes = self._cheapest(request, names, replicas, now)
+            decode = computes = self._cheapest(request, names, replicas, view, now)
         elif self._why_here(request, decode, view, is_beside=is_beside, has_peers=bool(peers)):
             computes = decode
         else:
-            computes = self._cheapest(request, names, peers, now)
+            computes = self._cheapest(request, names, peers, view, now, decode)
             prompt = self._prompt(request, names, computes, now, is_kept=False)
             if why_sooner_here(prompt, decode, peers, view, now):
                 computes = decode
@@ -203,10 +205,17 @@ class Placer:
         )
 
     def _cheapest(
-        self, request: PlacementRequest, names: PromptNames, replicas: PoolView, now: float
+        self,
+        request: PlacementRequest,
+        names: PromptNames,
+        replicas: PoolView,
+        view: View,
+        now: float,
+        decode: ReplicaView | None = None,
     ) -> ReplicaView:
         prompt = self._prompt(request, names, replicas[0], now, is_kept=False)
-        return replicas[Options.of(replicas, prompt, self._policy, now).cheapest]
+        held = held_by(replicas, view, request, None if decode is None else decode.info)
+        return replicas[Options.of(replicas, prompt, held, self._policy, now).cheapest]
 
     def served(
         self, look: Callable[[PromptNames], View], now: float
@@ -239,7 +248,7 @@ class Placer:
             *(entry.request, entry.prompt, choice.replica, choice.is_beside),
             *(view, now, choice.considered),
         )
-        options = Options.of(ready(view.prefill, entry.request), entry.prompt, self._policy, now)
+        options = asked.options(ready(view.prefill, entry.request), self._policy)
         first = options.candidates.place(chosen)
         if first is None:  # an earlier attempt failed there
             return self._answers.apart(asked, options, options.cheapest, "", entry.foreseen_s)

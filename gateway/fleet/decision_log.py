@@ -14,17 +14,19 @@ from dataclasses import dataclass
 
 from baton.core.clock import Clock
 from baton.core.ids import Epoch
-from baton.core.messages import GenerateRequest
+from baton.core.messages import GenerateRequest, Receipt
 from baton.core.replicas import Capacity
 from baton.gateway.fleet.fleet import Fleet
 from baton.gateway.requests.generations.generation import Estimate
 from baton.router.explain.decisions import Came, Considered, Decision, Decisions
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.placer import Outlook
+from baton.router.recent import Recent
 from baton.router.speeds.prediction_errors import PredictionErrors
 
 TYPICAL_WEIGHT = 0.05
-"""Of the last prompt in what one takes."""
+"""Of the last prompt in what one takes, and of the last answer in what a step gives."""
+MAX_REPLICAS = 4096
 
 
 class FirstToken:
@@ -92,6 +94,9 @@ class DecisionLog:
         self._fleet = fleet
         self.policy = policy
         self._wall_clock = wall_clock
+        self._per_step_by_epoch: Recent[Epoch, float] = Recent(MAX_REPLICAS)
+        """Tokens of a request from one step of its decode replica: more than one where guesses are
+        right."""
         self._typical_s = 0.0
         self._num_heard = 0
 
@@ -125,7 +130,7 @@ class DecisionLog:
             in_line_s=placement.in_line_s,
             foreseen_s=asked.queued_s + placement.foreseen_s,
             predicted_s=waited_s + chosen.first_token_s,
-            predicted_itl_s=_itl_s(self._capacity(placement.decode.epoch), prompt.num_tokens),
+            predicted_itl_s=self._itl_s(placement.decode.epoch, prompt.num_tokens),
         )
         number = self.decisions.record(decision)
         if request.pooling is None:  # else no token ever comes
@@ -151,7 +156,7 @@ class DecisionLog:
     def estimate(self, asked: PlacementRequest, outlook: Outlook, queued_s: float) -> Estimate:
         taken = outlook.taken
         num_cached = min(taken.num_held_tokens, asked.num_tokens - 1)
-        itl_s = _itl_s(outlook.decode.capacity, asked.num_tokens)
+        itl_s = self._itl_s(outlook.decode.info.epoch, asked.num_tokens)
         spread = _spread(outlook.computes.capacity)
         return Estimate(
             num_cached_tokens=num_cached,
@@ -166,8 +171,20 @@ class DecisionLog:
             else self.itl_errors.interval(itl_s, _spread(outlook.decode.capacity)),
         )
 
-    def _capacity(self, decode: Epoch) -> Capacity | None:
-        return self._fleet.link(decode).capacity
+    def hear(self, receipt: Receipt, decode: Epoch) -> None:
+        """A request has ended at `decode`: with what was guessed right it had several tokens from
+        one step."""
+        num_steps = receipt.output_tokens - receipt.accepted_tokens - 1
+        if num_steps > 0:
+            per_step = (receipt.output_tokens - 1) / num_steps
+            before = self._per_step_by_epoch.get(decode) or per_step
+            moved = before + TYPICAL_WEIGHT * (per_step - before)
+            self._per_step_by_epoch.put(decode, moved)
+
+    def _itl_s(self, decode: Epoch, num_tokens: int) -> float | None:
+        """From token to token, by the steps of its replica and the tokens that one gives there."""
+        step_s = _step_s(self._fleet.link(decode).capacity, num_tokens)
+        return None if step_s is None else step_s / (self._per_step_by_epoch.get(decode) or 1.0)
 
 
 class FollowedDecision:
@@ -179,6 +196,7 @@ class FollowedDecision:
         self._first_s = self._last_s = 0.0
         self._num_tokens = self._num_at_first = 0
         self._is_over = False
+        self._receipt: tuple[Receipt, Epoch] | None = None
 
     def deliver(self, num_tokens: int) -> None:
         """So many more tokens have come."""
@@ -189,11 +207,17 @@ class FollowedDecision:
         self._num_tokens += num_tokens
         self._last_s = now
 
+    def hear(self, receipt: Receipt, decode: Epoch) -> None:
+        """D's own word of the attempt; the last one counts."""
+        self._receipt = receipt, decode
+
     def end(self) -> None:
         """Nothing more comes. Safe to repeat."""
         if self._is_over or not self._num_tokens:
             return
         self._is_over = True
+        if self._receipt is not None:
+            self._log.hear(*self._receipt)
         num_gaps = self._num_tokens - self._num_at_first
         itl_s = (self._last_s - self._first_s) / num_gaps if num_gaps else None
         predicted_s = self._decision.predicted_itl_s
@@ -214,8 +238,8 @@ class FollowedDecision:
         self._asked.first_token.comes()
 
 
-def _itl_s(capacity: Capacity | None, num_tokens: int) -> float | None:
-    """With one request more, of so many tokens; None if the replica has measured no steps."""
+def _step_s(capacity: Capacity | None, num_tokens: int) -> float | None:
+    """A step with one request more, of so many tokens; None if the replica measured no steps."""
     if capacity is None or capacity.step_times is None or not capacity.step_times.is_known:
         return None
     context = capacity.num_context_tokens + num_tokens

@@ -245,10 +245,11 @@ class Fleet:
             num_running = max(told.num_running, link.num_open)
         candidate.hear(told.num_queued_tokens, num_running, self._clock())
 
-    def hear(self, receipt: Receipt, pair: Pair | None) -> None:
+    def hear(self, receipt: Receipt, pair: Pair | None, handed_off: Pair | None = None) -> None:
         """Learn from the receipt of one attempt: replicas that have measured nothing themselves
-        are as fast as it says. `pair`: what it was to pull between."""
-        self.meter.hear(receipt, pair, self._clock())
+        are as fast as it says. `pair`: what it was to pull between; `handed_off`: who computed its
+        prompt for whom."""
+        self.meter.hear(receipt, pair, self._clock(), handed_off)
         rate = self.meter.rates.tokens_per_s
         if not isclose(rate, self._told_rate, rel_tol=NEWS_OF_RATE):
             self._told_rate = rate

@@ -57,7 +57,16 @@ class Placed:
 
     def hear(self, receipt: Receipt) -> None:
         """The attempt's last word."""
-        self._fleet.hear(receipt, self._pair)
+        if self._followed is not None:
+            self._followed.hear(receipt, self.placement.decode.epoch)
+        computed_by = (
+            peer.epoch
+            for peer in self.placement.prefill
+            if peer.replica_id == receipt.prefill_replica
+        )
+        computes = next(computed_by, None)
+        handed_off = None if computes is None else (computes, self.placement.decode.epoch)
+        self._fleet.hear(receipt, self._pair, handed_off)
 
     def follow(self, followed: FollowedDecision) -> None:
         """Tell it what comes of the attempt."""

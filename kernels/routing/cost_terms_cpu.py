@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from baton.kernels.routing.addresses import Writable, address
 
 _ADDRESS, _NUM, _BYTES = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p
-_ASKED = Struct("18d")
+_ASKED = Struct("19d")
 
 
 class Rows(NamedTuple):
@@ -41,7 +41,11 @@ class Replicas(NamedTuple):
     """Which rows; None: the first ones."""
     num: int
     held: Writable
-    """Leading tokens that each has of the prompt."""
+    """Leading tokens of the prompt that each need not compute,"""
+    fetch_s: Writable | None
+    """to fetch those of them that it has not got; None: all are there,"""
+    handoff_s: Writable | None
+    """and from the first token until the KV is where it is decoded; None: no time."""
 
 
 def cost_terms(
@@ -53,13 +57,15 @@ def cost_terms(
 ) -> None:
     """`ends_and_sums`: empty, if all tokens are charged."""
     charged = array.array("d", ends_and_sums)
-    columns, line, places, num, held = replicas
+    columns, line, places, num, held, fetch_s, handoff_s = replicas
     _call(library)(
         _ASKED.pack(*asked),
         *columns,
         None if places is None else address(places),
         num,
         address(held),
+        None if fetch_s is None else address(fetch_s),
+        None if handoff_s is None else address(handoff_s),
         charged.buffer_info()[0] if charged else None,
         len(charged) // 2,
         *line,
@@ -70,7 +76,7 @@ def cost_terms(
 @cache
 def _call(library: ctypes.CDLL) -> Any:
     types = (
-        *(_BYTES, _ADDRESS, _NUM, _NUM, _ADDRESS, _NUM, _ADDRESS),
+        *(_BYTES, _ADDRESS, _NUM, _NUM, _ADDRESS, _NUM, _ADDRESS, _ADDRESS, _ADDRESS),
         *(_ADDRESS, _NUM, _ADDRESS, _ADDRESS, _ADDRESS, _NUM, _ADDRESS),
     )
     return ctypes.PYFUNCTYPE(None, *types)(("baton_cost_terms", library))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from baton.core.ids import Epoch
 from baton.core.kv_layout import KvLayout
@@ -43,6 +44,10 @@ class PullRates:
     """Tokens that a replica prefills."""
     links: LinkTimes = field(default_factory=LinkTimes, compare=False)
     """Of pairs, as far as they are known. Live."""
+    handoff_s: float = 0.01
+    """From a prompt's first token until its KV is where it is decoded, of whichever pair."""
+    handoffs: LinkTimes = field(default_factory=LinkTimes, compare=False)
+    """Of pairs, as far as they are known: who computes, who decodes. Live."""
 
     @property
     def usual(self) -> LinkTime:
@@ -96,7 +101,8 @@ class RateMeter:
     """Follows the receipts of the requests that end here."""
 
     def __init__(self, configured: PullRates) -> None:
-        self.rates = replace(configured, links=LinkTimes())
+        self.rates = replace(configured, links=LinkTimes(), handoffs=LinkTimes())
+        self._handoff_s: float | None = None
         self._bytes_per_s: float | None = None
         self._tokens_per_s: float | None = None
 
@@ -111,13 +117,20 @@ class RateMeter:
         """What any replica takes, until it says how fast it is (`candidate.Speed`)."""
         return max(num_tokens - num_cached, 1) / self.rates.tokens_per_s
 
-    def hear(self, receipt: Receipt, pair: Pair | None, now: float) -> None:
-        """Learn from the receipt of one attempt: D's own. `pair`: what it was to pull between.
+    def hear(
+        self, receipt: Receipt, pair: Pair | None, now: float, handed_off: Pair | None = None
+    ) -> None:
+        """Learn from the receipt of one attempt: D's own. `pair`: what it was to pull between;
+        `handed_off`: who computed the prompt, who decodes it.
 
         A handoff's time contains the computing it waits for, so only what was pulled tells how
-        fast KV travels.
+        fast KV travels; what is left of a handoff's is what the request waited for its KV.
         """
         self.rates.links.pass_to(now)
+        self.rates.handoffs.pass_to(now)
+        if handed_off is not None and receipt.transfer_ms > 0 and receipt.kv_bytes > 0:
+            left_ms = receipt.transfer_ms - receipt.queue_ms - receipt.prefill_ms
+            self._hear_handoff(handed_off, receipt.kv_bytes, max(left_ms, 0.0) / 1e3)
         num_computed = receipt.prompt_tokens - receipt.cached_tokens
         if receipt.prefill_ms > 0 and num_computed >= MIN_MEASURED_TOKENS:
             rate = num_computed / (receipt.prefill_ms / 1e3)
@@ -132,7 +145,14 @@ class RateMeter:
             self.rates,
             bytes_per_s=self._bytes_per_s or self.rates.bytes_per_s,
             tokens_per_s=self._tokens_per_s or self.rates.tokens_per_s,
+            handoff_s=self.rates.handoff_s if self._handoff_s is None else self._handoff_s,
         )
+
+    def _hear_handoff(self, pair: Pair, num_bytes: int, seconds: float) -> None:
+        """Most of it goes while the prompt is computed, whatever its size."""
+        usual_s = self.rates.handoff_s if self._handoff_s is None else self._handoff_s
+        self._handoff_s = _smoothed(self._handoff_s, seconds)
+        self.rates.handoffs.hear(pair, num_bytes, seconds, LinkTime(usual_s, inf))
 
 
 def _smoothed(before: float | None, rate: float) -> float:

@@ -31,8 +31,8 @@ class Ranking(Sequence[Considered]):
     work_s: Numbers
     latency_s: float
     """Of what a prefill replica computes."""
-    fetch_s: float
-    """What fetching adds to the first one's."""
+    fetch_s: Numbers
+    """What fetching adds to each one's."""
     names: Sequence[str]
     terms: Numbers | None
     """[name, place]"""
@@ -44,7 +44,7 @@ class Ranking(Sequence[Considered]):
 
     def _latency_s(self, place: int) -> float:
         latency_s = self.latency_s * (self.known[place][0].role is Role.PREFILL)
-        return latency_s if place else latency_s + self.fetch_s
+        return latency_s + float(self.fetch_s[place])
 
     def __len__(self) -> int:
         return len(self.known)

@@ -1,9 +1,12 @@
 """The default: the least delay, of this prompt, of those that it delays, and of those to come.
 
-    cost = wait + price * work * charged + harm + balance + surplus                (seconds)
+    cost = wait + transfer + price * work * charged + harm + balance + surplus     (seconds)
 
     wait      until the candidate has computed what it was sent, and who goes before in line
-    work      to compute what it lacks of the prompt, by the candidate's own step times
+    transfer  to fetch what another has of the prompt, where that is clearly cheaper than computing
+              it, as far as it takes longer than the wait; and from its first token until its KV is
+              where it is decoded: by the links between these replicas (`fetching.py`)
+    work      to compute what it neither has nor fetches, by the candidate's own step times
     charged   the share of it that is charged to this prompt: what others will ask for there, too,
               is computed once for all of them (`heat.py`), so hot prefixes are copied on purpose
     price     1.1 + 3 * prompts in line a candidate: work that another would not have to do delays
@@ -12,15 +15,18 @@
     harm      work * (prompts in line that would go after it + requests that decode there + half of
               those who come while it is computed)
     share     what the candidate was sent lately, and what its other conversations will bring that
-              go on there, as turns of others did (`ongoing.py`): over the mean
+              go on there, as turns of others did (`ongoing.py`; three typical prompts' work, while
+              few are known): over the mean
     balance   of a conversation that begins: two typical prompts' work, times by how much more than
-              the mean that is: what begins here comes back here. While all were sent few, it counts
-              nothing
+              the mean that is: what begins here comes back here, and is dear to move later. Before
+              each was sent eight prompts, it counts less
     surplus   6 * (work + what its conversation will bring) * by how much more than the mean it is,
               half of that included: where too much is, it is dear, so those conversations leave
               that lose little by it. While few conversations began lately, it counts little. New
               ones even it out for nothing: once none begin, only those that are there can, and what
-              is beyond 10 % is charged 11 times
+              is beyond 10 % is charged 11 times. It is at most twice what all but a hundredth
+              of prompts take once none begin: leaving costs a conversation all its tokens once, and
+              what is left then is soon over. One prompt of a thousand may pay more
 
 Balance and surplus count the less the more wait: what waits evens out by itself.
 
@@ -44,7 +50,8 @@ from baton.router.table.columns import RECENT_HALF_LIFE_S, mean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostWeights:
-    """Chosen on Mooncake's conversations and six loads of our own; none of them is sharp."""
+    """Fitted by `baton simulate` on Mooncake's conversations and the first six loads of
+    `bench/router_loads.py`; none of them is sharp."""
 
     scarcity: float = 3.0
     """Tried: 0 to 6."""
@@ -59,8 +66,24 @@ class CostWeights:
 
 DEFAULTS = CostWeights()
 BASE_PRICE = 1.1
-FEW, MANY = 8.0, 32.0
-"""Prompts a candidate: few say nothing of who has too much, so many more all there is to say."""
+MANY = 8.0
+"""Prompts a candidate: where they were fewer, less is said by who has most of them. Tried on loads
+together, crowd, waves, systems and long: 0 to 40."""
+SUPPOSED = 3.0
+"""Typical prompts' work that a conversation brings while few are known: it is what spreads those
+that begin before any has come back. Tried on the same: 0 to 3."""
+MOST = 2.0
+"""Times what all but a hundredth of prompts take: more is paid by no conversation for evenness once
+none begin. Tried on the same, chat, agent and uneven: 0.5 to 16, and without, where the p99 of
+together was half as long again."""
+PATIENCE = 8.0
+"""Tried on waves, long, together and crowd: 1, where the first two were less even for nothing."""
+MAY_LEAVE = 0.001
+"""Of all prompts, those that may pay more than that: the p99 does not tell of them. Tried on
+together, crowd and uneven: 0 (whose busiest replica has 1.38 times the mean on uneven, and 1.15
+with it) to 0.003 (14 % of together's p99)."""
+WEIGHT = 0.02
+"""Of the last beginning in how often conversations begin."""
 FEW_BEGUN = 4.0
 """Conversations a candidate, besides one: fewer can not be spread evenly, and had better stay where
 they are."""
@@ -77,6 +100,9 @@ class Cost:
         self._turns = Turns()
         self._heat = Heat()
         self._num_begun = self._begun_at_s = 0.0
+        self._between_s = 0.0
+        """From one beginning to the next, of late."""
+        self._num_may_leave = 0.0
 
     @property
     def turns(self) -> Turns | None:
@@ -89,7 +115,8 @@ class Cost:
         ongoing.pass_to(now)
         home = self._home(prompt, candidates)
         num_others = mean(candidates.num_ongoing) - (home is not None) / num
-        mean_share_s = mean_s + num_others * ongoing.future_s
+        future_s = ongoing.future_s(SUPPOSED * self._turns.typical_s)
+        mean_share_s = mean_s + num_others * future_s
         asked = Asked(
             now=now,
             num_tokens=prompt.num_tokens,
@@ -102,14 +129,15 @@ class Cost:
             evenness=self._evenness(num, now) if mean_share_s else 0.0,
             spare=SPARE,
             haste=HASTE * self._none_begin(num, now),
+            most_s=self._most_s(num, ongoing.long_s, now),
             left=candidates.columns.left(now),
-            future_s=ongoing.future_s,
+            future_s=future_s,
             home=-1 if home is None else home.row,
             mean_share_s=mean_share_s,
             num_waiting=in_line,
         )
         charge = self._charge(prompt, num, now)
-        terms = cost_terms(asked, charge, candidates, held.tokens)
+        terms = cost_terms(asked, charge, candidates, held)
         return Costs(terms[-1], TERMS, terms[:-1])
 
     def _home(self, prompt: Prompt, candidates: Candidates) -> Candidate | None:
@@ -128,7 +156,7 @@ class Cost:
 
     def _balance_unit_s(self, num_recent: float) -> float:
         """What is charged to one that was sent twice the mean, where one was sent so many."""
-        is_telling = min(max(num_recent - FEW, 0.0) / MANY, 1.0)
+        is_telling = min(num_recent / MANY, 1.0)
         return self._weights.balance * self._turns.typical_s * is_telling
 
     def _evenness(self, num_candidates: int, now: float) -> float:
@@ -143,13 +171,37 @@ class Cost:
         num_missing = per_s * (now - self._begun_at_s) / num_candidates
         return min(max(2.0 * num_missing - 1.0, 0.0), 1.0)
 
+    def _most_s(self, num_candidates: int, long_s: float, now: float) -> float:
+        """What evenness may cost one conversation: no bound while others begin, nor for a few.
+        None do where none has for eight times as long as it took lately until as many had as there
+        are candidates."""
+        each_s = num_candidates * self._between_s
+        num_missing = (now - self._begun_at_s) / each_s if each_s else 0.0
+        none_begin = min(max(num_missing / PATIENCE - 1.0, 0.0), 1.0)
+        if self._num_may_leave >= 1.0:
+            return math.inf
+        return MOST * long_s / none_begin if none_begin else math.inf
+
     def placed(self, prompt: Prompt, candidate: Candidate) -> None:
         """Learn what is typical, and what conversations begin with."""
-        self._turns.hear(candidate.speed.prefill_s(prompt.num_tokens, 0))
+        whole_s = candidate.speed.prefill_s(prompt.num_tokens, 0)
+        self._turns.hear(whole_s)
+        self._count_leaving(prompt, candidate, whole_s)
         if prompt.is_first_turn:
             self._num_begun = self._begun(prompt.arrived_s) + 1.0
-            self._begun_at_s = prompt.arrived_s
+            if self._num_begun > 1.0:
+                between_s = max(prompt.arrived_s - self._begun_at_s, 0.0)
+                weight = max(WEIGHT, 1.0 / self._num_begun)
+                self._between_s += (between_s - self._between_s) * weight
+            self._begun_at_s = max(prompt.arrived_s, self._begun_at_s)
             self._heat.hear(prompt, prompt.arrived_s)
+
+    def _count_leaving(self, prompt: Prompt, candidate: Candidate, whole_s: float) -> None:
+        """Of so many prompts one may be a conversation that left at a price beyond the bound."""
+        ongoing = candidate.columns.ongoing
+        home = ongoing.home(prompt.session)
+        has_left = home is not None and home is not candidate and whole_s > MOST * ongoing.long_s
+        self._num_may_leave = max(self._num_may_leave + MAY_LEAVE - has_left, 0.0)
 
     def _begun(self, now: float) -> float:
         """Conversations that began lately: older ones count less and less."""

@@ -1,6 +1,7 @@
 """What the default policy's terms are, replica by replica: one matrix for all of them.
 
-    [term, candidate]    work, wait, charged, harm, balance, surplus, and the total of all but work
+    [term, candidate]    work, wait, transfer, charged, harm, balance, surplus, and the total of all
+                         but work
 
 Compiled where the library is there (`kernels/cpu/source/routing/cost_terms.cpp`), else by numpy: to
 the same bits, so a choice does not depend on where it is made.
@@ -17,11 +18,12 @@ from baton.kernels.routing.cost_terms_cpu import Replicas
 from baton.kernels.routing.cost_terms_cpu import cost_terms as compiled
 from baton.router.cache.heat import Charge
 from baton.router.fairness.turns import STRETCH
+from baton.router.policies.routing_policy import Held
 from baton.router.replicas.candidate import LATE_S
 from baton.router.replicas.candidates import Candidates
 from baton.router.table.columns import Numbers
 
-TERMS = ("work_s", "wait_s", "charged_s", "harm_s", "balance_s", "surplus_s")
+TERMS = ("work_s", "wait_s", "transfer_s", "charged_s", "harm_s", "balance_s", "surplus_s")
 """The first is what others are made of; the rest add up to the cost. Price, work and share
 multiplied are what is charged."""
 
@@ -46,6 +48,8 @@ class Asked(NamedTuple):
     """Beyond so much more than the mean,"""
     haste: float
     """so many times as much is charged on top."""
+    most_s: float
+    """Charged for a surplus, at most, where nobody waits."""
     left: float
     """Of what the columns have of recent work, what counts now."""
     future_s: float
@@ -59,14 +63,12 @@ class Asked(NamedTuple):
     """In line, a replica."""
 
 
-def cost_terms(
-    asked: Asked, charge: Charge | None, candidates: Candidates, held: Numbers
-) -> Numbers:
-    """`charge`: None, if all tokens are charged in full. `held`: leading tokens that each has."""
+def cost_terms(asked: Asked, charge: Charge | None, candidates: Candidates, held: Held) -> Numbers:
+    """`charge`: None, if all tokens are charged in full."""
     found = library_without_torch()
     if found is None:
         return reference(asked, charge, candidates, held)
-    num = len(held)
+    num = len(held.tokens)
     terms = np.empty((len(TERMS) + 1, num))
     columns = candidates.columns
     compiled(
@@ -77,19 +79,20 @@ def cost_terms(
             *asked[5:],
         ),
         () if charge is None else (*charge.ends, *charge.sums),
-        Replicas(columns.rows, columns.line.addresses, candidates.places, num, held),
+        Replicas(
+            *(columns.rows, columns.line.addresses, candidates.places, num),
+            *(held.usable, held.fetch_s, held.handoff_s),
+        ),
         terms,
     )
     return terms
 
 
-def reference(
-    asked: Asked, charge: Charge | None, candidates: Candidates, held: Numbers
-) -> Numbers:
+def reference(asked: Asked, charge: Charge | None, candidates: Candidates, held: Held) -> Numbers:
     """The definition."""
     terms = np.empty((len(TERMS) + 1, len(candidates)))
-    work_s, wait_s, charged_s, harm_s, balance_s, surplus_s, total_s = terms
-    work_s[:] = candidates.prefill_s(asked.num_tokens, held)
+    work_s, wait_s, transfer_s, charged_s, harm_s, balance_s, surplus_s, total_s = terms
+    work_s[:] = candidates.prefill_s(asked.num_tokens, held.usable)
     wait_s[:] = candidates.busy_s(asked.now)
     num_harmed = candidates.num_running
     if candidates.has_lines:
@@ -98,9 +101,14 @@ def reference(
         ahead_s, num_behind = candidates.ahead(due_s)
         wait_s += ahead_s
         num_harmed = num_harmed + num_behind
+    transfer_s.fill(0.0)
+    if held.fetch_s is not None:
+        np.maximum(held.fetch_s - wait_s, 0.0, out=transfer_s)
+    if held.handoff_s is not None:
+        transfer_s += held.handoff_s
     np.multiply(work_s, asked.price, out=charged_s)
     if charge is not None:
-        cached = np.minimum(held, asked.num_tokens - 1)
+        cached = np.minimum(held.usable, asked.num_tokens - 1)
         charged_s *= (charge.total - charge.before(cached)) / (asked.num_tokens - cached)
     np.multiply(num_harmed + asked.coming_per_s * work_s, work_s, out=harm_s)
     shares = _shares(asked, candidates)
@@ -110,7 +118,7 @@ def reference(
         brings_s = work_s + asked.future_s
         over = brings_s / (2.0 * asked.mean_share_s) + shares - 1.0
         charged = np.maximum(over, 0.0) + np.maximum(over - asked.spare, 0.0) * asked.haste
-        np.multiply(charged * asked.evenness, brings_s, out=surplus_s)
+        np.minimum(charged * asked.evenness * brings_s, asked.most_s, out=surplus_s)
     if asked.num_waiting:
         terms[-3:-1] /= 1.0 + asked.num_waiting
     np.add.reduce(terms[1:-1], out=total_s)

@@ -30,6 +30,18 @@ class Held(NamedTuple):
 
     tokens: Numbers
     """Leading tokens, by candidate."""
+    fetched: Numbers | None = None
+    """The same, with those that each can fetch for clearly less than computing them; None: no
+    candidate can."""
+    fetch_s: Numbers | None = None
+    """To fetch those."""
+    handoff_s: Numbers | None = None
+    """After the first token, until the KV is where the request is decoded; None: it is there."""
+
+    @property
+    def usable(self) -> Numbers:
+        """Leading tokens that each need not compute."""
+        return self.tokens if self.fetched is None else self.fetched
 
     def new_tokens(self, prompt: Prompt) -> Numbers:
         """Tokens that each has to compute: at least the last."""

@@ -63,6 +63,8 @@ class Waiting:
     work_s: float
     due_s: float
     """Its place in line: the smallest goes first."""
+    num_fetched: int = 0
+    """Leading tokens that were to be fetched for it when it came; 0: none."""
     key: int = -1
     """In the columns of its candidate."""
 

@@ -21,6 +21,9 @@ PATIENCE = 0.2
 PRIOR = 0.5
 """Of an observation: what each of the two points of all pairs' line counts as."""
 MAX_PAIRS = 20_000
+APART, APART_S = 0.25, 0.001
+"""Of what it takes between others, and seconds: a pair that is less off is as all others, so that
+what is computed for a prompt does not grow with the pairs that are known."""
 LEAST_S = 1e-12
 """Of a byte."""
 
@@ -72,6 +75,9 @@ class LinkTimes:
 
     def __init__(self, max_pairs: int = MAX_PAIRS) -> None:
         self._heard_by_pair: Recent[Pair, _Heard] = Recent(max_pairs)
+        self._takers_by_lender: dict[Epoch, set[Epoch]] = {}
+        self._lenders_by_taker: dict[Epoch, set[Epoch]] = {}
+        """Of the pairs that take clearly longer or less than others."""
         self._now = 0.0
 
     def of(self, pair: Pair) -> LinkTime | None:
@@ -80,6 +86,18 @@ class LinkTimes:
         if heard is None or self._now - heard.at_s > FORGET_S:
             return None
         return heard.line
+
+    def from_lender(self, lender: Epoch) -> dict[Epoch, LinkTime]:
+        """By taker: who is clearly nearer to this lender, or farther, than others are."""
+        takers = self._takers_by_lender.get(lender, ())
+        found = {taker: self.of((lender, taker)) for taker in takers}
+        return {taker: line for taker, line in found.items() if line is not None}
+
+    def to_taker(self, taker: Epoch) -> dict[Epoch, LinkTime]:
+        """By lender: the same."""
+        lenders = self._lenders_by_taker.get(taker, ())
+        found = {lender: self.of((lender, taker)) for lender in lenders}
+        return {lender: line for lender, line in found.items() if line is not None}
 
     def pass_to(self, now: float) -> None:
         """It is that late."""
@@ -93,4 +111,21 @@ class LinkTimes:
         sums = before.plus(1.0, num_bytes, seconds)
         anchored = sums.plus(PRIOR, 0.0, usual.latency_s)
         anchored = anchored.plus(PRIOR, num_bytes, usual.seconds(num_bytes))
-        self._heard_by_pair.put(pair, _Heard(sums, anchored.line, self._now))
+        line = anchored.line
+        forgotten = self._heard_by_pair.put(pair, _Heard(sums, line, self._now))
+        if forgotten is not None:
+            self._set_apart(forgotten, is_apart=False)
+        off_s = abs(line.seconds(num_bytes) - usual.seconds(num_bytes))
+        is_apart = off_s > max(APART * usual.seconds(num_bytes), APART_S)
+        self._set_apart(pair, is_apart=is_apart)
+
+    def _set_apart(self, pair: Pair, *, is_apart: bool) -> None:
+        lender, taker = pair
+        for by_epoch, one, other in (
+            (self._takers_by_lender, lender, taker),
+            (self._lenders_by_taker, taker, lender),
+        ):
+            others = by_epoch.setdefault(one, set())
+            others.add(other) if is_apart else others.discard(other)
+            if not others:
+                del by_epoch[one]

@@ -9,7 +9,7 @@ A replica whose conversations have just begun was sent little yet, and will be s
 from __future__ import annotations
 
 from collections import OrderedDict
-from math import exp2
+from math import exp, exp2, inf
 from typing import NamedTuple, Protocol
 
 HALF_LIFE_S = 1200.0
@@ -20,6 +20,11 @@ FIRST_GAP_S, NUM_SUPPOSED = 30.0, 5
 """Until gaps are known, as if that many had been so long."""
 MAX_GAPS, MARGIN_S = 4.0, 10.0
 """A conversation is over when none came for so many typical gaps, and a little more."""
+NUM_SUPPOSED_BEGUN = 3.0
+"""Conversations that count as having brought what is supposed, besides those that are known."""
+LONG, NUM_FIRST, STEP = 0.99, 100, 0.05
+"""Which share of prompts takes no longer than `long_s`, which follows by such steps (Robbins and
+Monro 1951) from the longest of the first on."""
 
 
 class Home(Protocol):
@@ -41,11 +46,20 @@ class Ongoing:
         self._turn_s, self._num_at_home = 0.0, 0
         self._num_begun = self._num_turns = self._counted_at_s = 0.0
         self._num_sent, self._sent_at_s, self._between_s = 0, 0.0, 0.0
+        self._long_s, self._num_long = 0.0, 0
+
+    def future_s(self, supposed_s: float = 0.0) -> float:
+        """Work that one of them still brings, on the average: as many turns as others had.
+        `supposed_s`: what it is taken to be while few are known."""
+        known_s = self._turn_s * self._num_turns
+        num = self._num_begun + NUM_SUPPOSED_BEGUN
+        return (known_s + NUM_SUPPOSED_BEGUN * supposed_s) / num
 
     @property
-    def future_s(self) -> float:
-        """Work that one of them still brings, on the average: as many turns as others had."""
-        return self._turn_s * self._num_turns / self._num_begun if self._num_begun else 0.0
+    def long_s(self) -> float:
+        """What all but a hundredth of prompts take no longer than, where their conversations began
+        or stayed. Infinite until one was heard of."""
+        return self._long_s if self._num_long else inf
 
     @property
     def sent_per_s(self) -> float:
@@ -64,6 +78,8 @@ class Ongoing:
         kept = exp2(min(self._counted_at_s - now, 0.0) / HALF_LIFE_S)
         self._num_begun, self._num_turns = self._num_begun * kept, self._num_turns * kept
         self._counted_at_s = max(self._counted_at_s, now)
+        if begins or last is None or last.home is home:
+            self._hear_work(work_s)
         if begins or last is None:
             self._num_begun += 1.0
         else:
@@ -101,6 +117,13 @@ class Ongoing:
         if last is not None:
             last.home.num_ongoing -= 1
         return last
+
+    def _hear_work(self, work_s: float) -> None:
+        self._num_long += 1
+        if self._num_long <= NUM_FIRST:
+            self._long_s = max(self._long_s, work_s)
+        else:
+            self._long_s *= exp(STEP * (LONG - (work_s <= self._long_s)))
 
     def _hear_of_a_prompt(self, now: float) -> None:
         if now <= self._sent_at_s:  # those of one moment count as one

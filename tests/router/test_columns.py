@@ -17,11 +17,11 @@ from baton.router.policies import cost_terms
 from baton.router.policies.cost import (
     BASE_PRICE,
     DEFAULTS,
-    FEW,
     FEW_BEGUN,
     HASTE,
     MANY,
     SPARE,
+    SUPPOSED,
     Cost,
 )
 from baton.router.policies.routing_policy import Held, cheapest
@@ -103,7 +103,9 @@ def candidate(name: str, known: Facts) -> Candidate:
     return made
 
 
-def plain_costs(prompt: Prompt, candidates: list[Candidate], held: list[int]) -> list[float]:
+def plain_costs(
+    prompt: Prompt, candidates: list[Candidate], held: list[int], transfer_s: float | None
+) -> list[float]:
     """The formula of `policies/cost.py`, by the books of each candidate."""
     turns, heat = taught(prompt)
     num_waiting = sum(len(one.waiting) for one in candidates)
@@ -113,13 +115,13 @@ def plain_costs(prompt: Prompt, candidates: list[Candidate], held: list[int]) ->
     recent = [one.recent(NOW) for one in candidates]
     ongoing = candidates[0].columns.ongoing
     num_others = [one.num_ongoing - (one is ongoing.home(prompt.session)) for one in candidates]
+    future_s = ongoing.future_s(SUPPOSED * turns.typical_s)
     brought = [
-        seconds + others * ongoing.future_s
-        for (seconds, _), others in zip(recent, num_others, strict=True)
+        seconds + others * future_s for (seconds, _), others in zip(recent, num_others, strict=True)
     ]
     mean_s = sum(brought) / len(brought)
     mean_sent = sum(count for _, count in recent) / len(recent)
-    few = min(max(mean_sent - FEW, 0.0) / MANY, 1.0) * prompt.is_first_turn
+    few = min(mean_sent / MANY, 1.0) * prompt.is_first_turn
     coming = ongoing.sent_per_s / len(candidates) / 2
     begun = NUM_BEGUN * 2 ** ((prompt.arrived_s - NOW) / RECENT_HALF_LIFE_S) / len(candidates)
     evenness = DEFAULTS.evenness * min(max(begun - 1.0, 0.0) / FEW_BEGUN, 1.0)
@@ -132,16 +134,18 @@ def plain_costs(prompt: Prompt, candidates: list[Candidate], held: list[int]) ->
         own = charge.total - float(charge.before(np.array(float(cached))))
         due_s = turns.due_s(prompt, work_s, sum(waiting.work_s for waiting in one.waiting))
         num_behind = sum(waiting.due_s > due_s for waiting in one.waiting)
-        brings_s = work_s + ongoing.future_s
+        brings_s = work_s + future_s
         balance = brought_s / mean_s - 1.0 if mean_s else 0.0
         over = max(balance + brings_s / (2 * mean_s), 0.0) if mean_s else 0.0
+        wait_s = one.busy_s(NOW) + one.ahead_s(due_s)
+        surplus = evenness * (over + haste * max(over - SPARE, 0.0)) * brings_s
         costs.append(
-            one.busy_s(NOW)
-            + one.ahead_s(due_s)
+            wait_s
+            + (0.0 if transfer_s is None else max(transfer_s - wait_s, 0.0) + transfer_s / 2)
             + price * work_s * own / (prompt.num_tokens - cached)
             + (num_behind + one.num_running + coming * work_s) * work_s
             + DEFAULTS.balance * turns.typical_s * few * balance / (1 + in_line)
-            + evenness * (over + haste * max(over - SPARE, 0.0)) * brings_s / (1 + in_line)
+            + surplus / (1 + in_line)
         )
     return costs
 
@@ -174,19 +178,23 @@ def test_costs_over_columns_are_those_of_the_plain_formula(
     places = data.draw(st.sets(st.integers(0, len(fleet) - 1), min_size=1).map(sorted))
     continues = bool(fleet[0].num_turns)
     prompt = replace(prompt, is_first_turn=not continues)
+    transfer = data.draw(st.none() | st.just(0.7))
     for some in (range(len(fleet)), places):
         held = [fleet[place].num_held for place in some]
         candidates = table.all if some != places else table.at(np.array(places))
-
-        found = policy.costs(prompt, candidates, Held(np.array(held, float)), NOW)
+        has = Held(np.array(held, float))
+        if transfer is not None:  # all tokens but those that each has are fetched
+            fetched, times = np.array(held, float), np.full(len(held), transfer)
+            has = Held(np.zeros(len(held)), fetched, times, times / 2)
+        found = policy.costs(prompt, candidates, has, NOW)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cost_terms, "library_without_torch", lambda: None)
-            defined = policy.costs(prompt, candidates, Held(np.array(held, float)), NOW)
+            defined = policy.costs(prompt, candidates, has, NOW)
         assert found.terms is not None and defined.terms is not None
         assert np.array_equal(found.terms, defined.terms)  # compiled or not: the same bits
         assert np.array_equal(found.total, defined.total)
-        plain = plain_costs(prompt, [every[place] for place in some], held)
+        plain = plain_costs(prompt, [every[place] for place in some], held, transfer)
         assert found.total == pytest.approx(plain)
         chosen = cheapest(prompt, candidates, found)
         assert plain[chosen] == pytest.approx(min(plain))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
+from random import Random
 
 import pytest
 from tests.router.test_policies import prompt
@@ -10,7 +12,7 @@ from tests.router.test_policies import prompt
 from baton.router.replicas.candidate import Candidate
 from baton.router.replicas.candidates import CandidateTable
 from baton.router.speeds.speed import ConstantRate
-from baton.router.table.ongoing import FIRST_GAP_S, MARGIN_S, MAX_GAPS
+from baton.router.table.ongoing import FIRST_GAP_S, MARGIN_S, MAX_GAPS, NUM_SUPPOSED_BEGUN, Ongoing
 
 
 def fleet() -> CandidateTable:
@@ -64,10 +66,33 @@ def test_a_conversation_brings_as_many_turns_as_others_had_and_work_where_it_is(
     turn(table, "t", 1, 10.0, first=True)
     turn(table, "s", 0, 20.0, first=False)
     ongoing = table.all.columns.ongoing
-    assert ongoing.future_s == pytest.approx(2.0 * 1 / 2, rel=0.02)
+    assert ongoing.future_s() == pytest.approx(2.0 * 1 / (2 + NUM_SUPPOSED_BEGUN), rel=0.02)
 
     moved = replace(prompt(9, 9000), session="s", is_first_turn=False)
     table.all[1].book(moved, 0, 30.0)  # 90 s, most of them for what it left behind
 
-    assert ongoing.future_s == pytest.approx(2.0 * 2 / 2, rel=0.02)
+    assert ongoing.future_s() == pytest.approx(2.0 * 2 / (2 + NUM_SUPPOSED_BEGUN), rel=0.02)
     assert 1 / ongoing.sent_per_s == pytest.approx(10.0)
+
+
+def test_what_conversations_bring_is_supposed_until_many_are_known() -> None:
+    table = fleet()
+    ongoing = table.all.columns.ongoing
+    assert ongoing.future_s(6.0) == 6.0
+
+    for number in range(200):
+        turn(table, f"s{number}", number % 2, number / 10, first=True)
+
+    assert ongoing.future_s(6.0) < 0.1  # none of them came back
+
+
+def test_a_long_prompt_is_one_in_a_hundred_of_those_that_began_or_stayed_there() -> None:
+    random, ongoing, (home, other) = Random(1), Ongoing(), fleet().all
+    assert ongoing.long_s == inf
+
+    for number in range(20_000):
+        seconds = random.random()
+        ongoing.goes_on(f"s{number}", home, seconds, float(number), begins=True)
+        ongoing.goes_on(f"s{number}", other, 1000.0, number + 0.5, begins=False)
+
+    assert ongoing.long_s == pytest.approx(0.99, abs=0.1)

@@ -139,16 +139,54 @@ def test_a_conversation_leaves_for_all_that_it_will_bring() -> None:
             cost.placed(prompt(number, 100, names="abcdefghij"[number]), candidates[0])
         for turn in range(num_turns):
             for name in "wxyz":
-                sent = replace(prompt(0, 1200 // num_turns, name), is_first_turn=not turn)
+                sent = replace(prompt(0, 2400 // num_turns, name), is_first_turn=not turn)
                 candidates[0].book(sent, 0, now=0.0)
                 candidates[0].finished(sent, now=0.0)
-        candidates[1].book(prompt(1, 4800), 0, now=0.0)
-        candidates[1].finished(prompt(1, 4800), now=0.0)
+        candidates[1].book(prompt(1, 9600), 0, now=0.0)
+        candidates[1].finished(prompt(1, 9600), now=0.0)
         asks, held = replace(ASKS, session="w", is_first_turn=False), Held(np.array([900.0, 0.0]))
         return cheapest(asks, candidates, cost.costs(asks, candidates, held, 0.0))
 
     assert chosen(1) == 0  # nothing says yet that they bring more than this turn
     assert chosen(4) == 1
+
+
+def test_a_conversation_that_is_dear_to_move_stays_however_much_its_replica_has() -> None:
+    """a was sent three times what b was, by prompts that took 2 s each; at b this one takes 3 s, or
+    thirty. Twenty conversations began, one each tenth of a second."""
+
+    def chosen(num_tokens: int, now: float) -> int:
+        table = CandidateTable(Candidate(n, ConstantRate(tokens_per_s=100.0)) for n in "ab")
+        candidates, cost = table.all, Cost(CostWeights(balance=0.0))
+        for number in range(400):
+            name, at = str(number % 20), int(number % 4 == 3)  # of twenty turns each
+            sent = replace(prompt(number, 200, arrived_s=number / 10), session=name)
+            sent = replace(sent, is_first_turn=number < 20)
+            cost.placed(sent, candidates[at])
+            candidates[at].book(sent, 0, now=0.0)
+            candidates[at].finished(sent, now=0.0)
+        asks = replace(prompt(999, num_tokens), session="0", is_first_turn=False)
+        held = Held(np.array([num_tokens - 20.0, 0.0]))
+        return cheapest(asks, candidates, cost.costs(asks, candidates, held, now))
+
+    assert chosen(300, now=5.0) == 1
+    assert chosen(3000, now=5.0) == 0
+    assert chosen(3000, now=1.9) == 1  # one has just begun
+
+
+def test_conversations_that_begin_before_any_came_back_are_spread() -> None:
+    """All begin with what only one replica has, which is idle again before the next comes."""
+    table = CandidateTable(Candidate(n, ConstantRate(tokens_per_s=100.0)) for n in "abcd")
+    cost, every = Cost(), table.all
+    for number in range(12):
+        begins = replace(prompt(number, 100), session=f"{number}", arrived_s=float(number))
+        held = Held(np.array([60.0, 0.0, 0.0, 0.0]))
+        place = cheapest(begins, every, cost.costs(begins, every, held, float(number)))
+        cost.placed(begins, every[place])
+        every[place].book(begins, int(held.tokens[place]), float(number))
+        every[place].finished(begins, float(number) + 0.9)
+
+    assert max(every.num_ongoing) <= 5
 
 
 def test_a_conversation_stays_where_it_was_and_prefixes_have_their_replicas() -> None:

@@ -211,3 +211,75 @@ def test_a_replica_that_drains_can_be_fetched_from_but_a_lost_one_cannot() -> No
     assert place(1000, draining, known(B), lost=frozenset({A.epoch})).source is None
     away = known(replace(A, is_ready=False), num_cached_tokens=960, is_connected=False)
     assert place(1000, away, known(B)).source is None
+
+
+def handed_off(num_bytes: int, seconds: float) -> Receipt:
+    return Receipt(
+        prefill_replica="p",
+        kv_bytes=num_bytes,
+        queue_ms=100.0,
+        prefill_ms=400.0,
+        transfer_ms=500.0 + 1e3 * seconds,
+    )
+
+
+Q = make_replica("q", role=Role.PREFILL)
+
+
+def test_who_is_far_from_who_decodes_computes_nothing_for_it_while_others_are_free() -> None:
+    meter = RateMeter(EQUAL)
+    for _ in range(5):
+        meter.hear(handed_off(10**6, 2.0), None, 1.0, (P.epoch, A.epoch))
+        meter.hear(handed_off(10**6, 0.001), None, 1.0, (Q.epoch, A.epoch))
+    rates = replace(meter.rates, is_enabled=False)
+
+    by_a = place(1000, known(A), known(P, num_cached_tokens=500), known(Q), rates=rates)
+    by_b = place(1000, known(B), known(P, num_cached_tokens=500), known(Q), rates=rates)
+
+    assert by_a.prefill[0] == Q.endpoint
+    assert by_b.prefill[0] == P.endpoint  # of that pair nothing is known
+    near, far = by_a.considered
+    assert near.terms["transfer_s"] < 0.4 and far.terms["transfer_s"] > 1.0
+
+
+def test_a_replica_that_can_fetch_a_prefix_costs_no_more_than_fetching_it() -> None:
+    """p has it and is busy for two seconds; q computes all of it in one, or fetches most of it in
+    0.08."""
+    busy = known(P, num_cached_tokens=800, num_queued_tokens=2000)
+
+    placement = place(1000, known(A), busy, known(Q), rates=CHEAP)
+    computed = place(1000, known(A), busy, known(Q), rates=replace(CHEAP, is_enabled=False))
+
+    assert placement.prefill[0] == computed.prefill[0] == Q.endpoint
+    assert placement.source == P.endpoint and computed.source is None
+    assert placement.considered[0].terms["work_s"] == pytest.approx(0.2)
+    assert placement.considered[0].terms["transfer_s"] == pytest.approx(0.08 + CHEAP.handoff_s)
+    assert computed.considered[0].terms["work_s"] == pytest.approx(1.0)
+
+
+def test_who_has_a_prefix_is_left_for_one_that_fetches_it_if_that_is_sooner() -> None:
+    """Computed anew at q, it would be later than behind what p has to do; fetched it is sooner."""
+    busy = known(P, num_cached_tokens=800, num_queued_tokens=600)
+
+    fetched = place(1000, known(A), busy, known(Q))
+    computed = place(1000, known(A), busy, known(Q), rates=replace(CHEAP, is_enabled=False))
+
+    assert (fetched.prefill[0], fetched.source) == (Q.endpoint, P.endpoint)
+    assert computed.prefill[0] == P.endpoint
+
+
+def test_a_prefix_is_fetched_over_a_near_link_rather_than_a_far_one() -> None:
+    meter = RateMeter(CHEAP)
+    for _ in range(5):
+        meter.hear(pulled(10**6, 500e6 / CHEAP.bytes_per_s), (P.epoch, B.epoch), now=1.0)
+        meter.hear(pulled(10**6, 1e6 / CHEAP.bytes_per_s), (P.epoch, C.epoch), now=1.0)
+    rates = replace(meter.rates, bytes_per_s=CHEAP.bytes_per_s)
+
+    placement = place(
+        1000,
+        known(replace(P, role=Role.DECODE), num_cached_tokens=960, num_open=P.max_open),
+        *(known(B), known(C)),
+        rates=rates,
+    )
+
+    assert (placement.decode, placement.source) == (C, P.endpoint)

@@ -20,9 +20,10 @@ from tests.router.test_decisions import CHOSEN
 
 from baton.core.clock import ManualClock
 from baton.core.ids import RequestId
-from baton.core.messages import GenerateRequest
+from baton.core.messages import GenerateRequest, Receipt
 from baton.core.replicas import Role
 from baton.core.sampling import SamplingParams
+from baton.core.step_times import StepTimes
 from baton.gateway.fleet.decision_log import Asked, DecisionLog, FirstToken
 from baton.router.placement import Placement
 from baton.router.prompt import Prompt
@@ -79,6 +80,31 @@ async def test_what_a_prompt_takes_is_known_from_the_first_one_on() -> None:
                 assert log.queued_s(2, 1) == 6.0
 
         assert log.queued_s(2, 1) == 4.0
+
+
+async def test_where_guesses_are_right_a_step_gives_several_tokens() -> None:
+    replica, clock = ScriptedReplica("d", silent), ManualClock()
+    times = StepTimes(constant_s=0.03, num_decode_steps=99)
+    replica.capacity = replace(replica.capacity, step_times=times)
+    async with dispatching_to(replica, clock=clock) as dispatcher:
+        log, epoch = DecisionLog(dispatcher.fleet, "cost", 9, clock), replica.info.epoch
+        prompt = Prompt(number=1, num_tokens=3, arrived_s=0.0)
+        placement = Placement(
+            decode=replica.info, prompt=prompt, reason="a test", considered=(CHOSEN,)
+        )
+        request = GenerateRequest(request_id=RequestId("r"), attempt=1, prompt=(1, 2, 3))
+
+        def predicted() -> float | None:
+            asked = Asked("", 0.0, 0.0, FirstToken(log.ttft_errors, clock))
+            followed = log.sent(asked, request, placement)
+            followed.deliver(1)
+            followed.hear(Receipt(output_tokens=1), epoch)
+            followed.hear(Receipt(output_tokens=101, accepted_tokens=50), epoch)
+            followed.end()
+            return tuple(log.decisions)[-1].predicted_itl_s
+
+        assert predicted() == pytest.approx(0.03)
+        assert predicted() == pytest.approx(0.015)
 
 
 async def test_an_estimate_is_of_the_request_as_it_would_be_placed() -> None:

@@ -29,23 +29,25 @@ extern "C" {
 // One prompt, and what holds for all replicas; kernels/routing/cost_terms_cpu.py packs it.
 struct BatonAsked {
   double now, late_s, num_tokens, arrived_s, latest_s, stretch, later_s;  // by `turns.py`
-  double price, coming_per_s, balance_s, evenness, spare, haste;
+  double price, coming_per_s, balance_s, evenness, spare, haste, most_s;
   double left, future_s, home, mean_share_s, crowd;  // `home`: a row; below 0: none
 };
 
 // One replica's numbers are a column of [rows of Column][stride]. `places`: which of them; null: the first
-// `num`. `ends` and `sums`: tokens, and those of them that are charged; null: all are. The line: for whom
+// `num`. `held`: tokens that it need not compute; `fetch_s`, `handoff_s`: null: no time. `ends` and `sums`: tokens, and those of them that are charged; null: all are. The line: for whom
 // each waits, when it is due, what it takes.
-// Out: [work, wait, charged, harm, balance, surplus, total][num].
+// Out: [work, wait, transfer, charged, harm, balance, surplus, total][num].
 void baton_cost_terms(const BatonAsked* asked, const double* numbers, int64_t stride, int64_t num_rows,
-                      const int64_t* places, int64_t num, const double* held, const double* ends,
+                      const int64_t* places, int64_t num, const double* held, const double* fetch_s,
+                      const double* handoff_s, const double* ends,
                       int64_t num_ends, const int64_t* line_rows, const double* line_due_s,
                       const double* line_work_s, int64_t num_line, double* out) {
   const BatonAsked a = *asked;
   const auto of = [&](Column column, int64_t row) { return numbers[column * stride + row]; };
   const double* sums = ends + num_ends;
-  double *work_s = out, *wait_s = out + num, *charged_s = out + 2 * num, *harm_s = out + 3 * num;
-  double *balance_s = out + 4 * num, *surplus_s = out + 5 * num, *total_s = out + 6 * num;
+  double *work_s = out, *wait_s = out + num, *transfer_s = out + 2 * num, *charged_s = out + 3 * num;
+  double *harm_s = out + 4 * num, *balance_s = out + 5 * num, *surplus_s = out + 6 * num;
+  double* total_s = out + 7 * num;
   std::vector<double> due_s, ahead_s, num_ahead;  // by row; nobody goes before at a row that is not asked for
   if (num_line) {
     due_s.assign(size_t(num_rows), -INFINITY);
@@ -79,6 +81,8 @@ void baton_cost_terms(const BatonAsked* asked, const double* numbers, int64_t st
       wait_s[i] += ahead_s[size_t(row)];
       num_harmed += of(NUM_WAITING, row) - num_ahead[size_t(row)];
     }
+    transfer_s[i] = fetch_s ? std::max(fetch_s[i] - wait_s[i], 0.0) : 0.0;
+    if (handoff_s) transfer_s[i] += handoff_s[i];
     charged_s[i] = work_s[i] * a.price;
     if (ends) {
       const double cached = std::min(held[i], a.num_tokens - 1.0);
@@ -95,13 +99,13 @@ void baton_cost_terms(const BatonAsked* asked, const double* numbers, int64_t st
       const double brings_s = work_s[i] + a.future_s;
       const double over = brings_s / (2.0 * a.mean_share_s) + share - 1.0;
       const double charged = std::max(over, 0.0) + std::max(over - a.spare, 0.0) * a.haste;
-      surplus_s[i] = charged * a.evenness * brings_s;
+      surplus_s[i] = std::min(charged * a.evenness * brings_s, a.most_s);
     }
     if (a.crowd != 0.0) {
       balance_s[i] /= 1.0 + a.crowd;
       surplus_s[i] /= 1.0 + a.crowd;
     }
-    total_s[i] = wait_s[i] + charged_s[i] + harm_s[i] + balance_s[i] + surplus_s[i];
+    total_s[i] = wait_s[i] + transfer_s[i] + charged_s[i] + harm_s[i] + balance_s[i] + surplus_s[i];
   }
 }
 
