@@ -118,6 +118,11 @@ class SpeculationConfig:
     without drafts, but are not the same."""
 
     @property
+    def looks_up(self) -> bool:
+        """It needs no model and no head."""
+        return self.method in ("suffix", "ngram", "lookahead")
+
+    @property
     def wants_features(self) -> bool:
         return self.method in ("mtp", "eagle", "p-eagle") and self.features != "off"
 

@@ -4,6 +4,9 @@ often that what comes of it is distributed as the model draws.
     x, drawn from q, is kept with probability  min(1, p(x) / q(x))
     else a token is drawn from                 max(0, p - q), renormalised
 
+A token that was looked up may have been chosen in whatever way: its q is 1, and of all others 0.
+One that was drawn counts as drawn from q only if it was offered whatever it is: see `without`.
+
 Its randomness is of streams of its own. Who drafts by chance has another one: whether a token is
 drafted at all may depend on it, and where none was the model draws with its own.
 
@@ -12,6 +15,9 @@ T drafted tokens, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+import torch
 from torch import Tensor
 
 from baton.kernels.sampling.best_token import best_token
@@ -31,6 +37,22 @@ def are_kept(p: Tensor, q: Tensor | float, drafted: Tensor, streams: Tensor) -> 
     noise = gumbel(_other(streams, KEEPING), drafted.unsqueeze(-1)).squeeze(-1)
     uniform = noise.neg_().exp_().neg_().exp_()
     return uniform * q < p
+
+
+def without(q: Tensor, tokens: Collection[int]) -> Tensor:
+    """[V] -> [V] What is drawn from where these are not offered if they are drawn: the others, as
+    likely to each other as before."""
+    known = [token for token in tokens if token < len(q)]
+    if not known:
+        return q
+    others = q.index_fill(0, torch.tensor(known, device=q.device), 0.0)
+    return others / others.sum()
+
+
+def left_of(p: Tensor, q: Tensor) -> Tensor:
+    """[T, V] max(0, p - q); p where nothing is left, for the two differ by roundings alone then."""
+    left = (p - q).clamp_(min=0)
+    return torch.where(left.sum(-1, keepdim=True) > 0, left, p)
 
 
 def redrawn(left: Tensor, streams: Tensor) -> Tensor:

@@ -61,6 +61,16 @@ def draw_and_weigh(
     return drawn, shares.nan_to_num_(0.0)
 
 
+def chances_of(
+    logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]
+) -> dict[int, Tensor]:
+    """[V] By row of those that noise has a say in: what `draw_and_weigh` has drawn it from."""
+    if not plan.drawn:
+        return {}
+    chances = plan.chances(plan.scores(logits, eos_token_ids))
+    return dict(zip(plan.drawn, chances, strict=True))
+
+
 def _drawn(logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]) -> Drawn:
     plan.next_draw()
     return _drawn_by(plan.scores(logits, eos_token_ids), logits, plan)

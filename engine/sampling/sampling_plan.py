@@ -16,14 +16,15 @@ S rows, n of them drawn with noise, V vocabulary.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from baton.core.sampling import SamplingParams
-from baton.engine.sampling.acceptance import DRAFTING, are_kept, redrawn
+from baton.engine.sampling.acceptance import DRAFTING, are_kept, left_of, redrawn
 from baton.engine.sampling.allowed_tokens import forbid_tokens
 from baton.engine.sampling.sampling_row import SamplingRow
 from baton.engine.sampling.seen_tokens import SeenTokens, seen_tokens
@@ -43,6 +44,7 @@ from baton.kernels.sampling.typical import keep_typical
 WORD = 0xFFFFFFFF
 STRETCH_BYTES = 32 << 20
 """Of scores of drafted rows that are judged at once, by the published rule."""
+NOTHING: Mapping[int, Tensor] = MappingProxyType({})
 MIN_TEMPERATURE = 1e-30
 """Below it float32 would divide by zero."""
 
@@ -64,10 +66,12 @@ class SamplingPlan:
         device: torch.device | str,
         drafted: Sequence[int | None] = (),
         *,
+        drawn_from: Mapping[int, Tensor] = NOTHING,
         has_own_noise: bool = False,
     ) -> None:
-        """`drafted`: of each row the token that is to be kept by the published rule, if any.
-        `has_own_noise`: none that the model draws with."""
+        """`drafted`: of each row the token that is to be kept by the published rule, if any, and
+        `drawn_from`, by row, q [V] of those that were drawn. `has_own_noise`: none that the model
+        draws with."""
         self.rows = rows
         self.device = torch.device(device)
         self._has_own_noise = has_own_noise
@@ -87,6 +91,7 @@ class SamplingPlan:
         self._draws = self._make_draws([rows[i] for i in self.drawn]) if self.drawn else None
         self._drafted = {i: token for i, token in enumerate(drafted) if token is not None}
         """By row."""
+        self._drawn_from = drawn_from
         self._run_ends = [i for i, token in enumerate(drafted) if token is None]
         self._bias: Bias | None = None
         self._last: Tensor | None = None
@@ -165,7 +170,7 @@ class SamplingPlan:
         return keep_typical(relative, typical_p)
 
     def _kept(self, scores: Tensor, draws: Draws, tokens: Tensor) -> Tensor:
-        """`tokens`, where one was drafted what comes of that; whoever drafted was sure of it."""
+        """`tokens`, where one was drafted what comes of that. What was not drawn q is sure of."""
         stretch = max(1, STRETCH_BYTES // (scores.shape[-1] * scores.element_size()))
         left = [place for place, row in enumerate(self.drawn) if row in self._drafted]
         while left:
@@ -173,15 +178,30 @@ class SamplingPlan:
             p = self._probabilities(scores, draws, at)
             drafted = self._uploaded([self._drafted[self.drawn[place]] for place in at])
             chosen, streams = drafted.unsqueeze(-1), draws.streams[at]
-            is_kept = are_kept(p.gather(-1, chosen).squeeze(-1), 1.0, drafted, streams)
+            q = self._q_of(at, p, chosen)
+            p_of_chosen, q_of_chosen = (each.gather(-1, chosen).squeeze(-1) for each in (p, q))
+            is_kept = are_kept(p_of_chosen, q_of_chosen, drafted, streams)
             tokens[at] = drafted
             rejected = self._first_rejected(at, is_kept.tolist())
             if rejected:
-                ours = p[rejected].scatter_(-1, chosen[rejected], 0.0)
-                tokens[[at[i] for i in rejected]] = redrawn(ours, streams[rejected])
+                left_over = left_of(p[rejected], q[rejected])
+                tokens[[at[i] for i in rejected]] = redrawn(left_over, streams[rejected])
                 ended = {self._run(at[i]) for i in rejected}
                 left = [place for place in left if self._run(place) not in ended]
         return tokens
+
+    def _q_of(self, at: Sequence[int], p: Tensor, chosen: Tensor) -> Tensor:
+        """[n, V] What drafted tokens [n, 1] were drawn from, or they alone."""
+        q = torch.zeros_like(p).scatter_(-1, chosen, 1.0)
+        for i, place in enumerate(at):
+            if (drawn_from := self._drawn_from.get(self.drawn[place])) is not None:
+                q[i] = drawn_from
+        return q
+
+    def chances(self, scores: Tensor) -> Tensor:
+        """[n, V], by which the rows of `drawn` are."""
+        assert self._draws is not None
+        return self._probabilities(scores, self._draws, range(len(self.drawn)))
 
     def _probabilities(self, scores: Tensor, draws: Draws, at: Sequence[int]) -> Tensor:
         """[n, V], by which some of those drawn are."""

@@ -5,7 +5,8 @@
     known  a b c x w                   x was right: only w is computed before it drafts again
 
 It draws as the large model will, with the same penalties and the same noise: where both think alike
-they draw the same. (For the published rule its noise is another.) It reads each prompt itself,
+they draw the same. (For the published rule its noise is another, and what it draws from comes with
+the draft.) It reads each prompt itself,
 wherever the large model's KV of it comes from.
 """
 
@@ -21,7 +22,8 @@ from baton.engine.batch.batch import Chunk
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.passes.runner import Runner
 from baton.engine.request.request import Phase, Request
-from baton.engine.sampling.sampler import draw_and_weigh
+from baton.engine.sampling.acceptance import without
+from baton.engine.sampling.sampler import chances_of, draw_and_weigh
 from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.speculation.drafter import NO_DRAFT, Draft
 
@@ -41,6 +43,8 @@ class _Drafting:
     tokens: list[int] = field(default_factory=list)
     """The draft that is being made."""
     confidences: list[float] = field(default_factory=list)
+    q: list[Tensor] = field(default_factory=list)
+    """[V] each: what they were drawn from, if that is told."""
     hope: float = 1.0
     """That all of it is right. Where noise has its say, too, the small model cannot tell."""
 
@@ -51,7 +55,7 @@ class _Drafting:
             sure += 1
         del computed[sure:]
         self.num_sure = sure
-        self.tokens, self.confidences, self.hope = [], [], 1.0
+        self.tokens, self.confidences, self.q, self.hope = [], [], [], 1.0
 
     def next_tokens(self, most: int) -> list[int]:
         """The first of those that are not computed."""
@@ -79,7 +83,8 @@ class ModelDrafter:
     ) -> None:
         """`runner`, and all of its cache, are nobody else's; `eos_token_ids` the large model's.
 
-        `has_own_noise`: not that of the large model, for the published rule.
+        `has_own_noise`: not that of the large model, for the published rule, which is then told
+        what was drawn from: [V] for each token of a draft that is not greedy.
         """
         self._runner = runner
         self._max_batch_tokens = max_batch_tokens
@@ -99,7 +104,8 @@ class ModelDrafter:
                 break
             going = self._pass(going)
         return [
-            NO_DRAFT if each is None else Draft(each.tokens, each.confidences) for each in drafting
+            NO_DRAFT if each is None else Draft(each.tokens, each.confidences, each.q)
+            for each in drafting
         ]
 
     def forget(self, request: Request) -> None:
@@ -166,9 +172,10 @@ class ModelDrafter:
             has_own_noise=self._has_own_noise,
         )
         (tokens, are_finite), said = draw_and_weigh(logits, plan, self._eos_token_ids)
+        q = chances_of(logits, plan, self._eos_token_ids) if self._has_own_noise else {}
         found = zip(kept, tokens.tolist(), said.tolist(), are_finite.tolist(), strict=True)
         going: list[_Drafting] = []
-        for number, token, confidence, is_finite in found:
+        for row, (number, token, confidence, is_finite) in enumerate(found):
             each = drawing[number]
             if not each.request.sampling.temperature:
                 each.hope *= confidence
@@ -176,5 +183,7 @@ class ModelDrafter:
                 continue
             each.tokens.append(token)
             each.confidences.append(confidence)
+            if row in q:
+                each.q.append(without(q[row], each.request.ending.tokens))
             going.append(each)
         return going

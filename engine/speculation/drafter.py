@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from torch import Tensor
+
 from baton.engine.request.request import Request
 
 
@@ -19,6 +21,11 @@ class Draft(NamedTuple):
     confidences: Sequence[float]
     """How sure of each, from 0 to 1, if those before it are right; whatever it means, it is weighed
     against what came of others that were as sure."""
+    q: Sequence[Tensor] = ()
+    """[V] For each token: the distribution that it was drawn from, by chance of its own, for the
+    published rule, which then judges by it. None if tokens were chosen in another way. Who gives it
+    drew each token whatever it was, but for those that may end the request: of these q has none.
+    """
 
 
 NO_DRAFT = Draft((), ())

@@ -18,7 +18,7 @@ from baton.engine.request.answers import Answers
 from baton.engine.request.request import Phase
 from baton.engine.request.step_report import RequestOutput
 from baton.engine.sampling.sampler import sample
-from baton.engine.sampling.sampling_plan import SamplingPlan
+from baton.engine.sampling.sampling_plan import NOTHING, SamplingPlan
 from baton.engine.schedule.lineup import Lineup
 from baton.engine.schedule.scheduler import ScheduledChunk
 from baton.engine.schedule.verification import Run, runs_of, verified
@@ -87,7 +87,12 @@ class Draws:
             logits = logits[kept]
         offered = [token for run in runs for token in (*run.drafted, None)]
         sampled = [row for run in runs for row in run.rows]
-        plan = SamplingPlan(sampled, logits.device, offered if self._redraws else ())
+        plan = SamplingPlan(
+            sampled,
+            logits.device,
+            offered if self._redraws else (),
+            drawn_from=_drawn_from(runs, speculation) if self._redraws and speculation else NOTHING,
+        )
         tokens, are_finite, logprob_by_row = sample(logits, plan, self._eos_token_ids)
         now, outputs, first = self._clock(), [], 0
         for run in runs:
@@ -122,3 +127,14 @@ class Draws:
         if request.phase is Phase.RUNNING:
             self._pool.shrink(request.holder, len(request.tokens))
         return output
+
+
+def _drawn_from(runs: Sequence[Run], speculation: Speculation) -> dict[int, Tensor]:
+    """By row: what its drafted token was drawn from, if it was."""
+    found: dict[int, Tensor] = {}
+    first = 0
+    for run in runs:
+        if run.drafted:
+            found |= dict(enumerate(speculation.drawn_from(run.request)[: len(run.drafted)], first))
+        first += len(run.rows)
+    return found

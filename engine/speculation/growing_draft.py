@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from baton.engine.request.request import Request
-from baton.engine.sampling.sampler import draw_and_weigh
+from baton.engine.sampling.acceptance import without
+from baton.engine.sampling.sampler import chances_of, draw_and_weigh
 from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.sampling.sampling_row import SamplingRow
 from baton.engine.speculation.drafter import Draft
@@ -24,10 +25,12 @@ class GrowingDraft:
     request: Request
     tokens: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
+    q: list[Tensor] = field(default_factory=list)
+    """[V] each: what they were drawn from, if that is told."""
     hope: float = 1.0
     """That all of it is right. Where noise has its say, too, nobody can tell."""
 
-    def add(self, token: int, confidence: float, is_finite: bool) -> bool:
+    def add(self, token: int, confidence: float, is_finite: bool, q: Tensor | None) -> bool:
         """Whether it goes on with this token."""
         if not self.request.sampling.temperature:
             self.hope *= confidence
@@ -35,10 +38,12 @@ class GrowingDraft:
             return False
         self.tokens.append(token)
         self.confidences.append(confidence)
+        if q is not None:
+            self.q.append(without(q, self.request.ending.tokens))
         return True
 
     def done(self) -> Draft:
-        return Draft(self.tokens, self.confidences)
+        return Draft(self.tokens, self.confidences, self.q)
 
 
 @torch.inference_mode()
@@ -51,7 +56,7 @@ def grow(
 ) -> list[int]:
     """Draw a token more of each from its row of `logits` [S, V]; the rows of those that go on.
 
-    `has_own_noise`: not the model's, for the published rule.
+    `has_own_noise`: not the model's, for the published rule, which is told what is drawn from.
     """
     rows = [draft.request.row.ahead(draft.tokens) for draft in drafts]
     kept = [number for number, row in enumerate(rows) if row is not None]
@@ -96,9 +101,11 @@ def _draw(
     rows: Sequence[SamplingRow],
     eos_token_ids: Collection[int],
     has_own_noise: bool,
-) -> list[tuple[int, float, bool]]:
+) -> list[tuple[int, float, bool, Tensor | None]]:
     """Of each row of `logits` [S, V]: a token, its share of what may come before noise has its say,
-    and whether all logits are finite."""
+    whether all logits are finite and, if its noise is its own, what it was drawn from [V]."""
     plan = SamplingPlan(rows, logits.device, has_own_noise=has_own_noise)
     (tokens, are_finite), said = draw_and_weigh(logits, plan, eos_token_ids)
-    return list(zip(tokens.tolist(), said.tolist(), are_finite.tolist(), strict=True))
+    q = chances_of(logits, plan, eos_token_ids) if has_own_noise else {}
+    drawn = zip(tokens.tolist(), said.tolist(), are_finite.tolist(), strict=True)
+    return [(*each, q.get(row)) for row, each in enumerate(drawn)]

@@ -62,6 +62,8 @@ class Speculation:
         self._survival = Survival()
         self._confidences: dict[Request, Sequence[float]] = {}
         """Of what was drafted for this step."""
+        self._drawn_from: dict[Request, Sequence[Tensor]] = {}
+        """What that was drawn from, where drafters tell."""
         self.recall_s = 0.0
         """Of the last `draft`: until the reader had read what is kept of prompts."""
         self._num_proposed = 0
@@ -101,7 +103,7 @@ class Speculation:
         """What to verify in the next pass; who was taken over is among them, and about to run."""
         self.recall_s = 0.0
         if self._confidences:
-            self._confidences = {}
+            self._confidences, self._drawn_from = {}, {}
         if not self._budget.begins(len(running)):
             return NO_DRAFTS
         if self._budget.begins_trial():
@@ -126,6 +128,10 @@ class Speculation:
         """A pass is computed: unless it `is_asleep`, or its features are kept."""
         assert self.reader is not None
         self.reader.read(shown, hidden, features, is_resting=self.is_paused)
+
+    def drawn_from(self, request: Request) -> Sequence[Tensor]:
+        """[V] For each token drafted for it in this step; none if they were not drawn."""
+        return self._drawn_from.get(request, ())
 
     def drew(
         self,
@@ -185,7 +191,9 @@ class Speculation:
         }
 
     def _chosen(self, num_running: int, drafts: dict[Request, Draft]) -> Drafts:
-        """Of all drafts the tokens that are most likely to be right."""
+        """Of all drafts the tokens that are most likely to be right; all of those that were drawn
+        from what their drafter tells, for which of them are verified must not hang on what they
+        are."""
         hopes: list[tuple[float, int, Request]] = []
         for request, draft in drafts.items():
             survival = self._survival.of(request, draft.confidences)
@@ -194,11 +202,14 @@ class Speculation:
             return NO_DRAFTS
         self._num_proposed += len(hopes)
         hopes.sort(key=lambda hope: hope[:2])
-        num_rows = self._budget.num_rows(num_running, [-hope for hope, _, _ in hopes])
+        num_rows = len(hopes)
+        if not any(draft.q for draft in drafts.values()):
+            num_rows = self._budget.num_rows(num_running, [-hope for hope, _, _ in hopes])
         lens: dict[Request, int] = {}
         for _, _, request in hopes[:num_rows]:
             lens[request] = lens.get(request, 0) + 1
         self._confidences = {request: drafts[request].confidences for request in lens}
+        self._drawn_from = {request: drafts[request].q for request in lens if drafts[request].q}
         return {request: drafts[request].tokens[:num] for request, num in lens.items()}
 
 
@@ -216,7 +227,7 @@ def _cut(request: Request, draft: Draft) -> Draft:
     num = next((at for at in range(num) if tokens[at] in ends), num)
     if request.matcher is not None and num:
         num = request.matcher.num_allowed(tokens[:num])
-    return Draft(tokens[:num], draft.confidences[:num])
+    return Draft(tokens[:num], draft.confidences[:num], draft.q[:num])
 
 
 def _count(nums: list[int], length: int) -> None:

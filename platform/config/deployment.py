@@ -248,8 +248,11 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
         hands_over = self.prefill.replicas > 0  # other numbers of replicas are live; layouts stay
         is_kept = speculation.wants_features and (hands_over or speculation.features == "on")
         is_kept = is_kept and not self._has_ranks  # they are those of a model on one device
+        engine = self.pool(role).engine
+        if speculation.looks_up:  # prefill replicas may take the other role, and draft there
+            engine = replace(engine, speculation=speculation)
         return replace(
-            self.pool(role).engine,
+            engine,
             kv_shares=self.gateway.kv_shares,
             keeps_features_for=speculation if is_kept else None,
         )

@@ -33,11 +33,12 @@ def check_flip(config: DeploymentConfig) -> None:
             f"decode.parallel.data is {config.decode.parallel.data}: engines that compute their "
             "passes together keep their role; deploy with 1 to flip replicas"
         )
-    method = config.decode.speculation.method
-    if method != "off":
+    speculation = config.decode.speculation
+    if speculation.method != "off" and not speculation.looks_up:
         raise InvalidConfig(
-            f"decode.speculation.method is {method}: engines of prefill replicas have nothing that "
-            "drafts; deploy with off to flip replicas"
+            f"decode.speculation.method is {speculation.method}: engines of prefill replicas have "
+            "no model or head that drafts; deploy with off, suffix, ngram or lookahead to flip "
+            "replicas"
         )
 
 

@@ -55,6 +55,24 @@ async def test_replicas_swap_roles_under_load_and_no_token_is_lost_or_computed_t
             assert (await turning.core(name).audit()).violations == ()
 
 
+async def test_one_that_looks_texts_up_drafts_as_soon_as_it_decodes() -> None:
+    changes = {"decode.speculation.method": "suffix", "decode.speculation.adaptive": False}
+    async with turning_fleet(prefill=2, decode=1, **changes) as turning:
+        ask = partial(turning.fleet.ask, PROMPT, SAMPLED)
+        before = await ask()
+        assert turning.engines["prefill-1"].stats.num_drafted == 0
+
+        await turning.flip("prefill-1", "decode")
+        await turning.until(prefill_1=Role.DECODE)
+        await turning.fleet.dispatcher.drain("decode-3", is_forced=False)
+        answers = [await ask(), await ask()]  # what the first said is drafted for the second
+
+        assert [answer.tokens for answer in answers] == [before.tokens] * 2
+        assert answers[1].receipt.decode_replica == "prefill-1"
+        assert answers[1].receipt.accepted_tokens > 100
+        assert (await turning.core("prefill-1").audit()).violations == ()
+
+
 async def test_a_replica_that_turns_keeps_its_engine_and_what_it_has_cached() -> None:
     async with turning_fleet(prefill=1, decode=2) as turning:
         engine, before = turning.engines["decode-2"], turning.serving["decode-2"].replica

@@ -15,6 +15,7 @@ from baton.core.errors import EngineFailed
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.replicas import ReplicaInfo, Role, StartingReplica
 from baton.engine.engine import Engine
+from baton.engine.speculation.assemble import speculation_of
 from baton.platform.config.deployment import override
 from baton.platform.registry.registry import Registry
 from baton.platform.replica.assignment import Assignment
@@ -65,10 +66,13 @@ class TurningFleet:
 
     async def add(self, role: Role, **changes: Any) -> str:
         name = f"{role}-{len(self.serving) + 1}"
-        self.engines[name] = echo_engine(role, num_blocks=1024)  # nobody is preempted
+        engine = echo_engine(role, num_blocks=1024)  # nobody is preempted
+        config = override(self.fleet.config, changes)
+        engine.speculation = speculation_of(config.engine(role), engine.info, "cpu")
+        self.engines[name] = engine
         assignment = Assignment(
             app_name="test",
-            config=override(self.fleet.config, changes),
+            config=config,
             role=role,
             folder=Path(),
             replica_id=ReplicaId(name),

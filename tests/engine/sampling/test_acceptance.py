@@ -15,6 +15,7 @@ from torch import Tensor
 from baton.core.sampling import SamplingParams
 from baton.engine.config import EngineConfig, SchedulerConfig, SpeculationConfig
 from baton.engine.engine import Engine
+from baton.engine.passes.echo import EchoRunner
 from baton.engine.request.request import Request
 from baton.engine.sampling import sampling_plan
 from baton.engine.sampling.acceptance import are_kept, redrawn
@@ -23,6 +24,7 @@ from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.sampling.sampling_row import SamplingRow
 from baton.engine.schedule.verification import verified
 from baton.engine.speculation.draft_budget import FixedBudget
+from baton.engine.speculation.draft_model import ModelDrafter
 from baton.engine.speculation.speculation import Speculation
 
 NUM_DRAWS = 1_000_000
@@ -87,17 +89,22 @@ def test_drafts_judged_a_few_at_a_time_come_to_the_same(monkeypatch: pytest.Monk
     assert {len(tokens) for tokens in at_once} > {1}
 
 
-def published_engine(scores: Tensor) -> Engine:
+def always_saying(scores: Tensor) -> EchoRunner:
     """A model that says the same wherever it is asked."""
-    engine = make_engine(num_blocks=8192)
+    runner = make_engine(num_blocks=8192).runner
+    assert isinstance(runner, EchoRunner)
+    runner.logits = lambda hidden: scores.expand(len(hidden), -1)  # type: ignore[method-assign]
+    return runner
+
+
+def published_engine(scores: Tensor) -> Engine:
+    runner = always_saying(scores)
     config = EngineConfig(
-        cache=replace(EngineConfig().cache, block_size=engine.pool.layout.block_size),
+        cache=replace(EngineConfig().cache, block_size=runner.cache.layout.block_size),
         scheduler=SchedulerConfig(max_running=400),
         speculation=SpeculationConfig(acceptance="published"),
     )
-    engine = Engine(engine.runner, config)
-    engine.runner.logits = lambda hidden: scores.expand(len(hidden), -1)  # type: ignore[method-assign]
-    return engine
+    return Engine(runner, config)
 
 
 def test_twenty_thousand_tokens_of_an_engine_are_distributed_as_without_drafts() -> None:
@@ -135,3 +142,45 @@ def test_twenty_thousand_tokens_of_an_engine_are_distributed_as_without_drafts()
     both = [a * b for a in expected for b in expected]
     assert chi_square(pairs, both) < 60  # 24 degrees
     assert engine.stats.num_drafted > 2 * engine.stats.num_accepted > 4000
+
+
+@pytest.mark.parametrize("stops", [(), (2,)], ids=["", "a token that ends"])
+def test_tokens_behind_drafts_that_were_drawn_are_distributed_as_without_them(
+    stops: tuple[int, ...],
+) -> None:
+    """A small model of another mind drafts, by chance; what may end a request it never offers."""
+    scores, others = torch.full((2, VOCAB), -9.0)
+    scores[:6] = torch.tensor([1.0, 0.5, 0.2, -0.3, -0.8, -1.0])
+    others[:6] = torch.tensor([-0.5, 1.2, 0.9, 0.1, -1.0, 0.3])
+    engine = published_engine(scores)
+    drafter = ModelDrafter(
+        always_saying(others), max_batch_tokens=4096, eos_token_ids=(), has_own_noise=True
+    )
+    engine.speculation = Speculation(drafter, FixedBudget(3))
+    sampling = SamplingParams(temperature=0.9, top_k=5, ignore_eos=True, stop_token_ids=stops)
+    num_each, num_requests = (51, 400) if not stops else (200, 1200)
+    requests = [
+        Request(
+            str(number), [7, 8, 9], sampling=replace(sampling, seed=number, max_tokens=num_each)
+        )
+        for number in range(num_requests)
+    ]
+    for request in requests:
+        engine.add(request)
+
+    run(engine)
+
+    expected = (scores[:5] / 0.9).softmax(-1)
+    tokens = [token for request in requests for token in request.output[1:]]
+    assert len(tokens) == 20_000 if not stops else len(tokens) > 3000
+    assert set(tokens) <= set(range(5))
+    assert chi_square(Counter(tokens), expected.tolist()) < 18.5  # 1 in a thousand, 4 degrees
+    # Of those that were drawn from q, sum min(p, q) are right: more than of those q is sure of.
+    top = others.topk(5)
+    q = torch.zeros(VOCAB).scatter_(0, top.indices, (top.values / 0.9).softmax(-1))
+    if not stops:
+        share = float(torch.minimum(expected, q[:5]).sum())
+        assert engine.speculation is not None
+        num_verified, num_right = engine.speculation.counts()[1:]
+        first, num_runs = num_right[0], num_verified[0]
+        assert abs(first / num_runs - share) < 4 * (share * (1 - share) / num_runs) ** 0.5

@@ -18,6 +18,7 @@ def test_pools_that_are_alike_but_for_their_numbers_can_exchange_replicas() -> N
         "decode.max_open": 9,
         "prefill.parallel.tensor": 2,
         "decode.parallel.tensor": 2,
+        "decode.speculation.method": "suffix",
     }
 
     check_flip(override(DeploymentConfig(), changes))
@@ -29,7 +30,7 @@ def test_pools_that_are_alike_but_for_their_numbers_can_exchange_replicas() -> N
         ({"prefill.parallel.tensor": 2}, "prefill.parallel.tensor is 2, decode.parallel.tensor 1"),
         ({"decode.cache.kv_dtype": "int8"}, "prefill.cache.kv_dtype is auto, decode.*int8"),
         ({"decode.scheduler.max_running": 9}, "decode.scheduler.max_running 9"),
-        ({"decode.speculation.method": "suffix"}, "decode.speculation.method is suffix"),
+        ({"decode.speculation.method": "mtp"}, "decode.speculation.method is mtp"),
         (
             {"prefill.parallel.data": 2, "decode.parallel.data": 2},
             "decode.parallel.data is 2: engines that compute their passes together",
