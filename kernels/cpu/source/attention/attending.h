@@ -114,6 +114,7 @@ class Attending {
       problem_.find_rows(tile, first, count, rows, desk_.copies, keys, values);
     else
       problem_.find_rows(tile, first, count, desk_.copies, keys, values);
+    if (problem_.has_scales()) problem_.find_scales(tile, first, count, scales_);
     for (int64_t key = count; key < CHUNK; key++)
       keys[key] = values[key] = reinterpret_cast<const uint8_t*>(desk_.zeros);
     if (is_few(tile))
@@ -126,10 +127,20 @@ class Attending {
 
   void attend_few(int64_t rows, int64_t first, int64_t count, const uint8_t* const* keys,
                   const uint8_t* const* values) {
-    score_few<T>(rows, {desk_.queries, query_cells_}, keys, query_cells_, {desk_.scores, CHUNK}, upcoming_);
+    const Cells queries{desk_.queries, query_cells_};
+    const Floats scores{desk_.scores, CHUNK};
+    const int64_t depth = cells_of(count), width = problem_.padded_value();
+    if constexpr (MULTIPLIES_BYTES<T>) {
+      if (problem_.is_bytes()) {
+        score_few_bytes(problem_.items, rows, queries, keys, query_cells_, scores, upcoming_);
+        weigh(first, 0, rows);
+        return mix_few_bytes(problem_.items, rows, weights().cells, values, depth, width, desk_.shrinks, out(),
+                             upcoming_);
+      }
+    }
+    score_few<T>(rows, queries, keys, query_cells_, scores, upcoming_);
     weigh(first, 0, rows);
-    mix_few<T>(rows, weights().cells, values, cells_of(count), problem_.padded_value(), desk_.shrinks, out(),
-               upcoming_);
+    mix_few<T>(rows, weights().cells, values, depth, width, desk_.shrinks, out(), upcoming_);
   }
 
   void attend_many(const Tile& tile, int64_t first, int64_t count, const uint8_t* const* keys,
@@ -137,7 +148,7 @@ class Attending {
     const int64_t width = problem_.padded_value();
     for (int64_t key = 0; key < count; key += 16) {
       upcoming_.fetch(int(width / 2));
-      pack_keys(keys + key, problem_.padded_depth(), desk_.keys + key, CHUNK);
+      pack_sixteen_keys(keys + key, desk_.keys + key);
     }
     each_band(tile, first, count, [&](int64_t row, int64_t rows, int64_t seen) {
       const int64_t group = QUERY_GROUP * query_cells_;
@@ -148,7 +159,7 @@ class Attending {
     });
     for (int64_t key = 0; key < count; key += PER_CELL<T>) {
       upcoming_.fetch(int(width / 32));
-      pack_values<T>(values + key, width, desk_.values + key / PER_CELL<T> * width);
+      pack_row_of_values(values + key, desk_.values + key / PER_CELL<T> * width);
     }
     each_band(tile, first, count, [&](int64_t row, int64_t rows, int64_t seen) {
       const Sums sums = sums_.from(row);
@@ -158,11 +169,27 @@ class Attending {
     });
   }
 
+  void pack_sixteen_keys(const uint8_t* const* keys, Cell* into) const {
+    const int64_t num_cells = problem_.padded_depth();
+    if constexpr (MULTIPLIES_BYTES<T>) {
+      if (problem_.is_bytes()) return pack_key_bytes(problem_.items, keys, num_cells, into, CHUNK);
+    }
+    pack_keys(keys, num_cells, into, CHUNK);
+  }
+
+  void pack_row_of_values(const uint8_t* const* values, Cell* into) const {
+    const int64_t width = problem_.padded_value();
+    if constexpr (MULTIPLIES_BYTES<T>) {
+      if (problem_.is_bytes()) return pack_value_bytes(problem_.items, values, width, into);
+    }
+    pack_values<T>(values, width, into);
+  }
+
   // do_band(first row, rows, the keys of the chunk that any of them sees): all rows at once or, in the chunk
   // where they come to an end, a few, so that little of what is hidden is computed.
   template <typename DoBand>
   void each_band(const Tile& tile, int64_t first, int64_t count, DoBand do_band) const {
-    const int64_t rows = tile.rows(), step = visible(0, first).end < count ? BAND_ROWS : rows;
+    const int64_t rows = tile.rows(), step = visible(0, first).end < count ? BAND_ROWS : L1_ROWS;
     for (int64_t row = 0; row < rows; row += step) {
       const int64_t size = std::min(step, rows - row), seen = visible(row + size - 1, first).end;
       if (seen > 0) do_band(row, size, std::min(seen, count));
@@ -175,30 +202,32 @@ class Attending {
   Floats out() const { return {sums_.values(0), sums_.stride()}; }
 
   void weigh(int64_t first, int64_t begin, int64_t count) {
-    for (int64_t row = begin; row < begin + count; row++) {
-      float *scores = desk_.scores + row * CHUNK, &highest = sums_.top(row);
-      const float top = std::max(highest, score_row(scores, problem_.scoring, visible(row, first)));
-      const float shrink = exp2(highest - top);
-      weigh_row<T>(scores, top, shrink, desk_.weights + row * CHUNK, sums_.totals(row));
-      desk_.shrinks[row] = shrink;
-      highest = top;
-    }
+    Visible seen[Problem::MOST_ROWS];
+    for (int64_t row = 0; row < count; row++) seen[row] = visible(begin + row, first);
+    const bool has_scales = problem_.has_scales();
+    const Weighing what{count, problem_.scoring, has_scales ? scales_.keys : nullptr,
+                        has_scales ? scales_.values : nullptr};
+    const Totals totals{&sums_.top(begin), sums_.totals(begin), sums_.stride()};
+    ::weigh(what, seen, desk_.scores + begin * CHUNK, totals, desk_.weights + begin * CHUNK,
+            desk_.shrinks + begin);
   }
 
   void load_queries(const Tile& tile) {
+    const uint8_t* among[QUERIES_AT_ONCE];
+    std::fill(among, among + QUERIES_AT_ONCE, reinterpret_cast<const uint8_t*>(desk_.zeros));
     for (int64_t row = 0; row < tile.rows(); row++) {
-      Cell* cells = is_few(tile) ? desk_.queries + row * query_cells_ : desk_.query;
+      const int64_t place = row % QUERIES_AT_ONCE;
+      Cell* cells = is_few(tile) ? desk_.queries + row * query_cells_ : desk_.some_queries + place * query_cells_;
       T* query = reinterpret_cast<T*>(cells);
       problem_.load_query(tile.first_token + tile.token(row), tile.head(row), query);
       std::fill(query + problem_.key_width, query + problem_.padded_key(), T{});
+      for (int64_t item = 1; problem_.has_shuffled_keys() && item < problem_.padded_key(); item += SHUFFLED_ITEMS)
+        std::swap(query[item], query[item + 1]);
       positions_[row] = tile.position(row);
-      if (!is_few(tile)) put_among_its_group(row, cells);
+      among[place] = reinterpret_cast<const uint8_t*>(cells);
+      const bool is_last = place + 1 == QUERIES_AT_ONCE || row + 1 == tile.rows();
+      if (!is_few(tile) && is_last) group_queries(among, query_cells_, desk_.queries + (row - place) * query_cells_);
     }
-  }
-
-  void put_among_its_group(int64_t row, const Cell* query) {
-    Cell* group = desk_.queries + row / QUERY_GROUP * QUERY_GROUP * query_cells_ + row % QUERY_GROUP;
-    for (int64_t cell = 0; cell < query_cells_; cell++) group[cell * QUERY_GROUP] = query[cell];
   }
 
   void store_out(const Tile& tile, int64_t row, const Sums& sums) const {
@@ -206,15 +235,27 @@ class Attending {
     float total = sum(load(sums.totals(0))), shrink = 1;
     if (problem_.has_sinks() && total > 0) {  // 0: no score was a number, and the row is not one either
       const float sink = problem_.sink(head), top = std::max(sums.top(0), sink);
-      shrink = exp2(sums.top(0) - top);
-      total = total * shrink + exp2(sink - top);
+      shrink = powers_of_2(splat(sums.top(0) - top))[0];
+      total = total * shrink + powers_of_2(splat(sink - top))[0];
     }
     store_row(sums.values(0), shrink / total,
               problem_.out + (token * problem_.num_heads + head) * problem_.value_width);
   }
 
+  // Of columns that `pack_value_bytes` and `mix_few_bytes` have put out of order.
+  void store_byte_columns(const float* values, float factor, T* out) const {
+    const int64_t width = problem_.value_width;
+    for (int64_t column = 0; column < width; column += BYTE_COLUMNS) {
+      float part[BYTE_COLUMNS];
+      for (int64_t i = 0; i < BYTE_COLUMNS; i++) part[i] = values[column + byte_place(i)] * factor;
+      for (int64_t i = 0; i < BYTE_COLUMNS && column + i < width; i += 16)
+        store_up_to(out + column + i, load(part + i), width - column - i);
+    }
+  }
+
   void store_row(const float* values, float factor, T* out) const {
     const int64_t width = problem_.value_width;
+    if (problem_.is_bytes()) return store_byte_columns(values, factor, out);
     for (int64_t column = 0; column < width; column += 16 * PER_CELL<T>) {
       f32x16 part[PER_CELL<T>];
       for (int i = 0; i < PER_CELL<T>; i++) part[i] = load(values + column + 16 * i) * splat(factor);
@@ -232,6 +273,7 @@ class Attending {
   Sums sums_;                      // of the segment at hand
   int64_t positions_[Problem::MOST_ROWS];  // of the tile's rows
   Rows rows_ = Rows::CACHED;               // of the chunk at hand
+  RowScales scales_;                       // likewise, where rows have some
   Upcoming upcoming_;
 };
 

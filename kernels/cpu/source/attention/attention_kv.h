@@ -56,7 +56,8 @@ struct KvProblem : AttentionProblem<T> {
                             .value_width = args.width,
                             .window = args.window ? args.window : INT64_MAX / 2,
                             .scoring = Scoring(args.scale, args.softcap),
-                            .num_first = args.num_first},
+                            .num_first = args.num_first,
+                            .items = Items(args.items)},
         q(args.q),
         arena(arena_of<T>(args)),
         sinks(args.sinks),
@@ -77,7 +78,7 @@ struct KvProblem : AttentionProblem<T> {
   void find_rows(const Tile& tile, int64_t first, int64_t count, T* copies, const uint8_t** keys,
                  const uint8_t** values) const {
     const int64_t width = this->padded_key(), row_bytes = arena.width * arena.item_bytes;
-    const bool as_they_are = arena.items == Items::WIDE && width == arena.width;
+    const bool as_they_are = (!this->has_scales() || this->is_bytes()) && width == arena.width;
     int64_t slot = first % arena.block_size, block = first / arena.block_size;
     for (int64_t key = 0; key < count; slot = 0, block++) {
       uint8_t* unit = arena.unit(tile.table[block], tile.kv_head);
@@ -87,12 +88,25 @@ struct KvProblem : AttentionProblem<T> {
         keys[i] = k + (i - key) * row_bytes;
         values[i] = v + (i - key) * row_bytes;
       }
-      for (; key < end && !as_they_are; key++, slot++) {
-        keys[key] = copy_row(keys[key], arena.scale(unit, 0, slot), copies + 2 * key * width);
-        values[key] = copy_row(values[key], arena.scale(unit, 1, slot), copies + (2 * key + 1) * width);
+      for (; key < end && !as_they_are; key++) {
+        keys[key] = copy_row(keys[key], this->has_shuffled_keys(), copies + 2 * key * width);
+        values[key] = copy_row(values[key], false, copies + (2 * key + 1) * width);
       }
       key = end;
     }
+  }
+
+  void find_scales(const Tile& tile, int64_t first, int64_t count, RowScales& scales) const {
+    int64_t slot = first % arena.block_size, block = first / arena.block_size;
+    for (int64_t key = 0, rows; key < count; key += rows, slot = 0, block++) {
+      uint8_t* unit = arena.unit(tile.table[block], tile.kv_head);
+      rows = std::min(count - key, arena.block_size - slot);
+      memcpy(scales.keys + key, arena.scale(unit, 0, slot), size_t(rows) * sizeof(float));
+      memcpy(scales.values + key, arena.scale(unit, 1, slot), size_t(rows) * sizeof(float));
+    }
+    std::fill(scales.keys + count, scales.keys + CHUNK, 0.0f);
+    std::fill(scales.values + count, scales.values + CHUNK, 0.0f);
+    for (float& scale : scales.keys) scale *= this->scoring.factor;
   }
 
   // The same rows, which will be read soon.
@@ -111,16 +125,17 @@ struct KvProblem : AttentionProblem<T> {
   }
 
  private:
-  // A row as T, followed by zeros up to the padded width.
-  const uint8_t* copy_row(const uint8_t* row, const float* scale, T* copy) const {
+  // A row, as T unless bytes are multiplied, followed by zeros up to the padded width.
+  const uint8_t* copy_row(const uint8_t* row, bool is_shuffled, T* copy) const {
     const int64_t padded = this->padded_key();
-    if (arena.items != Items::WIDE) {
-      dequantize(row, *scale, arena.items, arena.width, padded, copy);
+    uint8_t* const bytes = reinterpret_cast<uint8_t*>(copy);
+    if (this->has_scales() && !this->is_bytes()) {
+      convert(row, arena.items, arena.width, padded, is_shuffled, copy);
     } else {
-      memcpy(copy, row, size_t(arena.width) * sizeof(T));
-      std::fill(copy + arena.width, copy + padded, T{});
+      memcpy(bytes, row, size_t(arena.width * arena.item_bytes));
+      std::fill(bytes + arena.width * arena.item_bytes, bytes + padded * arena.item_bytes, uint8_t(0));
     }
-    return reinterpret_cast<const uint8_t*>(copy);
+    return bytes;
   }
 };
 

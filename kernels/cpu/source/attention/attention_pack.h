@@ -30,31 +30,12 @@ inline Words lanes(Words a, Words b) {
   return pick(a, b, [](int i) { return i % HALF / 4 * 8 + 4 * FROM + i % 4 + i / HALF * LANES; });
 }
 
-// Rows become columns: 4 x 4 within 16 bytes, and then the sixteens as wholes. Each step leaves what it
-// reads as it was, which saves the copies that a general permutation would need.
-inline __attribute__((always_inline)) void transpose(Words (&square)[LANES]) {
-#pragma GCC unroll 4
-  for (int i = 0; i < LANES; i += 4) {
-    Words* row = square + i;
-    const Words a = zip<0>(row[0], row[1]), b = zip<2>(row[0], row[1]);
-    const Words c = zip<0>(row[2], row[3]), d = zip<2>(row[2], row[3]);
-    row[0] = join<0>(a, c), row[1] = join<2>(a, c);
-    row[2] = join<0>(b, d), row[3] = join<2>(b, d);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; i++) {
-    Words* row = square + i;
-    if constexpr (LANES == 8) {
-      const Words a = row[0], b = row[4];
-      row[0] = lanes<0>(a, b), row[4] = lanes<1>(a, b);
-    }
-    if constexpr (LANES == 16) {
-      const Words a = lanes<0>(row[0], row[4]), b = lanes<1>(row[0], row[4]);
-      const Words c = lanes<0>(row[8], row[12]), d = lanes<1>(row[8], row[12]);
-      row[0] = lanes<0>(a, c), row[4] = lanes<0>(b, d);
-      row[8] = lanes<1>(a, c), row[12] = lanes<1>(b, d);
-    }
-  }
+// Four rows become columns, 4 x 4 within each 16 bytes.
+inline __attribute__((always_inline)) void transpose_fours(Words* row) {
+  const Words a = zip<0>(row[0], row[1]), b = zip<2>(row[0], row[1]);
+  const Words c = zip<0>(row[2], row[3]), d = zip<2>(row[2], row[3]);
+  row[0] = join<0>(a, c), row[1] = join<2>(a, c);
+  row[2] = join<0>(b, d), row[3] = join<2>(b, d);
 }
 
 inline Words load_cells(const void* p) {
@@ -65,10 +46,48 @@ inline Words load_cells(const void* p) {
 
 inline void store_cells(Cell* p, Words v) { memcpy(p, &v, sizeof v); }
 
-inline __attribute__((always_inline)) void load_square(const uint8_t* const* rows, int64_t column,
-                                                       Words (&square)[LANES]) {
-#pragma GCC unroll 16
-  for (int i = 0; i < LANES; i++) square[i] = load_cells(reinterpret_cast<const Cell*>(rows[i]) + column);
+// COLUMNS cells of LANES rows become columns: 4 x 4 within 16 bytes, and then the sixteens as wholes. Each step
+// leaves what it reads as it was, which saves the copies that a general permutation would need. Where half a
+// row fills half a register, two of them share one, which saves a step.
+constexpr int COLUMNS = LANES == 16 ? 8 : LANES;
+
+inline __attribute__((always_inline)) void load_columns(const uint8_t* const* rows, int64_t column,
+                                                        Words (&columns)[COLUMNS]) {
+#if defined(__AVX512F__)
+  typedef Cell Half __attribute__((vector_size(4 * COLUMNS)));
+  const auto half = [&](int row) {
+    Half v;
+    memcpy(&v, rows[row] + column * int64_t(sizeof(Cell)), sizeof v);
+    return v;
+  };
+#pragma GCC unroll 8
+  for (int i = 0; i < COLUMNS; i++) {
+    const int row = i / 4 * 8 + i % 4;
+    const Half first = half(row), second = half(row + 4);
+    columns[i] = __builtin_shufflevector(first, second, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  }
+#else
+#pragma GCC unroll 8
+  for (int i = 0; i < COLUMNS; i++) columns[i] = load_cells(reinterpret_cast<const Cell*>(rows[i]) + column);
+#endif
+#pragma GCC unroll 2
+  for (int i = 0; i < COLUMNS; i += 4) transpose_fours(columns + i);
+  if constexpr (COLUMNS == 8) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+      const Words a = columns[i], b = columns[i + 4];
+      columns[i] = lanes<0>(a, b), columns[i + 4] = lanes<1>(a, b);
+    }
+  }
+}
+
+// call(an integral_constant of `rows`), 1 to MOST.
+template <int MOST, typename Call>
+void with_rows(int64_t rows, Call call) {
+  if constexpr (MOST > 1) {
+    if (rows < MOST) return with_rows<MOST - 1>(rows, call);
+  }
+  call(std::integral_constant<int, MOST>());
 }
 
 // VECTORS * LANES columns of as many rows as there are values in a cell: one row, or two.

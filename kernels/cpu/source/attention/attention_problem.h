@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "attention_bytes.h"
 #include "attention_products.h"
 #include "attention_softmax.h"
 #include "operator.h"
@@ -18,12 +19,20 @@ namespace {
 
 constexpr int64_t SEGMENT = 512;
 constexpr int64_t BAND_ROWS = 8;  // that end together; see each_band
+constexpr int64_t L1_ROWS = 32;   // whose scores stay in a core's first cache until they are weighed
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // Keys as the cache keeps them or, where that is not what was computed, those of the query's own block as
 // they were: see attention_int4.h.
 enum class Rows { CACHED, OPEN };
+
+// Of the rows of a chunk, those of keys times the factor of scores; 0 where there is no row.
+struct RowScales {
+  float keys[CHUNK], values[CHUNK];
+};
+
+struct Tile;
 
 template <typename T>
 struct AttentionProblem {
@@ -36,12 +45,22 @@ struct AttentionProblem {
   int64_t window;  // the keys that a query sees, itself among them; -n: those of its chunk of n
   Scoring scoring;
   int64_t num_first = 0;  // keys at the beginning that are seen by all queries behind them, too
+  Items items = Items::WIDE;  // of rows; if in 8 bits, they have scales and are multiplied without
 
   int64_t group() const { return num_heads / num_kv_heads; }
-  int64_t padded_key() const { return round_up(key_width, 16 * PER_CELL<T>); }
-  int64_t padded_value() const { return round_up(value_width, 16 * PER_CELL<T>); }
-  int64_t depth() const { return (key_width + PER_CELL<T> - 1) / PER_CELL<T>; }  // cells of a key
+  bool has_scales() const { return items != Items::WIDE; }
+  bool is_bytes() const { return MULTIPLIES_BYTES<T> && has_scales(); }  // what `find_rows` finds
+  bool has_shuffled_keys() const { return sizeof(T) == 2 && has_scales(); }
+  int64_t padded_key() const { return round_up(key_width, column_group()); }
+  int64_t padded_value() const { return round_up(value_width, column_group()); }
+  int64_t column_group() const { return is_bytes() ? BYTE_COLUMNS : 16 * PER_CELL<T>; }
+  int64_t depth() const {  // cells of a key
+    return round_up(key_width, has_shuffled_keys() ? SHUFFLED_ITEMS : PER_CELL<T>) / PER_CELL<T>;
+  }
   int64_t padded_depth() const { return padded_key() / PER_CELL<T>; }
+
+  // Where rows have scales.
+  void find_scales(const Tile&, int64_t, int64_t, RowScales&) const {}
 
   // The position of the first key that a query at `position` sees.
   int64_t first_seen(int64_t position) const {

@@ -138,23 +138,26 @@ __attribute__((noinline)) void multiply_pairs(const Cell* a, Cells b, int64_t de
 template <typename T, int ROWS>
 void score_rows(Cells queries, const uint8_t* const* keys, int64_t num_cells, Floats scores,
                 Upcoming& upcoming) {
-  constexpr int SQUARES = LANES < 16 && ROWS <= 2 ? 2 : 1;  // else the sums of few rows wait for each other
+  // The sums of few rows would wait for each other, were there not those of other keys.
+  constexpr int SQUARES = ROWS <= (LANES == 16 ? 4 : 2) ? 2 : 1, AT_ONCE = LANES == 16 ? SQUARES : 1;
   for (int64_t key = 0; key < CHUNK; key += LANES * SQUARES) {
     Lanes sums[ROWS][SQUARES] = {};
-    for (int64_t column = 0; column < num_cells; column += LANES) {
-      upcoming.fetch(SQUARES * LANES * LANES / 16);
+    for (int64_t column = 0; column < num_cells; column += COLUMNS) {
+      upcoming.fetch(SQUARES * COLUMNS * LANES / 16);
 #pragma GCC unroll 2
-      for (int s = 0; s < SQUARES; s++) {
-        Words square[LANES];
-        load_square(keys + key + s * LANES, column, square);
-        transpose(square);
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++)
+      for (int first = 0; first < SQUARES; first += AT_ONCE) {
+        Words columns[AT_ONCE][COLUMNS];
+#pragma GCC unroll 2
+        for (int s = 0; s < AT_ONCE; s++) load_columns(keys + key + (first + s) * LANES, column, columns[s]);
 #pragma GCC unroll 8
-          for (int r = 0; r < ROWS; r++) {
-            const Words cell = broadcast(queries.cells[r * queries.stride + column + i]);
-            sums[r][s] = add_product<T>(sums[r][s], cell, square[i]);
-          }
+        for (int i = 0; i < COLUMNS; i++)
+#pragma GCC unroll 2
+          for (int s = 0; s < AT_ONCE; s++)
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) {
+              const Words cell = broadcast(queries.cells[r * queries.stride + column + i]);
+              sums[r][first + s] = add_product<T>(sums[r][first + s], cell, columns[s][i]);
+            }
       }
     }
 #pragma GCC unroll 8
@@ -204,15 +207,6 @@ void mix_rows(const Cell* weights, const uint8_t* const* values, int64_t depth, 
     mix_columns<T, ROWS, WIDE>(weights, values, column, depth, factors, out, upcoming);
   for (; column < width; column += LANES * NARROW)
     mix_columns<T, ROWS, NARROW>(weights, values, column, depth, factors, out, upcoming);
-}
-
-// call(an integral_constant of `rows`), 1 to MOST.
-template <int MOST, typename Call>
-void with_rows(int64_t rows, Call call) {
-  if constexpr (MOST > 1) {
-    if (rows < MOST) return with_rows<MOST - 1>(rows, call);
-  }
-  call(std::integral_constant<int, MOST>());
 }
 
 }  // namespace
@@ -268,14 +262,28 @@ void mix_few(int64_t rows, const Cell* weights, const uint8_t* const* values, in
   }
 }
 
+void group_queries(const uint8_t* const* rows, int64_t num_cells, Cell* groups) {
+  constexpr int64_t TOGETHER = std::min<int64_t>(LANES, QUERY_GROUP);
+  for (int64_t row = 0; row < QUERIES_AT_ONCE; row += LANES)
+    for (int64_t column = 0; column < num_cells; column += COLUMNS) {
+      Words columns[COLUMNS];
+      load_columns(rows + row, column, columns);
+      for (int i = 0; i < COLUMNS; i++)
+        for (int64_t part = row; part < row + LANES; part += TOGETHER) {
+          Cell* group = groups + part / QUERY_GROUP * QUERY_GROUP * num_cells + part % QUERY_GROUP;
+          memcpy(group + (column + i) * QUERY_GROUP, reinterpret_cast<const Cell*>(columns + i) + (part - row),
+                 TOGETHER * sizeof(Cell));
+        }
+    }
+}
+
 void pack_keys(const uint8_t* const* keys, int64_t num_cells, Cell* out, int64_t stride) {
   for (int64_t key = 0; key < 16; key += LANES)
-    for (int64_t column = 0; column < num_cells; column += LANES) {
-      Words square[LANES];
-      load_square(keys + key, column, square);
-      transpose(square);
-#pragma GCC unroll 16
-      for (int i = 0; i < LANES; i++) store_cells(out + (column + i) * stride + key, square[i]);
+    for (int64_t column = 0; column < num_cells; column += COLUMNS) {
+      Words columns[COLUMNS];
+      load_columns(keys + key, column, columns);
+#pragma GCC unroll 8
+      for (int i = 0; i < COLUMNS; i++) store_cells(out + (column + i) * stride + key, columns[i]);
     }
 }
 

@@ -1,4 +1,6 @@
 // Softmax of a row and a chunk of keys, for all kinds of attention.
+#include <algorithm>
+
 #include "attention_products.h"
 #include "attention_softmax.h"
 #include "functions.h"
@@ -31,7 +33,7 @@ f32x16 fused(f32x16 a, f32x16 b, f32x16 c) {
 }
 
 // Polynomial of Cephes' exp2f.
-f32x16 exp2(f32x16 x) {
+f32x16 power_of_2(f32x16 x) {
   x = larger(splat(-127.0f), x);
   const f32x16 integers_only = splat(0x1.8p23f + 127.0f);
   const f32x16 shifted = x + integers_only;  // in its lowest bits: 127 + the nearest integer
@@ -54,9 +56,10 @@ float largest_of(f32x16 v) {
   return v[0];
 }
 
-f32x16 score_of(f32x16 product, const Scoring& scoring) {
-  const f32x16 score = product * splat(scoring.factor);
-  return scoring.cap == 0 ? score : tanh(score) * splat(scoring.cap);
+// Of 16 keys from `key` on: what products are multiplied by.
+template <bool HAS_SCALES>
+f32x16 factors_of(const Weighing& what, int64_t key) {
+  return HAS_SCALES ? load(what.key_factors + key) : splat(what.scoring.factor);
 }
 
 f32x16 hide(f32x16 scores, int64_t first, Visible visible) {
@@ -68,40 +71,73 @@ f32x16 hide(f32x16 scores, int64_t first, Visible visible) {
   return is_seen ? scores : splat(HIDDEN);
 }
 
-}  // namespace
-
-float exp2(float x) { return exp2(splat(x))[0]; }
-
-float score_row(float* row, const Scoring& scoring, Visible visible) {
+// Products of a row become its scores; the largest is returned.
+template <bool HAS_SCALES>
+inline float score_row(float* row, const Weighing& what, Visible visible) {
   f32x16 top = splat(NOTHING_YET);
-  if (scoring.cap == 0 && visible.begin == 0 && visible.end == CHUNK) {  // nearly always
+  if (what.scoring.cap == 0 && visible.begin == 0 && visible.end == CHUNK) {  // nearly always
 #pragma GCC unroll 4
     for (int64_t key = 0; key < CHUNK; key += 16) {
-      const f32x16 scores = load(row + key) * splat(scoring.factor);
+      const f32x16 scores = load(row + key) * factors_of<HAS_SCALES>(what, key);
       store(row + key, scores);
       top = larger(scores, top);
     }
     return largest_of(top);
   }
   for (int64_t key = 0; key < CHUNK; key += 16) {
-    const f32x16 scores = hide(score_of(load(row + key), scoring), key, visible);
+    f32x16 scores = load(row + key) * factors_of<HAS_SCALES>(what, key);
+    if (what.scoring.cap != 0) scores = tanh(scores) * splat(what.scoring.cap);
+    scores = hide(scores, key, visible);
     store(row + key, scores);
     top = larger(scores, top);
   }
   return largest_of(top);
 }
 
-template <typename T>
-void weigh_row(const float* scores, float top, float shrink, T* weights, float* total) {
+// Scores of a row become weights, here in T; their sums by lane are added to `total`.
+template <bool HAS_SCALES, typename T>
+inline void weigh_row(const float* scores, const Weighing& what, float top, float shrink, T* weights,
+                      float* total) {
   f32x16 sums = load(total) * splat(shrink);
 #pragma GCC unroll 4
   for (int64_t key = 0; key < CHUNK; key += 16) {
-    const f32x16 x = exp2(load(scores + key) - splat(top));
+    const f32x16 x = power_of_2(load(scores + key) - splat(top));
     sums = sums + x;
-    store(weights + key, x);
+    store(weights + key, HAS_SCALES ? x * load(what.value_scales + key) : x);
   }
   store(total, sums);
 }
 
-template void weigh_row(const float*, float, float, float*, float*);
-template void weigh_row(const float*, float, float, bf16*, float*);
+template <bool HAS_SCALES, typename T>
+void weigh_all(const Weighing& what, const Visible* visible, float* scores, Totals of, T* weights, float* shrinks) {
+  for (int64_t first = 0; first < what.rows; first += 16) {
+    const int64_t rows = std::min<int64_t>(16, what.rows - first);
+    float before[16] = {}, tops[16] = {}, shrink[16];
+    for (int64_t i = 0; i < rows; i++) {
+      before[i] = of.top(first + i);
+      tops[i] = std::max(before[i], score_row<HAS_SCALES>(scores + (first + i) * CHUNK, what, visible[first + i]));
+    }
+    store(shrink, power_of_2(load(before) - load(tops)));
+    for (int64_t i = 0; i < rows; i++) {
+      const int64_t row = first + i;
+      weigh_row<HAS_SCALES>(scores + row * CHUNK, what, tops[i], shrink[i], weights + row * CHUNK, of.total(row));
+      of.top(row) = tops[i];
+      shrinks[row] = shrink[i];
+    }
+  }
+}
+
+}  // namespace
+
+f32x16 powers_of_2(f32x16 x) { return power_of_2(x); }
+
+template <typename T>
+void weigh(const Weighing& what, const Visible* visible, float* scores, Totals of, T* weights, float* shrinks) {
+  if (what.value_scales)
+    weigh_all<true>(what, visible, scores, of, weights, shrinks);
+  else
+    weigh_all<false>(what, visible, scores, of, weights, shrinks);
+}
+
+template void weigh(const Weighing&, const Visible*, float*, Totals, float*, float*);
+template void weigh(const Weighing&, const Visible*, float*, Totals, bf16*, float*);

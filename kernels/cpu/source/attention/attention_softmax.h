@@ -17,7 +17,7 @@ constexpr float HIDDEN = -INFINITY;
 constexpr float NOTHING_YET = -FLT_MAX;  // finite, so that HIDDEN - NOTHING_YET is a number
 
 // 2^x for x <= 127, within 2 ulp; 0 below -127, and NaN for NaN.
-float exp2(float x);
+f32x16 powers_of_2(f32x16 x);
 
 // How a product of query and key becomes a score.
 struct Scoring {
@@ -35,9 +35,25 @@ struct Visible {
   int64_t first_begin = 0, first_end = 0;
 };
 
-// Products of a row with a chunk of keys become its scores; the largest is returned.
-float score_row(float* row, const Scoring& scoring, Visible visible);
+// What a row has summed up: its largest score, and the sums of its weights by lane.
+struct Totals {
+  float *tops, *totals;
+  int64_t stride;  // floats from one row to the next
 
-// Scores of a row become weights, here in T; their sums by lane are added to `total`.
+  float& top(int64_t row) const { return tops[row * stride]; }
+  float* total(int64_t row) const { return totals + row * stride; }
+};
+
+struct Weighing {
+  int64_t rows;
+  const Scoring& scoring;
+  // Of the keys of the chunk, where rows of the cache have scales, else null: scale times `scoring.factor`, and
+  // what weights are multiplied by.
+  const float *key_factors, *value_scales;
+};
+
+// Products of rows with a chunk of keys become scores, and weights, here in T; the sums of the weights are added
+// to the totals, and `shrinks` say by how much what was summed up before has become less. Rows are CHUNK apart,
+// and go through each step together, so that none waits for its own largest score.
 template <typename T>
-void weigh_row(const float* scores, float top, float shrink, T* weights, float* total);
+void weigh(const Weighing& what, const Visible* visible, float* scores, Totals of, T* weights, float* shrinks);

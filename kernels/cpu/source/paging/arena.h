@@ -100,6 +100,8 @@ static inline u8x16 load_items(const uint8_t* p, int64_t count) {
   return items;
 }
 
-// One 8-bit row as T, followed by zeros up to `padded` (a multiple of 16).
+// The items of one 8-bit row as T, which is exact, followed by zeros up to `padded` (a multiple of 16). Their
+// scale is not in them. Shuffled: of each four in the order 0, 2, 1, 3.
+constexpr int64_t SHUFFLED_ITEMS = 4;
 template <typename T>
-void dequantize(const uint8_t* items, float scale, Items kind, int64_t width, int64_t padded, T* out);
+void convert(const uint8_t* items, Items kind, int64_t width, int64_t padded, bool is_shuffled, T* out);
