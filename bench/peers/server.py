@@ -225,6 +225,24 @@ def llama(peers: Peers, file: Path, model: str, num_slots: int) -> CommandServer
     )
 
 
+def openvino(peers: Peers, model: Path, name: str) -> CommandServer:
+    threads = str(len(os.sched_getaffinity(0)))
+    program = Path(__file__).with_name("openvino_server.py")
+    return CommandServer(
+        Command(
+            name="openvino",
+            label=f"openvino {model.name}",
+            model=name,
+            num_slots=MAX_REQUESTS,
+            words=(
+                *(str(peers.openvino), str(program), str(model), "PORT"),
+                *(str(MAX_REQUESTS), str(KV_GIB), threads),
+            ),
+            environment={"HF_HUB_OFFLINE": "1"},
+        )
+    )
+
+
 def memory_gib(processes: Sequence[psutil.Process]) -> float:
     """Pages that processes share are counted once (PSS)."""
     total = 0

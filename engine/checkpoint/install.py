@@ -125,6 +125,16 @@ def rounding_of(quantize: str, device: str, dtype: torch.dtype) -> str:
     return f"{quantize} {kind}"
 
 
+def attention_of(device: str, dtype: torch.dtype) -> str:
+    """How compiled attention reads KV of 8 bits: items are multiplied, then scales. Before, rows
+    were dequantised first, whose KV is another.
+
+    A word of all models, however their KV is kept: caches of unequal dtypes hand KV over.
+    """
+    is_compiled = torch.device(device).type == "cpu" and operators.runs(torch.empty(0, dtype=dtype))
+    return ", 8-bit KV by items" if is_compiled else ""
+
+
 def order_of_sums(device: str, dtype: torch.dtype) -> str:
     """What sets sums apart from those of other kinds of CPU: KV is not shared with those."""
     if torch.device(device).type != "cpu" or dtype not in operators.SUFFIXES:

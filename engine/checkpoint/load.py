@@ -25,6 +25,7 @@ from baton.engine.checkpoint.fingerprint import fingerprint
 from baton.engine.checkpoint.install import (
     AS_STORED,
     QUANTIZERS,
+    attention_of,
     dtype_of,
     install,
     install_expert,
@@ -157,6 +158,7 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     if _is_anywhere(installer.has_installed, groups):
         rounding = installer.rounding(is_of_experts=groups.mesh.tensor > 1)
     rounding += order_of_sums(device, getattr(torch, wanted))
+    rounding += attention_of(device, getattr(torch, wanted))
     return LoadedModel(
         model=model.to(device).eval(),
         info=_info(config, wanted, quantize, fingerprint(config, entries, wanted, rounding)),

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from baton.core.errors import CheckpointError, InvalidConfig
 from baton.core.replicas import Role
 from baton.core.wire_security import WireSecurity
+from baton.engine.checkpoint.load import read_config
+from baton.engine.checkpoint.quantized.methods import parse_layout
+from baton.engine.models.config.description import read_json
 from baton.kv_transfer.transports import AUTO, TRANSPORTS
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.doctor.cluster_checks import (
@@ -22,8 +26,8 @@ from baton.platform.doctor.cluster_checks import (
     check_required,
     check_security,
 )
-from baton.platform.doctor.demand import demand_of
-from baton.platform.doctor.finding import Finding, fail
+from baton.platform.doctor.demand import demand_of, served_dtype
+from baton.platform.doctor.finding import Finding, fail, ok
 from baton.platform.doctor.gpu_checks import check_gpus
 from baton.platform.doctor.live import Examined, LiveSystem, replicas_of
 from baton.platform.doctor.matrix import Pair, Way, check_ways, pairs_of
@@ -61,7 +65,10 @@ def examine_here(config: DeploymentConfig, *, is_serving: bool) -> tuple[NodeFac
         try:
             folder = find_model(config.model, wants_weights=False)  # no download to speak of
             config = with_draft(config, folder, wants_weights=False)
-            demand = demand_of(config, folder, is_on_gpu=_is_on_gpu(config, facts))
+            is_on_gpu = _is_on_gpu(config, facts)
+            demand = demand_of(config, folder, is_on_gpu=is_on_gpu)
+            if not is_on_gpu:
+                findings += advise_rounding(config, folder)
         except CheckpointError as error:
             findings.append(fail("model", str(error), "give a model that is here, with `model`"))
     findings += check_node(facts, demand)
@@ -69,6 +76,20 @@ def examine_here(config: DeploymentConfig, *, is_serving: bool) -> tuple[NodeFac
     lacking = {name: kind.lacks() for name, kind in TRANSPORTS.items()}
     findings.append(check_required(required_transports(config), lacking))
     return facts, findings
+
+
+def advise_rounding(config: DeploymentConfig, folder: Path) -> Iterator[Finding]:
+    """What a CPU would win by weights in fewer bits, and lose: for who has not chosen yet."""
+    dtype = served_dtype(config.dtype, read_config(folder), "cpu")
+    is_stored_so = parse_layout(read_json(folder / "config.json")) is not None
+    if config.quantize != "none" or is_stored_so or dtype not in ("bfloat16", "float32"):
+        return
+    yield ok(
+        "weights",
+        f"{dtype}. Narrower ones decode faster: `--quantize int8` 1.9 times bfloat16 with one "
+        "request, `int4` 2.8 times (a model of 0.6B, two cores of an EPYC); perplexity of the demo "
+        "model grows by 0.2 % and by 1.3 %: docs/quality.md",
+    )
 
 
 def examine_security(config: DeploymentConfig) -> tuple[WireSecurity | None, Finding]:

@@ -70,11 +70,14 @@ def run(config: DeploymentConfig, folder: Path, trial: Trial, *, is_json: bool) 
         tolerance=tolerance,
     )
     verdicts = asyncio.run(_collect(verifying))
+    sums = order_of_sums(device, getattr(torch, loaded.info.dtype))
     if is_json:
-        rows = [{**msgspec.to_builtins(one), "is_good": one.is_good} for one in verdicts]
+        word = sums.removeprefix(", sums of ")
+        rows = [
+            {**msgspec.to_builtins(one), "is_good": one.is_good, "sums": word} for one in verdicts
+        ]
         typer.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
     else:
-        sums = order_of_sums(device, getattr(torch, loaded.info.dtype))
         method = config.decode.speculation.method
         drafting = "" if method == "off" else f", drafted by {method}"
         _print(verdicts, f"{config.model_name}, {loaded.info.dtype}{sums}{drafting}")

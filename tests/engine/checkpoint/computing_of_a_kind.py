@@ -25,9 +25,14 @@ from baton.kernels.products.packed_weight import pack
 PROMPT_LENS = (70, 9, 1)
 
 
-def of_model(folder: Path, dtype: str, quantize: str) -> tuple[str, str]:
+def of_model(
+    folder: Path, dtype: str, quantize: str, kv_dtype: str = "auto"
+) -> tuple[str, str] | None:
+    """None for KV that such a model does not keep so."""
     loaded = load_model(folder, dtype=dtype, quantize=quantize)
-    cache = KvCache(loaded.info.layout(BLOCK_SIZE), NUM_BLOCKS)
+    if kv_dtype != "auto" and loaded.info.num_vectors == 1:
+        return None
+    cache = KvCache(loaded.info.layout(BLOCK_SIZE, kv_dtype), NUM_BLOCKS, dtype=dtype)
     runner, digest = ModelRunner(loaded, cache), hashlib.sha256()
     tables = scrambled_tables([length + 4 for length in PROMPT_LENS])
     prompts = [make_prompt(length, seed) for seed, length in enumerate(PROMPT_LENS)]
@@ -52,13 +57,18 @@ def of_small_products(dtype: torch.dtype) -> tuple[str, str]:
 
 
 def main() -> None:
-    cases = {str(d): of_small_products(d) for d in (torch.float32, torch.bfloat16)}
+    found: dict[str, tuple[str, str] | None] = {
+        str(d): of_small_products(d) for d in (torch.float32, torch.bfloat16)
+    }
     for name in sys.argv[1:]:
         for dtype in ("float32", "bfloat16"):
             for quantize in ("none", "int8", "int4"):
                 case = f"{Path(name).name} {dtype} {quantize}"
-                cases[case] = of_model(Path(name), dtype, quantize)
-    print(json.dumps(cases))
+                found[case] = of_model(Path(name), dtype, quantize)
+            for kv_dtype in ("int8", "fp8"):
+                case = f"{Path(name).name} {dtype} KV in {kv_dtype}"
+                found[case] = of_model(Path(name), dtype, "none", kv_dtype)
+    print(json.dumps({case: of for case, of in found.items() if of is not None}))
 
 
 if __name__ == "__main__":

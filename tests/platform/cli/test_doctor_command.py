@@ -46,6 +46,16 @@ def test_json_says_the_same_to_programs(tmp_path: Path) -> None:
     assert found(result)["versions"]["status"] == "ok"
 
 
+def test_who_has_not_chosen_is_told_what_narrower_weights_would_win_and_lose(
+    tmp_path: Path,
+) -> None:
+    advised = found(doctor(tmp_path, {"device": "cpu"}, "--json"))["weights"]
+
+    assert "--quantize int8" in advised["seen"] and "perplexity" in advised["seen"]
+    for settings in ({"quantize": "int8"}, {"dtype": "float16"}, {"device": "cuda"}):
+        assert "weights" not in found(doctor(tmp_path, {"device": "cpu", **settings}, "--json"))
+
+
 def test_a_demand_beyond_the_machine_exits_with_1(tmp_path: Path) -> None:
     result = doctor(tmp_path, {"decode": {"cache": {"memory_gib": 1e6}}}, "--json")
 

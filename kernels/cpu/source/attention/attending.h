@@ -189,7 +189,7 @@ class Attending {
   // where they come to an end, a few, so that little of what is hidden is computed.
   template <typename DoBand>
   void each_band(const Tile& tile, int64_t first, int64_t count, DoBand do_band) const {
-    const int64_t rows = tile.rows(), step = visible(0, first).end < count ? BAND_ROWS : rows;
+    const int64_t rows = tile.rows(), step = visible(0, first).end < count ? BAND_ROWS : L1_ROWS;
     for (int64_t row = 0; row < rows; row += step) {
       const int64_t size = std::min(step, rows - row), seen = visible(row + size - 1, first).end;
       if (seen > 0) do_band(row, size, std::min(seen, count));
@@ -213,21 +213,21 @@ class Attending {
   }
 
   void load_queries(const Tile& tile) {
+    const uint8_t* among[QUERIES_AT_ONCE];
+    std::fill(among, among + QUERIES_AT_ONCE, reinterpret_cast<const uint8_t*>(desk_.zeros));
     for (int64_t row = 0; row < tile.rows(); row++) {
-      Cell* cells = is_few(tile) ? desk_.queries + row * query_cells_ : desk_.query;
+      const int64_t place = row % QUERIES_AT_ONCE;
+      Cell* cells = is_few(tile) ? desk_.queries + row * query_cells_ : desk_.some_queries + place * query_cells_;
       T* query = reinterpret_cast<T*>(cells);
       problem_.load_query(tile.first_token + tile.token(row), tile.head(row), query);
       std::fill(query + problem_.key_width, query + problem_.padded_key(), T{});
       for (int64_t item = 1; problem_.has_shuffled_keys() && item < problem_.padded_key(); item += SHUFFLED_ITEMS)
         std::swap(query[item], query[item + 1]);
       positions_[row] = tile.position(row);
-      if (!is_few(tile)) put_among_its_group(row, cells);
+      among[place] = reinterpret_cast<const uint8_t*>(cells);
+      const bool is_last = place + 1 == QUERIES_AT_ONCE || row + 1 == tile.rows();
+      if (!is_few(tile) && is_last) group_queries(among, query_cells_, desk_.queries + (row - place) * query_cells_);
     }
-  }
-
-  void put_among_its_group(int64_t row, const Cell* query) {
-    Cell* group = desk_.queries + row / QUERY_GROUP * QUERY_GROUP * query_cells_ + row % QUERY_GROUP;
-    for (int64_t cell = 0; cell < query_cells_; cell++) group[cell * QUERY_GROUP] = query[cell];
   }
 
   void store_out(const Tile& tile, int64_t row, const Sums& sums) const {
@@ -235,8 +235,8 @@ class Attending {
     float total = sum(load(sums.totals(0))), shrink = 1;
     if (problem_.has_sinks() && total > 0) {  // 0: no score was a number, and the row is not one either
       const float sink = problem_.sink(head), top = std::max(sums.top(0), sink);
-      shrink = exp2(sums.top(0) - top);
-      total = total * shrink + exp2(sink - top);
+      shrink = powers_of_2(splat(sums.top(0) - top))[0];
+      total = total * shrink + powers_of_2(splat(sink - top))[0];
     }
     store_row(sums.values(0), shrink / total,
               problem_.out + (token * problem_.num_heads + head) * problem_.value_width);

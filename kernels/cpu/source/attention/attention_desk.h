@@ -27,17 +27,29 @@ class Sums {
   }
 
   void add(const Sums& other, int64_t rows) const {
-    for (int64_t row = 0; row < rows; row++) {
-      const float highest = std::max(top(row), other.top(row));
-      const f32x16 mine = splat(exp2(top(row) - highest)), its = splat(exp2(other.top(row) - highest));
-      top(row) = highest;
-      float* a = totals(row);  // and the values behind them
-      const float* b = other.totals(row);
-      for (int64_t i = 0; i < 16 + width_; i += 16) store(a + i, fma(load(a + i), mine, load(b + i) * its));
-    }
+    for (int64_t row = 0; row < rows; row += 16)
+      from(row).add_sixteen(other.from(row), std::min<int64_t>(16, rows - row));
   }
 
  private:
+  void add_sixteen(const Sums& other, int64_t rows) const {
+    float mine[16] = {}, its[16] = {};
+    for (int64_t row = 0; row < rows; row++) {
+      const float highest = std::max(top(row), other.top(row));
+      mine[row] = top(row) - highest;
+      its[row] = other.top(row) - highest;
+      top(row) = highest;
+    }
+    store(mine, powers_of_2(load(mine)));
+    store(its, powers_of_2(load(its)));
+    for (int64_t row = 0; row < rows; row++) {
+      float* a = totals(row);  // and the values behind them
+      const float* b = other.totals(row);
+      for (int64_t i = 0; i < 16 + width_; i += 16)
+        store(a + i, fma(load(a + i), splat(mine[row]), load(b + i) * splat(its[row])));
+    }
+  }
+
   float* memory_ = nullptr;  // [rows][16 + 16 + width]
   int64_t width_ = 0;
 };
@@ -45,7 +57,7 @@ class Sums {
 // Memory of one thread, laid out for a tile.
 template <typename T>
 struct Desk {
-  Cell *queries, *query;          // [rows][depth] if they are few, else in groups; [depth] of one
+  Cell *queries, *some_queries;   // [rows][depth] if they are few, else in groups; [QUERIES_AT_ONCE][depth]
   Cell *keys, *values;            // [depth][CHUNK], [CHUNK / PER_CELL][value width]
   float *scores, *shrinks;        // [rows][CHUNK], [rows]
   T *weights, *copies, *zeros;    // [rows][CHUNK], [2 CHUNK][key width], [key width]
@@ -56,8 +68,8 @@ struct Desk {
     uint8_t* next = nullptr;
     for (int pass = 0; pass < 2; pass++) {  // to measure, then to lay out
       uint8_t* start = next;
-      allot(next, queries, most_rows * problem.padded_depth());
-      allot(next, query, problem.padded_depth());
+      allot(next, queries, round_up(most_rows, QUERIES_AT_ONCE) * problem.padded_depth());
+      allot(next, some_queries, QUERIES_AT_ONCE * problem.padded_depth());
       allot(next, keys, problem.padded_depth() * CHUNK);
       allot(next, values, CHUNK / PER_CELL<T> * value);
       allot(next, scores, most_rows * CHUNK);

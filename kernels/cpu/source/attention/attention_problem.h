@@ -19,6 +19,7 @@ namespace {
 
 constexpr int64_t SEGMENT = 512;
 constexpr int64_t BAND_ROWS = 8;  // that end together; see each_band
+constexpr int64_t L1_ROWS = 32;   // whose scores stay in a core's first cache until they are weighed
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 

@@ -262,6 +262,21 @@ void mix_few(int64_t rows, const Cell* weights, const uint8_t* const* values, in
   }
 }
 
+void group_queries(const uint8_t* const* rows, int64_t num_cells, Cell* groups) {
+  constexpr int64_t TOGETHER = std::min<int64_t>(LANES, QUERY_GROUP);
+  for (int64_t row = 0; row < QUERIES_AT_ONCE; row += LANES)
+    for (int64_t column = 0; column < num_cells; column += COLUMNS) {
+      Words columns[COLUMNS];
+      load_columns(rows + row, column, columns);
+      for (int i = 0; i < COLUMNS; i++)
+        for (int64_t part = row; part < row + LANES; part += TOGETHER) {
+          Cell* group = groups + part / QUERY_GROUP * QUERY_GROUP * num_cells + part % QUERY_GROUP;
+          memcpy(group + (column + i) * QUERY_GROUP, reinterpret_cast<const Cell*>(columns + i) + (part - row),
+                 TOGETHER * sizeof(Cell));
+        }
+    }
+}
+
 void pack_keys(const uint8_t* const* keys, int64_t num_cells, Cell* out, int64_t stride) {
   for (int64_t key = 0; key < 16; key += LANES)
     for (int64_t column = 0; column < num_cells; column += COLUMNS) {

@@ -62,6 +62,10 @@ template <typename T>
 void mix_few(int64_t rows, const Cell* weights, const uint8_t* const* values, int64_t depth, int64_t width,
              const float* factors, Floats out, Upcoming& upcoming);
 
+// QUERIES_AT_ONCE rows of `num_cells` into as many groups as they are.
+constexpr int64_t QUERIES_AT_ONCE = 16;
+void group_queries(const uint8_t* const* rows, int64_t num_cells, Cell* groups);
+
 // 16 keys of `num_cells` (a multiple of 16) into columns of `out`, whose rows are `stride` apart.
 void pack_keys(const uint8_t* const* keys, int64_t num_cells, Cell* out, int64_t stride);
 

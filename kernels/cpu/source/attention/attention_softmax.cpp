@@ -33,7 +33,7 @@ f32x16 fused(f32x16 a, f32x16 b, f32x16 c) {
 }
 
 // Polynomial of Cephes' exp2f.
-f32x16 exp2(f32x16 x) {
+f32x16 power_of_2(f32x16 x) {
   x = larger(splat(-127.0f), x);
   const f32x16 integers_only = splat(0x1.8p23f + 127.0f);
   const f32x16 shifted = x + integers_only;  // in its lowest bits: 127 + the nearest integer
@@ -71,12 +71,6 @@ f32x16 hide(f32x16 scores, int64_t first, Visible visible) {
   return is_seen ? scores : splat(HIDDEN);
 }
 
-}  // namespace
-
-float exp2(float x) { return exp2(splat(x))[0]; }
-
-namespace {
-
 // Products of a row become its scores; the largest is returned.
 template <bool HAS_SCALES>
 inline float score_row(float* row, const Weighing& what, Visible visible) {
@@ -107,7 +101,7 @@ inline void weigh_row(const float* scores, const Weighing& what, float top, floa
   f32x16 sums = load(total) * splat(shrink);
 #pragma GCC unroll 4
   for (int64_t key = 0; key < CHUNK; key += 16) {
-    const f32x16 x = exp2(load(scores + key) - splat(top));
+    const f32x16 x = power_of_2(load(scores + key) - splat(top));
     sums = sums + x;
     store(weights + key, HAS_SCALES ? x * load(what.value_scales + key) : x);
   }
@@ -123,7 +117,7 @@ void weigh_all(const Weighing& what, const Visible* visible, float* scores, Tota
       before[i] = of.top(first + i);
       tops[i] = std::max(before[i], score_row<HAS_SCALES>(scores + (first + i) * CHUNK, what, visible[first + i]));
     }
-    store(shrink, exp2(load(before) - load(tops)));
+    store(shrink, power_of_2(load(before) - load(tops)));
     for (int64_t i = 0; i < rows; i++) {
       const int64_t row = first + i;
       weigh_row<HAS_SCALES>(scores + row * CHUNK, what, tops[i], shrink[i], weights + row * CHUNK, of.total(row));
@@ -134,6 +128,8 @@ void weigh_all(const Weighing& what, const Visible* visible, float* scores, Tota
 }
 
 }  // namespace
+
+f32x16 powers_of_2(f32x16 x) { return power_of_2(x); }
 
 template <typename T>
 void weigh(const Weighing& what, const Visible* visible, float* scores, Totals of, T* weights, float* shrinks) {

@@ -17,7 +17,7 @@ constexpr float HIDDEN = -INFINITY;
 constexpr float NOTHING_YET = -FLT_MAX;  // finite, so that HIDDEN - NOTHING_YET is a number
 
 // 2^x for x <= 127, within 2 ulp; 0 below -127, and NaN for NaN.
-float exp2(float x);
+f32x16 powers_of_2(f32x16 x);
 
 // How a product of query and key becomes a score.
 struct Scoring {
