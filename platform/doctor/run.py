@@ -96,8 +96,8 @@ async def examine_live(
     *,
     max_pairs: int | None = None,
 ) -> Diagnosis:
-    """`status` is the gateway's /debug/status. `max_pairs`: of replicas whose ways are measured, for
-    there are as many pairs as replicas squared."""
+    """`status` is the gateway's /debug/status. `max_pairs`: of replicas whose ways are measured,
+    for there are as many pairs as replicas squared."""
     replicas, findings = replicas_of(status)
     diagnosis = Diagnosis(findings)
     channels = Channels(security)
