@@ -27,6 +27,8 @@ from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.router.cache.kv_index import KvIndex
 
+OTHERS_S = 0.25
+"""For the answers of those that may have more of a stream than the one that has answered."""
 ALIVE_FOR_S = IDLE_HEARTBEAT_S + 2.5 * HEARTBEAT_S
 """After its last word, which each replica says anew with every heartbeat."""
 
@@ -45,6 +47,8 @@ class Links:
         self._clock = clock
         self._opening = Opening()
         self._snapshots = Snapshots()
+        self._late: set[asyncio.Task[ParkedStream | None]] = set()
+        """Asked for a stream that another one had."""
         self._wanted = (0, 0)
         """Requests that wait here, and tokens: what all replicas have been told."""
 
@@ -101,6 +105,8 @@ class Links:
             await link.close()
 
     async def close(self) -> None:
+        for asked in self._late:
+            asked.cancel()
         for closing in (self.watches, self.decode, self.prefill):
             for stream in closing.values():
                 await stream.close()
@@ -132,18 +138,37 @@ class Links:
 
     async def take_stream(self, wanted: TakeStream) -> ParkedStream | None:
         """As far as any decode replica knows of it. What runs of it anywhere ends. Raises
-        Unavailable if none has it, but one that may have it could not be asked."""
+        Unavailable if none has it, but one that may have it could not be asked.
+
+        Once one has it, those that have yet to answer are waited for no longer than answers take:
+        what they had more of is computed again.
+        """
         links = tuple(self.decode.values())
         if not links:
             raise Unavailable("no decode replica is known here yet that could be asked; try again")
-        answers = await asyncio.gather(
-            *(link.take_stream(wanted) for link in links), return_exceptions=True
-        )
-        known = [answer for answer in answers if isinstance(answer, ParkedStream)]
-        failures = [answer for answer in answers if isinstance(answer, BaseException)]
-        if failures and not known:
+        asking = {asyncio.create_task(link.take_stream(wanted)) for link in links}
+        try:
+            if await _first_known(asking):
+                await asyncio.wait(asking, timeout=OTHERS_S)
+        except BaseException:
+            for asked in asking:
+                asked.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+            raise
+        for asked in asking:  # those that are late end what runs of it there all the same
+            self._late.add(asked)
+            asked.add_done_callback(self._forget_late)
+        answers = [asked for asked in asking if asked.done()]
+        failures = [error for asked in answers if (error := asked.exception()) is not None]
+        found = [parked for asked in answers if (parked := _parked(asked)) is not None]
+        if failures and not found:
             raise failures[0]
-        return max(known, key=lambda parked: len(parked.request.output), default=None)
+        return max(found, key=lambda parked: len(parked.request.output), default=None)
+
+    def _forget_late(self, asked: asyncio.Task[ParkedStream | None]) -> None:
+        self._late.discard(asked)
+        if not asked.cancelled():
+            asked.exception()
 
     def leave(self) -> None:
         for link in self.decode.values():
@@ -173,3 +198,18 @@ class Links:
             )
             for epoch, watch in self.watches.items()
         }
+
+
+async def _first_known(asking: set[asyncio.Task[ParkedStream | None]]) -> bool:
+    """Return when one has it, or when all have answered: whether one has."""
+    left = asking
+    while left:
+        done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+        if any(_parked(asked) is not None for asked in done):
+            return True
+    return False
+
+
+def _parked(asked: asyncio.Task[ParkedStream | None]) -> ParkedStream | None:
+    """What it answered, if it did not fail."""
+    return None if asked.cancelled() or asked.exception() is not None else asked.result()

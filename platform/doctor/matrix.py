@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 from statistics import median
 
 from baton.core.ids import Epoch, ReplicaId
@@ -76,6 +77,24 @@ def pairs_of(replicas: Sequence[LiveReplica]) -> list[Pair]:
         for sender in replicas
         if sender is not receiver
     ]
+
+
+def sampled(pairs: Sequence[Pair], num_pairs: int, random: Random) -> list[Pair]:
+    """So many of the pairs, drawn at random, but as many replicas as possible among them."""
+    left = list(pairs)
+    random.shuffle(left)
+    chosen: list[Pair] = []
+    for num_new in (2, 1, 0):  # replicas of the pair that are in none as yet
+        seen = {replica.epoch for pair in chosen for replica in pair}
+        for pair in list(left):
+            if len(chosen) == num_pairs:
+                return chosen
+            new = {replica.epoch for replica in pair} - seen
+            if len(new) >= num_new:
+                seen |= new
+                chosen.append(pair)
+                left.remove(pair)
+    return chosen
 
 
 def check_ways(ways: Sequence[Way], required: Sequence[str]) -> list[Finding]:

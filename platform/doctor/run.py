@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from baton.core.errors import CheckpointError, InvalidConfig
@@ -30,7 +31,7 @@ from baton.platform.doctor.demand import demand_of, served_dtype
 from baton.platform.doctor.finding import Finding, fail, ok
 from baton.platform.doctor.gpu_checks import check_gpus
 from baton.platform.doctor.live import Examined, LiveSystem, replicas_of
-from baton.platform.doctor.matrix import Pair, Way, check_ways, pairs_of
+from baton.platform.doctor.matrix import Pair, Way, check_ways, pairs_of, sampled
 from baton.platform.doctor.node_checks import Demand, check_clock, check_node
 from baton.platform.doctor.versions import (
     check_equal_versions,
@@ -109,9 +110,15 @@ def examine_security(config: DeploymentConfig) -> tuple[WireSecurity | None, Fin
 
 
 async def examine_live(
-    config: DeploymentConfig, security: WireSecurity, status: dict[str, Any], here: NodeFacts
+    config: DeploymentConfig,
+    security: WireSecurity,
+    status: dict[str, Any],
+    here: NodeFacts,
+    *,
+    max_pairs: int | None = None,
 ) -> Diagnosis:
-    """`status` is the gateway's /debug/status."""
+    """`status` is the gateway's /debug/status. `max_pairs`: of replicas whose ways are measured,
+    for there are as many pairs as replicas squared."""
     replicas, findings = replicas_of(status)
     diagnosis = Diagnosis(findings)
     channels = Channels(security)
@@ -120,7 +127,10 @@ async def examine_live(
         examined, unexamined = await system.examine(replicas, _folders(config))
         diagnosis.findings += unexamined
         diagnosis.findings += list(_judge(config, here, examined))
-        for pair in pairs_of([one.replica for one in examined]):
+        pairs = pairs_of([one.replica for one in examined])
+        if max_pairs is not None:
+            pairs = sampled(pairs, max_pairs, Random())
+        for pair in pairs:
             known = known_ways(examined, pair)
             diagnosis.ways += await _measure_pair(config, security, system, pair, known)
     finally:

@@ -111,7 +111,7 @@ class Clients:
     async def by_sdk(self, prompt: str) -> Stream:
         stream = Stream()
         patient = RetryPolicy(max_attempts=60, max_delay_s=1.0)
-        asked = {"max_tokens": MAX_TOKENS, "temperature": 0.0, "ignore_eos": True}
+        asked: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 0.0, "ignore_eos": True}
         async with (
             AsyncBatonClient(self.grpc_target, api_key="old", retry=patient) as client,
             client.stream(prompt, **asked) as deltas,

@@ -7,7 +7,8 @@ a way fails       it is left alone for a while, and the next best is taken
 
 With `require` no other way is ever taken, not even at first: a peer that none of them leads to is
 refused (`check`), so that nothing is computed there in vain. What was learnt belongs to one
-incarnation of a peer.
+incarnation of a peer; how fast a way is, for a while, to all peers of its host that say the same of
+themselves: they are not measured one by one.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ MAX_CUTS = 2
 """Streams in a row that may break on a way before it is left alone."""
 MEETING_TIMEOUT_S = 5.0
 MAX_PEERS = 256
+SHARED_S = 600.0
+"""For how long what was measured of one peer holds for others of its host."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -83,6 +86,8 @@ class _Peer:
     record_by_way: dict[str, _Record] = field(default_factory=dict)
     """Records of the ways that could work; best by name first. Empty before the peer was met."""
     is_met: bool = False
+    theirs: Facts | None = None
+    """What it says of itself, once it is met."""
     why_not: str = ""
     """Why none is left, once it is met."""
     meeting: asyncio.Task[None] | None = None
@@ -129,6 +134,8 @@ class AutoTransport:
         self._clock = clock
         self._peers: OrderedDict[str, _Peer] = OrderedDict()
         self._one_at_a_time = asyncio.Semaphore(1)
+        self._shared: OrderedDict[tuple[Facts, str], tuple[ProbeRound, float]] = OrderedDict()
+        """By the facts of peers and by way: what was measured of one, and when."""
 
     async def check(self, address: str, sender: Epoch, receiver: Epoch) -> None:
         """With `require`, a peer is met before anything is computed there."""
@@ -264,7 +271,7 @@ class AutoTransport:
         for name in fitting:
             self._record(peer, name)
         peer.record_by_way = {name: peer.record_by_way[name] for name in fitting}
-        peer.is_met = True
+        peer.is_met, peer.theirs = True, theirs
         if not fitting:
             peer.why_not = (
                 f"nothing that is required ({', '.join(self._require) or 'of all'}) leads to "
@@ -303,16 +310,35 @@ class AutoTransport:
 
     async def _measure_way(self, peer: _Peer, name: str, receiver: Epoch) -> None:
         record, transport = peer.record_by_way[name], self._ways[name].transport()
-        measured: ProbeRound | None = None
+        measured = self._measured_elsewhere(peer, name)
+        if measured is not None:
+            record.measured, record.reason = measured, ""
+            return
         try:
             for num_bytes in PROBE_BYTES:
                 measured = await self._prober.measure(
                     transport, peer.address, peer.epoch, receiver, num_bytes
                 )
             record.measured, record.reason = measured, ""
+            self._share(peer, name, measured)
         except TransferError as error:
             record.reason = f"could not be measured: {error}"
             log.info("%s from %s %s", name, peer.address, record.reason)
+
+    def _measured_elsewhere(self, peer: _Peer, name: str) -> ProbeRound | None:
+        """Of this way from another peer of the same host, of late."""
+        if peer.theirs is None or not peer.theirs.host:
+            return None
+        measured, at = self._shared.get((peer.theirs, name), (None, 0.0))
+        return measured if self._clock() < at + SHARED_S else None
+
+    def _share(self, peer: _Peer, name: str, measured: ProbeRound | None) -> None:
+        if peer.theirs is None or measured is None:
+            return
+        self._shared[peer.theirs, name] = measured, self._clock()
+        self._shared.move_to_end((peer.theirs, name))
+        if len(self._shared) > MAX_PEERS * len(self._ways):
+            self._shared.popitem(last=False)
 
 
 def _best(record_by_way: Mapping[str, _Record], now: float, safe: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +28,10 @@ def doctor(
     ] = None,
     api_key: ApiKey = None,
     ca_file: CaFile = None,
+    sample: Annotated[
+        int | None,
+        typer.Option(min=1, help="Measure so many pairs of replicas, drawn at random, not all."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Check this machine, and a running deployment if there is one: is it fit for traffic?
@@ -37,13 +42,20 @@ def doctor(
         config = configure(config_file, {})
         key = api_key or min(config.gateway.operator_keys, default=None)
         pages = admin_pages(url, key, ca_file, config.gateway)
-        is_healthy = asyncio.run(_examine(config, pages, is_asked=url is not None, as_json=as_json))
+        asked = _Asked(is_asked=url is not None, sample=sample, as_json=as_json)
+        is_healthy = asyncio.run(_examine(config, pages, asked))
     raise typer.Exit(0 if is_healthy else 1)
 
 
-async def _examine(
-    config: DeploymentConfig, pages: GatewayPages, *, is_asked: bool, as_json: bool
-) -> bool:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    is_asked: bool
+    """For a deployment that is there."""
+    sample: int | None
+    as_json: bool
+
+
+async def _examine(config: DeploymentConfig, pages: GatewayPages, asked: _Asked) -> bool:
     # Here, so that `baton --help` need not wait for torch.
     from baton.platform.doctor import report
     from baton.platform.doctor.finding import fail, is_healthy, skipped
@@ -60,13 +72,13 @@ async def _examine(
     ways = []
     if status is None:
         remedy = "start it with `baton serve`, then ask again; or give its address with --url"
-        findings.append((fail if is_asked else skipped)("deployment", trouble, remedy))
+        findings.append((fail if asked.is_asked else skipped)("deployment", trouble, remedy))
     elif security is not None:
         with console.status("measuring the ways between replicas"):
-            live = await examine_live(config, security, status, here)
+            live = await examine_live(config, security, status, here, max_pairs=asked.sample)
         findings += live.findings
         ways = live.ways
-    if as_json:
+    if asked.as_json:
         typer.echo(msgspec.json.encode(report.as_json(findings, ways)).decode())
     else:
         report.show(Console(), findings, ways)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.replicas import Role
 from baton.platform.doctor.finding import Status
-from baton.platform.doctor.matrix import LiveReplica, Size, Way, check_ways, pairs_of
+from baton.platform.doctor.matrix import LiveReplica, Size, Way, check_ways, pairs_of, sampled
 
 P, D, E = (
     LiveReplica(replica_id=ReplicaId(name), role=role, epoch=Epoch(name), address=name)
@@ -31,6 +33,19 @@ def way(transport: str, gb_per_s: float | None, **details: Any) -> Way:
 
 def test_kv_travels_from_prefill_to_decode_and_between_decode_replicas() -> None:
     assert pairs_of([P, D, E]) == [(D, P), (D, E), (E, P), (E, D)]
+
+
+def test_a_sample_has_as_many_replicas_as_its_pairs_can() -> None:
+    prefills = [replace(P, replica_id=ReplicaId(f"p{n}"), epoch=Epoch(f"p{n}")) for n in range(20)]
+    decodes = [replace(D, replica_id=ReplicaId(f"d{n}"), epoch=Epoch(f"d{n}")) for n in range(20)]
+    pairs = pairs_of([*prefills, *decodes])
+
+    few, some, all_ = (sampled(pairs, num, Random(7)) for num in (5, 100, 10_000))
+
+    assert len(few) == 5 and len({one.epoch for pair in few for one in pair}) == 10
+    assert len(set(some)) == 100 and len({one.epoch for pair in some for one in pair}) == 40
+    assert set(all_) == set(pairs)
+    assert sampled(pairs, 5, Random(8)) != few
 
 
 def test_a_pair_with_a_way_is_well_and_says_which_is_fastest() -> None:

@@ -115,7 +115,7 @@ class Neighbours:
     def _way(self, way: ScriptedWay) -> Way:
         return Way(lambda: way, lambda address, theirs: way.name in theirs.names)
 
-    async def fetch(self, *, sender: Epoch = SENDER) -> str:
+    async def fetch(self, *, sender: Epoch = SENDER, address: str = ADDRESS) -> str:
         """The way that the pieces of one transfer came."""
         request = OpenTransfer(
             transfer_id=TRANSFER,
@@ -124,7 +124,7 @@ class Neighbours:
             layout=LAYOUT,
             first_block=0,
         )
-        async with aclosing(self.auto.open(ADDRESS, request)) as pieces:
+        async with aclosing(self.auto.open(address, request)) as pieces:
             (name,) = {piece.transport async for piece in pieces}
         return name
 
@@ -238,6 +238,35 @@ async def test_when_every_way_has_failed_the_one_that_rested_longest_is_tried() 
         it.clock.now += 1
 
     assert await it.fetch() == "shm"
+
+
+async def test_peers_of_one_host_are_measured_once_and_again_after_a_while() -> None:
+    it = Neighbours({"shm": 1.0, "gloo": 2.0, "grpc": 3.0})
+
+    async def learn_of(*numbers: int) -> set[str]:
+        for number in numbers:
+            await it.fetch(sender=Epoch(f"p{number}"), address=f"there:{number}")
+            await it.auto.measured()
+        return {
+            await it.fetch(sender=Epoch(f"p{number}"), address=f"there:{number}")
+            for number in numbers
+        }
+
+    assert await learn_of(1, 2, 3) == {"shm"}
+    num_probes = len(auto.PROBE_BYTES) * 3
+    assert (it.control.num_met, it.control.num_offered) == (3, num_probes)
+
+    it.control.facts = Facts(("shm", "gloo", "grpc"), "another host", "cpu")
+    assert await learn_of(4) == {"shm"}
+    assert it.control.num_offered == 2 * num_probes
+    it.control.facts = Facts(("shm", "gloo", "grpc"), "", "cpu")  # it does not say which
+    assert await learn_of(5, 6) == {"shm"}
+    assert it.control.num_offered == 4 * num_probes
+
+    it.control.facts = Facts(("shm", "gloo", "grpc"), "host", "cpu")
+    it.clock.now += auto.SHARED_S
+    it.by_name["shm"].piece_s = 9.0
+    assert await learn_of(7) == {"gloo"}
 
 
 async def test_what_was_learnt_belongs_to_one_incarnation() -> None:
