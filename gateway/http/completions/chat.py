@@ -94,7 +94,7 @@ async def chat_order(
         options=options,
         grammar=plan.grammar,
         is_streamed=bool(body.stream),
-        field_by_option={"logprobs": "top_logprobs", "max_tokens": _max_name(body)},
+        field_by_option={"logprobs": "top_logprobs", "max_tokens": body.max_name},
         shown_special=shown_special(body, gateway.model, plan.shown_special),
         includes_stop=bool(body.include_stop_str_in_output),
         cache_salt=body.cache_salt or "",
@@ -156,9 +156,5 @@ def _options(body: ChatBody) -> SamplingOptions:
     return options_from(
         body,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        max_tokens=getattr(body, _max_name(body)),
+        max_tokens=getattr(body, body.max_name),
     )
-
-
-def _max_name(body: ChatBody) -> str:
-    return "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"

@@ -86,7 +86,8 @@ async def completion_order(gateway: Gateway, body: CompletionBody, who: Asker) -
         adds_special=body.add_special_tokens is not False,
         max_prompts=gateway.config.max_choices,
     )
-    options = options_from(body, logprobs=body.logprobs)
+    max_tokens = getattr(body, body.max_name)
+    options = options_from(body, logprobs=body.logprobs, max_tokens=max_tokens)
     prompts = tuple(
         truncated(prompt, body.truncate_prompt_tokens, gateway, options) for prompt in prompts
     )
@@ -99,6 +100,7 @@ async def completion_order(gateway: Gateway, body: CompletionBody, who: Asker) -
         shown_special=shown_special(body, gateway.model),
         includes_stop=bool(body.include_stop_str_in_output),
         is_streamed=bool(body.stream),
+        field_by_option={"max_tokens": body.max_name},
         default_max_tokens=DEFAULT_MAX_TOKENS,
         cache_salt=body.cache_salt or "",
         session=who.session(body.prompt_cache_key),

@@ -31,6 +31,8 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class RequestBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     """What a stream tells besides."""
+    max_completion_tokens: int | None = None
+    """The newer name of `max_tokens`, which gives way to it."""
     response_format: ResponseFormat | None = None
     """The output must be JSON, or fit a JSON schema."""
     return_progress: bool | None = None
@@ -45,6 +47,11 @@ class RequestBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     service_tier: Ignored = None
     store: Ignored = None
     user: Label = None
+
+    @property
+    def max_name(self) -> str:
+        """The field that says how long the output may be."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     def rule(self) -> OutputRule | None:
         """What the output must be. Raises InvalidRequest."""
@@ -65,8 +72,6 @@ class CompletionBody(RequestBody, kw_only=True, forbid_unknown_fields=True):
 class ChatBody(RequestBody, kw_only=True, forbid_unknown_fields=True):
     messages: list[Message]
     """The conversation so far."""
-    max_completion_tokens: int | None = None
-    """The newer name of `max_tokens`, which gives way to it."""
     logprobs: bool | None = None
     """Log-probabilities of the output's tokens."""
     top_logprobs: int | None = None

@@ -158,7 +158,7 @@ class ResponsesBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
 
 
 REMEDY_BY_FIELD = {
-    "background": "nothing runs without a client here; use stream, and resumable",
+    "background": "nothing runs without a client here; use stream and resumable, or a batch",
     "context_management": "the context is the caller's; leave it out",
     "conversation": "use previous_response_id, or send the conversation as items of input",
     "moderation": "there is none here; leave it out",

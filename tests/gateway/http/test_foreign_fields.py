@@ -198,6 +198,16 @@ async def test_tokens_are_named_by_their_ids_and_the_answer_as_the_body_says() -
     assert answer["id"] == "cmpl-mine"
 
 
+async def test_completions_know_the_newer_name_of_max_tokens() -> None:
+    async with serving() as gateway:
+        await gateway.complete(prompt="hi", max_completion_tokens=3)
+        await gateway.complete(prompt="hi", max_tokens=5, max_completion_tokens=4)
+        refused = await gateway.complete(prompt="hi", max_completion_tokens=0)
+        lengths = [one.sampling.max_tokens for one in gateway.dispatcher.generations]
+
+    assert lengths == [3, 4] and error_of(refused)["param"] == "max_completion_tokens"
+
+
 async def test_guided_decoding_is_structured_output() -> None:
     async with serving(dispatcher=dispatcher(said("x")), model=chat_model()) as gateway:
         await gateway.chat(messages=USER, guided_choice=["yes", "no"])

@@ -79,7 +79,7 @@ def refusal(kind: type[msgspec.Struct], body: dict[str, Any]) -> str | None:
         (ResponsesBody, {"reasoning_effort": "low"}, "use reasoning.effort"),
         (ResponsesBody, {"logprobs": True}, "use top_logprobs"),
         (ResponsesBody, {"messages": USER}, "use input, or /v1/chat/completions"),
-        (CompletionBody, {"max_completion_tokens": 50}, "use max_tokens"),
+        (CompletionBody, {"max_output_tokens": 50}, "use max_tokens"),
         (CompletionBody, {"tools": [{}]}, "use /v1/chat/completions"),
         (CompletionBody, {"thinking_token_budget": 5}, "use max_tokens"),
         (ChatBody, {"max_output_tokens": 5}, "use max_tokens"),
@@ -105,6 +105,7 @@ def test_the_remedy_is_what_this_body_has_for_it(
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
+        (CompletionBody, {"top_a": 0, "tfs_z": 1.0, "mirostat": 0, "num_beams": 1}),
         (CompletionBody, {"tools": [], "tool_choice": "none", "enable_thinking": False}),
         (ChatBody, {"background": False, "truncation": "disabled", "previous_response_id": None}),
         (ResponsesBody, {"echo": False, "logprobs": False, "response_format": {"type": "text"}}),
