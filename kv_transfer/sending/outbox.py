@@ -35,7 +35,8 @@ from baton.kv_transfer.sending.sender import Sender
 
 log = logging.getLogger(__name__)
 
-MAX_PIECE_BYTES = 1 << 20
+MAX_PIECE_BYTES = 2 << 20
+"""Of one whose bytes are in its message. Each costs both ends Python; a short prompt is one."""
 NUM_HASHING_THREADS = 2
 
 

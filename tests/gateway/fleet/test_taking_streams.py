@@ -88,3 +88,19 @@ async def test_who_asks_no_more_asks_nobody() -> None:
     with pytest.raises(asyncio.CancelledError):
         await asking
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_one_that_may_be_the_only_one_to_know_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("baton.gateway.fleet.links.OTHERS_S", 0.01)
+    may_answer = asyncio.Event()
+    links = links_to(Scripted(None), Scripted(7, may_answer))
+    asking = asyncio.create_task(links.take_stream(WANTED))
+    await asyncio.sleep(0.1)
+    assert not asking.done()
+
+    may_answer.set()
+
+    parked = await asking
+    assert parked is not None and len(parked.request.output) == 7
