@@ -245,6 +245,18 @@ async def test_calls_are_held_to_their_schemas_unless_the_caller_trusts_the_mode
 SCHEMAS = "x-baton-tool-schemas"
 
 
+async def test_an_operator_may_have_strict_tools_alone_held_to_their_schemas() -> None:
+    async with serving(
+        dispatcher=dispatcher(said("x")), model=chat_model(KIMI), tool_schemas="strict"
+    ) as gateway:
+        plain = await gateway.chat(messages=USER, tools=[weather()])
+        await gateway.chat(messages=USER, tools=[weather(strict=True)])
+        trusted, held = (g.sampling.grammar for g in gateway.dispatcher.generations)
+
+    assert trusted is None and held is not None
+    assert plain.headers[SCHEMAS] == "trusted"
+
+
 async def test_an_answer_says_that_its_calls_could_not_be_held_to_their_schemas() -> None:
     async with serving(dispatcher=dispatcher(said("x")), model=chat_model(CODER)) as gateway:
         plain = await gateway.chat(messages=USER, tools=[weather(parameters=OPEN)])
