@@ -145,6 +145,11 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """How the model writes tool calls. `auto` reads it off the chat template, and is `generic`
     where that tells nothing: tools are described in the system message, and calls asked for in
     Hermes' format. `none`: no calls but those that a request forces."""
+    tool_schemas: Literal["hold", "strict"] = "hold"
+    """What holds calls under `tool_choice: auto` to the schemas of their tools. `hold`: a grammar,
+    from where a call begins, if the format allows for one; a GPU then waits for the host between
+    steps while such a request runs. `strict`: that of tools that say `strict: true`; with others
+    the model is trusted, but for format `generic`."""
     reasoning_parser: Literal["auto", "none", "think", "harmony"] = "auto"
     """How the model marks its reasoning. `auto` reads it off the chat template."""
     chat_template: str = ""

@@ -142,7 +142,7 @@ async def _grammar(
 ) -> Grammar | None:
     tools = conversation.tools
     rule = tools.rule() or conversation.rule
-    if rule is not None or not _holds_to_schemas(parser, conversation):
+    if rule is not None or not _holds_to_schemas(gateway, parser, conversation):
         calls = _other_calls(parser, conversation, special_by_mark)
         return await gateway.grammars.accept(rule, reasoning=reasoning, calls=calls)
     calls = optional_calls(parser, tools, special_by_mark)
@@ -156,15 +156,15 @@ async def _grammar(
         return None  # the model is trusted with a schema that no grammar can be made of
 
 
-def _holds_to_schemas(parser: str, conversation: Conversation) -> bool:
+def _holds_to_schemas(gateway: Gateway, parser: str, conversation: Conversation) -> bool:
     """Calls that the model need not make, but has to write by the schema once it does."""
     tools = conversation.tools
     if tools.mode is not ToolMode.AUTO:
         return False
     if any(function.strict for function in tools.functions):
         return True
-    is_wanted = parser == GENERIC or not _is_trust_wanted(tools)
-    return is_wanted and not conversation.ignores_eos
+    is_wanted = gateway.config.tool_schemas == "hold" and not _is_trust_wanted(tools)
+    return (is_wanted or parser == GENERIC) and not conversation.ignores_eos
 
 
 def _is_trust_wanted(tools: ToolUse) -> bool:

@@ -58,6 +58,7 @@ LIVE: Mapping[str, tuple[str, ...]] = {
         "gateway.min_body_bytes_per_s",
         "gateway.max_choices",
         "gateway.tool_parser",
+        "gateway.tool_schemas",
         "gateway.reasoning_parser",
         "gateway.trust_request_chat_template",
         "gateway.resume_window_s",

@@ -1,7 +1,7 @@
 """What Ray says of itself, in one line each and with what to do; or not at all.
 
 Ray writes paragraphs: each is known by a phrase of it. What is not known is shown as far as its
-first sentence.
+first sentence, and where the rest is.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ MEMORY = (
     "(--cache-gib, --max-model-len)"
 )
 """What helps where there is too little of it."""
+ALL_OF_IT = "-v shows all of it, and so do the logs in /tmp/ray/session_latest/logs"
 LATE = r"timed out during startup|failed to start.*(GCS|raylet)|did not start"
 SAYINGS: Sequence[tuple[str, str]] = (
     (
@@ -67,4 +68,4 @@ def in_one_line(text: str) -> str:
         if re.search(phrase, plain):
             return line
     first, _, _ = plain.partition(". ")
-    return f"Ray says: {first}" if first else ""
+    return f"Ray says: {first}; {ALL_OF_IT}" if first else ""

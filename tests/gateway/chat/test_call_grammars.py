@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,6 +60,36 @@ def deepseek(arguments: str, *, is_fenced: bool = False) -> str:
     return f"{CALLS_BEGIN}{CALL_BEGIN}{call}{CALL_END}{CALLS_END}"
 
 
+PLACED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "place": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}},
+            "required": ["name"],
+        }
+    },
+    "required": ["place"],
+}
+PLACES = {
+    "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=place>\n%s\n</parameter>\n"
+    "</function>\n</tool_call>",
+    "glm": "<tool_call>get_weather\n<arg_key>place</arg_key>\n<arg_value>%s</arg_value>\n"
+    "</tool_call>",
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_text_within_json_within_tags_cannot_have_the_tag_that_ends_it(name: str) -> None:
+    tokenizer = Tokenizer.from_str(text_tokenizer().to_json())
+
+    def takes(place: str) -> bool:
+        return takes_all(name, tokenizer, {}, PLACES[name] % json.dumps({"name": place}), PLACED)
+
+    assert takes("Oslo </b>") and takes('"') and takes("</tool_call>")
+    assert not takes("a</parameter>" if name == "qwen3_coder" else "a</arg_value>")
+
+
 UNIT = "<parameter=unit>\n%s\n</parameter>\n"
 CASES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "hermes": (
@@ -91,10 +122,16 @@ CASES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
 }
 
 
-def takes_all(name: str, tokenizer: Tokenizer, ids: Mapping[str, int], text: str) -> bool:
+def takes_all(
+    name: str,
+    tokenizer: Tokenizer,
+    ids: Mapping[str, int],
+    text: str,
+    parameters: dict[str, Any] = PARAMETERS,
+) -> bool:
     """Whether an output of a model that has `ids` as special tokens may be `text`."""
     tools = ToolUse(
-        functions=(Function(name="get_weather", parameters=PARAMETERS),), mode=ToolMode.AUTO
+        functions=(Function(name="get_weather", parameters=parameters),), mode=ToolMode.AUTO
     )
     calls = optional_calls(name, tools, ids)
     assert calls is not None
@@ -206,6 +243,18 @@ async def test_calls_are_held_to_their_schemas_unless_the_caller_trusts_the_mode
 
 
 SCHEMAS = "x-baton-tool-schemas"
+
+
+async def test_an_operator_may_have_strict_tools_alone_held_to_their_schemas() -> None:
+    async with serving(
+        dispatcher=dispatcher(said("x")), model=chat_model(KIMI), tool_schemas="strict"
+    ) as gateway:
+        plain = await gateway.chat(messages=USER, tools=[weather()])
+        await gateway.chat(messages=USER, tools=[weather(strict=True)])
+        trusted, held = (g.sampling.grammar for g in gateway.dispatcher.generations)
+
+    assert trusted is None and held is not None
+    assert plain.headers[SCHEMAS] == "trusted"
 
 
 async def test_an_answer_says_that_its_calls_could_not_be_held_to_their_schemas() -> None:

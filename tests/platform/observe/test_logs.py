@@ -9,9 +9,11 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from baton.platform.cli.terminal.rays_words import in_one_line
+from baton.platform.cli.terminal.rays_words import ALL_OF_IT, in_one_line
 from baton.platform.cli.terminal.worker_log import NodeLog, WorkerLog
 from baton.platform.observe.logs import JsonLines, LogFormat, TextLines, level_of, start_log
+
+NEW = f"Ray says: Something new; {ALL_OF_IT}"
 
 
 @pytest.fixture
@@ -132,7 +134,7 @@ def test_with_all_that_workers_write_json_remains_an_object_a_line() -> None:
             "a process died unasked; Serve starts another",
         ),
         ("Exception: The current node timed out during startup. This", "Ray did not come up in"),
-        ("(raylet) Something new. And why.\n  File x", "Ray says: Something new"),
+        ("(raylet) Something new. And why.\n  File x", NEW),
         ("\n", ""),
     ],
 )
@@ -150,4 +152,4 @@ def test_rays_node_is_heard_once_and_in_our_log(caplog: pytest.LogCaptureFixture
     for _ in range(3):
         node_log({"pid": "raylet", "is_err": False, "lines": ["Something new. And why."]}, False)
 
-    assert [one.getMessage() for one in caplog.records] == ["Ray says: Something new"]
+    assert [one.getMessage() for one in caplog.records] == [NEW]

@@ -222,8 +222,8 @@ async def test_tools_are_called_as_they_are_chosen(
 
     calls = [block.name for block in answer.content if block.type == "tool_use"]
     assert calls == ["get_weather"] * num_calls
-    is_forced = choice["type"] in ("any", "tool")
-    assert (scripted.generations[0].sampling.grammar is not None) == is_forced
+    is_offered = choice["type"] != "none"
+    assert (scripted.generations[0].sampling.grammar is not None) == is_offered
 
 
 class Place(BaseModel):
