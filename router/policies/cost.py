@@ -4,8 +4,9 @@
 
     wait      until the candidate has computed what it was sent, and who goes before in line
     transfer  to fetch what another has of the prompt, where that is clearly cheaper than computing
-              it, as far as it takes longer than the wait; and from its first token until its KV is
-              where it is decoded: by the links between these replicas (`fetching.py`)
+              it: all of it, though it may go while the prompt waits, for others wait for the link;
+              and from its first token until its KV is where it is decoded: by the links between
+              these replicas (`fetching.py`)
     work      to compute what it neither has nor fetches, by the candidate's own step times
     charged   the share of it that is charged to this prompt: what others will ask for there, too,
               is computed once for all of them (`heat.py`), so hot prefixes are copied on purpose

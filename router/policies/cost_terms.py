@@ -103,7 +103,7 @@ def reference(asked: Asked, charge: Charge | None, candidates: Candidates, held:
         num_harmed = num_harmed + num_behind
     transfer_s.fill(0.0)
     if held.fetch_s is not None:
-        np.maximum(held.fetch_s - wait_s, 0.0, out=transfer_s)
+        transfer_s[:] = held.fetch_s
     if held.handoff_s is not None:
         transfer_s += held.handoff_s
     np.multiply(work_s, asked.price, out=charged_s)

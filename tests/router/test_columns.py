@@ -141,7 +141,7 @@ def plain_costs(
         surplus = evenness * (over + haste * max(over - SPARE, 0.0)) * brings_s
         costs.append(
             wait_s
-            + (0.0 if transfer_s is None else max(transfer_s - wait_s, 0.0) + transfer_s / 2)
+            + (0.0 if transfer_s is None else 1.5 * transfer_s)
             + price * work_s * own / (prompt.num_tokens - cached)
             + (num_behind + one.num_running + coming * work_s) * work_s
             + DEFAULTS.balance * turns.typical_s * few * balance / (1 + in_line)

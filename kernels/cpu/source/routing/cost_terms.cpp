@@ -81,7 +81,7 @@ void baton_cost_terms(const BatonAsked* asked, const double* numbers, int64_t st
       wait_s[i] += ahead_s[size_t(row)];
       num_harmed += of(NUM_WAITING, row) - num_ahead[size_t(row)];
     }
-    transfer_s[i] = fetch_s ? std::max(fetch_s[i] - wait_s[i], 0.0) : 0.0;
+    transfer_s[i] = fetch_s ? fetch_s[i] : 0.0;
     if (handoff_s) transfer_s[i] += handoff_s[i];
     charged_s[i] = work_s[i] * a.price;
     if (ends) {
