@@ -150,9 +150,8 @@ class RateMeter:
 
     def _hear_handoff(self, pair: Pair, num_bytes: int, seconds: float) -> None:
         """Most of it goes while the prompt is computed, whatever its size."""
-        usual_s = self.rates.handoff_s if self._handoff_s is None else self._handoff_s
         self._handoff_s = _smoothed(self._handoff_s, seconds)
-        self.rates.handoffs.hear(pair, num_bytes, seconds, LinkTime(usual_s, inf))
+        self.rates.handoffs.hear(pair, num_bytes, seconds, LinkTime(self._handoff_s, inf))
 
 
 def _smoothed(before: float | None, rate: float) -> float:

@@ -24,6 +24,8 @@ MAX_PAIRS = 20_000
 APART, APART_S = 0.25, 0.001
 """Of what it takes between others, and seconds: a pair that is less off is as all others, so that
 what is computed for a prompt does not grow with the pairs that are known."""
+APART_WEIGHT = 2.0
+"""Of what was heard of a pair: of the third on. One transfer may be late for any reason."""
 LEAST_S = 1e-12
 """Of a byte."""
 
@@ -116,7 +118,9 @@ class LinkTimes:
         if forgotten is not None:
             self._set_apart(forgotten, is_apart=False)
         off_s = abs(line.seconds(num_bytes) - usual.seconds(num_bytes))
-        is_apart = off_s > max(APART * usual.seconds(num_bytes), APART_S)
+        is_apart = sums.weight > APART_WEIGHT and off_s > max(
+            APART * usual.seconds(num_bytes), APART_S
+        )
         self._set_apart(pair, is_apart=is_apart)
 
     def _set_apart(self, pair: Pair, *, is_apart: bool) -> None:

@@ -283,3 +283,15 @@ def test_a_prefix_is_fetched_over_a_near_link_rather_than_a_far_one() -> None:
     )
 
     assert (placement.decode, placement.source) == (C, P.endpoint)
+
+
+def test_one_handoff_that_was_late_says_nothing_of_the_two() -> None:
+    meter = RateMeter(EQUAL)
+    for _ in range(5):
+        meter.hear(handed_off(1000 * BYTES_PER_TOKEN, 0.001), None, 1.0, (Q.epoch, A.epoch))
+    meter.hear(handed_off(1000 * BYTES_PER_TOKEN, 2.0), None, 1.0, (P.epoch, A.epoch))
+    rates = replace(meter.rates, is_enabled=False)
+
+    placement = place(1000, known(A), known(P, num_cached_tokens=500), known(Q), rates=rates)
+
+    assert placement.prefill[0] == P.endpoint
