@@ -116,6 +116,8 @@ def _set_up_openvino(folder: Path) -> Path:
             f"openvino-genai=={OPENVINO_GENAI}",
             f"optimum-intel[openvino]=={OPTIMUM_INTEL}",
         )
+        # Its wheels want another torch, and nothing here wants it.
+        _run(str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision")
     return python
 
 
