@@ -14,6 +14,7 @@ import json
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ import openvino
 import openvino_genai
 
 Tell = Callable[[Sequence[int]], object]
+YIELD_S = 5e-5
 
 
 class Batching:
@@ -56,6 +58,7 @@ class Batching:
                 number = next(self._numbers)
                 running[number] = self._pipeline.add_request(number, ids, options), tell
             self._pipeline.step()
+            time.sleep(YIELD_S)  # else the loop would not be let write what came
             for number, (handle, tell) in list(running.items()):
                 while handle.can_read():
                     for output in handle.read().values():

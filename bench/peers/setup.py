@@ -110,12 +110,14 @@ def _set_up_gguf(folder: Path) -> Path:
 def _set_up_openvino(folder: Path) -> Path:
     python = _environment(folder)
     if not (_has(python, "openvino-genai") and _has(python, "optimum-intel")):
-        _pip(python, f"torch=={TORCH}")
         _pip(
             python,
+            f"torch=={TORCH}",
             f"openvino-genai=={OPENVINO_GENAI}",
             f"optimum-intel[openvino]=={OPTIMUM_INTEL}",
         )
+        # Its wheels want another torch, and nothing here wants it.
+        _run(str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision")
     return python
 
 
