@@ -98,7 +98,7 @@ class ArrivingBlocks(Sequence[memoryview]):
 
 
 def stretches(views: Sequence[memoryview]) -> list[memoryview]:
-    """The same bytes in the same order; blocks that lie end to end are one view."""
+    """Return the same bytes in the same order; blocks that lie end to end are one view."""
     if not isinstance(views, BlockViews):
         return list(views)
     found: list[memoryview] = []
@@ -115,7 +115,7 @@ def stretches(views: Sequence[memoryview]) -> list[memoryview]:
 
 
 def num_bytes_of(views: Sequence[memoryview]) -> int:
-    """Of all of them."""
+    """The total size of all views, in bytes."""
     if isinstance(views, BlockViews | ArrivingBlocks):
         return views.num_bytes
     return sum(view.nbytes for view in views)

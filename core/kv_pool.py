@@ -38,9 +38,9 @@ class Census:
 
     num_blocks: int
     ref_counts: Sequence[int]
-    """By block: how many references the pool believes exist."""
+    """References that the pool believes exist, by block id."""
     tables: Mapping[Holder, Sequence[int]]
-    """By holder: its blocks in token order."""
+    """Block ids in token order, by holder."""
     cached: frozenset[int]
     """Unreferenced blocks that keep their contents for a later prefix hit."""
     free: frozenset[int]
