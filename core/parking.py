@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class Parking:
     stream_id: str
     owner: bytes
-    """A digest of the owner, who alone may take the stream: nothing that lets anybody in."""
+    """The digest of the API key that may take the stream; the digest itself lets nobody in."""
     order: bytes
     """Gateways' own: what it takes to write the stream anew."""
     kind: str = ""
