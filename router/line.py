@@ -132,12 +132,12 @@ class Line:
         return len(candidate.open) + candidate.waiting.index(waiting)
 
     def foreseen_s(self, prompt: Prompt, now: float) -> float:
-        """Until a prompt in line is computed, if all goes on as it stands."""
+        """Seconds until a prompt in line is computed, if all goes on as it stands."""
         waiting = self._waiting[prompt.number]
         return waiting.candidate.busy_s(now) + waiting.candidate.ahead_s(waiting.due_s)
 
     def at_once_s(self, prompt: Prompt, now: float) -> float:
-        """Until a prompt in line is computed there, if no later one passes it."""
+        """Seconds until a prompt in line is computed there, if no later one passes it."""
         waiting = self._waiting[prompt.number]
         candidate = waiting.candidate
         return candidate.busy_s(now) + candidate.ahead_s(prompt.arrived_s) + waiting.work_s

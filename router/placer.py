@@ -70,7 +70,7 @@ class _InLine:
     choice: Candidate
     """The candidate in whose line the prompt stands."""
     foreseen_s: float
-    """Until its first token, as predicted when it came."""
+    """Seconds until its first token, as predicted when it came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

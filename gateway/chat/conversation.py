@@ -24,7 +24,7 @@ class Conversation:
     messages: Sequence[Mapping[str, Any]]
     """As templates want them."""
     template: ChatTemplate
-    """That which writes this prompt."""
+    """The chat template that writes this prompt."""
     tools: ToolUse = field(default_factory=ToolUse)
     rule: OutputRule | None = None
     """What the answer must look like, if it is one: a call of a tool need not."""

@@ -34,9 +34,10 @@ class Held(NamedTuple):
     """Leading tokens, with those that each candidate can fetch for clearly less than computing
     them; None: no candidate can."""
     fetch_s: Numbers | None = None
-    """To fetch those."""
+    """Seconds to fetch those, by candidate."""
     handoff_s: Numbers | None = None
-    """After the first token, until the KV is where the request is decoded; None: it is there."""
+    """Seconds after the first token until the KV is where the request is decoded, by candidate;
+    None: it is there."""
 
     @property
     def usable(self) -> Numbers:

@@ -78,7 +78,7 @@ class Candidates:
         )
 
     def place(self, candidate: Candidate) -> int | None:
-        """Where it stands among these, if it does."""
+        """The candidate's place among these, if it has one."""
         if candidate.columns is not self._columns:
             return None
         if self._places is None:

@@ -101,7 +101,7 @@ class PoolView(Sequence[ReplicaView]):
         return map(self.__getitem__, range(len(self)))
 
     def place(self, replica: ReplicaView) -> int:
-        """Where it stands among these. Raises ValueError if it does not."""
+        """The replica's place among these. Raises ValueError if it has none."""
         if self.places is None:
             return replica.place
         places: list[int] = self.places.tolist()

@@ -23,7 +23,7 @@ class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
 class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
     thinking: str = ""
     signature: str = ""
-    """Of the text, for clients that want one; nothing is done with it when it comes back."""
+    """A signature of the text, for clients that want one; it is ignored when it comes back."""
 
 
 class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
@@ -67,12 +67,12 @@ class MessageAnswer(msgspec.Struct, kw_only=True):
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
     """vLLM's, if `return_token_ids` asks for them."""
     token_ids: Sequence[int] | UnsetType = UNSET
-    """Of the output; of a stream its `message_delta` has them."""
+    """Token ids of the output; in a stream its `message_delta` has them."""
 
 
 class TokenCountAnswer(msgspec.Struct):
     input_tokens: int
-    """Of the whole prompt, whatever is cached of it."""
+    """Tokens of the whole prompt, whatever is cached of it."""
 
 
 def message_usage(usage: Usage, num_thinking: int) -> MessageUsage:

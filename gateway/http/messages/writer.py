@@ -50,7 +50,7 @@ class MessagesWriter:
         self._last: TextDelta | None = None
         """Once the answer has ended."""
         self._tokens: list[int] = []
-        """Of the output so far."""
+        """Token ids of the output so far."""
 
     def whole(self, choices: Sequence[ChoiceDelta]) -> MessageAnswer:
         (part,) = choices

@@ -28,7 +28,7 @@ PAUSE_S = 1.0
 
 
 class Entry:
-    """Of one listening socket. It is closed as asyncio's servers are."""
+    """The entry of one listening socket. It is closed as asyncio's servers are."""
 
     def __init__(
         self,

@@ -79,7 +79,7 @@ class ResponseAnswer(msgspec.Struct, kw_only=True):
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
     """vLLM's, if `return_token_ids` asks for them."""
     token_ids: list[int] | UnsetType = UNSET
-    """Of the output so far."""
+    """Token ids of the output so far."""
     baton: Receipt | UnsetType = UNSET
     """The receipt."""
 
@@ -130,7 +130,7 @@ def response_usage(usage: Usage, num_reasoning: int) -> ResponseUsage:
 class InputTokensAnswer(msgspec.Struct, kw_only=True):
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int
-    """Of the whole prompt, whatever is cached of it."""
+    """Tokens of the whole prompt, whatever is cached of it."""
 
 
 class DeletedAnswer(msgspec.Struct, kw_only=True):
