@@ -83,17 +83,17 @@ class PromptProgress:
     """"queued": it has no place; "starting": replicas start for it; "in_line": for a prefill
     replica; "computed": one has it."""
     position: int
-    """How many should go first."""
+    """The number of requests that should go first."""
     total: int
-    """Its tokens."""
+    """Prompt tokens."""
     cache: int
     """Prompt tokens found in a cache, once that is known."""
     processed: int
-    """Cached or computed by now, by prediction."""
+    """Prompt tokens cached or computed by now, by prediction."""
     time_ms: float
-    """Since it was asked for."""
+    """Milliseconds since it was asked for."""
     eta_ms: float
-    """Until its first token, by prediction."""
+    """Milliseconds until its first token, by prediction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class Delta:
     index: int
     """The choice's number, from 0."""
     text: str
-    """Never part of a character."""
+    """The new text, whole characters only."""
     token_ids: tuple[int, ...]
     """Empty unless asked for with `return_token_ids`."""
     logprobs: tuple[TokenLogprob, ...]
@@ -119,7 +119,7 @@ class Delta:
     usage: Usage | None
     """Token counts of the whole request, in the last delta of all."""
     prompt_progress: PromptProgress | None
-    """Alone, before the first token, if asked for."""
+    """The prompt's progress, in a delta of its own before the first token, if asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class ToolCallDelta:
     name: str
     """The function's name, in the call's first delta."""
     arguments: str
-    """Since the last delta."""
+    """The part of the arguments that came since the last delta."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,7 @@ class ChatDelta:
     usage: Usage | None
     """Token counts of the whole request, in the last delta of all."""
     prompt_progress: PromptProgress | None
-    """Alone, before the first token, if asked for."""
+    """The prompt's progress, in a delta of its own before the first token, if asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,9 +333,9 @@ class Estimate:
     """The replica that would compute the prompt; it may be the decode replica."""
     decode_replica: str
     wait_s: float
-    """Until the prompt's turn."""
+    """Seconds until the prompt's turn."""
     prefill_s: float
-    """To compute it."""
+    """Seconds to compute the prompt."""
     ttft_s: Interval
     """Time to first token."""
     itl_s: Interval | None

@@ -47,7 +47,8 @@ class BlockViews(Sequence[memoryview]):
         return len(self.starts) * self.size
 
     def part(self, offset: int, size: int) -> BlockViews:
-        """So many bytes of each, from `offset` on. Raises ValueError if that is not inside."""
+        """The views of `size` bytes of each block, from `offset` on. Raises ValueError if that is
+        not inside."""
         if not 0 <= offset <= offset + size <= self.size:
             raise ValueError(f"bytes {offset} to {offset + size} of {self.size}")
         if size == self.size:
@@ -129,7 +130,7 @@ def sizes_of(views: Sequence[memoryview]) -> set[int]:
 
 
 def part_of(views: Sequence[memoryview], offset: int, size: int) -> Sequence[memoryview]:
-    """So many bytes of each, from `offset` on."""
+    """The views of `size` bytes of each, from `offset` on."""
     if isinstance(views, BlockViews):
         return views.part(offset, size)
     return [view[offset : offset + size] for view in views]

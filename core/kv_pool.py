@@ -65,7 +65,7 @@ class BlockTargets(Protocol):
         """The memory of the holder's `index`-th block in `plane`."""
 
     def views(self, indices: Sequence[int], plane: int) -> Sequence[memoryview]:
-        """As `view`, of several blocks."""
+        """The views of several blocks, each as `view` gives it."""
 
     def write(self, index: int, plane: int, offset: int, data: memoryview) -> None:
         """Put `data` at byte `offset` of that block and plane."""

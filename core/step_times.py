@@ -46,7 +46,7 @@ class StepTimes:
     num_decode_steps: int = 0
     """Steps that only decoded; without any, `context_s` and `request_s` are guesses."""
     age_s: float = 0.0
-    """Since the last step that was measured."""
+    """Seconds since the last step that was measured."""
 
     @property
     def is_known(self) -> bool:

@@ -53,7 +53,7 @@ class Line:
         """Its books' version and the time when nobody was better off there."""
 
     def go_by(self, policy: RoutingPolicy) -> None:
-        """From now on; who waits keeps the choice that it waits for."""
+        """Choose by `policy` from now on; prompts in line keep the candidate that they wait for."""
         self._policy = policy
 
     def __len__(self) -> int:

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 LOOK_S = 0.05
 REST_LOOK_S = 1.0
-"""While there are no lines."""
+"""Seconds between looks while there are no lines."""
 PATIENCE_S = 0.25
 BESIDE_S = 2.0
 """Seconds after others were last seen during which more are expected."""
@@ -59,7 +59,7 @@ class Pace:
         self._is_alone_from = 0.0
         """When no others are expected any more, as it looks now."""
         self._is_asked = asyncio.Event()
-        """Since `watch` has last seen that there are no lines."""
+        """Set when a line comes; cleared by `watch` when there are none."""
 
     async def run(self, line: Callable[[], Awaitable[T]]) -> T:
         """Raises GivenUp, and what `line` raises."""

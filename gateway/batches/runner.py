@@ -46,7 +46,7 @@ class _Heard:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """To be worked on."""
+    """A batch that could not be worked on, until it is tried again."""
 
     not_before: float
     again_s: float

@@ -22,7 +22,7 @@ class Conversation:
     """What a face has understood of a chat."""
 
     messages: Sequence[Mapping[str, Any]]
-    """As templates want them."""
+    """The messages as templates want them."""
     template: ChatTemplate
     """The chat template that writes this prompt."""
     tools: ToolUse = field(default_factory=ToolUse)

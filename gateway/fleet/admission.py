@@ -54,7 +54,7 @@ class Pace:
         self._last_s = now
 
     def wait_s(self, num_before: int, now: float) -> float:
-        """Until the place after so many others; longer if none has come for long."""
+        """Seconds until the place after so many others; longer if none has come for long."""
         return max(self._mean_s, now - self._last_s) + self._mean_s * num_before
 
 

@@ -89,7 +89,7 @@ class Fleet:
         """What candidates that share it have been told."""
         self._replica_by_epoch: dict[Epoch, ReplicaInfo] = {}
         self._pace = Pace()
-        """At which the registry hears each of them, or the one before it did."""
+        """The pace at which the registry hears each of them, or the one before it did."""
         self._pool_by_role = {Role.DECODE: Pool(), Role.PREFILL: Pool()}
         self._epoch_by_request: dict[RequestId, Epoch] = {}
         self.starting: tuple[StartingReplica, ...] = ()

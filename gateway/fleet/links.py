@@ -31,7 +31,8 @@ OTHERS_S = 0.25
 """Seconds to wait for the answers of other replicas that may have more of a stream than the one
 that has answered."""
 ALIVE_FOR_S = IDLE_HEARTBEAT_S + 2.5 * HEARTBEAT_S
-"""After its last word, which each replica says anew with every heartbeat."""
+"""Seconds that a replica counts as alive after its last word, which it says anew with every
+heartbeat."""
 
 
 class Links:

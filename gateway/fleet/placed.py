@@ -53,7 +53,7 @@ class Placed:
 
     @property
     def address(self) -> ReplicaAddress:
-        """Where it runs."""
+        """The address of the decode replica, where it runs."""
         return self.placement.decode.endpoint
 
     def hear(self, receipt: Receipt) -> None:

@@ -57,7 +57,7 @@ class ExplainedDecoder(msgspec.Struct, kw_only=True):
 
 class ExplainedOutcome(msgspec.Struct, kw_only=True):
     first_token_s: float
-    """Since the request was asked for."""
+    """Seconds since the request was asked for."""
     best_other: str | None
     """The soonest of the other candidates, in hindsight."""
     best_other_s: float | None

@@ -46,7 +46,8 @@ class EstimateAnswer(msgspec.Struct, kw_only=True):
     ttft_s: EstimatedInterval
     """Time to first token."""
     itl_s: EstimatedInterval | None
-    """From one output token to the next; null while the decode replica has measured no steps."""
+    """Time from one output token to the next; null while the decode replica has measured no
+    steps."""
 
 
 class _Kind(msgspec.Struct):

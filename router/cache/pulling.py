@@ -46,7 +46,8 @@ class PullRates:
     """Latency and bandwidth of fetches between pairs of replicas, as far as they are known.
     Live."""
     handoff_s: float = 0.01
-    """From a prompt's first token until its KV is where it is decoded, of whichever pair."""
+    """Seconds from a prompt's first token until its KV is where it is decoded, of whichever
+    pair."""
     handoffs: LinkTimes = field(default_factory=LinkTimes, compare=False)
     """Latency and bandwidth of handoffs between pairs (prefill, decode), as far as they are known.
     Live."""
@@ -57,7 +58,7 @@ class PullRates:
         return LinkTime(self.latency_s, self.bytes_per_s)
 
     def fetch_s(self, num_tokens: int, layout: KvLayout, pair: Pair) -> float:
-        """Until `num_tokens` tokens of this layout have gone from one to the other."""
+        """Seconds until `num_tokens` tokens of this layout have gone from one to the other."""
         num_bytes = num_tokens * layout.block_bytes / layout.block_size
         link = self.links.of(pair)
         if link is None:

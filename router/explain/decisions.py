@@ -135,7 +135,8 @@ class Decision:
     predicted_s: float
     """Time to first token, as predicted when it was sent."""
     predicted_itl_s: float | None = None
-    """From one output token to the next; None while its decode replica has measured no steps."""
+    """Seconds from one output token to the next; None while its decode replica has measured no
+    steps."""
     came: Came | None = None
     """None until its first token is there."""
 

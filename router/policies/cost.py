@@ -102,7 +102,7 @@ class Cost:
         self._heat = Heat()
         self._num_begun = self._begun_at_s = 0.0
         self._between_s = 0.0
-        """From one beginning to the next, of late."""
+        """Mean seconds from one beginning to the next, of late."""
         self._num_may_leave = 0.0
 
     @property

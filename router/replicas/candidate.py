@@ -266,7 +266,7 @@ class Candidate:
         return booking
 
     def until_s(self, booking: Booking, now: float) -> float:
-        """To the first token of one of `open`, by prediction."""
+        """Seconds to the first token of one of `open`, by prediction."""
         return max(self._ends_s(booking) - now, 0.0)
 
     def _ends_s(self, booking: Booking) -> float:
@@ -293,7 +293,7 @@ class Candidate:
         self._write_line()
 
     def sort(self) -> None:
-        """After the dues of those who wait have changed."""
+        """Put the line in order after dues of prompts in it have changed."""
         self.waiting.sort(key=lambda one: one.order)
         for waiting in self.waiting:
             self.columns.line.write(waiting.key, waiting.due_s, waiting.work_s)

@@ -115,7 +115,7 @@ class Columns:
             self.pace_version += 1
 
     def write_pace(self, rows: Mask, pace: tuple[float, ...]) -> None:
-        """From STEP_S on, of all these."""
+        """Write the columns from STEP_S on, in all these rows."""
         self._numbers[Column.STEP_S :, : self.num_rows][:, rows] = np.array(pace)[:, None]
         self.version += 1
         self.pace_version += 1

@@ -16,9 +16,9 @@ from baton.gateway.requests.generations.prompt_progress import PromptProgress
 
 class PromptTokens(msgspec.Struct):
     cached_tokens: int
-    """Found in a prefix cache."""
+    """Prompt tokens found in a prefix cache."""
     cache_write_tokens: int
-    """Before a cache point, and not in a cache until now."""
+    """Prompt tokens before a cache point, and not in a cache until now."""
 
 
 class OutputTokens(msgspec.Struct):

@@ -43,11 +43,11 @@ class MessageUsage(msgspec.Struct, kw_only=True):
     """The prompt's tokens are the first three together."""
 
     input_tokens: int
-    """Neither found in a prefix cache nor kept in one for a cache point."""
+    """Prompt tokens neither found in a prefix cache nor kept in one for a cache point."""
     cache_creation_input_tokens: int
-    """Before a cache point, and not in a cache until now."""
+    """Prompt tokens before a cache point, and not in a cache until now."""
     cache_read_input_tokens: int
-    """Found in a prefix cache, whether there was a cache point or not."""
+    """Prompt tokens found in a prefix cache, whether there was a cache point or not."""
     output_tokens: int
     output_tokens_details: ThinkingTokens | UnsetType = UNSET
 

@@ -30,13 +30,13 @@ class AnswerTerms:
     id: str
     model: str
     max_tokens: int | None
-    """As asked for."""
+    """The output limit that was asked for."""
     room: int
     """Tokens that the context has left for output."""
     thinking: ThinkingShown
     has_receipt: bool
     prompt_tokens: Sequence[int] | None
-    """To be told, and those of the output with them."""
+    """Token ids of the prompt, if they and the output's are to be told."""
 
 
 class MessagesWriter:

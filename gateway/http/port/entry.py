@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 PAUSE_S = 1.0
-"""After a connection that could not be accepted, for want of files."""
+"""Seconds to pause after a connection that could not be accepted, for want of files."""
 
 
 class Entry:

@@ -19,9 +19,9 @@ ID_PREFIX = "resp_"
 
 class InputTokensDetails(msgspec.Struct):
     cached_tokens: int
-    """Found in a prefix cache."""
+    """Prompt tokens found in a prefix cache."""
     cache_write_tokens: int
-    """Before a cache point, and not in a cache until now."""
+    """Prompt tokens before a cache point, and not in a cache until now."""
 
 
 class OutputTokensDetails(msgspec.Struct):

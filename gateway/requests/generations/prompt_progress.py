@@ -31,7 +31,7 @@ class PromptProgress(msgspec.Struct, frozen=True, kw_only=True):
     cache: int = 0
     """Prompt tokens found in a cache, once that is known."""
     processed: int = 0
-    """Cached or computed by now, by prediction."""
+    """Prompt tokens cached or computed by now, by prediction."""
     time_ms: float = 0.0
     """Milliseconds since it was asked for."""
     eta_ms: float
