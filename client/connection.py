@@ -46,7 +46,7 @@ class ClientOptions(TypedDict, total=False):
     ca_cert: Pem | None
     """Authorities, one of which must have signed the server's certificate: the public ones."""
     client_cert: Pem | None
-    """For servers that ask who their clients are."""
+    """The client's certificate, for servers that ask for one (mutual TLS)."""
     client_key: Pem | None
     """The private key of `client_cert`."""
 

@@ -109,14 +109,14 @@ class FailedCall(Protocol):
 
 
 def invalid_request(message: str, *, field: str) -> InvalidRequest:
-    """For what cannot even be sent."""
+    """The error of a request that cannot even be sent."""
     error = InvalidRequest(message, grpc.StatusCode.INVALID_ARGUMENT)
     error.field = field
     return error
 
 
 def out_of_time(cause: BatonClientError) -> DeadlineExceeded:
-    """For a wait that would end after the deadline."""
+    """The error of a wait that would end after the deadline."""
     return DeadlineExceeded(cause.message, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 

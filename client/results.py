@@ -65,7 +65,7 @@ class Receipt:
     drafted_tokens: int
     """Tokens guessed, and computed besides to be verified."""
     accepted_tokens: int
-    """Those of them that were right."""
+    """Drafted tokens that were accepted."""
     kv_bytes: int
     transport: str
     queue_ms: float
@@ -83,17 +83,17 @@ class PromptProgress:
     """"queued": it has no place; "starting": replicas start for it; "in_line": for a prefill
     replica; "computed": one has it."""
     position: int
-    """How many should go first."""
+    """The number of requests that should go first."""
     total: int
-    """Its tokens."""
+    """Prompt tokens."""
     cache: int
-    """Of these, found in a cache, once that is known."""
+    """Prompt tokens found in a cache, once that is known."""
     processed: int
-    """Cached or computed by now, by prediction."""
+    """Prompt tokens cached or computed by now, by prediction."""
     time_ms: float
-    """Since it was asked for."""
+    """Milliseconds since it was asked for."""
     eta_ms: float
-    """Until its first token, by prediction."""
+    """Milliseconds until its first token, by prediction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,21 +105,21 @@ class Delta:
     index: int
     """The choice's number, from 0."""
     text: str
-    """Never part of a character."""
+    """The new text, whole characters only."""
     token_ids: tuple[int, ...]
     """Empty unless asked for with `return_token_ids`."""
     logprobs: tuple[TokenLogprob, ...]
     prompt_token_ids: tuple[int, ...]
-    """In the first delta of a prompt's first choice, if asked for."""
+    """Token ids of the prompt, in the first delta of its first choice, if asked for."""
     prompt_logprobs: tuple[TokenLogprob, ...]
-    """The same."""
+    """Logprobs of the prompt's tokens, in the same delta, if asked for."""
     finish_reason: str | None
     """"stop" or "length" in a choice's last delta, which alone has a receipt."""
     receipt: Receipt | None
     usage: Usage | None
-    """In the last delta of all."""
+    """Token counts of the whole request, in the last delta of all."""
     prompt_progress: PromptProgress | None
-    """Alone, before the first token, if asked for."""
+    """The prompt's progress, in a delta of its own before the first token, if asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +127,11 @@ class ToolCallDelta:
     index: int
     """The call's number within its choice, from 0."""
     id: str
-    """In the first delta of a call."""
+    """The call's id, in its first delta."""
     name: str
-    """In the first delta of a call."""
+    """The function's name, in the call's first delta."""
     arguments: str
-    """Since the last delta."""
+    """The part of the arguments that came since the last delta."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,16 +150,16 @@ class ChatDelta:
     """Empty unless asked for with `return_token_ids`."""
     logprobs: tuple[TokenLogprob, ...]
     prompt_token_ids: tuple[int, ...]
-    """In the first delta of the first choice, if asked for."""
+    """Token ids of the prompt, in the first delta of the first choice, if asked for."""
     prompt_logprobs: tuple[TokenLogprob, ...]
-    """The same."""
+    """Logprobs of the prompt's tokens, in the same delta, if asked for."""
     finish_reason: str | None
     """"stop", "length" or "tool_calls" in a choice's last delta, which alone has a receipt."""
     receipt: Receipt | None
     usage: Usage | None
-    """In the last delta of all."""
+    """Token counts of the whole request, in the last delta of all."""
     prompt_progress: PromptProgress | None
-    """Alone, before the first token, if asked for."""
+    """The prompt's progress, in a delta of its own before the first token, if asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ class Choice:
     prompt_token_ids: tuple[int, ...]
     """Only a prompt's first choice has them, if asked for."""
     prompt_logprobs: tuple[TokenLogprob, ...]
-    """The same."""
+    """Logprobs of the prompt's tokens; only a prompt's first choice has them, if asked for."""
     finish_reason: str
     """"stop" or "length"."""
     receipt: Receipt
@@ -183,7 +183,7 @@ class GenerationResult:
     request_id: str
     model: str
     choices: tuple[Choice, ...]
-    """In order: with several prompts, choice i belongs to prompt i // n."""
+    """The choices in order: with several prompts, choice i belongs to prompt i // n."""
     usage: Usage
     """The tokens of all choices together."""
 
@@ -248,7 +248,7 @@ class ChatChoice:
     prompt_token_ids: tuple[int, ...]
     """Only the first choice has them, if asked for."""
     prompt_logprobs: tuple[TokenLogprob, ...]
-    """The same."""
+    """Logprobs of the prompt's tokens; only the first choice has them, if asked for."""
     finish_reason: str
     """"stop", "length" or "tool_calls"."""
     receipt: Receipt
@@ -301,7 +301,7 @@ class EmbeddingResult:
     request_id: str
     model: str
     embeddings: tuple[tuple[float, ...], ...]
-    """In the order of the inputs."""
+    """One vector for each input, in the order of the inputs."""
     usage: Usage
 
     @property
@@ -325,17 +325,17 @@ class Estimate:
 
     prompt_tokens: int
     cached_tokens: int
-    """Of the prompt, where it would be computed."""
+    """Prompt tokens in the cache of the replica that would compute the prompt."""
     computed_tokens: int
-    """Of the prompt."""
+    """Prompt tokens that would be computed."""
     max_output_tokens: int
     prefill_replica: str
-    """Who would compute the prompt; the decode replica may itself."""
+    """The replica that would compute the prompt; it may be the decode replica."""
     decode_replica: str
     wait_s: float
-    """Until the prompt's turn."""
+    """Seconds until the prompt's turn."""
     prefill_s: float
-    """To compute it."""
+    """Seconds to compute the prompt."""
     ttft_s: Interval
     """Time to first token."""
     itl_s: Interval | None

@@ -47,7 +47,8 @@ class BlockViews(Sequence[memoryview]):
         return len(self.starts) * self.size
 
     def part(self, offset: int, size: int) -> BlockViews:
-        """So many bytes of each, from `offset` on. Raises ValueError if that is not inside."""
+        """The views of `size` bytes of each block, from `offset` on. Raises ValueError if that is
+        not inside."""
         if not 0 <= offset <= offset + size <= self.size:
             raise ValueError(f"bytes {offset} to {offset + size} of {self.size}")
         if size == self.size:
@@ -98,7 +99,7 @@ class ArrivingBlocks(Sequence[memoryview]):
 
 
 def stretches(views: Sequence[memoryview]) -> list[memoryview]:
-    """The same bytes in the same order; blocks that lie end to end are one view."""
+    """Return the same bytes in the same order; blocks that lie end to end are one view."""
     if not isinstance(views, BlockViews):
         return list(views)
     found: list[memoryview] = []
@@ -115,7 +116,7 @@ def stretches(views: Sequence[memoryview]) -> list[memoryview]:
 
 
 def num_bytes_of(views: Sequence[memoryview]) -> int:
-    """Of all of them."""
+    """The total size of all views, in bytes."""
     if isinstance(views, BlockViews | ArrivingBlocks):
         return views.num_bytes
     return sum(view.nbytes for view in views)
@@ -129,7 +130,7 @@ def sizes_of(views: Sequence[memoryview]) -> set[int]:
 
 
 def part_of(views: Sequence[memoryview], offset: int, size: int) -> Sequence[memoryview]:
-    """So many bytes of each, from `offset` on."""
+    """The views of `size` bytes of each, from `offset` on."""
     if isinstance(views, BlockViews):
         return views.part(offset, size)
     return [view[offset : offset + size] for view in views]

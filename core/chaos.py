@@ -106,7 +106,7 @@ class Chaos:
         kill: Callable[[], None] = kill_this_process,
     ) -> None:
         self.strikes: Counter[tuple[str, Fault]] = Counter()
-        """By point and fault, since the process began."""
+        """Faults made since the process began, by point and fault."""
         self.name = name
         self.kill = kill
         """End this process, as by kill -9."""
@@ -164,7 +164,7 @@ class Chaos:
         return Random(f"{self.name}/{self.strikes.total()}").randrange(below)
 
     def as_metrics(self) -> dict[str, float]:
-        """By Prometheus name."""
+        """This process's chaos counters, by Prometheus name."""
         if not self.is_on and not self.strikes:
             return {}
         return {

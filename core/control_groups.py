@@ -17,13 +17,13 @@ _VERSION_2 = ""
 
 
 def folders_of_version_2(root: Path) -> Iterator[Path]:
-    """Of the process's group and of those above it, the innermost first."""
+    """The cgroup v2 folders of the process's group and of its parents, the innermost first."""
     for above in _with_parents(_groups(root).get(_VERSION_2, "/")):
         yield root / "sys/fs/cgroup" / above
 
 
 def folders_of_version_1(root: Path, controller: str) -> Iterator[Path]:
-    """The same of one controller."""
+    """The cgroup v1 folders of one controller: the process's group and its parents, likewise."""
     for above in _with_parents(_groups(root).get(controller, "/")):
         yield root / "sys/fs/cgroup" / controller / above
 

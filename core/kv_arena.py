@@ -18,7 +18,7 @@ class KvArena:
     planes: Sequence[Any]
     """Torch tensors [blocks][...], contiguous; none where blocks are in pieces."""
     device: str
-    """As torch names it: "cpu", "cuda:0"."""
+    """The device as torch names it: "cpu", "cuda:0"."""
     fd: int | None
     """The anonymous file that holds all planes, sealed against being written by others; None
     where memory is not a file: on a GPU, or on a system without memfd."""

@@ -43,9 +43,9 @@ class KvEvents:
     is_snapshot: bool = False
     """`events` then store names that there are, and have no numbers."""
     part: int = 0
-    """Of a snapshot: how many parts of it came before this one."""
+    """Number of parts of the snapshot that came before this one; 0 outside a snapshot."""
     has_more: bool = False
-    """Of a snapshot: this is not its last part."""
+    """Whether more parts of the snapshot follow; False outside a snapshot."""
 
     @property
     def next_sequence(self) -> int:

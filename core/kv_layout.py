@@ -214,7 +214,7 @@ class KvLayout:
 
     @property
     def feature_bytes(self) -> int:
-        """Those of a block, of its `block_bytes`, that are features."""
+        """The bytes of `block_bytes` that are features, per block."""
         return 0 if self.features is None else self.features.token_bytes * self.block_size
 
     def num_lasting(self, num_tokens: int) -> int:

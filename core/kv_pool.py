@@ -38,9 +38,9 @@ class Census:
 
     num_blocks: int
     ref_counts: Sequence[int]
-    """By block: how many references the pool believes exist."""
+    """References that the pool believes exist, by block id."""
     tables: Mapping[Holder, Sequence[int]]
-    """By holder: its blocks in token order."""
+    """Block ids in token order, by holder."""
     cached: frozenset[int]
     """Unreferenced blocks that keep their contents for a later prefix hit."""
     free: frozenset[int]
@@ -65,7 +65,7 @@ class BlockTargets(Protocol):
         """The memory of the holder's `index`-th block in `plane`."""
 
     def views(self, indices: Sequence[int], plane: int) -> Sequence[memoryview]:
-        """As `view`, of several blocks."""
+        """The views of several blocks, each as `view` gives it."""
 
     def write(self, index: int, plane: int, offset: int, data: memoryview) -> None:
         """Put `data` at byte `offset` of that block and plane."""

@@ -13,7 +13,8 @@ DEFAULT_NUM = 2
 
 
 def labels_of(config: Mapping[str, object]) -> tuple[str, ...]:
-    """In the order of the logits. Raises CheckpointError, naming the key, on what is no table."""
+    """The labels in the order of the logits. Raises CheckpointError, naming the key, on what is no
+    table."""
     names, num = config.get("id2label"), config.get("num_labels")
     if names is None:
         count = DEFAULT_NUM if num is None else num

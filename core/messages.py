@@ -85,13 +85,13 @@ class ParkedStream:
     """D -> another gateway: as far as a stream had come."""
 
     request: GenerateRequest
-    """With all output so far."""
+    """The request as it was taken, with all output so far."""
     logprobs: tuple[TokenLogprob, ...] = ()
-    """Of that output, if any were asked for."""
+    """Logprobs of that output, if any were asked for."""
     finish_reason: FinishReason | None = None
     """None: it was not at its end."""
     receipt: Receipt = field(default_factory=lambda: Receipt())
-    """Of this replica's part in it."""
+    """The receipt for this replica's part of the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +218,7 @@ class Receipt:
     drafted_tokens: int = 0
     """Tokens guessed and run through the model besides, to be verified."""
     accepted_tokens: int = 0
-    """Those of them that were right: they are output, and among the computed ones."""
+    """Drafted tokens that were accepted: they are output, and among the computed ones."""
     output_tokens: int = 0
     kv_bytes: int = 0
     """Bytes of KV that travelled."""
@@ -246,9 +246,11 @@ class TokenUpdate:
     logprobs: tuple[TokenLogprob, ...] = ()
     """As many as tokens when asked for, else none."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    """In the first update when asked for: one for each token of the prompt but the first."""
+    """Prompt logprobs, in the first update when asked for: one for each prompt token but the
+    first."""
     embedding: tuple[float, ...] = ()
-    """In the only update of a request with `pooling`, whose finish reason is STOP."""
+    """The pooled vector, in the only update of a request with `pooling`; its finish reason is
+    STOP."""
     finish_reason: FinishReason | None = None
     receipt: Receipt | None = None
     error: Exception | None = None

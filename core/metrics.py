@@ -110,7 +110,7 @@ class _Spread:
 
 
 def renamed(family: Family, name: str, help: str = "") -> Family:
-    """The same numbers under another name."""
+    """Return the same samples under another name."""
     return family._replace(name=name, help=help or family.help)
 
 
@@ -137,7 +137,8 @@ def _written(labels: Mapping[str, str]) -> str:
 
 @lru_cache(maxsize=4096)
 def _pairs(labels: tuple[tuple[str, str], ...]) -> str:
-    """The same at each scrape, and most of its work."""
+    """The labels as Prometheus text. Cached: they are the same at each scrape, and most of its
+    work."""
     return ",".join(
         f'{name}="{_escaped(value).replace(chr(34), chr(92) + chr(34))}"' for name, value in labels
     )

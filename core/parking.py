@@ -1,4 +1,4 @@
-"""By what a stream is found again when its gateway is gone, and how it is asked for.
+"""How a parked stream is named, found and asked for when its gateway is gone.
 
 A decode replica keeps what a gateway gave it, and hands it to whoever has the same key.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class Parking:
     stream_id: str
     owner: bytes
-    """Who alone may take it: nothing that lets anybody in."""
+    """The digest of the API key that may take the stream; the digest itself lets nobody in."""
     order: bytes
     """Gateways' own: what it takes to write the stream anew."""
     kind: str = ""

@@ -47,7 +47,7 @@ class Capacity:
     """Prefill: tokens this gateway may have placed there whose first token has not come: those it
     is lent, and those of such prompts that are computed already."""
     credit_id: int = 0
-    """Of these two: which credit they are; a higher one came later."""
+    """The number of this credit (`max_open`, `credit_tokens`); a higher one came later."""
     num_running: int = 0
     num_waiting: int = 0
     num_queued_tokens: int = 0
@@ -121,7 +121,7 @@ class StartingReplica:
     is_final: bool = False
     """Starting it anew would fail in the same way."""
     stage_s: float = 0.0
-    """For how long it has been at this stage, by the registry's clock."""
+    """Seconds it has been at this stage, by the registry's clock."""
     is_flipped: bool = False
     """It was started in the other role, and takes this one."""
 
@@ -140,7 +140,8 @@ IDLE_HEARTBEAT_S = 5.0
 """How often a replica that has nothing to do tells gateways so."""
 
 BEATS_PER_S = 20.0
-"""Of all replicas together, at most: each costs the registry 0.3 to 1 ms of CPU."""
+"""The most heartbeats a second of all replicas together: each costs the registry 0.3 to 1 ms of
+CPU."""
 WHOLES_PER_S = 2.0
 """Likewise, through Serve: each costs about 3 ms."""
 
@@ -155,7 +156,7 @@ class Pace:
 
     @staticmethod
     def of(num_replicas: int) -> Pace:
-        """Of so many, where each says something as often."""
+        """The pace for `num_replicas` replicas, where each says something as often."""
         return Pace(
             beat_s=max(HEARTBEAT_S, num_replicas / BEATS_PER_S),
             whole_s=max(10 * HEARTBEAT_S, num_replicas / WHOLES_PER_S),
@@ -182,7 +183,8 @@ class Membership:
     replicas: tuple[ReplicaInfo, ...]
     starting: tuple[StartingReplica, ...] = ()
     left: tuple[Epoch, ...] = ()
-    """Who said farewell lately: of all others that are missing, nothing was heard for a while."""
+    """Replicas that said farewell lately: of all others that are missing, nothing was heard for a
+    while."""
     pace: Pace = Pace()
     """How often each replica is heard."""
 
@@ -200,9 +202,9 @@ class MembershipUpdate:
     age_s: float
     pace: Pace
     since: int | None
-    """Of the same incarnation; None: this is all there is."""
+    """The version this update builds on, of the same incarnation; None: this is all there is."""
     layouts: tuple[KvLayout, ...]
-    """Those of `replicas` that who has `since` may not know."""
+    """The layouts of `replicas` that a receiver with version `since` may not know."""
     replicas: tuple[ReplicaInfo, ...]
     """New, or other than they were."""
     gone: tuple[Epoch, ...]
@@ -210,6 +212,6 @@ class MembershipUpdate:
     """New, or at another stage; all of them where nothing else is new, with how far they are."""
     no_longer_starting: tuple[ReplicaId, ...]
     left: tuple[Epoch, ...]
-    """Of who went, those that said farewell."""
+    """The replicas in `gone` that said farewell."""
     address: str = ""
     """Where the registry's own port listens; empty: nowhere."""

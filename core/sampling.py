@@ -64,7 +64,7 @@ class SamplingParams:
     num_logprobs: int | None = None
     """None: no logprobs. 0: of the sampled token. n: of the n most probable tokens as well."""
     num_prompt_logprobs: int | None = None
-    """The same, of the prompt's tokens but the first."""
+    """Like `num_logprobs`, but for the prompt's tokens, except the first."""
     seed: int = 0
     """64 bits. With `choice` and the position it names the random numbers of a token."""
     choice: int = 0

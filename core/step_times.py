@@ -33,7 +33,7 @@ class StepTimes:
     """The coefficients, and how far they are to be believed."""
 
     constant_s: float = 0.0
-    """Of every step, whatever is in it: the weights are read, kernels are launched."""
+    """Seconds of every step, whatever is in it: the weights are read, kernels are launched."""
     token_s: float = 0.0
     pair_s: float = 0.0
     context_s: float = 0.0
@@ -46,7 +46,7 @@ class StepTimes:
     num_decode_steps: int = 0
     """Steps that only decoded; without any, `context_s` and `request_s` are guesses."""
     age_s: float = 0.0
-    """Since the last step that was measured."""
+    """Seconds since the last step that was measured."""
 
     @property
     def is_known(self) -> bool:

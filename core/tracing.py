@@ -31,7 +31,7 @@ class TraceContext(NamedTuple):
 
     @property
     def trace_id(self) -> str:
-        """For logs; empty if there is none."""
+        """The trace id, for logs; empty if there is none."""
         return self.traceparent.split("-")[1] if self.traceparent.count("-") == 3 else ""
 
 

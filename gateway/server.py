@@ -61,14 +61,14 @@ class GatewayServer:
 
     @property
     def limits(self) -> RateLimits:
-        """Of tenants; of several gateways, each has a share."""
+        """The rate limits of tenants; of several gateways, each has a share."""
         return self._gateway.limits
 
     def is_ready(self) -> bool:
         return self._gateway.is_ready()
 
     def metrics_page(self) -> str:
-        """For Prometheus."""
+        """The metrics page, for Prometheus."""
         return self._gateway.metrics_page()
 
     @property

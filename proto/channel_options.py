@@ -26,7 +26,7 @@ ChannelOptions: TypeAlias = tuple[tuple[str, int], ...]
 
 CUT_OFF_MS = 5000
 CLIENT_PING_MS, SERVER_PING_MS = 1000, 2500
-"""After the last byte that came."""
+"""Milliseconds without a byte from the peer after which a ping is sent."""
 
 
 def _keepalive(ping_ms: int) -> ChannelOptions:

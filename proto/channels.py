@@ -83,7 +83,7 @@ class Channels:
     ) -> None:
         self.security = security
         self.ping_timing = ping_timing
-        """With peers that somebody waits for."""
+        """Ping timing for peers that somebody waits for."""
         self._clock = clock
         self._kept: dict[str, KeptChannel] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -96,7 +96,7 @@ class Channels:
         return self._to(address)
 
     def pulse(self, address: str) -> Pulse:
-        """Of the peer at `address`, for who waits for it now."""
+        """The pulse of the peer at `address`, for a caller that waits for it now."""
         return self._to(address).pulse
 
     def answering(self, peer: ReplicaAddress) -> AbstractAsyncContextManager[None]:

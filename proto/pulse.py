@@ -33,7 +33,7 @@ NUM_LOOKS = 10
 """While an answer is due it is looked for so often: each look is a chance for what came unread."""
 
 AVOIDED_S = 5.0
-"""For so long after it was last found to be silent nobody begins to wait for a peer."""
+"""Seconds after a peer was last found silent during which nobody begins to wait for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,8 @@ class PingTiming:
 
     ask_after_s: float = 0.3
     answer_s: float = 1.2
-    """Of a peer of which nothing else is known. An event loop that stands still for so long must be
-    a rare thing."""
+    """Seconds to wait for a ping's answer from a peer of which nothing else is known. An event loop
+    that stands still for so long must be a rare thing."""
 
 
 class Pulse:

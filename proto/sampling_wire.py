@@ -66,7 +66,7 @@ _FIELDS = [
 
 
 def sampling_to_proto(params: SamplingParams) -> pb.Sampling:
-    """By name: what is None is left out."""
+    """Convert field by field, by name: what is None is left out."""
     given = {field.name: getattr(params, field.name) for field in _FIELDS}
     return pb.Sampling(
         **{
@@ -78,7 +78,8 @@ def sampling_to_proto(params: SamplingParams) -> pb.Sampling:
 
 
 def sampling_from_proto(message: pb.Sampling) -> SamplingParams:
-    """By name: what was left out is None. Raises InvalidRequest for an unknown kind of grammar."""
+    """Convert field by field, by name: what was left out is None. Raises InvalidRequest for an
+    unknown kind of grammar."""
     given = {field.name for field, _ in message.ListFields()}
     values: dict[str, Any] = {}
     for field in _FIELDS:

@@ -75,7 +75,7 @@ class SecuredChannel(RelayedChannel):
         judging.add_done_callback(self._judging.discard)
 
     async def _judge(self, call: Any, number: int) -> None:
-        """Of several calls that were refused for the same token one counts."""
+        """Count one refusal for all calls that were refused with the same token."""
         if await call.code() is grpc.StatusCode.UNAUTHENTICATED and number == self._num_refused:
             self._num_refused += 1
 

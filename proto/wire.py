@@ -68,7 +68,8 @@ _ERROR_TYPES: dict[pb.ErrorCode.ValueType, type[BatonError]] = {
 
 
 class _Fields(NamedTuple):
-    """Of a message: those that are numbers or text, and those that are tuples of them.
+    """The names of a message's plain fields: those that are numbers or text, and those that are
+    tuples of them.
 
     They travel by name, and are called the same in our own type.
     """

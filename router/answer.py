@@ -63,16 +63,16 @@ class Question(NamedTuple):
     request: PlacementRequest
     prompt: Prompt
     decode: ReplicaView
-    """Who decodes it."""
+    """The replica that decodes the request."""
     is_beside: bool
     """Another choice of it."""
     view: View
     now: float
     decode_considered: Sequence[DecodeConsidered] = ()
-    """Who might have decoded it."""
+    """Replicas that might have decoded it."""
 
     def options(self, replicas: PoolView, policy: RoutingPolicy) -> Options:
-        """Of these it is to be chosen who computes it."""
+        """The candidates among `replicas` to compute the prompt, with what each costs."""
         held = held_by(replicas, self.view, self.request, self.decode.info)
         return Options.of(replicas, self.prompt, held, policy, self.now)
 
@@ -162,8 +162,8 @@ class Answers:
         return self._considered(asked, options, [0], source)[0]
 
     def _others(self, asked: Question) -> PoolView:
-        """Those that might have computed the prompt instead of its decode replica: the soonest of
-        the prefill replicas, from which nothing was chosen; or other decode replicas."""
+        """Replicas that might have computed the prompt instead of its decode replica: the soonest
+        of the prefill replicas, from which nothing was chosen; or other decode replicas."""
         peers = ready(asked.view.prefill, asked.request)
         if len(peers):
             soonest = peers.candidates.busy_s(asked.now).argsort(kind="stable")[: MAX_TOLD - 1]
@@ -180,7 +180,7 @@ class Answers:
         ranked: Sequence[int],
         source: Holding | None = None,
     ) -> Ranking:
-        """Those at these places; the first has `source` to fetch from."""
+        """The ranking of the candidates at these places; the first has `source` to fetch from."""
         costs, places = options.costs, np.array(ranked)
         every = list(map(options.replicas.known, ranked))
         wait_s, work_s = self._delays_s(asked, options, places)

@@ -19,7 +19,7 @@ from baton.router.replicas.view import PoolView, ReplicaView, View
 FIRST_OUTPUT = 128.0
 """Tokens of an answer, until some are known."""
 WEIGHT = 0.01
-"""Of the last answer in what is typical."""
+"""Weight of the last answer in the mean output length."""
 
 
 class TypicalOutput:
@@ -50,7 +50,7 @@ class DecodeChoice(NamedTuple):
 def choose_decode(
     request: PlacementRequest, view: View, now: float, typical: TypicalOutput
 ) -> DecodeChoice | None:
-    """Who decodes it, if anybody has room."""
+    """The replica that decodes the request, if any has room."""
     pool = view.decode.pool
     if request.near is not None and request.near not in request.lost:
         row = pool.row(request.near)

@@ -43,14 +43,14 @@ class AskedToDecode(NamedTuple):
 
     now: float
     num_tokens: float
-    """Of its prompt."""
+    """Tokens of the prompt."""
     num_output: float
-    """That are expected, at least one."""
+    """Expected output tokens, at least one."""
     tokens_per_s: float
-    """That the pool computes of prompts."""
+    """Prefill rate of the pool, in prompt tokens a second."""
     patience_s: float
     usual: UsualStep
-    """Of those that have measured no steps."""
+    """Step times assumed for replicas that have measured none."""
 
 
 def asked_to_decode(

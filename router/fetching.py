@@ -69,7 +69,7 @@ def _handoffs_s(
 
 
 def _places(replicas: PoolView, by_epoch: Mapping[Epoch, LinkTime]) -> list[tuple[int, LinkTime]]:
-    """Of those replicas of which something is known."""
+    """The places of those replicas of which a link time is known, with that time."""
     if not by_epoch:
         return []
     rows = [(replicas.pool.row(epoch), line) for epoch, line in by_epoch.items()]
@@ -80,7 +80,8 @@ def _places(replicas: PoolView, by_epoch: Mapping[Epoch, LinkTime]) -> list[tupl
 
 
 def _holder(view: View, request: PlacementRequest) -> Holder | None:
-    """Who has most of the prompt; of equals, who is drawn. None: nobody has enough to be asked."""
+    """The replica with most of the prompt; equals are drawn. None: no replica has enough to be
+    asked."""
     if not view.rates.is_enabled:
         return None
     best: Holder | None = None

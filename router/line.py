@@ -30,10 +30,10 @@ from baton.router.replicas.candidates import Candidates, works_s
 from baton.router.table.columns import Numbers
 
 MAX_OFFERED = 8
-"""Of each line, the first few are offered to a candidate that has none of its own."""
+"""Prompts at the head of each line that are offered to a candidate that has none of its own."""
 
 MAX_LOOKED_AT = 128
-"""Of all that are offered, those that are looked up: who would wait longest otherwise."""
+"""The most offered prompts that are looked up: those that would wait longest otherwise."""
 
 LOOK_AGAIN_S = 0.25
 """A candidate that nobody was better off with is offered others again when its own books have
@@ -48,19 +48,19 @@ class Line:
         self._policy = policy
         self._held_by = held_by
         self._waiting: dict[int, Waiting] = {}
-        """By the prompt's number."""
+        """Prompts in line, by number."""
         self._offered: WeakKeyDictionary[Candidate, tuple[int, float]] = WeakKeyDictionary()
         """Its books' version and the time when nobody was better off there."""
 
     def go_by(self, policy: RoutingPolicy) -> None:
-        """From now on; who waits keeps the choice that it waits for."""
+        """Choose by `policy` from now on; prompts in line keep the candidate that they wait for."""
         self._policy = policy
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[Waiting]:
-        """In no order of their turns."""
+        """Every prompt in line, in no order of their turns."""
         return iter(tuple(self._waiting.values()))
 
     def arrive(
@@ -92,7 +92,7 @@ class Line:
         return None
 
     def next(self, candidates: Candidates, now: float) -> tuple[Candidate, Prompt] | None:
-        """Who goes now, and where. Asked again until there is nobody."""
+        """The prompt that goes now, and where. Call again until there is none."""
         if not self._waiting:
             return None
         offers = _Offers(candidates, now)
@@ -104,7 +104,7 @@ class Line:
         return None
 
     def free(self, candidate: Candidate, candidates: Candidates, now: float) -> Prompt | None:
-        """Whom to send to `candidate`, which has credit. Asked again until there is nobody."""
+        """The prompt to send to `candidate`, which has credit. Call again until there is none."""
         return self._free(candidate, _Offers(candidates, now)) if candidate.has_credit else None
 
     def _free(self, candidate: Candidate, offers: _Offers) -> Prompt | None:
@@ -122,22 +122,22 @@ class Line:
         return first.prompt
 
     def choice(self, prompt: Prompt) -> Candidate:
-        """For whom a prompt waits."""
+        """The candidate that a prompt waits for."""
         return self._waiting[prompt.number].candidate
 
     def num_before(self, prompt: Prompt) -> int:
-        """In the line of its choice, or there already."""
+        """Prompts before it: those its candidate computes, and those in the candidate's line."""
         waiting = self._waiting[prompt.number]
         candidate = waiting.candidate
         return len(candidate.open) + candidate.waiting.index(waiting)
 
     def foreseen_s(self, prompt: Prompt, now: float) -> float:
-        """Until a prompt in line is computed, if all goes on as it stands."""
+        """Seconds until a prompt in line is computed, if all goes on as it stands."""
         waiting = self._waiting[prompt.number]
         return waiting.candidate.busy_s(now) + waiting.candidate.ahead_s(waiting.due_s)
 
     def at_once_s(self, prompt: Prompt, now: float) -> float:
-        """Until a prompt in line is computed there, if no later one passes it."""
+        """Seconds until a prompt in line is computed there, if no later one passes it."""
         waiting = self._waiting[prompt.number]
         candidate = waiting.candidate
         return candidate.busy_s(now) + candidate.ahead_s(prompt.arrived_s) + waiting.work_s
@@ -173,7 +173,8 @@ class Line:
         return [max(num_held, one.num_fetched) for num_held, one in zip(held, waiting, strict=True)]
 
     def _offer(self, candidate: Candidate, offers: _Offers) -> Waiting | None:
-        """Who is better off here than in another's line, unless that was asked just now."""
+        """The prompt that is better off here than in another's line, unless that was asked just
+        now."""
         version, asked_s = self._offered.get(candidate, (-1, -inf))
         if version == candidate.version and offers.now < asked_s + LOOK_AGAIN_S:
             return None

@@ -59,7 +59,7 @@ class Routing:
     name: str = DEFAULT_POLICY
     """The policy's."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Of tenants, in what is computed while several wait; 1 where it is not given."""
+    """Weights of tenants, in tokens computed while several wait; 1 where none is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ class _InLine:
     prompt: Prompt
     names: PromptNames
     choice: Candidate
-    """In whose line it stands."""
+    """The candidate in whose line the prompt stands."""
     foreseen_s: float
-    """Until its first token, as predicted when it came."""
+    """Seconds until its first token, as predicted when it came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class Placer:
         self._local_prefill_tokens = routing.local_prefill_tokens
         self._line = Line(routing.policy, self._num_held)
         self._in_line: dict[int, _InLine] = {}
-        """By the prompt's number."""
+        """Prompts in line, by number."""
         self._numbers = count()
         self._sessions = Sessions()
         self._outputs = TypicalOutput()
@@ -167,7 +167,7 @@ class Placer:
     def _aggregated(
         self, request: PlacementRequest, names: PromptNames, view: View, now: float
     ) -> Placement:
-        """Of decode replicas that compute their prompts themselves, the policy's choice."""
+        """The policy's choice of the decode replicas, which compute their prompts themselves."""
         replicas = opened(view.decode, request)
         prompt = self._prompt(request, names, replicas[0], now)
         held = held_by(replicas, view, request, None)
@@ -220,7 +220,7 @@ class Placer:
     def served(
         self, look: Callable[[PromptNames], View], now: float
     ) -> Iterator[tuple[Prompt, Placement]]:
-        """Those in line whose turn has come, as `look` sees replicas for each of them.
+        """Yield the prompts in line whose turn has come, as `look` sees replicas for each of them.
 
         The caller sends one on its way before it asks for the next.
         """
@@ -261,7 +261,7 @@ class Placer:
         return self._answers.apart(asked, options, first, why, entry.foreseen_s)
 
     def stranded(self, view: View, now: float) -> list[Prompt]:
-        """Those whose replica takes nobody any more, or is late: they are in line no more."""
+        """The prompts whose replica takes none any more, or is late; they are taken out of line."""
         pool = view.prefill.pool
         is_bad = pool.is_draining | pool.is_away | is_late(pool, now)
         lost = [

@@ -20,7 +20,7 @@ class Prompt:
     priority: int = 0
     """Smaller goes first, within bounds (`turns.py`)."""
     names: Sequence[bytes] = ()
-    """Of its blocks, chained: equal at one depth, they are equal before it."""
+    """Chained block hashes; equal at depth k means an equal prefix of k blocks."""
     num_blocks: int = 0
     block_size: int = 1
     """Tokens of a named block."""

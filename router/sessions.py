@@ -25,9 +25,9 @@ class Sessions:
     def __init__(self, max_tails: int = MAX_TAILS) -> None:
         self._session_by_tail: Recent[bytes, str] = Recent(max_tails)
         self._tails = new_name_set()
-        """The same, to look for many blocks among them."""
+        """The keys of `_session_by_tail`, to look for many blocks among them."""
         self._tail_by_name: Recent[str, bytes] = Recent(max_tails)
-        """Of sessions that have a name: what the last turn left behind."""
+        """The last block that the last turn left behind, by the session's name, if it has one."""
         self._num_begun = 0
 
     def of(self, names: Sequence[bytes], given: str = "") -> tuple[str, bool]:
@@ -46,7 +46,8 @@ class Sessions:
         return session, is_first_turn
 
     def known(self, names: Sequence[bytes], given: str = "") -> tuple[str, bool]:
-        """The same, of a prompt that is only asked about: empty, if it would begin here."""
+        """The session of a prompt that is only asked about, and whether it begins here; if so, its
+        name is the given one, or empty."""
         if given:
             return given, self._tail_by_name.get(given) is None
         tail = self._tail(names)

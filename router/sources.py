@@ -42,7 +42,7 @@ def num_has(replica: ReplicaView, source: Holding | None) -> int:
 def _most(
     replicas: PoolView, least: int, request: PlacementRequest
 ) -> Iterator[tuple[KnownReplica, int]]:
-    """Those that have the most of it, and as much as it takes; of equals, who is drawn."""
+    """The replicas that have the most of the prompt, `least` tokens or more; equals are drawn."""
     if replicas.most_cached < least:
         return iter(())
     pool, cached = replicas.pool, replicas.cached

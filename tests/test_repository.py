@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import platform
 import re
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from fnmatch import filter as matching
 from pathlib import Path
 
@@ -237,3 +239,29 @@ def test_a_clock_that_jumps_changes_nothing_that_is_timed() -> None:
 
     assert len(files) > 400
     assert told == DATES
+
+
+DESCRIBED = ("client", "core", "gateway", "proto", "router")
+"""Folders whose docstrings all have a subject."""
+WITHOUT_SUBJECT = re.compile(r"\s*(?:Of|Those|That|Whom) ")
+
+
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of each docstring of a file, those of fields and constants among them."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text)), lineno=line):
+                yield line, text
+
+
+@pytest.mark.parametrize("folder", DESCRIBED)
+def test_every_docstring_says_what_it_speaks_of(folder: str) -> None:
+    """`Blocks held, by tenant`, not `Of each tenant`."""
+    files = [path for path in (ROOT / folder).rglob("*.py") if "_pb2" not in path.name]
+    found = [(path, line, text) for path in files for line, text in docstrings(path)]
+    assert found
+    assert not [
+        f"{path.relative_to(ROOT)}:{line}: {text}"
+        for path, line, text in found
+        if WITHOUT_SUBJECT.match(text)
+    ]

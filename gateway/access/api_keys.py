@@ -53,12 +53,12 @@ class Caller:
     key: str = ""
     """Which key it has, for the log: nothing that lets anybody in."""
     owner: str = ""
-    """Who else may see what came of its requests: whoever has the same."""
+    """The owner id of its requests: callers with the same one may see what came of them."""
     max_wait_s: float | None = None
     """Its requests would rather be refused than wait longer for a place. None: as the gateway says,
     here as below."""
     time_limit_s: float | None = None
-    """Of each of its requests."""
+    """The most seconds that each of its requests may take; None: gateway.request_timeout_s."""
     call: TracedCall = UNTRACED
     """The call it makes, for the spans of what that begins."""
     parking: Parking | None = None
@@ -103,7 +103,7 @@ class Caller:
 
 
 ANYBODY = Caller()
-"""Where no keys are configured."""
+"""The caller where no keys are configured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class ApiKeys:
     def __init__(
         self, known: Sequence[KnownKey], *, unix_time: Callable[[], float] = time.time
     ) -> None:
-        """Of the keys themselves nothing is kept."""
+        """The keys themselves are not kept, only their digests."""
         self._key_by_digest = {key.entry.digest: key for key in known}
         self._unix_time = unix_time
 

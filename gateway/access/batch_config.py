@@ -11,19 +11,20 @@ class BatchConfig(ConfigNode, frozen=True, kw_only=True):
     """Requests in files, answered when nobody else needs the replicas."""
 
     max_file_bytes: Count = 200 << 20
-    """Of an uploaded file; a larger one is refused (413)."""
+    """The most bytes of an uploaded file; a larger one is refused (413)."""
     max_kept_bytes: Count = 1 << 30
-    """Of all files of one tenant, or of one key of `gateway.api_keys`; more are refused (429)."""
+    """The most bytes of all files of one tenant, or of one key of `gateway.api_keys`; more are
+    refused (429)."""
     max_lines: Count = 50_000
-    """Of one batch; one with more fails."""
+    """The most lines of one batch; one with more fails."""
     max_running: Count = 32
     """Lines that one gateway answers at once, of all its batches."""
     max_beside: Count = 8
-    """The same, while that gateway has requests that somebody waits for: each line makes their
-    steps a little longer."""
+    """Lines that one gateway answers at once while it has requests that somebody waits for: each
+    line makes their steps a little longer."""
     max_share: Fraction = 0.5
-    """Of the places to decode that a gateway may take, as many as a line may make taken: the others
-    are kept for requests that somebody waits for."""
+    """The share of a gateway's decode places that may be taken when a line begins: the others are
+    kept for requests that somebody waits for."""
     max_unfinished: Count = 100
     """Batches of one tenant, or of one such key, at once; more are refused (429)."""
     takeover_s: Seconds = 15.0

@@ -26,7 +26,7 @@ class EndedCall:
     method: str
     """GET, POST; or grpc."""
     path: str
-    """As the client wrote it, or the method's name."""
+    """The path as the client wrote it, or the method's name."""
     status: str
     seconds: float
     request_id: str

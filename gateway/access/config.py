@@ -35,15 +35,16 @@ class TenantConfig(ConfigNode, frozen=True, kw_only=True):
     requests_per_minute: Count | None = None
     """More are refused (429) until there is room again. Empty: no limit."""
     requests_per_second: Count | None = None
-    """The same, for short bursts."""
+    """Requests a second, for short bursts; more are refused (429). Empty: no limit."""
     tokens_per_minute: Count | None = None
     """Tokens of prompts and outputs; outputs are counted as they come. Empty: no limit."""
     tokens_per_second: Count | None = None
-    """The same, for short bursts."""
+    """Tokens a second, for short bursts. Empty: no limit."""
     max_wait_s: Seconds | None = None
     """A request that would wait longer for a place is refused (429). Empty: gateway.max_wait_s."""
     request_timeout_s: Seconds | None = None
-    """From the arrival of a request to its last token. Empty: gateway.request_timeout_s."""
+    """The most seconds from the arrival of a request to its last token. Empty:
+    gateway.request_timeout_s."""
 
     def __post_init__(self) -> None:
         if not self.api_keys:
@@ -61,16 +62,16 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """Where operators are listened to. Loopback keeps other machines out; anything else needs
     `operator_keys`."""
     admin_port: Port | None = 8002
-    """For operators alone: drain, /debug/*, /metrics, requests of all tenants. Of several gateways
-    on a machine each has the first of 16 ports from here on that is free; 0 lets the operating
-    system choose; the log tells. Null: there is none."""
+    """The port for operators alone: drain, /debug/*, /metrics, requests of all tenants. Of several
+    gateways on a machine each has the first of 16 ports from here on that is free; 0 lets the
+    operating system choose; the log tells. Null: there is none."""
     max_body_bytes: Count = 16 * MEBIBYTE
     """Larger requests are refused (413) without being read."""
     request_timeout_s: Seconds = 600.0
-    """From the arrival of a request to its last token."""
+    """The most seconds from the arrival of a request to its last token."""
     header_timeout_s: Seconds = 10.0
-    """From the opening of a connection, or a later request's first byte, to the end of the headers.
-    More ends the connection (408)."""
+    """The most seconds from the opening of a connection, or a later request's first byte, to the
+    end of the headers. More ends the connection (408)."""
     max_header_bytes: Count = 64 << 10
     """A request whose headers are larger is refused (400), and the connection closed."""
     max_headers: Count = 100
@@ -79,8 +80,8 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """Open at once, by HTTP and by gRPC each, as far as the process may have as many files open.
     What comes beyond is answered with 503, or closed."""
     max_connections_per_address: Count | None = None
-    """By HTTP, of one client's address. Empty: any, as clients behind a load balancer or a NAT have
-    one in common."""
+    """HTTP connections open at once from one client's address. Empty: any, as clients behind a load
+    balancer or a NAT have one in common."""
     max_streams_per_connection: Count = 1024
     """Calls under way on one gRPC connection; a client's library lets more wait."""
     body_timeout_s: Seconds = 20.0
@@ -107,7 +108,7 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """The smallest `priority` that requests with a key may ask for: smaller comes first. Operators,
     and everybody where no keys are configured, may ask for any."""
     tenants: dict[str, TenantConfig] = msgspec.field(default_factory=dict)
-    """By name: clients with keys of their own, whose cached KV nobody else can find."""
+    """Tenants by name: clients with keys of their own, whose cached KV nobody else can find."""
     cache_secret: str = ""
     """Keys the names of tenants' cached KV. Empty: made of what the Ray cluster drew when it began,
     so that tiers which outlive the cluster hold nothing for its tenants."""
@@ -119,8 +120,8 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     policy: str = DEFAULT_POLICY
     """How the replica that computes a prompt is chosen; docs/router.md has all there are."""
     kept_decisions: Annotated[int, msgspec.Meta(ge=0)] = 2048
-    """Of the last so many requests, for an hour, it can be asked why they ran where they ran
-    (`baton explain`), and what another policy would have made of them (`baton replay`)."""
+    """The number of recent requests, of the last hour, that can be asked why they ran where they
+    ran (`baton explain`), and what another policy would have made of them (`baton replay`)."""
     short_prompt_tokens: Annotated[int, msgspec.Meta(ge=0)] = LOCAL_PREFILL_TOKENS
     """Prompts with at most this many uncached tokens are computed by the decode replica itself."""
     max_choices: Count = 128
@@ -215,13 +216,13 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
         return bool(self.api_keys or self.operator_keys or self.tenants)
 
     def body_limit_s(self, num_bytes: int) -> float:
-        """For more of a body of which `num_bytes` have come, from its beginning on."""
+        """Seconds from a body's beginning within which more must come, once `num_bytes` have."""
         earned_s = num_bytes / self.min_body_bytes_per_s
         return min(self.body_timeout_s + earned_s, self.request_timeout_s)
 
     @property
     def kv_shares(self) -> dict[str, float]:
-        """By tenant, of those that have one."""
+        """KV shares by tenant, of those that have one."""
         return {
             name: tenant.kv_share
             for name, tenant in self.tenants.items()
@@ -230,7 +231,7 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
 
     @property
     def weights(self) -> dict[str, float]:
-        """By tenant."""
+        """Scheduling weights by tenant."""
         return {name: tenant.weight for name, tenant in self.tenants.items()}
 
     def _check_keys(self) -> None:

@@ -65,7 +65,7 @@ class Connections:
         return None
 
     def close(self, address: str) -> None:
-        """Of one that was counted in."""
+        """Free the place of a connection that was counted in."""
         self.num_open -= 1
         self._num_by_address[address] -= 1
         if not self._num_by_address[address]:
@@ -89,12 +89,13 @@ def public_connections(config: GatewayConfig, refused: Counter) -> Connections:
 
 
 def admin_connections(refused: Counter) -> Connections:
-    """Of a port of their own, so that clients take none of their places."""
+    """The places of the admin port, which are its own, so that clients take none of them."""
     return Connections(max_open=ADMIN_CONNECTIONS, refused=refused)
 
 
 def num_affordable(asked: int) -> int:
-    """Of so many connections by HTTP, and as many by gRPC, those that open files are left for."""
+    """The number of connections, up to `asked`, by HTTP and as many by gRPC, that open files are
+    left for."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return asked

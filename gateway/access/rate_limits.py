@@ -51,7 +51,7 @@ class Bucket:
         self._at_s = now
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Until so much is there; until it is full, if it never is."""
+        """Seconds until so much is there; until it is full, if it never is."""
         return max(min(amount, self.size) - self.level(now), 0.0) / self._rate
 
     def be_share(self, share: float, now: float) -> None:
@@ -73,7 +73,7 @@ class Allowance:
     limit: int
     remaining: int
     reset_s: float
-    """Until all of it is there again."""
+    """Seconds until all of it is there again."""
 
 
 class _Demand:

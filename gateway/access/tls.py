@@ -22,8 +22,8 @@ from baton.gateway.access.config import GatewayConfig
 log = logging.getLogger(__name__)
 
 Stamp = tuple[tuple[int, int, int, int] | None, ...]
-"""By file: inode, size, and times of the last change of its content and of its owner and rights;
-None while it is away."""
+"""File stamps: inode, size, and times of the last change of content and of owner and rights; None
+while the file is away."""
 
 RETRY_S = 5.0
 """Between attempts to load files that cannot be used and do not change."""
@@ -32,7 +32,7 @@ RETRY_S = 5.0
 @dataclass(frozen=True, slots=True)
 class _Loaded:
     stamp: Stamp
-    """Of before they were read: of files that change meanwhile there will be another."""
+    """The files' stamp before they were read: if they change meanwhile, the next one differs."""
     context: ssl.SSLContext
     key_pem: bytes
     certificate_pem: bytes
@@ -52,7 +52,7 @@ class TlsIdentity:
         self._retry_at = math.inf
 
     def context(self) -> ssl.SSLContext:
-        """For a handshake that begins now."""
+        """The TLS context for a handshake that begins now."""
         return self._renewed().context
 
     def pem(self) -> tuple[bytes, bytes]:

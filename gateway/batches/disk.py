@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 NUM_THREADS = 4
 PATIENCE_S = 300.0
-"""For what reads a whole input or journal on a busy machine."""
+"""The most seconds to read a whole input or journal on a busy machine."""
 
 
 class Disk:

@@ -39,12 +39,12 @@ class FileObject(msgspec.Struct, kw_only=True):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewFile:
     owner: str
-    """As `Caller.owner`."""
+    """The owner id, as `Caller.owner`."""
     filename: str
     purpose: Purpose
     ttl_s: float
     id: str = ""
-    """Of one that may be written again, in place of the first; empty: a new one."""
+    """The id of a file that may be written again, in place of the first; empty: a new one."""
 
 
 class FileWriting:

@@ -17,7 +17,7 @@ import msgspec
 from baton.gateway.batches.records import BatchFault
 
 MAX_FAULTS = 100
-"""That are told of one file."""
+"""The most faults of one file that are reported."""
 MAX_ID_CHARS = 512
 
 
@@ -33,7 +33,7 @@ class LinePlace:
     """Where it stands in the file."""
 
     line: int
-    """From 1."""
+    """The line's number, from 1."""
     offset: int
     num_bytes: int
 

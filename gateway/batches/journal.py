@@ -26,7 +26,7 @@ LINE = re.compile(rb"(\d+) ([01]) (\{.*\})\n", re.DOTALL)
 @dataclass(frozen=True, slots=True)
 class Answered:
     line: int
-    """Of the input, from 1."""
+    """The line's number in the input, from 1."""
     is_ok: bool
     output: bytes
     """A JSON object, without a newline."""
@@ -98,13 +98,13 @@ class Part:
 
 
 def parts_before(folder: Path, epoch: int) -> list[Part]:
-    """Of the holders before that epoch, as they are now. Blocks. Raises OSError."""
+    """The journals of the holders before that epoch, as they are now. Blocks. Raises OSError."""
     paths = [folder / f"{PREFIX}{one}" for one in epochs(folder, PREFIX) if one < epoch]
     return [Part(path, path.stat().st_size) for path in paths]
 
 
 def part_of(folder: Path, epoch: int) -> list[Part]:
-    """Of one holder, if it has written any. Blocks. Raises OSError."""
+    """The journal of one holder, if it has written any. Blocks. Raises OSError."""
     path = folder / f"{PREFIX}{epoch}"
     return [Part(path, path.stat().st_size)] if path.exists() else []
 

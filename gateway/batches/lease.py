@@ -44,7 +44,7 @@ def last_word(folder: Path) -> Word:
 
 
 def epochs(folder: Path, prefix: str) -> list[int]:
-    """Of the files of that prefix. Raises OSError."""
+    """Epochs of the files with that prefix, in order. Raises OSError."""
     ends = [name.removeprefix(prefix) for name in os.listdir(folder) if name.startswith(prefix)]
     return sorted(int(end) for end in ends if end.isdecimal())
 

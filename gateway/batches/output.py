@@ -17,10 +17,10 @@ LINES_AT_ONCE = 64
 class LineResponse(msgspec.Struct, kw_only=True):
     status_code: int
     request_id: str
-    """As the header `x-request-id` of an answer."""
+    """The request's id, as in the header `x-request-id` of an answer."""
     body: msgspec.Raw
     ignored_fields: Sequence[str] | UnsetType = UNSET
-    """As the header `x-baton-ignored` of an answer."""
+    """Fields without effect, as in the header `x-baton-ignored` of an answer."""
 
 
 class LineError(msgspec.Struct, kw_only=True):

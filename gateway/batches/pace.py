@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 LOOK_S = 0.05
 REST_LOOK_S = 1.0
-"""While there are no lines."""
+"""Seconds between looks while there are no lines."""
 PATIENCE_S = 0.25
 BESIDE_S = 2.0
-"""For so long after others were seen more are expected."""
+"""Seconds after others were last seen during which more are expected."""
 
 
 class GivenUp(Exception):
@@ -51,15 +51,15 @@ class Pace:
         self._clock = clock
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._running: dict[asyncio.Future[Any], None] = {}
-        """In the order in which they began."""
+        """Lines that run, in the order in which they began."""
         self._num_running = 0
-        """Those that may begin included."""
+        """Lines that run, and those that may begin."""
         self._given_up: set[asyncio.Future[Any]] = set()
         self._crowded_since: float | None = None
         self._is_alone_from = 0.0
         """When no others are expected any more, as it looks now."""
         self._is_asked = asyncio.Event()
-        """Since `watch` has last seen that there are no lines."""
+        """Set when a line comes; cleared by `watch` when there are none."""
 
     async def run(self, line: Callable[[], Awaitable[T]]) -> T:
         """Raises GivenUp, and what `line` raises."""
@@ -79,7 +79,7 @@ class Pace:
             self._end()
 
     async def watch(self) -> None:
-        """For ever."""
+        """Look whether others wait, for ever, and let lines begin or give them up."""
         while True:
             if self._running or self._waiting:
                 await asyncio.sleep(LOOK_S)
@@ -131,7 +131,7 @@ class Pace:
         return min(max_running - self._num_running, num_allowed - num_taken)
 
     def _look(self) -> None:
-        """Who else is there; give lines up for those who wait."""
+        """Look who else is there, and give lines up for those who wait."""
         room, now = self._room(), self._clock()
         if room.num_waiting or room.num_awaited:
             self._is_alone_from = now + BESIDE_S

@@ -35,7 +35,7 @@ def new_id(prefix: Literal["batch_", "file-"], now: float) -> str:
 
 
 def output_id(batch_id: str, what: str) -> str:
-    """Of its file, whoever writes it: an end that is kept twice is one file."""
+    """The id of a batch's output file, whoever writes it: an end that is kept twice is one file."""
     digest = hashlib.sha256(f"{batch_id} {what}".encode()).hexdigest()
     return f"file-{batch_id.removeprefix('batch_')[:12]}{digest[:16]}"
 
@@ -45,7 +45,7 @@ class RequestCounts(msgspec.Struct, kw_only=True):
     completed: int = 0
     failed: int = 0
     expired: int | UnsetType = UNSET
-    """Of those that failed, which had not run; of a batch that expired."""
+    """Failed requests that had not run when the batch expired."""
 
 
 class BatchFault(msgspec.Struct, kw_only=True):
@@ -54,7 +54,7 @@ class BatchFault(msgspec.Struct, kw_only=True):
     code: str
     message: str
     line: int | None = None
-    """Of the input, from 1."""
+    """The line's number in the input, from 1."""
     param: str | None = None
 
 
@@ -100,7 +100,7 @@ class BatchOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked for. It never changes."""
 
     owner: str
-    """As `Caller.owner`."""
+    """The owner id, as `Caller.owner`."""
     batch: Batch
     """As it was when it was made."""
     output_ttl_s: float

@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 MAX_BATCHES = 4
-"""That one gateway works on at once: they share the lines that it runs."""
+"""Batches that one gateway works on at once: they share the lines that it runs."""
 BEATS = 5
-"""Of a holder, within the time after which it counts as gone."""
+"""Heartbeats that a holder writes within the time after which it counts as gone."""
 AGAIN_S, MOST_AGAIN_S = 5.0, 120.0
 """A batch that could not be worked on is tried again after so long, then after twice as long."""
 
@@ -41,12 +41,12 @@ AGAIN_S, MOST_AGAIN_S = 5.0, 120.0
 class _Heard:
     word: Word
     since: float
-    """For so long it has been the same."""
+    """When `word` was first heard, by the runner's clock; it has been the same since."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """To be worked on."""
+    """A batch that could not be worked on, until it is tried again."""
 
     not_before: float
     again_s: float
@@ -91,7 +91,7 @@ class BatchRunner:
             await asyncio.wait(tasks, timeout=STOP_S)
 
     async def _look_on(self) -> None:
-        """For ever."""
+        """Look for batches to work on, for ever."""
         while True:
             try:
                 await self._look()
@@ -179,7 +179,8 @@ class BatchRunner:
         self._failed[batch_id] = _Failed(self._clock() + again_s, again_s)
 
     async def _beat(self, lease: Lease) -> None:
-        """For ever. Raises LeaseLost; so long a silence is as good."""
+        """Renew the lease for ever. Raises LeaseLost, also if it could not be renewed for
+        `takeover_s`."""
         limit_s = self._means.config.takeover_s
         beaten_at = self._clock()
         while True:

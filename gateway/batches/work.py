@@ -54,7 +54,7 @@ LOOK_S = 0.5
 AGAIN_S = 60.0
 """A line that was refused is tried again after so long at most."""
 MAX_FAILURES = 3
-"""Of one line, that are not its own fault."""
+"""The most failures of one line that are not its own fault."""
 FAILED_AGAIN_S = 1.0
 EXPIRED = LineError(
     code="batch_expired", message="the batch's completion window was over before its turn"
@@ -71,7 +71,7 @@ class LineAnswer:
     retry_after_s: float | None = None
     """It was refused for want of room, and is worth trying again."""
     ignored_fields: Sequence[str] = ()
-    """Of the body, that had no effect."""
+    """Fields of the body that had no effect."""
 
 
 class AnswerLine(Protocol):
@@ -90,7 +90,7 @@ class Means:
     pace: Pace
     answer: AnswerLine
     caller_of: Callable[[str], Caller | None]
-    """By owner; None while nobody of that name may use the models."""
+    """The caller by owner id; None while nobody of that name may use the models."""
     config: BatchConfig
     count: Callable[[str], None]
     """Hears how each line ended: ok, failed or given_up."""
@@ -171,7 +171,7 @@ class BatchWork:
         return set(await self._count(self._before))
 
     async def _count(self, parts: list[Part]) -> dict[int, bool]:
-        """By line, whether it was answered."""
+        """Whether each line that was answered succeeded, by line number."""
 
         def read() -> dict[int, bool]:
             return {one.line: one.is_ok for one in read_answers(parts)}

@@ -59,7 +59,7 @@ class WorkFolder:
         return _read(self.of(batch_id) / "order", BatchOrder)
 
     def state(self, order: BatchOrder) -> Batch:
-        """By its newest holder."""
+        """The batch as its newest holder has written it."""
         batch, folder = order.batch, self.of(order.batch.id)
         with suppress(FileNotFoundError):
             for epoch in epochs(folder, STATE)[-1:]:

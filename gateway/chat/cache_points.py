@@ -22,7 +22,7 @@ from baton.gateway.requests.cache_control import MarkedMessage
 from baton.gateway.requests.gateway import Gateway
 
 MARK = "\ue0c4"
-"""For private use, says Unicode: no template does anything with it."""
+"""A private-use character of Unicode: no template does anything with it."""
 WAYS_TO_WRITE_MARK = (MARK, r"\ue0c4")
 
 
@@ -69,7 +69,7 @@ class _Rendered:
 async def find_cache_points(
     gateway: Gateway, conversation: Conversation, text: str, tokens: Sequence[int]
 ) -> tuple[CachePoint, ...]:
-    """In the prompt that `conversation` has become."""
+    """The cache points in the prompt that `conversation` has become."""
     rendered = _Rendered(conversation=conversation, text=text)
     ttl_s_by_len: dict[int, float] = {}
     for mark in conversation.marks:

@@ -19,7 +19,7 @@ class ChoiceReader:
         self._offsets: list[int] = []
         self._is_counted = False
         self.num_reasoning_tokens = 0
-        """So far; final once something else has come."""
+        """Reasoning tokens so far; final once something else has come."""
 
     def read(self, delta: TextDelta) -> list[Piece]:
         """What has become clear. Text that may be the beginning of a marker waits for the next."""

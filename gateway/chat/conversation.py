@@ -22,9 +22,9 @@ class Conversation:
     """What a face has understood of a chat."""
 
     messages: Sequence[Mapping[str, Any]]
-    """As templates want them."""
+    """The messages as templates want them."""
     template: ChatTemplate
-    """That which writes this prompt."""
+    """The chat template that writes this prompt."""
     tools: ToolUse = field(default_factory=ToolUse)
     rule: OutputRule | None = None
     """What the answer must look like, if it is one: a call of a tool need not."""

@@ -41,7 +41,7 @@ def llama3_output(tools: ToolUse, special_by_mark: SpecialByMark) -> str:
 
 
 def llama4_output(tools: ToolUse, special_by_mark: SpecialByMark) -> str | None:
-    """The same. None where arguments could not be written as Python."""
+    """A rule `calls`, in Lark's notation. None where arguments could not be written as Python."""
     arguments = [_python_arguments(tools, index) for index in range(len(tools.functions))]
     calls: list[str] = []
     for index, rules in enumerate(arguments):
@@ -71,8 +71,8 @@ def llama4_output(tools: ToolUse, special_by_mark: SpecialByMark) -> str | None:
 
 
 def harmony_output(tools: ToolUse, special_by_mark: SpecialByMark) -> str | None:
-    """The same: reasoning, what the user is told, and the answer or a call. None where a message's
-    marks are text, in which nothing tells where it ends."""
+    """A rule `calls`, in Lark's notation: reasoning, what the user is told, and the answer or a
+    call. None where a message's marks are text, in which nothing tells where it ends."""
     if not {*harmony.MARKERS} <= special_by_mark.keys():
         return None
     start, channel, constrain, message, end = (

@@ -35,7 +35,7 @@ class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     that need not call is trusted with it. Where a call is forced, schemas always hold."""
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates want it."""
+        """The function as chat templates want it."""
         given = {"name": self.name, "description": self.description, "parameters": self.parameters}
         function = {name: value for name, value in given.items() if value is not None}
         return {"type": "function", "function": function}

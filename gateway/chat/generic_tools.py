@@ -41,7 +41,7 @@ BREAK = "\n\n"
 def in_words(
     messages: Sequence[Message], tools: ToolUse, *, in_system: bool = True
 ) -> list[dict[str, Any]]:
-    """The same conversation for a template that knows no tools; unchanged if it has none.
+    """Return the conversation for a template that knows no tools; unchanged if it has none.
 
     `in_system`: the offer goes into the system message, else into the first of the user, for
     templates that take no system message.

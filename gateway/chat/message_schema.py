@@ -55,7 +55,7 @@ class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     reasoning_content: str | None = None
     """The reasoning of an assistant; most templates leave it out of the prompt."""
     reasoning: str | None = None
-    """The same by another name."""
+    """Another name of `reasoning_content`."""
     cache_control: CacheControl | None = None
     """Anthropic's: keep what is before the end of this message in the prefix cache."""
 

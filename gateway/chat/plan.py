@@ -62,7 +62,7 @@ class ChatPlan:
     """Calls may not fit their schemas, and nobody has asked for that."""
 
     stream_id: str = ""
-    """Of a stream that another gateway may have to write: both name its calls alike."""
+    """The id of a stream that another gateway may have to write: both name its calls alike."""
 
     def new_parser(self, choice: int = 0) -> OutputParser:
         ids = call_ids(self.stream_id, choice)
@@ -168,7 +168,7 @@ def _holds_to_schemas(gateway: Gateway, parser: str, conversation: Conversation)
 
 
 def _is_trust_wanted(tools: ToolUse) -> bool:
-    """By the caller, who says of all tools that they are not strict."""
+    """Whether the caller says of all tools that they are not strict."""
     return all(function.strict is False for function in tools.functions)
 
 

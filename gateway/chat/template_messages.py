@@ -33,7 +33,8 @@ def for_template(
     call_format: str,
     template: str,
 ) -> Sequence[Message]:
-    """The same conversation. A part of it becomes a part of what all of it becomes."""
+    """Return the conversation as the template expects it. A part of it becomes a part of what all
+    of it becomes."""
     match call_format:
         case "mistral":
             return [_with_ids(message, _short_id) for message in messages]

@@ -58,7 +58,7 @@ TYPED_FORMATS: dict[str, Callable[[Schemas], CallFormat]] = {
     "glm": xml_calls.glm,
     "gemma": gemma_calls.gemma,
 }
-"""Those that can only be read by whoever knows the tools."""
+"""Call formats that can only be parsed with the tools' schemas."""
 
 
 def format_name(parser: str, template: str) -> str:

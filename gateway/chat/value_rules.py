@@ -79,7 +79,7 @@ class ValueRules:
 
 
 def required_of(schema: Mapping[str, Any]) -> frozenset[str] | None:
-    """Of an object whose members are all that its schema speaks of; else None."""
+    """Required members of an object whose members are all that its schema speaks of; else None."""
     required = schema.get("required") or ()
     is_plain = OBJECT_WORDS.issuperset(schema) and not schema.get("additionalProperties")
     if not is_plain or not isinstance(schema.get("properties"), dict):

@@ -64,7 +64,7 @@ class Accounts:
         self._placement = placement
 
     def waited(self, queue_ms: float) -> None:
-        """For a place."""
+        """Add the milliseconds that the request waited for a place."""
         self._queue_ms += queue_ms
 
     def hear(self, receipt: Receipt | None, num_tokens: int) -> None:

@@ -54,7 +54,7 @@ class Pace:
         self._last_s = now
 
     def wait_s(self, num_before: int, now: float) -> float:
-        """Until the place after so many others; longer if none has come for long."""
+        """Seconds until the place after so many others; longer if none has come for long."""
         return max(self._mean_s, now - self._last_s) + self._mean_s * num_before
 
 
@@ -72,7 +72,7 @@ class Turn:
     """What decides who goes next, and who need not come."""
 
     request_id: RequestId | None = None
-    """For whoever asks how many go before it."""
+    """The request's id, for callers that ask how many go before it."""
     priority: int = 0
     tenant: str = ""
     is_retry: bool = False
@@ -80,7 +80,7 @@ class Turn:
     max_wait_s: float | None = None
     """It would rather be refused than wait longer for a place."""
     time_left_s: float | None = None
-    """Of the request."""
+    """Seconds until the request's deadline; None: it has none."""
 
     @property
     def patience_s(self) -> float | None:
@@ -103,7 +103,7 @@ class AdmissionQueue(Generic[T]):
     ) -> None:
         self._lets_pass = lets_pass
         self._untried: dict[Entry[_Waiter[T]], None] = {}
-        """Who has not tried to pass yet."""
+        """Entries that have not tried to pass yet."""
         self._max_waiting = max_waiting
         self._clock = clock
         self._line: FairQueue[_Waiter[T]] = FairQueue(weights)
@@ -120,7 +120,7 @@ class AdmissionQueue(Generic[T]):
 
     @property
     def wait_s(self) -> float:
-        """For a place, behind all who wait."""
+        """Seconds until a place, behind all who wait."""
         return self._pace.wait_s(len(self), self._clock())
 
     def num_before(self, tenant: str, priority: int) -> int:

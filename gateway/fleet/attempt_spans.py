@@ -19,7 +19,7 @@ class AttemptSpans:
         self._current = self._sought = self._placing = NO_SPAN
 
     def sought(self) -> None:
-        """For the next attempt."""
+        """Begin the span of the next attempt."""
         self._sought.end()
         before = self._current.context
         self._sought = self._within.child(
@@ -29,7 +29,7 @@ class AttemptSpans:
 
     @property
     def next_context(self) -> TraceContext:
-        """For the replica that is given the next attempt."""
+        """The trace context for the replica that is given the next attempt."""
         return self._sought.context
 
     def begun(self, placed: Placed) -> None:
@@ -44,7 +44,7 @@ class AttemptSpans:
         self._sought.end(_said(error))
 
     def ended(self, error: str = "") -> None:
-        """Of the current attempt."""
+        """End the span of the current attempt."""
         self._current.end(error)
 
     def _describe(self, placed: Placed, attempt: Span, placing: Span) -> None:

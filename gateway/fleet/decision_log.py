@@ -25,14 +25,15 @@ from baton.router.recent import Recent
 from baton.router.speeds.prediction_errors import PredictionErrors
 
 TYPICAL_WEIGHT = 0.05
-"""Of the last prompt in what one takes, and of the last answer in what a step gives."""
+"""Weight of the last observation in the mean work of a prompt, and in a replica's mean tokens a
+step."""
 MAX_REPLICAS = 4096
 
 
 class FirstToken:
-    """Of one request, over all its attempts: foreseen when it was first asked for, and heard of
-    once. One that the client gave up waiting for counts too, or only the quick would be heard of.
-    """
+    """The time to first token of one request, over all its attempts: foreseen when it was first
+    asked for, and heard of once. One that the client gave up waiting for counts too, or only the
+    quick would be heard of."""
 
     def __init__(self, errors: PredictionErrors, clock: Clock) -> None:
         self._errors = errors
@@ -75,7 +76,7 @@ class Asked:
     queued_s: float
     """How long it will wait to enter, as predicted then."""
     first_token: FirstToken
-    """Of its request."""
+    """The request's time to first token, shared by its attempts."""
 
 
 class DecisionLog:
@@ -138,7 +139,8 @@ class DecisionLog:
         return FollowedDecision(self, number, decision, asked)
 
     def best_other(self, decision: Decision) -> tuple[Considered, float] | None:
-        """Who would have been soonest of the others, and when, from the decision on."""
+        """The replica that would have been soonest of the others, and in how many seconds from the
+        decision on."""
         found: list[tuple[float, Considered]] = []
         for other in decision.considered[1:]:
             candidate = self._fleet.candidate(other.epoch)

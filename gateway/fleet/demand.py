@@ -16,7 +16,7 @@ KEEP_S = 1.0
 
 
 class DemandNews:
-    """Of one stream. Belongs to an event loop; `send` is called with each word."""
+    """The demand told on one stream. Belongs to an event loop; `send` is called with each word."""
 
     def __init__(self, send: Callable[[Demand], None]) -> None:
         self._send = send

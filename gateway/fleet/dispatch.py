@@ -250,7 +250,7 @@ class ReplicaDispatcher:
         return self._log.queued_s(num_before, num_replicas)
 
     def traffic(self) -> TrafficReport:
-        """For the planner."""
+        """This gateway's traffic, for the planner."""
         links: tuple[ReplicaLink[Any], ...] = (*self.fleet.connected, *self.fleet.lending)
         decode = self.fleet.view(PromptNames()).decode
         can_decode = bool(decode.pool.is_open.any())

@@ -27,11 +27,11 @@ class FailedStarts:
         self._last: StartingReplica | None = None
         self._last_at_s = 0.0
         self._beside: frozenset[ReplicaId] = frozenset()
-        """Who was starting when the last one failed."""
+        """Replicas that were starting when the last one failed."""
         self.num = 0
 
     def hear(self, failed: Sequence[StartingReplica], before: Sequence[StartingReplica]) -> None:
-        """Of those that are news; `before`: all that were starting until then."""
+        """Hear of starts that failed since; `before`: all that were starting until then."""
         for one in failed:
             if one.role is Role.DECODE:
                 self.num += 1
@@ -43,8 +43,8 @@ class FailedStarts:
         self.num, self._last = 0, None
 
     def why_refused(self, starting: Sequence[StartingReplica]) -> str:
-        """For everybody: without the error itself, which may name files. Empty while nothing speaks
-        against waiting."""
+        """Why waiting is in vain, for everybody: without the error itself, which may name files.
+        Empty while nothing speaks against waiting."""
         last = self._last
         if not self._beside.isdisjoint(_alive(starting)):
             return ""

@@ -56,7 +56,8 @@ log = logging.getLogger(__name__)
 WATCH_TIMEOUT_S = 10.0
 REGISTRY_RETRY_S = 0.5
 ENOUGH_STEPS = 16
-"""With prompts in them: a fit over fewer is a guess, and the pool's rate a better one."""
+"""The least steps with prompts in them for a fit: over fewer it is a guess, and the pool's rate a
+better one."""
 
 MET_AT_ONCE = 16
 """Replicas, as many of which leave at once: requests go on in between."""
@@ -88,7 +89,7 @@ class Fleet:
         """What candidates that share it have been told."""
         self._replica_by_epoch: dict[Epoch, ReplicaInfo] = {}
         self._pace = Pace()
-        """At which the registry hears each of them, or the one before it did."""
+        """The pace at which the registry hears each of them, or the one before it did."""
         self._pool_by_role = {Role.DECODE: Pool(), Role.PREFILL: Pool()}
         self._epoch_by_request: dict[RequestId, Epoch] = {}
         self.starting: tuple[StartingReplica, ...] = ()
@@ -305,8 +306,8 @@ class Fleet:
 
     @property
     def layouts(self) -> tuple[KvLayout, ...]:
-        """Of every replica that a prompt may go to, or be found on: one of each way to name blocks,
-        or two."""
+        """KV layouts of every replica that a prompt may go to, or be found on: one of each way to
+        name blocks, or two."""
         pools = self._pool_by_role
         return pools[Role.DECODE].layouts + pools[Role.PREFILL].layouts
 

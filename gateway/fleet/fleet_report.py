@@ -26,7 +26,7 @@ class KvKnowledge:
     """How well a gateway follows the prefix cache of one replica."""
 
     num_blocks: int = 0
-    """In this gateway's index."""
+    """Blocks of the replica in this gateway's index."""
     num_events: int = 0
     num_gaps: int = 0
     """How often events were missing."""

@@ -77,7 +77,7 @@ class KvWatch:
         self._snapshots = snapshots or Snapshots()
         self._is_secured = is_secured
         self._turn: Turn | None = None
-        """To take one."""
+        """The turn to take a snapshot."""
         self._pump = asyncio.create_task(self._run(), name=f"KV events of {info.replica_id}")
 
     async def inspect(self, timeout_s: float) -> pb.InspectReply:

@@ -28,9 +28,11 @@ from baton.proto.channels import Channels
 from baton.router.cache.kv_index import KvIndex
 
 OTHERS_S = 0.25
-"""For the answers of those that may have more of a stream than the one that has answered."""
+"""Seconds to wait for the answers of other replicas that may have more of a stream than the one
+that has answered."""
 ALIVE_FOR_S = IDLE_HEARTBEAT_S + 2.5 * HEARTBEAT_S
-"""After its last word, which each replica says anew with every heartbeat."""
+"""Seconds that a replica counts as alive after its last word, which it says anew with every
+heartbeat."""
 
 
 class Links:
@@ -187,7 +189,7 @@ class Links:
         }
 
     def kv_knowledge(self) -> dict[Epoch, KvKnowledge]:
-        """By replica: what the index knows of its cache, and how well it could follow."""
+        """What the index knows of each replica's cache, and how well it could follow, by epoch."""
         return {
             epoch: KvKnowledge(
                 num_blocks=self._index.num_blocks(epoch),

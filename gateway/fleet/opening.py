@@ -14,19 +14,20 @@ import asyncio
 
 MAX_OPENING = 64
 TURN_S = 0.25
-"""To connect, and be answered."""
+"""Seconds of a turn to connect, and be answered."""
 SNAPSHOT_TURN_S = 1.0
-"""For as much as a million names."""
+"""Seconds of a turn for a snapshot, for as much as a million names."""
 
 
 class Opening:
-    """Of one gateway. Belongs to an event loop."""
+    """The turns in which one gateway opens streams, MAX_OPENING at once. Belongs to an event
+    loop."""
 
     def __init__(self, turn_s: float = TURN_S) -> None:
         self._free = asyncio.Semaphore(MAX_OPENING)
         self._turn_s = turn_s
         self.num_waiting = 0
-        """For their turn."""
+        """Streams that wait for their turn."""
 
     async def turn(self) -> Turn:
         self.num_waiting += 1

@@ -40,7 +40,8 @@ class Placed:
         self._computes = placement.prefill[0].epoch if is_apart else placement.decode.epoch
         self._on_prefill = fleet.expect(prompt, self._computes) if is_apart else None
         self._pair = None if source is None else (source.epoch, placement.decode.epoch)
-        """Who lends, who takes: receipts tell what the decode replica pulled, of nobody else."""
+        """The lender and the taker: receipts tell what the decode replica pulled, of no other
+        replica."""
         self._followed: FollowedDecision | None = None
         self._is_prefilling = True
         fleet.book(placement, self._computes)
@@ -52,7 +53,7 @@ class Placed:
 
     @property
     def address(self) -> ReplicaAddress:
-        """Where it runs."""
+        """The address of the decode replica, where it runs."""
         return self.placement.decode.endpoint
 
     def hear(self, receipt: Receipt) -> None:

@@ -44,7 +44,7 @@ class LastWord:
         self.capacity: Capacity | None = None
         self._clock = clock
         self.heard_at_s: float | None = None
-        """By the clock; None if nothing was said."""
+        """When it was heard, by the clock; None if nothing was said."""
         self.timed_at_s: float | None = None
         """When it last said something new of how long steps take."""
         self._of_rest: pb.Capacity | None = None
@@ -105,7 +105,7 @@ F = TypeVar("F")
 
 
 class Listener(NamedTuple):
-    """Who is told of a replica."""
+    """The callbacks of a listener that is told of a replica."""
 
     on_change: Callable[[], None]
     """Something is new of it, or of the stream to it."""
@@ -131,7 +131,7 @@ class ReplicaLink(ABC, Generic[F]):
         self._is_connected = asyncio.Event()
         self._opening = opening or Opening()
         self._turn: Turn | None = None
-        """To connect."""
+        """The turn to connect."""
         self.last_word = LastWord(info.replica_id, clock)
         self.demand = DemandNews(self._send_demand)
         self._on_change, self._on_repeat = listener

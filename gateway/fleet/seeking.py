@@ -33,7 +33,7 @@ class Seeker:
     next_request: Callable[[], GenerateRequest]
     """Asked whenever a place is tried; what it raises is raised."""
     names: PromptNames
-    """Of the prompt alone."""
+    """Block names of the prompt, without output."""
     on_placed: Callable[[Placed], None]
     """Told in the same moment as the attempt is opened, with nothing in between."""
     lost: frozenset[Epoch]
@@ -45,7 +45,7 @@ class Seeker:
     entered_s: float | None = None
     """When it first did: who is placed anew keeps its turn."""
     prompt: Prompt | None = None
-    """While it stands in line."""
+    """The prompt, while it stands in line."""
     placed: asyncio.Future[Placed] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -58,7 +58,7 @@ class Seeking:
         self._log = log
         self._clock = clock
         self._in_line: dict[int, Seeker] = {}
-        """By the prompt's number."""
+        """Seekers in line, by the prompt's number."""
         self._stranded: list[Seeker] = []
         self.has_line = asyncio.Event()
         """Set when somebody joins the line. Whoever finds nobody there any more clears it."""

@@ -27,7 +27,7 @@ class ReplicaSpeed:
 
     times: StepTimes
     age_s: float
-    """Since the last step that was measured."""
+    """Seconds since the last step that was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,27 +39,27 @@ class TrafficReport:
     num_arrived: int = 0
     """Requests, also those that were refused; each choice counts."""
     arrived_tokens: int = 0
-    """Of their prompts."""
+    """Prompt tokens of the requests that arrived."""
     num_placed: int = 0
-    """For the first time each; so are the next."""
+    """Requests that were placed for the first time; the next counts are of the same ones."""
     computed_tokens: int = 0
-    """Of prompts that were placed, those that no cache had."""
+    """Prompt tokens that no cache had when they were placed."""
     squared_computed_tokens: int = 0
     cached_tokens: int = 0
-    """Of the same prompts, those that some cache had."""
+    """Prompt tokens that some cache had when they were placed."""
     num_ended: int = 0
     """Requests that had a place."""
     output_tokens: int = 0
-    """Of those that ended."""
+    """Output tokens of the requests that ended."""
     num_open: int = 0
     """Now: requests that have a place; so are the next."""
     num_waiting: int = 0
     num_for_decode: int = 0
-    """Of those, whom no decode replica has room for; others wait for a prefill replica."""
+    """Waiting requests that no decode replica has room for; others wait for a prefill replica."""
     waiting_tokens: int = 0
     oldest_wait_s: float = 0.0
     speeds: Mapping[Epoch, ReplicaSpeed] = field(default_factory=dict)
-    """By replica; those that have measured nothing are left out."""
+    """Speeds by replica; those that have measured nothing are left out."""
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class _Waiting:
 
 
 class Traffic:
-    """Of one gateway. Belongs to its event loop."""
+    """The traffic of one gateway. Belongs to its event loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -128,7 +128,7 @@ class Traffic:
 
 
 def speeds_of(links: Iterable[ReplicaLink[Any]], now: float) -> dict[Epoch, ReplicaSpeed]:
-    """Of those that have measured any step."""
+    """The speeds of the replicas that have measured any step."""
     found: dict[Epoch, ReplicaSpeed] = {}
     for link in links:
         told, timed_at_s = link.capacity, link.last_word.timed_at_s

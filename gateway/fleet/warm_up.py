@@ -39,7 +39,7 @@ class WarmUp:
         self._heard_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = 0.0
-        """By the loop's clock."""
+        """When to look again, by the event loop's clock."""
 
     def begin(self, replicas: Iterable[Epoch]) -> None:
         """The replicas that there are. Nothing happens from the second time on."""
@@ -62,7 +62,8 @@ class WarmUp:
             self._end()
 
     def go_on(self) -> None:
-        """That nobody tells anything is not for want of news: we connect, only now, to some."""
+        """Start the pause anew: nothing was heard because this gateway connects to some only
+        now."""
         self._heard_at = self._clock()
 
     def close(self) -> None:

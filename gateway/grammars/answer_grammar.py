@@ -61,7 +61,8 @@ def answer_grammar(
 def free_grammar(
     calls: str, reasoning: ReasoningStart, *, special_by_mark: Mapping[str, int] = NO_SPECIAL
 ) -> Grammar:
-    """Of an output whose answer has no rule; `calls` says what text and calls may be like."""
+    """The grammar of an output whose answer has no rule; `calls` says what text and calls may be
+    like."""
     begin, rules = _reasoning(reasoning, special_by_mark)
     return Grammar(GrammarKind.LARK, "\n".join([f"start: {begin}calls", *rules, calls]))
 
@@ -88,7 +89,7 @@ def _reasoning(
 
 
 def written_mark(mark: str, special_by_mark: Mapping[str, int]) -> str:
-    """In Lark's notation."""
+    """The mark in Lark's notation."""
     token = special_by_mark.get(mark)
     return f'"{mark}"' if token is None else f"<[{token}]>"
 

@@ -46,7 +46,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
-    """In Lark's notation."""
+    """A grammar in Lark's notation."""
 
 
 @dataclass(frozen=True, slots=True)

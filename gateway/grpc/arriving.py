@@ -33,13 +33,13 @@ class Arriving(Generic[M]):
     patience: Patience
 
     async def read(self) -> M:
-        """For a caller who may ask: it has the time of the largest body over HTTP, as nobody sees
-        how much of it has come. Raises InvalidRequest, or RequestTooSlow."""
+        """Read the message of a caller who may ask: it has the time of the largest body over HTTP,
+        as nobody sees how much of it has come. Raises InvalidRequest, or RequestTooSlow."""
         config = self.patience.gateway.config
         return await self._read(config.body_limit_s(config.max_body_bytes))
 
     async def read_of_anybody(self) -> M:
-        """Of a small one that needs no key. Raises as `read` does."""
+        """Read a small message that needs no key. Raises as `read` does."""
         return await self._read(self.patience.gateway.config.body_limit_s(0))
 
     async def _read(self, limit_s: float) -> M:
@@ -97,7 +97,7 @@ class BeginAtOnce(grpc.aio.ServerInterceptor):
         return served
 
     def _calling(self, method: Any, parse: Callable[[bytes], Any]) -> ServedCall:
-        """Of a method that gets what is Arriving, and returns its response or writes it."""
+        """Serve a method that gets what is Arriving, and returns its response or writes it."""
 
         async def call(messages: AsyncIterator[bytes], context: Context) -> None:
             arriving = Arriving(parse, messages, context, self._patience)
@@ -108,7 +108,7 @@ class BeginAtOnce(grpc.aio.ServerInterceptor):
         return call
 
     def _streaming(self, method: Any, parse: Callable[[bytes], Any]) -> ServedCall:
-        """Of a method that is a generator, and gets requests as they come."""
+        """Serve a method that is a generator, and gets requests as they come."""
 
         async def each(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
             limit_s = self._patience.gateway.config.body_limit_s(0)

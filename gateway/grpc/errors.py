@@ -83,7 +83,8 @@ def translation_of(error: BaseException) -> Translation:
 
 
 def grpc_status(error: BaseException) -> GrpcStatus:
-    """By the nearest class that has a translation. What nobody raised on purpose is INTERNAL."""
+    """The status by the nearest class that has a translation. What nobody raised on purpose is
+    INTERNAL."""
     known = translation_of(error)
     if known is INTERNAL:
         log.error("a request failed", exc_info=error, extra={"request_id": logged_request_id.get()})

@@ -18,7 +18,7 @@ from baton.gateway.grpc.patience import Context, Patience
 
 
 class Health(HealthServicer):  # type: ignore[misc]  # without types
-    """Of services that are well together, or not at all."""
+    """The health of services that are well together, or not at all."""
 
     def __init__(self, services: Iterable[str], patience: Patience) -> None:
         self._services = frozenset(services)

@@ -34,7 +34,7 @@ that a small one may have to wait until so much was read."""
 
 
 LAST_REQUESTS_S = 5.0
-"""For requests that are on their way when this gateway leaves."""
+"""Seconds to wait for requests that are on their way when this gateway leaves."""
 
 
 class Unread(Cancelled):
@@ -89,7 +89,7 @@ class OpenCalls:
 
     @property
     def idle_s(self) -> float | None:
-        """For how long there have been none. None: there are some."""
+        """Seconds since there were open calls. None: there are some."""
         return None if self._num else monotonic() - self._idle_since_s
 
     async def wait_until_idle(self) -> None:
@@ -147,6 +147,6 @@ class Patience:
 
 
 def address_of(context: Context) -> str:
-    """Of the client. gRPC has it as `ipv4:10.0.0.1:5`, or `ipv6:%5B::1%5D:5`."""
+    """The client's address. gRPC has it as `ipv4:10.0.0.1:5`, or `ipv6:%5B::1%5D:5`."""
     _, _, rest = unquote(context.peer()).partition(":")
     return rest.rpartition(":")[0].strip("[]")

@@ -16,7 +16,7 @@ from baton.gateway.requests.gateway import Gateway
 from baton.router.explain.decisions import KEPT_S, Came, Considered, Decision, DecodeConsidered
 
 ANSWER_PREFIXES = ("cmpl-", "chatcmpl-", "resp_", "msg_")
-"""Of the ids of answers; what follows is the request's."""
+"""Prefixes of the ids of answers; what follows is the request's id."""
 JSON_LINES = "application/x-ndjson"
 
 
@@ -26,7 +26,7 @@ class ExplainedCandidate(msgspec.Struct, kw_only=True):
     replica: str
     is_chosen: bool
     cost: float
-    """In the policy's own unit; the least is chosen."""
+    """The cost in the policy's own unit; the least is chosen."""
     terms: Mapping[str, float]
     """What the cost is made of, if the policy says; seconds."""
     held_tokens: int
@@ -38,7 +38,7 @@ class ExplainedCandidate(msgspec.Struct, kw_only=True):
     latency_s: float
     """Predicted, until that would be where it is decoded."""
     age_s: float | None
-    """Of the replica's last word."""
+    """Seconds since the replica's last word."""
 
 
 class ExplainedDecoder(msgspec.Struct, kw_only=True):
@@ -52,12 +52,12 @@ class ExplainedDecoder(msgspec.Struct, kw_only=True):
     held_tokens: int
     """Leading tokens of the prompt that it had, or was about to have."""
     age_s: float | None
-    """Of the replica's last word."""
+    """Seconds since the replica's last word."""
 
 
 class ExplainedOutcome(msgspec.Struct, kw_only=True):
     first_token_s: float
-    """Since the request was asked for."""
+    """Seconds since the request was asked for."""
     best_other: str | None
     """The soonest of the other candidates, in hindsight."""
     best_other_s: float | None
@@ -79,26 +79,27 @@ class ExplainedDecision(msgspec.Struct, kw_only=True):
     reason: str
     prompt_tokens: int
     computed_tokens: int
-    """That had to be computed of the prompt."""
+    """Prompt tokens that had to be computed."""
     session: str
     prefill_replica: str
-    """Who computes the prompt; the decode replica may itself."""
+    """The replica that computes the prompt; it may be the decode replica."""
     decode_replica: str
     waited_s: float
-    """For a place, until the decision."""
+    """Seconds the request waited for a place, until the decision."""
     in_line_s: float
-    """Of that, in line for a replica that was busy."""
+    """Seconds of `waited_s` that it stood in line for a replica that was busy."""
     foreseen_s: float
     """Time to first token, as predicted when the request came."""
     predicted_s: float
-    """The same, as predicted when it was sent."""
+    """Time to first token, as predicted when the request was sent."""
     predicted_itl_s: float | None
     num_candidates: int
     candidates: tuple[ExplainedCandidate, ...]
     """The chosen one, then the cheapest of the others."""
     decode_candidates: tuple[ExplainedDecoder, ...]
-    """The same of who decodes it; none, where they were not compared: it went beside another choice
-    of its request, or who decodes it computes its prompt because there are no prefill replicas."""
+    """The chosen decode replica, then the cheapest of the others; none, where they were not
+    compared: it went beside another choice of its request, or the decode replica computes its
+    prompt because there are no prefill replicas."""
     outcome: ExplainedOutcome | None
     """None until the first token is there."""
 

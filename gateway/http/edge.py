@@ -59,7 +59,7 @@ OPERATIONS = {
 """What a path asks of the model, as OpenTelemetry names it."""
 REQUEST_ID = "x-request-id"
 ANTHROPICS_REQUEST_ID = "request-id"
-"""The same once more, for its clients, which look for it there."""
+"""The request's id once more, for Anthropic's clients, which look for it there."""
 IGNORED = "x-baton-ignored"
 """Fields of the body that have no effect."""
 COUNTED_FIELDS = frozenset(
@@ -84,7 +84,8 @@ COUNTED_FIELDS = frozenset(
         "verbosity",
     }
 )
-"""By their names; others together, for anybody can make some up."""
+"""Ignored fields counted by their names; others are counted together, for anybody can make some
+up."""
 LIMIT_HEADERS = tuple(
     f"x-ratelimit-{what}-{unit}"
     for unit in (REQUESTS, TOKENS)
@@ -237,7 +238,8 @@ class Edge:
         return path if path in self._paths else "other"
 
     def _begin_call(self, scope: Scope, headers: Headers, request_id: str) -> TracedCall:
-        """Of what a client asks of the model; nobody follows probes, nor who has no key."""
+        """Begin the span of a client's call to the model; probes are not traced, nor callers
+        without a key."""
         operation = OPERATIONS.get(scope["path"])
         if operation is None:
             return UNTRACED

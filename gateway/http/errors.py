@@ -51,7 +51,7 @@ class ErrorShape(Protocol):
     def write(self, error: BaseException) -> msgspec.Struct: ...
 
     def of_status(self, status: int, message: str) -> msgspec.Struct:
-        """Of a path or a method that is not there."""
+        """The error body for a path or a method that is not there."""
 
     def names_by_status(self) -> Mapping[int, list[str]]:
         """What tells errors of one status apart; of all that can be."""

@@ -32,12 +32,12 @@ class EstimatedInterval(msgspec.Struct, kw_only=True):
 class EstimateAnswer(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
-    """Of the prompt, where it would be computed."""
+    """Prompt tokens in the cache of the replica that would compute the prompt."""
     computed_tokens: int
-    """Of the prompt, that would be computed: what it costs beside its output."""
+    """Prompt tokens that would be computed: what the request costs beside its output."""
     max_output_tokens: int
     prefill_replica: str
-    """Who would compute the prompt; the decode replica may itself."""
+    """The replica that would compute the prompt; it may be the decode replica."""
     decode_replica: str
     wait_s: float
     """Predicted, until the prompt's turn."""
@@ -46,7 +46,8 @@ class EstimateAnswer(msgspec.Struct, kw_only=True):
     ttft_s: EstimatedInterval
     """Time to first token."""
     itl_s: EstimatedInterval | None
-    """From one output token to the next; null while the decode replica has measured no steps."""
+    """Time from one output token to the next; null while the decode replica has measured no
+    steps."""
 
 
 class _Kind(msgspec.Struct):

@@ -64,7 +64,7 @@ class ChaosBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class ChaosAnswer(msgspec.Struct, kw_only=True):
     gateway: str
-    """Of this process alone: several may answer at one port."""
+    """The name of this process, of which alone this is said: several may answer at one port."""
     is_killed: bool
     num_faults: int
     """Made so far."""

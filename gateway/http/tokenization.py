@@ -30,13 +30,13 @@ class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     messages: list[Message] | None = None
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    """With `none` the tools are not shown to the model."""
+    """The choice of tools; with `none` they are not shown to the model."""
     enable_thinking: bool | None = None
     """A variable of the chat template; not all have it."""
     thinking: bool | dict[str, Any] | None = None
-    """The same, as DeepSeek and Anthropic have it."""
+    """A switch for thinking, as DeepSeek and Anthropic have it."""
     reasoning: dict[str, Any] | None = None
-    """The same, as OpenRouter has it: `effort`, `enabled`."""
+    """A switch for thinking, as OpenRouter has it: `effort`, `enabled`."""
     reasoning_effort: str | None = None
     """A variable of the chat template; not all have it."""
     verbosity: str | None = None

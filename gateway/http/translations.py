@@ -53,12 +53,12 @@ TRANSLATIONS: dict[type[BaseException], Translation] = {
     Unavailable: Translation(503, "service_unavailable_error", "unavailable"),
     DeadlineExceeded: Translation(504, "timeout_error", "deadline_exceeded"),
 }
-"""With the words that OpenAI's bodies have for them."""
+"""The translation of each error, with the words that OpenAI's bodies have for it."""
 INTERNAL = Translation(500, "server_error", "internal_error")
 
 
 def translate(error: BaseException) -> Translation:
-    """By the nearest class that has a translation; what nobody raised on purpose is a 500."""
+    """The translation of the nearest class that has one; what nobody raised on purpose is a 500."""
     for kind in type(error).__mro__:
         if kind in TRANSLATIONS:
             return TRANSLATIONS[kind]

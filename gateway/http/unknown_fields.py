@@ -34,7 +34,7 @@ B = TypeVar("B", bound=msgspec.Struct)
 MAX_UNKNOWN = 32
 """Places of such fields; more are refused, for each takes another look at the body."""
 MAX_READ_BYTES = 32 << 20
-"""In all these looks together; two are always had."""
+"""The most bytes of a body that all these looks together read; two are always had."""
 MAX_SHOWN = 64
 """Characters of a name; longer ones are like no field."""
 LIKENESS = 0.85
@@ -47,7 +47,7 @@ IN_MESSAGES = {
     "prefix": "use continue_final_message",
 }
 MEANT_WHOLE = ("response_format", "structured_outputs", "text", "output_config", "output_format")
-"""In these every word is meant."""
+"""Fields in which every word is meant: an unknown one is refused."""
 
 
 async def read_known(request: Request, config: GatewayConfig, kind: type[B]) -> B:
@@ -121,7 +121,7 @@ def _drop_all(body: dict[str, Any], kind: type[msgspec.Struct]) -> Iterator[str]
 
 
 def _refuse_meant(error: UnknownField, kind: type[msgspec.Struct]) -> None:
-    """Of a field within a field. Raises InvalidRequest."""
+    """Refuse a field within a field, if it was meant. Raises InvalidRequest."""
     if error.path.startswith("messages") and (remedy := IN_MESSAGES.get(error.name)):
         raise InvalidRequest(f"{error.field} is not supported; {remedy}", field=error.field)
     _refuse_slip(error, kind)
@@ -150,7 +150,8 @@ def is_one_slip(name: str, other: str) -> bool:
 
 
 def _drop(node: Any, steps: list[str], name: str) -> bool:
-    """Of all items of a list alike: what one message has, others have. Whether any had a value."""
+    """Drop the field from all items of a list alike: what one message has, others have. Return
+    whether any had a value."""
     if isinstance(node, list):
         return any([_drop(item, steps, name) for item in node])
     if not isinstance(node, dict):
@@ -170,13 +171,13 @@ def _shown(error: UnknownField) -> str:
 
 
 def printable(text: str) -> str:
-    """For a header."""
+    """The text as a header may carry it."""
     return re.sub(r"[^\w.\[\]-]", "?", text[:MAX_SHOWN], flags=re.ASCII)
 
 
 @cache
 def _names(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """Of the fields of a body, and of what lies in it."""
+    """Names of the fields of a body, and of what lies in it."""
     _, components = msgspec.json.schema_components([kind])
     found = {name for one in components.values() for name in one.get("properties", ())}
     return tuple(sorted(found))

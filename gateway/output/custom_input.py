@@ -57,7 +57,7 @@ def _read_input(reader: TextReader, write: Callable[[str], None]) -> Parse[None]
 
 
 def _escape(reader: TextReader) -> Parse[str]:
-    """With the second half, where it is one of two."""
+    """The escaped UTF-16 unit, with the second half where it is one of two."""
     text = yield from _half(reader)
     if HIGH_SURROGATE.match(text) and (yield from reader.take_word("\\u")):
         text += "\\u" + (yield from _taken(reader, NUM_UNICODE - 1))

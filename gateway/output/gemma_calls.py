@@ -28,7 +28,7 @@ NAME = re.compile(r"[^\s<>{}\"]+")
 KEY = re.compile(r"[^\s<>{}\[\],:\"]+")
 BARE = re.compile(r"[^<>{}\[\],:\"]+")
 MAX_DEPTH = 16
-"""Of values within a value."""
+"""The most levels of values within a value."""
 
 
 def gemma(schemas: Schemas) -> CallFormat:
@@ -60,7 +60,8 @@ def _call(reader: TextReader, out: PieceWriter, schemas: Schemas) -> Parse[None]
 
 @contextmanager
 def _closing(reader: TextReader, close: Callable[[], None]) -> Iterator[None]:
-    """Of what is being written: also where it breaks off, but if the output was cut it is cut."""
+    """Close what is being written, also where it breaks off; but if the output was cut it is
+    cut."""
     try:
         yield
     except Malformed:
@@ -72,7 +73,7 @@ def _closing(reader: TextReader, close: Callable[[], None]) -> Iterator[None]:
 
 
 def _members(reader: TextReader, arguments: TypedArguments, depth: int = 0) -> Parse[None]:
-    """Of an object whose bracket has been read; the one that closes it is read, too."""
+    """Read the members of an object whose opening bracket has been read, and its closing one."""
     yield from reader.skip_space()
     if (yield from reader.take_word("}")):
         return
@@ -126,7 +127,7 @@ def _value(
 
 
 def _items(reader: TextReader, arguments: TypedArguments, depth: int) -> Parse[None]:
-    """Of a list whose bracket has been read; the one that closes it is read, too."""
+    """Read the items of a list whose opening bracket has been read, and its closing one."""
     yield from reader.skip_space()
     if (yield from reader.take_word("]")):
         return

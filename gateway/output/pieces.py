@@ -56,7 +56,7 @@ def new_call_id() -> str:
 
 
 def call_ids(stream_id: str, choice: int) -> Iterator[str]:
-    """Of one choice's calls: the same wherever the stream is written."""
+    """The ids of one choice's calls: the same wherever the stream is written."""
     for number in count():
         digest = hashlib.sha256(f"{stream_id}/{choice}/{number}".encode()).digest()
         yield "call_" + "".join(CALL_ID_CHARS[byte % len(CALL_ID_CHARS)] for byte in digest[:24])
@@ -78,7 +78,7 @@ class PieceWriter:
         self._custom_names = custom_names
         self._call_id = call_id
         self._input: CustomInput | None = None
-        """Of a custom call that has begun."""
+        """The input of a custom call that has begun."""
         self._pieces: list[Piece] = []
 
     def content(self, text: str) -> None:

@@ -39,7 +39,7 @@ def reasoning_format(parser: str, template: ChatTemplate) -> str:
 
 
 def reasoning_start(reasoning_format: str, prompt: str) -> ReasoningStart:
-    """For the text of a prompt."""
+    """Where reasoning can be in the output after a prompt with this text."""
     ending = prompt.rstrip()
     if reasoning_format == "none":
         return ReasoningStart.NOWHERE

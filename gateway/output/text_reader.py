@@ -71,7 +71,7 @@ class TextReader:
         return text
 
     def drop_rest(self) -> None:
-        """Of what has come."""
+        """Drop the rest of what has come."""
         self._next = len(self._text)
         self.release()
 

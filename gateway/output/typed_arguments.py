@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from baton.gateway.output.pieces import PieceWriter
 
 Schemas = Mapping[str, Mapping[str, Any] | None]
-"""By tool, the schema of its arguments."""
+"""The schema of each tool's arguments, by the tool's name."""
 TEXT = frozenset({"string"})
 WORDS = {"True": "true", "False": "false", "None": "null"}
 """As templates written in Python show them."""
@@ -32,11 +32,11 @@ class TypedArguments:
         self._has_any = False
 
     def nested(self) -> TypedArguments:
-        """Of an object within the value that is being written."""
+        """The arguments of an object within the value that is being written."""
         return TypedArguments(self._out)
 
     def types(self, key: str) -> frozenset[str]:
-        """Those that `key` may have; empty if nothing is known."""
+        """The types that `key` may have; empty if nothing is known."""
         schema = resolved(self._schema)
         properties = schema.get("properties")
         other = schema.get("additionalProperties")

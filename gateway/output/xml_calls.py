@@ -131,8 +131,8 @@ deepseek_v32 = _any_calls(_dsml_call, (*DSML_CALLS, DSML_CALL), DSML_CALLS_END)
 def _arguments(
     reader: TextReader, out: PieceWriter, name: str, schema: Mapping[str, Any] | None = None
 ) -> Iterator[TypedArguments]:
-    """Of a call that begins here. If it breaks off they are those that were there, but if the
-    output was cut they are cut, too."""
+    """The arguments of a call that begins here. If it breaks off they are those that were there,
+    but if the output was cut they are cut, too."""
     out.start_call(name)
     reader.release()
     arguments = TypedArguments(out, schema)

@@ -33,7 +33,8 @@ from baton.gateway.text.served_model import ServedModel
 from baton.gateway.text.tokenizer import CHARS_PER_TOKEN
 
 LEFT_BY_BACKGROUND = 0.5
-"""Of what a tenant may ask for: its own requests that somebody waits for find that much."""
+"""The share of a tenant's rate limits that its batches leave to requests that somebody waits
+for."""
 LONG_TEXT_CHARS = 16_384
 """Longer texts are tokenised on another thread, so that the streams of others go on meanwhile."""
 
@@ -96,7 +97,7 @@ class Gateway:
         return self.dispatcher.missing(self._wanted)
 
     def metrics_page(self) -> str:
-        """Of this process alone: replicas have pages of their own."""
+        """The metrics of this process alone: replicas have pages of their own."""
         families = [*self.metrics.families(), *self.dispatcher.metrics()]
         if self.planner is not None:
             families.extend(self.planner.families())

@@ -43,6 +43,6 @@ class CompletionOrder:
     session: str = ""
     """What the caller calls the conversation; empty: nothing."""
     returns_progress: bool = False
-    """Of the first prompt, until its first token; of streams."""
+    """Whether a stream tells the progress of the first prompt until its first token."""
     caller: Caller
     time_left_s: float | None = None

@@ -26,7 +26,7 @@ async def read_prompts(
     max_prompts: int,
     max_chars: int | None = None,
 ) -> tuple[Prompt, ...]:
-    """Of texts no more than `max_chars` is read.
+    """Read texts, or token ids, as prompts; of texts no more than `max_chars` is read.
 
     Raises InvalidRequest, naming what is wrong below `field`.
     """

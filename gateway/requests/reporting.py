@@ -23,7 +23,7 @@ class PlannerPages(Protocol):
 
 
 class CallWatch(Protocol):
-    """Who is told of clients' calls as they begin and end."""
+    """The watcher that is told of clients' calls as they begin and end."""
 
     def begins(self, face: Face) -> None: ...
 

@@ -82,7 +82,7 @@ MEDIA = (
 
 
 def unsupported_part(kind: object, path: str, known: str = "text") -> InvalidRequest:
-    """Of a part that is none of `known`."""
+    """The error of a part that is none of `known`."""
     remedy = f"send {known}"
     if kind in MEDIA:
         remedy = "models here read text; leave it out, or put into words what it shows"

@@ -27,7 +27,7 @@ class ParkedOrder(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     """Unix seconds, as the events tell it."""
     headers: dict[str, str] = {}
-    """Those of the request that its answer depends on."""
+    """Headers of the request that its answer depends on."""
     body: bytes
 
     def parking(self, stream_id: str, owner: bytes) -> Parking | None:

@@ -135,7 +135,7 @@ class ResumableStreams:
         self.append_last(stream, event)
 
     def append_last(self, stream: HeldStream, event: bytes) -> None:
-        """For what says how the stream ends: there is always room for that."""
+        """Append the event that says how the stream ends: there is always room for that."""
         stream.log.append(event)
         if self._has(stream):  # not taken off while its generation was being ended
             self.num_bytes += cost_of(event)

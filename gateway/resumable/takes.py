@@ -19,7 +19,7 @@ class Takes:
 
     def __init__(self) -> None:
         self._pending: dict[tuple[str, bytes], asyncio.Future[None]] = {}
-        """By stream id and owner: nobody waits for what a stranger asks."""
+        """Takes under way, by stream id and owner: nobody waits for what a stranger asks."""
 
     async def other(self, stream_id: str, owner: bytes) -> bool:
         """Wait for the end of another take of the stream: whether there was one. Raises what that

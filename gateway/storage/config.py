@@ -16,7 +16,7 @@ class StorageConfig(ConfigNode, frozen=True, kw_only=True):
     each finds what gateways of its own node kept. Empty: a folder of the node, of this model's
     name, below the user's cache."""
     max_bytes: NonNegative = 4 * GIBIBYTE
-    """Of all of it together. The oldest responses make room for new ones, first those of who has
-    most; nothing else does. 0: nothing is kept."""
+    """The most bytes of all that is kept. The oldest responses make room for new ones, first
+    those of who has most; nothing else does. 0: nothing is kept."""
     response_ttl_s: Seconds = 30 * DAY_S
     """How long a response is kept."""

@@ -18,10 +18,10 @@ CHUNK_BYTES = 1 << 18
 
 class Budget(Protocol):
     def make_room(self, num_bytes: int, *, evicted_kind: str | None = None) -> None:
-        """For `num_bytes` more. Raises StorageFull, OSError."""
+        """Make room for `num_bytes` more. Raises StorageFull, OSError."""
 
     def count(self, num_bytes: int) -> None:
-        """Of what was added, or taken away."""
+        """Count bytes that were added, or (negative) taken away."""
 
 
 class FileWriter:

@@ -68,7 +68,7 @@ class StorageFolder:
         self._max_bytes = max_bytes
         self._now = unix_time
         self.num_bytes = 0
-        """In it, as far as is known here."""
+        """Bytes in the folder, as far as is known here."""
         self._num_unseen = 0
         """Added here since the last look."""
         self._counting = threading.Lock()
@@ -124,7 +124,7 @@ class StorageFolder:
         return self._unlink(path) and opened is not None and not opened[1].is_expired(self._now())
 
     def entries(self, kind: str, owner: str | None = None) -> list[Facts]:
-        """Of `owner`, or of everybody; the oldest first. Raises OSError."""
+        """Values of `owner`, or of everybody; the oldest first. Raises OSError."""
         folder = self.folder / kind
         if owner is not None:
             folder = folder / _owner_name(owner)
@@ -140,8 +140,8 @@ class StorageFolder:
         return sorted(found, key=lambda facts: facts.created_at)
 
     def make_room(self, num_bytes: int, *, evicted_kind: str | None = None) -> None:
-        """For `num_bytes` more: by what has expired, then by the oldest values of `evicted_kind`,
-        of whoever has most of them. Raises StorageFull, OSError."""
+        """Make room for `num_bytes` more: by what has expired, then by the oldest values of
+        `evicted_kind`, of whoever has most of them. Raises StorageFull, OSError."""
         if not self._needs_look(num_bytes):
             return
         with self._looking:
@@ -157,7 +157,7 @@ class StorageFolder:
             )
 
     def count(self, num_bytes: int) -> None:
-        """Of what was added here, or taken away."""
+        """Count bytes that were added here, or (negative) taken away."""
         with self._counting:
             self.num_bytes += num_bytes
             self._num_unseen += max(0, num_bytes)

@@ -20,10 +20,10 @@ MAX_FACTS_BYTES = 1 << 16
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
-    """As `Caller.owner`."""
+    """The owner id, as `Caller.owner`."""
     id: str
     num_bytes: int
-    """Of the value."""
+    """Size of the value."""
     checksum: int
     """Its CRC32."""
     created_at: float

@@ -30,7 +30,7 @@ R = TypeVar("R")
 NUM_THREADS = 4
 PATIENCE_S = 10.0
 LOOK_PATIENCE_S = 300.0
-"""For what looks through the folder."""
+"""The most seconds for a call that looks through the folder."""
 SWEEP_S = 600.0
 
 
@@ -102,15 +102,15 @@ class Storage:
         return await self._call(self._folder.delete, place)
 
     async def entries(self, kind: str, owner: str | None = None) -> list[Facts]:
-        """Of `owner`, or of everybody; the oldest first. Raises StorageUnavailable."""
+        """Values of `owner`, or of everybody; the oldest first. Raises StorageUnavailable."""
         return await self._call(self._folder.entries, kind, owner, patience_s=LOOK_PATIENCE_S)
 
     @asynccontextmanager
     async def writing(
         self, place: Place, *, ttl_s: float | None, fsync: bool = True
     ) -> AsyncIterator[Writing]:
-        """For what is too large to be held: it is there once the block has ended without an error.
-        Raises StorageFull, StorageUnavailable."""
+        """Write a value that is too large to be held: it is there once the block has ended without
+        an error. Raises StorageFull, StorageUnavailable."""
         writer = await self._call(self._folder.begin, place, ttl_s)
         try:
             yield Writing(self, writer)
@@ -156,7 +156,7 @@ class Storage:
             reader.close()
 
     async def _sweep_on(self) -> None:
-        """For ever."""
+        """Sweep the folder for ever."""
         while True:
             with suppress(StorageUnavailable):
                 await self._call(self._folder.open, patience_s=LOOK_PATIENCE_S)

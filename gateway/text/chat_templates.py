@@ -21,7 +21,8 @@ from baton.gateway.text.model_files import DEFAULT, is_inline
 TOOL_USE = "tool_use"
 FIELD = "chat_template"
 MAX_REQUEST_CHARS = 1 << 16
-"""Of a request's own template: the longest that come with models have half of it."""
+"""The most characters of a request's own template: the longest that come with models have half of
+it."""
 MAX_KEPT = 8
 """Compiled templates of requests: clients send the same one each time."""
 
@@ -62,7 +63,7 @@ class ChatTemplates:
         return self.by_name.get(DEFAULT)
 
     def asked_for(self, wanted: str, *, is_trusted: bool) -> ChatTemplate:
-        """By a request: one of the model's by its name, or a template of its own.
+        """The template that a request asks for: one of the model's by its name, or one of its own.
 
         Raises InvalidRequest if there is no such name, and requests' templates are not trusted.
         """
@@ -88,7 +89,8 @@ class ChatTemplates:
 
 
 def _read_template(setting: str) -> str:
-    """Of gateway.chat_template: a file, or the template itself. Raises InvalidConfig."""
+    """Read the setting gateway.chat_template: a file, or the template itself. Raises
+    InvalidConfig."""
     if is_inline(setting):
         return setting
     try:

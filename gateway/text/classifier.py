@@ -43,7 +43,7 @@ def as_they_are(logits: Sequence[float]) -> list[float]:
 
 
 def sigmoid(logits: Sequence[float]) -> list[float]:
-    """Of each, whatever the others are."""
+    """The sigmoid of each logit, whatever the others are."""
     return [0.5 * (1 + math.tanh(0.5 * logit)) for logit in logits]
 
 
@@ -67,7 +67,7 @@ BY_NAME: Mapping[str, Activation] = dict(
 class Classifier:
     labels: tuple[str, ...]
     tokens: tuple[int, ...] = ()
-    """Those whose logits are the labels'; empty: the model has a head for them."""
+    """Tokens whose logits are the labels'; empty: the model has a head for them."""
     is_two_way: bool = False
     """See LabelTokens."""
     label_activation: Activation
@@ -78,12 +78,12 @@ class Classifier:
     """Without a template: see PoolingFiles."""
 
     def probabilities(self, logits: Sequence[float], *, is_activated: bool = True) -> list[float]:
-        """Of the labels, in their order; or their logits."""
+        """Probabilities of the labels, in their order; or their logits."""
         given = self._of_labels(logits)
         return self.label_activation(given) if is_activated else given
 
     def score(self, logits: Sequence[float], *, is_activated: bool = True) -> float:
-        """Of a pair; there is one label."""
+        """The score of a pair; there is one label."""
         given = self._of_labels(logits)
         return (self.pair_activation(given) if is_activated else given)[0]
 

@@ -14,7 +14,7 @@ class EchoedPrompt:
     text: str
     tokens: tuple[int, ...]
     text_offsets: tuple[int, ...]
-    """By token: how many characters come before it."""
+    """Characters before each token."""
 
     @classmethod
     def of(cls, tokenizer: TextTokenizer, tokens: Sequence[int], text: str | None) -> EchoedPrompt:

@@ -51,9 +51,9 @@ class SamplingDefaults:
 class ModelFiles:
     tokenizer_json: str
     special_tokens: Mapping[str, str]
-    """By role: `bos_token`, `eos_token`, ... as chat templates name them."""
+    """Special tokens by role: `bos_token`, `eos_token`, ... as chat templates name them."""
     chat_templates: Mapping[str, str]
-    """By name (chat_templates.py)."""
+    """Chat templates by name (chat_templates.py)."""
     sampling: SamplingDefaults
     vocab_size: int
     """Rows of the embedding; token ids of requests must be less."""

@@ -22,17 +22,17 @@ class TextDelta:
     logprobs: tuple[TokenLogprob, ...] = ()
     """As many as tokens when asked for, else none."""
     text_offsets: tuple[int, ...] = ()
-    """By token: how many characters come before it, of the output and of an echoed prompt."""
+    """Characters before each token, of the output and of an echoed prompt."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    """In the first delta, when asked for: of the prompt's tokens but the first."""
+    """Logprobs of the prompt's tokens but the first, in the first delta, when asked for."""
     echo: EchoedPrompt | None = None
-    """In the first delta, when asked for; `text` begins with its text."""
+    """The echoed prompt, in the first delta, when asked for; `text` begins with its text."""
     finish_reason: FinishReason | None = None
     stop_string: str | None = None
-    """In the last delta: the stop string that ended the output, if one did."""
+    """The stop string that ended the output, in the last delta, if one did."""
 
     def after(self, echo: EchoedPrompt, *, is_first: bool) -> TextDelta:
-        """The same behind an echoed prompt."""
+        """Return the delta as it is behind an echoed prompt."""
         return replace(
             self,
             text=echo.text + self.text if is_first else self.text,

@@ -45,9 +45,9 @@ class LabelTokens:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingFiles:
     labels: tuple[str, ...] | None = None
-    """Of a model with a head for labels."""
+    """The labels of a model with a head for them."""
     label_tokens: LabelTokens | None = None
-    """Of a model that generates."""
+    """The label tokens of a model that generates."""
     problem_type: str = ""
     pair_activation: str = ""
     """One of ACTIVATIONS; empty: what is customary."""

@@ -25,7 +25,7 @@ class ServedModel:
     context_len: int
     eos_token_ids: tuple[int, ...] = ()
     generates: bool = True
-    """Else it has a head for labels in place of one for tokens."""
+    """Whether it generates; else it has a head for labels in place of one for tokens."""
     classifier: Classifier | None = None
     pooling: PoolingFiles = field(default_factory=PoolingFiles)
     """What its authors say of embeddings."""
@@ -92,7 +92,8 @@ class ServedModel:
             )
 
     def require_chat_template(self, *, has_tools: bool = False) -> ChatTemplate:
-        """That of conversations, or of those with tools. Raises InvalidRequest if there is none."""
+        """The template for conversations, or for those with tools. Raises InvalidRequest if there
+        is none."""
         template = self.chat_templates.choose(has_tools=has_tools)
         if template is not None:
             return template

@@ -16,7 +16,7 @@ MAX_SIZE = 1 << 25
 MAX_ITEMS = 1 << 19
 """Elements of one value, at all depths; a list that is contained twice counts twice."""
 MAX_ARGUMENT = 10_000
-"""For numbers handed to filters and methods of strings, such as widths."""
+"""The largest number handed to filters and methods of strings, such as a width."""
 MAX_INT_BITS = 4096
 
 MAX_SEPARATOR = 16
@@ -65,7 +65,8 @@ def check_method(name: str) -> None:
 
 
 def check_string_method(text: str, name: str, values: Sequence[Any]) -> None:
-    """For the methods of `text`, and the filters that do the same; `values` are the arguments."""
+    """Check a call of a method of `text`, or of a filter that does the same; `values` are the
+    arguments."""
     check_arguments(values)
     if name in ("format", "format_map"):
         _check_format(text, "{%", values)
@@ -93,7 +94,7 @@ def check_separators(separators: Sequence[str]) -> None:
 
 
 def check_operation(operator: str, left: Any, right: Any) -> None:
-    """For the operators + * ** %."""
+    """Check a use of the operators + * ** %."""
     check_size(weigh(left) + weigh(right))
     if operator == "%" and isinstance(left, str):
         _check_format(left, "%", right)

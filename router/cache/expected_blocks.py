@@ -30,7 +30,7 @@ class ExpectedBlocks:
         self._num_numbers = 0
 
     def add(self, names: BlockNames, epoch: Epoch) -> Expected:
-        """Until given back to `remove`."""
+        """Count blocks as expected until they are given back to `remove`."""
         expected = Expected(names, epoch)
         self._expected.add(expected)
         self._tree.add(self._number(epoch), names)

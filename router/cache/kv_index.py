@@ -64,7 +64,7 @@ class KvIndex:
         self._known_by_epoch: dict[Epoch, _Known] = {}
         self._loading_by_epoch: dict[Epoch, _Loading] = {}
         self._slots = Numbering()
-        """Those that are live."""
+        """Slots of the live replicas, by epoch."""
         self._num_slots = 0
         self._free_slots: list[int] = []
         self._live = 0
@@ -136,11 +136,12 @@ class KvIndex:
         return Depths(self._slots, np.frombuffer(found, np.uint32))
 
     def expected(self, names: Sequence[bytes]) -> Depths:
-        """The same of blocks on their way, whether or not they have arrived."""
+        """Leading blocks that are on their way to each replica, whether or not they have
+        arrived."""
         return self._expected.depths(BlockNames.of(names))
 
     def num_cached_blocks(self, names: Sequence[bytes]) -> dict[Epoch, int]:
-        """By replica: how many leading blocks it has. Those with none are left out."""
+        """Leading blocks that each replica has cached. Replicas with none are left out."""
         return self.cached(names).by_epoch()
 
     def num_cached_blocks_of(self, epoch: Epoch, prompts: Sequence[BlockNames]) -> Sequence[int]:

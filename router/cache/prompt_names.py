@@ -32,9 +32,9 @@ class PromptNames:
         self._tokens = tokens
         self._salt = salt
         self._names_by_way: dict[WayToName, BlockNames] = {}
-        """Of all full blocks."""
+        """Names of all full blocks of the prompt."""
         self._first_by_way: dict[WayToName, BlockNames] = {}
-        """Of the first ones, as they were made for a shorter prompt."""
+        """Names of the first blocks, as they were made for a shorter prompt."""
         self.matched: dict[Epoch, tuple[tuple[int, int], int]] = {}
         """Leading tokens that a replica has of it, as of a version of its cache (`matches.py`)."""
 
@@ -61,7 +61,7 @@ class PromptNames:
         return longer
 
     def named(self, way: WayToName) -> BlockNames:
-        """The same, by one way."""
+        """The names of all full blocks, by one way to name them."""
         made = self._names_by_way.get(way)
         if made is None:
             for _ in self._make(way):

@@ -43,19 +43,22 @@ class PullRates:
     tokens_per_s: float = 2000.0
     """Tokens that a replica prefills."""
     links: LinkTimes = field(default_factory=LinkTimes, compare=False)
-    """Of pairs, as far as they are known. Live."""
+    """Latency and bandwidth of fetches between pairs of replicas, as far as they are known.
+    Live."""
     handoff_s: float = 0.01
-    """From a prompt's first token until its KV is where it is decoded, of whichever pair."""
+    """Seconds from a prompt's first token until its KV is where it is decoded, of whichever
+    pair."""
     handoffs: LinkTimes = field(default_factory=LinkTimes, compare=False)
-    """Of pairs, as far as they are known: who computes, who decodes. Live."""
+    """Latency and bandwidth of handoffs between pairs (prefill, decode), as far as they are known.
+    Live."""
 
     @property
     def usual(self) -> LinkTime:
-        """Of a pair of which nothing is known."""
+        """The link time of a pair of which nothing is known."""
         return LinkTime(self.latency_s, self.bytes_per_s)
 
     def fetch_s(self, num_tokens: int, layout: KvLayout, pair: Pair) -> float:
-        """Until `num_tokens` tokens of this layout have gone from one to the other."""
+        """Seconds until `num_tokens` tokens of this layout have gone from one to the other."""
         num_bytes = num_tokens * layout.block_bytes / layout.block_size
         link = self.links.of(pair)
         if link is None:
@@ -63,7 +66,8 @@ class PullRates:
         return link.seconds(num_bytes)
 
     def saved_s(self, num_tokens: int, layout: KvLayout, pair: Pair) -> float:
-        """By fetching so many tokens rather than computing them; 0 unless it is worth it."""
+        """Seconds saved by fetching so many tokens rather than computing them; 0 unless it is worth
+        it."""
         if not self.is_enabled or num_tokens < self.min_tokens:
             return 0.0
         compute_s = num_tokens / self.tokens_per_s
@@ -82,7 +86,8 @@ class Holding:
 def best_source(
     holdings: Iterable[Holding], *, num_held: int, taker: Epoch, rates: PullRates
 ) -> Holding | None:
-    """Whom `taker`, which has `num_held` tokens, should ask for more; None: it computes them.
+    """The replica that `taker`, which has `num_held` tokens, should ask for more; None: it computes
+    them.
 
     Whoever spares it most: that is who has most, unless the way from there is long.
     """
@@ -107,7 +112,7 @@ class RateMeter:
         self._tokens_per_s: float | None = None
 
     is_measured = False
-    """Of one replica: it is the pool's rate."""
+    """Whether the rate is of one replica alone: never, it is the pool's."""
 
     @property
     def pace(self) -> Pace:

@@ -23,7 +23,7 @@ from baton.router.replicas.candidate import Candidate
 
 KEPT_S = 3600.0
 MAX_KEPT_NAMES = 250_000
-"""Of 16 bytes."""
+"""The most block names kept for all decisions; each has 16 bytes."""
 
 
 class Considered(NamedTuple):
@@ -32,7 +32,7 @@ class Considered(NamedTuple):
     replica_id: ReplicaId
     epoch: Epoch
     cost: float
-    """In the policy's own unit."""
+    """The cost in the policy's own unit."""
     num_held_tokens: int
     """Leading tokens of the prompt that it has, will have or can fetch."""
     wait_s: float
@@ -42,9 +42,9 @@ class Considered(NamedTuple):
     latency_s: float
     """and until that is where it is decoded; what is fetched after the wait counts here, too."""
     corrected_s: float
-    """By how much later than predicted its first tokens had come by then, all in all."""
+    """Seconds by which its first tokens had come later than predicted by then, all in all."""
     age_s: float | None
-    """Of the replica's last word; None if it has said none."""
+    """Seconds since the replica's last word; None if it has said none."""
     terms: Mapping[str, float]
     """What the cost is made of, if the policy says."""
 
@@ -54,7 +54,8 @@ class Considered(NamedTuple):
         return self.wait_s + self.work_s + self.latency_s
 
     def in_hindsight_s(self, num_tokens: int, candidate: Candidate) -> float:
-        """The same, knowing how late the replica was since with what it had to do before."""
+        """Seconds to the first token, knowing how late the replica was since with what it had to do
+        before."""
         wait_s = self.wait_s
         if wait_s:
             wait_s = max(wait_s + candidate.corrected_s - self.corrected_s, 0.0)
@@ -71,7 +72,7 @@ class DecodeConsidered(NamedTuple):
     num_held_tokens: int
     """Leading tokens of the prompt that it has or will have."""
     age_s: float | None
-    """Of the replica's last word; None if it has said none."""
+    """Seconds since the replica's last word; None if it has said none."""
     terms: Mapping[str, float]
     """What the cost is made of (`decode_costs.py`)."""
 
@@ -82,7 +83,7 @@ class Came:
 
     first_token_s: float
     best_other: ReplicaId | None = None
-    """Who would have been soonest of the others; None: there was no other."""
+    """The replica that would have been soonest of the others; None: there was no other."""
     best_other_s: float | None = None
     """When, as predicted with what is known now."""
     num_output_tokens: int = 0
@@ -104,20 +105,20 @@ class Decision:
     request_id: RequestId
     attempt: int
     owner: str
-    """Who may read it."""
+    """The caller's owner id; only callers of the same owner may read the decision."""
     decided_at: float
     """Unix time."""
     num_tokens: int
     num_prefill_tokens: int
-    """That had to be computed."""
+    """Prompt tokens that had to be computed."""
     names: Sequence[bytes] = ()
-    """Of the prompt's whole blocks."""
+    """Names of the prompt's whole blocks."""
     block_size: int = 1
     session: str = ""
     policy: str
     reason: str
     computes: ReplicaId
-    """Who computes the prompt."""
+    """The replica that computes the prompt."""
     decodes: ReplicaId
     considered: Sequence[Considered]
     num_candidates: int
@@ -126,15 +127,16 @@ class Decision:
     """The cheapest of those that might have decoded it, the one that does first; none, if they were
     not compared."""
     waited_s: float
-    """For a place, of which"""
+    """Seconds the request waited for a place, of which"""
     in_line_s: float
     """was spent in the line for a replica that was busy: the choice was bound that late."""
     foreseen_s: float
     """Time to first token, as predicted when it was asked for."""
     predicted_s: float
-    """The same, as predicted when it was sent."""
+    """Time to first token, as predicted when it was sent."""
     predicted_itl_s: float | None = None
-    """From one output token to the next; None while its decode replica has measured no steps."""
+    """Seconds from one output token to the next; None while its decode replica has measured no
+    steps."""
     came: Came | None = None
     """None until its first token is there."""
 
@@ -197,7 +199,8 @@ class Decisions:
             )
 
     def of(self, public_id: str) -> tuple[Decision, ...]:
-        """Of all choices and attempts of a request, in the order in which they were made."""
+        """The decisions for all choices and attempts of a request, in the order in which they were
+        made."""
         self._forget()
         numbers = self._numbers_by_id.get(public_id, ())
         return tuple(self._by_number[number] for number in numbers)

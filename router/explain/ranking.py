@@ -24,13 +24,13 @@ class Ranking(Sequence[Considered]):
     known: Sequence[tuple[ReplicaInfo, float, float | None]]
     """Each one's `corrected_s`, and when its last word was said: what changes afterwards."""
     decided_s: float
-    """By the clock of these."""
+    """The decision's time, by the clock of the last words in `known`."""
     costs: Numbers
     num_held: Numbers
     wait_s: Numbers
     work_s: Numbers
     latency_s: float
-    """Of what a prefill replica computes."""
+    """Seconds that a transfer takes, however short; counts for what a prefill replica computes."""
     fetch_s: Numbers
     """What fetching adds to each one's."""
     names: Sequence[str]
@@ -75,7 +75,7 @@ class Ranking(Sequence[Considered]):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class DecodeRanking(Sequence[DecodeConsidered]):
-    """The same of those that might decode."""
+    """The ranking of the replicas that might decode."""
 
     known: Sequence[tuple[ReplicaInfo, float | None]]
     """And when each one's last word was said."""

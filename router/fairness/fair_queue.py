@@ -1,4 +1,4 @@
-"""Who goes next of the requests of several tenants: fair in tokens, by weight, whatever each asks.
+"""The order of requests of several tenants: fair in tokens, by weight, whatever each asks.
 
     used     tokens computed for a tenant, over its weight
     next     of the tenants in line, the one with the least    used + typical * steps
@@ -58,7 +58,7 @@ class FairQueue(Generic[T]):
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
         self._tenant_by_name: dict[str, _Tenant[T]] = {}
-        """Of all that ever came: they are configured, so there are few."""
+        """All tenants that ever came: they are configured, so there are few."""
         self._retries: list[Entry[T]] = []
         self._numbers, self._turns = count(), count()
         self._num = 0
@@ -77,7 +77,7 @@ class FairQueue(Generic[T]):
         return self._num
 
     def __iter__(self) -> Iterator[Entry[T]]:
-        """In no order of their turns."""
+        """Every entry in line, in no order of their turns."""
         yield from tuple(self._retries)
         for tenant in tuple(self._tenant_by_name.values()):
             yield from tuple(tenant.line)
@@ -138,8 +138,9 @@ class FairQueue(Generic[T]):
         return min(in_line, key=order).line[0]
 
     def gives_way(self, newcomer: Entry[T]) -> Entry[T] | None:
-        """Who leaves so that `newcomer`, in line already, may stay: the last of the tenant with the
-        most in line for its weight. None if, one each later, that would be the newcomer's."""
+        """The entry that leaves so that `newcomer`, in line already, may stay: the last of the
+        tenant with the most in line for its weight. None if, one each later, that would be the
+        newcomer's."""
         in_line = [tenant for tenant in self._tenant_by_name.values() if tenant.line]
         own = self._tenant(newcomer.tenant)
         longest = max(in_line, key=lambda one: len(one.line) / one.weight)
@@ -153,7 +154,7 @@ class FairQueue(Generic[T]):
         return place if entry.is_retry else self._num_before(entry.tenant, place)
 
     def num_before_new(self, *, tenant: str, priority: int, now: float) -> int:
-        """The same, of one that would come now."""
+        """The number that should go before an entry that would come now."""
         came = now + PRIORITY_S * bounded_steps(priority)
         line = self._tenant(tenant).line
         place = bisect_right(line, came, key=lambda one: one.order[0])

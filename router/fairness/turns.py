@@ -1,4 +1,4 @@
-"""Who goes first of the prompts that wait for one replica.
+"""The order of the prompts that wait for one replica.
 
     due = arrival + min(3 * work, max(3 * typical work, line))            (seconds; the least first)
 
@@ -21,11 +21,12 @@ from baton.router.table.columns import Numbers
 STRETCH = 3.0
 """Mean against tail: 1 to 20 were tried (docs/router.md)."""
 MAX_LATER = 3.0
-"""In typical prompts: 1 to 60 were tried. More is better for the mean and worse for the tail."""
+"""The most by which others may pass a prompt, in typical prompts: 1 to 60 were tried. More is
+better for the mean and worse for the tail."""
 PRIORITY_S = 10.0
 MAX_STEPS = 10
 WEIGHT = 0.01
-"""Of the last prompt in what is typical."""
+"""Weight of the last prompt in the mean work of a prompt."""
 
 
 def bounded_steps(priority: int) -> int:
@@ -34,7 +35,7 @@ def bounded_steps(priority: int) -> int:
 
 
 def later_s(priority: int) -> float:
-    """By how much later it is due."""
+    """Seconds by which a prompt of this priority is due later."""
     return bounded_steps(priority) * PRIORITY_S
 
 
@@ -53,7 +54,8 @@ class Turns:
 
     @property
     def latest_s(self) -> float:
-        """Of how much later prompts nobody lets more pass, where the line is shorter than that."""
+        """The most seconds by which later prompts may pass one, where the line is shorter than
+        that."""
         return MAX_LATER * self.typical_s
 
     def due_s(self, prompt: Prompt, work_s: float, line_s: float) -> float:
@@ -62,6 +64,6 @@ class Turns:
         return prompt.arrived_s + min(STRETCH * work_s, latest_s) + later_s(prompt.priority)
 
     def dues_s(self, prompt: Prompt, work_s: Numbers, line_s: Numbers) -> Numbers:
-        """The same, for each of several replicas that it might wait for."""
+        """The due time of the prompt on each of several replicas that it might wait for."""
         latest_s = np.maximum(self.latest_s, line_s)
         return prompt.arrived_s + np.minimum(STRETCH * work_s, latest_s) + later_s(prompt.priority)

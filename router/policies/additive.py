@@ -15,7 +15,7 @@ from baton.router.replicas.candidates import Candidates
 
 
 class Additive(RoutesAtOnce):
-    """In blocks."""
+    """Costs in blocks."""
 
     def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
         blocks = max(prompt.num_blocks, 1)

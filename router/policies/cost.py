@@ -80,11 +80,11 @@ together was half as long again."""
 PATIENCE = 8.0
 """Tried on waves, long, together and crowd: 1, where the first two were less even for nothing."""
 MAY_LEAVE = 0.001
-"""Of all prompts, those that may pay more than that: the p99 does not tell of them. Tried on
+"""The fraction of all prompts that may pay more than that: the p99 does not tell of them. Tried on
 together, crowd and uneven: 0 (whose busiest replica has 1.38 times the mean on uneven, and 1.15
 with it) to 0.003 (14 % of together's p99)."""
 WEIGHT = 0.02
-"""Of the last beginning in how often conversations begin."""
+"""Weight of the last beginning in the mean time between beginnings of conversations."""
 FEW_BEGUN = 4.0
 """Conversations a candidate, besides one: fewer can not be spread evenly, and had better stay where
 they are."""
@@ -94,7 +94,7 @@ many times on top. Tried: 0.03 to 0.1, and 5 to 30."""
 
 
 class Cost:
-    """In seconds."""
+    """Costs in seconds."""
 
     def __init__(self, weights: CostWeights = DEFAULTS) -> None:
         self._weights = weights
@@ -102,7 +102,7 @@ class Cost:
         self._heat = Heat()
         self._num_begun = self._begun_at_s = 0.0
         self._between_s = 0.0
-        """From one beginning to the next, of late."""
+        """Mean seconds from one beginning to the next, of late."""
         self._num_may_leave = 0.0
 
     @property
@@ -198,7 +198,8 @@ class Cost:
             self._heat.hear(prompt, prompt.arrived_s)
 
     def _count_leaving(self, prompt: Prompt, candidate: Candidate, whole_s: float) -> None:
-        """Of so many prompts one may be a conversation that left at a price beyond the bound."""
+        """Update how many conversations may leave at a price beyond the bound: MAY_LEAVE a
+        prompt."""
         ongoing = candidate.columns.ongoing
         home = ongoing.home(prompt.session)
         has_left = home is not None and home is not candidate and whole_s > MOST * ongoing.long_s

@@ -51,7 +51,7 @@ class Asked(NamedTuple):
     most_s: float
     """Charged for a surplus, at most, where nobody waits."""
     left: float
-    """Of what the columns have of recent work, what counts now."""
+    """The fraction of the columns' recent work that still counts now."""
     future_s: float
     """Work that a conversation which goes on still brings."""
     home: int
@@ -60,7 +60,7 @@ class Asked(NamedTuple):
     mean_share_s: float
     """What each was sent lately and will be by its conversations, without this one: the mean."""
     num_waiting: float
-    """In line, a replica."""
+    """Prompts in line, per replica."""
 
 
 def cost_terms(asked: Asked, charge: Charge | None, candidates: Candidates, held: Held) -> Numbers:

@@ -8,7 +8,7 @@ from baton.router.replicas.candidates import Candidates
 
 
 class LeastRequests(RoutesAtOnce):
-    """In requests: long prompts count as much as short ones."""
+    """Costs in requests: long prompts count as much as short ones."""
 
     def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
         return Costs(candidates.num_open)

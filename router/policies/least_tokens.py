@@ -8,7 +8,7 @@ from baton.router.replicas.candidates import Candidates
 
 
 class LeastTokens(RoutesAtOnce):
-    """In seconds of the replica's own speed: what is half computed counts half."""
+    """Costs in seconds of the replica's own speed: what is half computed counts half."""
 
     def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
         return Costs(candidates.busy_s(now))

@@ -10,7 +10,8 @@ MANY_REQUESTS = 1 << 20
 
 
 class LongestMatch(RoutesAtOnce):
-    """In tokens to compute, then requests. Load never outweighs a token: it piles up on one."""
+    """Costs in tokens to compute, then requests. Load never outweighs a token: it piles up on
+    one."""
 
     def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
         return Costs(held.new_tokens(prompt) * MANY_REQUESTS + candidates.num_open)

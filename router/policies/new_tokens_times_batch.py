@@ -13,7 +13,7 @@ from baton.router.replicas.candidates import Candidates
 
 
 class NewTokensTimesBatch(RoutesAtOnce):
-    """In tokens times requests."""
+    """Costs in tokens times requests."""
 
     def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
         num_tokens = candidates.num_open_tokens + held.new_tokens(prompt)

@@ -11,11 +11,12 @@ from baton.router.prompt import Prompt, drawn
 from baton.router.replicas.candidates import Candidates
 
 NUM_BLOCKS = 2
-"""Of the prompt: one alone is the same system prompt for everybody."""
+"""Leading blocks of the prompt that are hashed: one alone is the same system prompt for
+everybody."""
 
 
 class PrefixHash(RoutesAtOnce):
-    """In negative draws; load does not count."""
+    """Costs in negative draws; load does not count."""
 
     def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
         return Costs(-candidates.drawn_by(prefix_draw(prompt)).astype(float))

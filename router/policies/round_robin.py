@@ -11,7 +11,7 @@ from baton.router.replicas.candidates import Candidates
 
 
 class RoundRobin(RoutesAtOnce):
-    """Who was chosen the longest time ago comes next."""
+    """The replica that was chosen the longest time ago comes next."""
 
     def __init__(self) -> None:
         self._num_placed = 0

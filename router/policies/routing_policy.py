@@ -31,12 +31,13 @@ class Held(NamedTuple):
     tokens: Numbers
     """Leading tokens, by candidate."""
     fetched: Numbers | None = None
-    """The same, with those that each can fetch for clearly less than computing them; None: no
-    candidate can."""
+    """Leading tokens, with those that each candidate can fetch for clearly less than computing
+    them; None: no candidate can."""
     fetch_s: Numbers | None = None
-    """To fetch those."""
+    """Seconds to fetch those, by candidate."""
     handoff_s: Numbers | None = None
-    """After the first token, until the KV is where the request is decoded; None: it is there."""
+    """Seconds after the first token until the KV is where the request is decoded, by candidate;
+    None: it is there."""
 
     @property
     def usable(self) -> Numbers:
@@ -49,11 +50,12 @@ class Held(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Of one prompt, by candidate; infinite where it must not go unless it may go nowhere else."""
+    """Costs of one prompt, by candidate; infinite where it must not go unless it may go nowhere
+    else."""
 
     total: Numbers
     names: Sequence[str] = ()
-    """Of what it is made of; none if it has no parts."""
+    """Names of the cost's terms; none if it has no parts."""
     terms: Numbers | None = None
     """[name, candidate]"""
 
@@ -68,7 +70,7 @@ class Costs(NamedTuple):
 class RoutingPolicy(Protocol):
     @property
     def turns(self) -> Turns | None:
-        """Who goes first of those in the gateway's line. None: nobody waits there."""
+        """The order of prompts in the gateway's line. None: prompts do not wait there."""
 
     def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
         """One a candidate: the least wins."""
@@ -98,7 +100,8 @@ def least(prompt: Prompt, candidates: Candidates, costs: Costs, num: int) -> Seq
 
 
 def least_by(draw: int, candidates: Candidates, total: Numbers, num: int) -> Sequence[int]:
-    """The same of these costs; equals are drawn by `draw`."""
+    """The places of the `num` candidates whose `total` is least; equals are drawn by `draw`. Raises
+    ValueError if there is none."""
     if not len(total):
         raise ValueError("nobody to choose from")
     found = library_without_torch()

@@ -17,7 +17,7 @@ MAX_SESSIONS = 100_000
 
 
 class SessionSticky(RoutesAtOnce):
-    """In seconds to compute; infinite for all but the conversation's own replica."""
+    """Costs in seconds to compute; infinite for all but the conversation's own replica."""
 
     def __init__(self) -> None:
         self._name_by_session: Recent[str, str] = Recent(MAX_SESSIONS)

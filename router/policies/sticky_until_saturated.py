@@ -13,14 +13,14 @@ from baton.router.prompt import Prompt
 from baton.router.replicas.candidates import Candidates
 
 NEARLY = 0.8
-"""Of the prompt: who has less of it has no affinity."""
+"""The least share of the best match that counts as affinity."""
 MAX_QUEUE = 5
 """Requests at a replica: with more it is saturated (llm-d's saturation detector's default)."""
 FAR = 1 << 20
 
 
 class StickyUntilSaturated(RoutesAtOnce):
-    """In requests; those without affinity cost more than any with it."""
+    """Costs in requests; replicas without affinity cost more than any with it."""
 
     def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
         has_it = (held.tokens > 0) & (held.tokens >= NEARLY * held.tokens.max())

@@ -22,7 +22,7 @@ SECOND = 0x9E3779B97F4A7C15
 
 
 class TwoChoice(RoutesAtOnce):
-    """In tokens to compute, or in seconds; infinite for all but the two."""
+    """Costs in tokens to compute, or in seconds; infinite for all but the two."""
 
     def __init__(self, slo_ttft_s: float = 5.0) -> None:
         self._slo_ttft_s = slo_ttft_s

@@ -36,7 +36,7 @@ class Speed(Protocol):
 
     @property
     def pace(self) -> Pace:
-        """The same for many replicas at once (`candidates.py`)."""
+        """The speed in numbers, to be applied to many replicas at once (`candidates.py`)."""
 
     def prefill_s(self, num_tokens: int, num_cached: int) -> float:
         """Seconds for a prompt of `num_tokens`, of which it has the first `num_cached`."""
@@ -48,7 +48,7 @@ class Booking:
 
     prompt: Prompt
     num_new_tokens: int
-    """That were expected to be computed."""
+    """Tokens that were expected to be computed."""
     work_s: float
     ends_s: float
     """Predicted, with the corrections made until then taken out."""
@@ -66,7 +66,7 @@ class Waiting:
     num_fetched: int = 0
     """Leading tokens that were to be fetched for it when it came; 0: none."""
     key: int = -1
-    """In the columns of its candidate."""
+    """The key of this prompt in its candidate's columns; -1: none yet."""
 
     @property
     def order(self) -> tuple[float, int]:
@@ -91,18 +91,19 @@ class Candidate:
         self.draw = drawn(name)
         """What rendezvous hashing mixes with a prompt's."""
         self.open: dict[int, Booking] = {}
-        """By the prompt's number, in the order in which they were sent."""
+        """Prompts sent and without a first token, by number, in the order in which they were
+        sent."""
         self.num_open_tokens = 0
         self.num_open_blocks = 0
         self.next_free_s = 0.0
         self.corrected_s = corrected_s
-        """By how much later than predicted first tokens came, all in all."""
+        """Seconds by which first tokens came later than predicted, all in all."""
         self.waiting: list[Waiting] = []
-        """In order."""
+        """Prompts in line for this replica, in order."""
         self.line_s = 0.0
         """Work of all in line."""
         self.version = 0
-        """Of its books: another number after each change."""
+        """The version of its books: another number after each change."""
         self._speed = speed
         self._credit_tokens = credit_tokens
         self._num_running = 0
@@ -197,8 +198,8 @@ class Candidate:
         self._write()
 
     def overdue_s(self, now: float) -> float:
-        """For how long a first token should have come from it, clearly: its oldest prompt may be
-        held up elsewhere while others' come."""
+        """Seconds by which a first token is clearly overdue: its oldest prompt may be held up
+        elsewhere while others' come."""
         return max(now - self._token_due_s - LATE_S, 0.0)
 
     @property
@@ -265,7 +266,7 @@ class Candidate:
         return booking
 
     def until_s(self, booking: Booking, now: float) -> float:
-        """To the first token of one of `open`, by prediction."""
+        """Seconds to the first token of one of `open`, by prediction."""
         return max(self._ends_s(booking) - now, 0.0)
 
     def _ends_s(self, booking: Booking) -> float:
@@ -292,7 +293,7 @@ class Candidate:
         self._write_line()
 
     def sort(self) -> None:
-        """After the dues of those who wait have changed."""
+        """Put the line in order after dues of prompts in it have changed."""
         self.waiting.sort(key=lambda one: one.order)
         for waiting in self.waiting:
             self.columns.line.write(waiting.key, waiting.due_s, waiting.work_s)

@@ -17,7 +17,7 @@ from baton.router.replicas.candidate import LATE_S, Candidate, Speed
 from baton.router.table.columns import Column, Columns, Draws, Mask, Numbers, Places, mean
 
 PACE = tuple(Column)[Column.STEP_S :]
-"""Of `candidate.Pace`."""
+"""The columns of the fields of `candidate.Pace`."""
 
 
 def works_s(
@@ -78,7 +78,7 @@ class Candidates:
         )
 
     def place(self, candidate: Candidate) -> int | None:
-        """Where it stands among these, if it does."""
+        """The candidate's place among these, if it has one."""
         if candidate.columns is not self._columns:
             return None
         if self._places is None:
@@ -102,7 +102,7 @@ class Candidates:
 
     @property
     def rows(self) -> Places:
-        """Of the columns."""
+        """The candidates' rows in the columns."""
         return np.arange(self._columns.num_rows) if self._places is None else self._places
 
     def drawn_by(self, draw: int) -> Draws:
@@ -118,7 +118,7 @@ class Candidates:
 
     @property
     def num_open_tokens(self) -> Numbers:
-        """Of these, the tokens to compute."""
+        """Tokens to compute of the prompts that each has open."""
         return self._of(Column.NUM_OPEN_TOKENS)
 
     @property
@@ -138,7 +138,7 @@ class Candidates:
         return has_left | is_idle
 
     def overdue_s(self, now: float) -> Numbers:
-        """For how long its oldest prompt should have been over, clearly."""
+        """Seconds by which each one's oldest prompt is clearly overdue."""
         return np.maximum(now - self._of(Column.OLDEST_ENDS_S) - LATE_S, 0.0)
 
     def is_any_overdue(self, now: float, by_s: float) -> bool:
@@ -256,7 +256,7 @@ class CandidateTable:
 
     @property
     def all(self) -> Candidates:
-        """The same ones, until somebody comes or goes."""
+        """All candidates: one and the same object until a replica comes or goes."""
         if self._all is None:
             self._all = Candidates(self._candidates, self._columns)
         return self._all

@@ -32,14 +32,14 @@ class KnownReplica:
     def __init__(self, info: ReplicaInfo, candidate: Candidate) -> None:
         self.info = info
         self.endpoint = info.endpoint
-        """The same, whatever is new of the replica."""
+        """Where its gRPC server listens: constant, whatever else is new of the replica."""
         self.candidate = candidate
         """What it has to compute, as far as this gateway can tell."""
         self.is_connected = False
         self.is_away = False
         """It was there, and is silent now, or its stream is broken: nobody is to wait for it."""
         self.is_told_to_drain = False
-        """By this gateway, and its own word of it may be on its way."""
+        """Whether this gateway has told it to drain; its own word of it may be on its way."""
         self.num_open = 0
         """Requests this gateway has there."""
         self._capacity: Capacity | None = None
@@ -89,8 +89,8 @@ class KnownReplica:
 
     @property
     def num_requests(self) -> int:
-        """That decode there, or are about to, of all gateways: by its last word and what was sent
-        since."""
+        """Requests of all gateways that decode there, or are about to: by its last word and what
+        was sent since."""
         told = self._capacity
         num_told = 0 if told is None else told.num_running + told.num_waiting
         return max(num_told, self._num_open_then) + self.num_since
@@ -100,7 +100,7 @@ class Pool:
     def __init__(self) -> None:
         self.replicas: list[KnownReplica] = []
         self.table = CandidateTable()
-        """Of their candidates, in the same order."""
+        """The replicas' candidates, in the same order."""
         self._row_by_epoch: dict[Epoch, int] = {}
         self._is_open = np.zeros(0, bool)
         self._is_draining = np.zeros(0, bool)
@@ -131,7 +131,7 @@ class Pool:
 
     @property
     def is_open(self) -> Mask:
-        """Who would take one more request to decode."""
+        """[pool] Whether each would take one more request to decode."""
         return self._is_open
 
     @property
@@ -223,7 +223,7 @@ class Pool:
             )
 
     def tokens(self, every: Sequence[Depths]) -> Numbers:
-        """Of each, the tokens in so many leading blocks of it.
+        """[pool] Tokens in the leading blocks that each has of a prompt.
 
         One of `every` for each way to name blocks: who names them in another way has none of these.
         """

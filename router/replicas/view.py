@@ -30,7 +30,7 @@ class ReplicaView(NamedTuple):
 
     replica: KnownReplica
     place: int
-    """In its pool."""
+    """Its index in its pool."""
     num_cached_tokens: int = 0
     """Leading tokens of this prompt that are in its prefix cache."""
     num_expected_tokens: int = 0
@@ -67,7 +67,7 @@ class PoolView(Sequence[ReplicaView]):
     ) -> None:
         self.pool = pool
         self.places = places
-        """In the pool; None: all."""
+        """Indices in the pool; None: all."""
         self.cached = cached
         """[pool] Leading tokens of this prompt in each one's prefix cache."""
         self.expected = expected
@@ -75,7 +75,7 @@ class PoolView(Sequence[ReplicaView]):
         self._most_cached: int | None = None
         self._soon: Numbers | None = None
         self._candidates: tuple[int, Candidates] | None = None
-        """Of some: as they were when the table had this version."""
+        """The candidates, with the version of the table that they were taken from."""
 
     def __len__(self) -> int:
         return len(self.pool.replicas if self.places is None else self.places)
@@ -101,14 +101,14 @@ class PoolView(Sequence[ReplicaView]):
         return map(self.__getitem__, range(len(self)))
 
     def place(self, replica: ReplicaView) -> int:
-        """Where it stands among these. Raises ValueError if it does not."""
+        """The replica's place among these. Raises ValueError if it has none."""
         if self.places is None:
             return replica.place
         places: list[int] = self.places.tolist()
         return places.index(replica.place)
 
     def where(self, is_wanted: Mask) -> PoolView:
-        """Those of these for which it holds: `[pool]`."""
+        """The replicas of this view for which it holds; `is_wanted` is `[pool]`."""
         if self.places is None:
             if np.count_nonzero(is_wanted) == len(is_wanted):
                 return self

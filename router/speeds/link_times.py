@@ -19,18 +19,19 @@ FORGET_S = 300.0
 PATIENCE = 0.2
 """Weight of the last observation in what is believed."""
 PRIOR = 0.5
-"""Of an observation: what each of the two points of all pairs' line counts as."""
+"""Weight, in observations, of each of the two points of all pairs' line."""
 MAX_PAIRS = 20_000
 APART, APART_S = 0.25, 0.001
-"""Of what it takes between others, and seconds: a pair that is less off is as all others, so that
-what is computed for a prompt does not grow with the pairs that are known."""
+"""Least distance from all pairs' line, as a share of its seconds and in seconds: a pair that is
+less off counts as all others, so that what is computed for a prompt does not grow with the pairs
+that are known."""
 APART_WEIGHT = 2.0
-"""Of what was heard of a pair: of the third on. One transfer may be late for any reason."""
+"""Least weight of what was heard of a pair before it may stand apart: one late transfer is chance."""
 LEAST_S = 1e-12
-"""Of a byte."""
+"""The least seconds per byte: a slope is never zero or negative."""
 
 Pair: TypeAlias = tuple[Epoch, Epoch]
-"""Who lends, who takes."""
+"""The lender and the taker."""
 
 
 class LinkTime(NamedTuple):
@@ -42,7 +43,7 @@ class LinkTime(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Of weighted observations: their weights, bytes, seconds, and products of these."""
+    """Sums over weighted observations: their weights, bytes, seconds, and products of these."""
 
     weight: float = 0.0
     x: float = 0.0
@@ -59,7 +60,7 @@ class _Sums(NamedTuple):
 
     @property
     def line(self) -> LinkTime:
-        """By least squares; observations of at least two sizes are in it."""
+        """The least-squares line; observations of at least two sizes are in it."""
         slope = (self.weight * self.xy - self.x * self.y) / (self.weight * self.xx - self.x**2)
         slope = max(slope, LEAST_S)
         return LinkTime(max((self.y - slope * self.x) / self.weight, 0.0), 1.0 / slope)
@@ -73,13 +74,13 @@ class _Heard:
 
 
 class LinkTimes:
-    """Of the pairs that were heard of lately."""
+    """Latency and bandwidth of the pairs that were heard of lately."""
 
     def __init__(self, max_pairs: int = MAX_PAIRS) -> None:
         self._heard_by_pair: Recent[Pair, _Heard] = Recent(max_pairs)
         self._takers_by_lender: dict[Epoch, set[Epoch]] = {}
         self._lenders_by_taker: dict[Epoch, set[Epoch]] = {}
-        """Of the pairs that take clearly longer or less than others."""
+        """Lenders by taker, of the pairs that take clearly longer or less than others."""
         self._now = 0.0
 
     def of(self, pair: Pair) -> LinkTime | None:
@@ -90,13 +91,15 @@ class LinkTimes:
         return heard.line
 
     def from_lender(self, lender: Epoch) -> dict[Epoch, LinkTime]:
-        """By taker: who is clearly nearer to this lender, or farther, than others are."""
+        """Link times by taker, of those clearly nearer to this lender, or farther, than others
+        are."""
         takers = self._takers_by_lender.get(lender, ())
         found = {taker: self.of((lender, taker)) for taker in takers}
         return {taker: line for taker, line in found.items() if line is not None}
 
     def to_taker(self, taker: Epoch) -> dict[Epoch, LinkTime]:
-        """By lender: the same."""
+        """Link times by lender, of those clearly nearer to this taker, or farther, than others
+        are."""
         lenders = self._lenders_by_taker.get(taker, ())
         found = {lender: self.of((lender, taker)) for lender in lenders}
         return {lender: line for lender, line in found.items() if line is not None}

@@ -33,7 +33,8 @@ class ConstantRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSpeed:
-    """By the fit that a replica makes of its own steps; slower when its steps take longer of late.
+    """The speed by the fit that a replica makes of its own steps; slower when its steps take longer
+    of late.
 
     One that is faster of late than its fit is not believed to stay so.
     """

@@ -99,7 +99,7 @@ class Columns:
         return row
 
     def remove(self, row: int) -> None:
-        """Those behind it move up. Nobody waits for it any more."""
+        """Remove a row for which no prompt waits any more; the rows behind it move up."""
         self._numbers[:, row:-1] = self._numbers[:, row + 1 :]
         self._draws[row:-1] = self._draws[row + 1 :]
         self.num_rows -= 1
@@ -115,7 +115,7 @@ class Columns:
             self.pace_version += 1
 
     def write_pace(self, rows: Mask, pace: tuple[float, ...]) -> None:
-        """From STEP_S on, of all these."""
+        """Write the columns from STEP_S on, in all these rows."""
         self._numbers[Column.STEP_S :, : self.num_rows][:, rows] = np.array(pace)[:, None]
         self.version += 1
         self.pace_version += 1
@@ -140,7 +140,7 @@ class Columns:
 
 
 class LineColumns:
-    """Those who wait, in no order."""
+    """The prompts in line, in no order."""
 
     def __init__(self) -> None:
         self._row_by_key: dict[int, int] = {}
@@ -202,5 +202,5 @@ class LineColumns:
                 column[place] = column[len(self)]
 
     def close_up(self, row: int) -> None:
-        """That row is gone, for which nobody waits: those behind it are one less."""
+        """Account for a removed row, for which no prompt waits: the rows behind it are one less."""
         self._rows[self._rows > row] -= 1

@@ -26,16 +26,16 @@ class DecodeFact(IntEnum):
     """Seconds are of its own steps, times by how much they are slower of late."""
 
     NUM_REQUESTS = 0
-    """That run there or are about to, whoever sent them."""
+    """Requests that run there or are about to, from all gateways."""
     NUM_SINCE = auto()
-    """Of these, what this gateway sent since its last word."""
+    """Requests that this gateway sent since the replica's last word; counted in NUM_REQUESTS."""
     CONTEXT_TOKENS = auto()
     CONSTANT_S = auto()
     REQUEST_S = auto()
-    """Of one request more in a step: with the token that it computes."""
+    """Seconds of one request more in a step, with the token that it computes."""
     CONTEXT_S = auto()
     FREE_TOKENS = auto()
-    """That its free blocks hold."""
+    """Tokens that its free blocks hold."""
     USED_TOKENS = auto()
     HEARD_AT_S = auto()
     """When it spoke last, if it said that it has something to do; infinite: it need not speak."""

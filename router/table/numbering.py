@@ -46,6 +46,6 @@ class Depths(NamedTuple):
     """The last is a 0, of those that have no number."""
 
     def by_epoch(self) -> dict[Epoch, int]:
-        """Those that have none are left out."""
+        """Blocks by replica. Replicas that have none are left out."""
         depths = self.by_number
         return {epoch: int(depths[n]) for epoch, n in self.numbering if depths[n]}

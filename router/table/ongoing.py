@@ -15,9 +15,9 @@ from typing import NamedTuple, Protocol
 HALF_LIFE_S = 1200.0
 MAX_ONGOING = 200_000
 WEIGHT = 0.01
-"""Of the last one in what is typical."""
+"""Weight of the last observation in what is typical, once there are many."""
 FIRST_GAP_S, NUM_SUPPOSED = 30.0, 5
-"""Until gaps are known, as if that many had been so long."""
+"""The gap in seconds that is supposed until gaps are known, and how many count as so long."""
 MAX_GAPS, MARGIN_S = 4.0, 10.0
 """A conversation is over when none came for so many typical gaps, and a little more."""
 NUM_SUPPOSED_BEGUN = 3.0

@@ -34,11 +34,11 @@ class BatchBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     input_file_id: str
     """A file of purpose `batch`."""
     endpoint: Annotated[str, Meta(extra_json_schema={"enum": list(BATCH_ENDPOINTS)})]
-    """Of all its lines."""
+    """The endpoint of all its lines."""
     completion_window: Literal["24h"]
-    """From its creation on; what has not run by then is in the error file."""
+    """The time it may take from its creation on; what has not run by then is in the error file."""
     metadata: dict[str, str] | None = None
-    """At most 16 pairs."""
+    """The caller's own notes: at most 16 pairs."""
     output_expires_after: OutputExpiry | None = None
     """If its files are to be kept for less than `gateway.batches.keep_s`."""
 

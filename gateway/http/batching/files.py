@@ -23,9 +23,9 @@ from baton.gateway.requests.gateway import Gateway
 
 BATCH: Final = "batch"
 MAX_FIELD_BYTES = 1024
-"""Of what a form has beside its file."""
+"""The most bytes of a form field other than its file."""
 MAX_OTHER_BYTES = 64 << 10
-"""The same, all of it."""
+"""The most bytes of all that a form has beside its file."""
 MAX_NAME_CHARS = 512
 WRITTEN_AT_ONCE = 1 << 20
 DEFAULT_PAGE = MAX_PAGE = 10_000
@@ -37,7 +37,7 @@ class FileForm(msgspec.Struct, kw_only=True):
     """A form: `multipart/form-data`."""
 
     file: Annotated[str, Meta(extra_json_schema={"format": "binary"})]
-    """Of purpose `batch`: a JSON object a line, with custom_id, method, url and body."""
+    """The file, of purpose `batch`: a JSON object a line, with custom_id, method, url and body."""
     purpose: Literal["batch"]
     """What it is for."""
 

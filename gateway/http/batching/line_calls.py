@@ -27,7 +27,7 @@ from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.request_ids import logged_request_id
 
 UNAVAILABLE_S = 2.0
-"""Before a line is tried again that no replica took."""
+"""Seconds before a line that no replica took is tried again."""
 
 BATCH_ENDPOINTS = (
     "/v1/chat/completions",

@@ -69,7 +69,7 @@ class MessageBatchAnswer(msgspec.Struct, kw_only=True):
     cancel_initiated_at: str | None = None
     archived_at: None = None
     results_url: str | None = None
-    """Of this server; once it has ended."""
+    """The URL of the results at this server; null until the batch has ended."""
 
 
 class MessageBatchListAnswer(msgspec.Struct, kw_only=True):
@@ -158,7 +158,7 @@ class MessageBatchesApi:
         )
 
     async def delete(self, request: Request) -> Response:
-        """With its results, and what was asked."""
+        """Delete the batch with its results, and what was asked."""
         service, owner = kept_service(self._service), request.state.caller.owner
         batch = await self._find(request)
         await service.batches.delete(batch.id, owner)
@@ -283,7 +283,7 @@ def _result(line: OutputLine) -> dict[str, Any]:
 
 
 def _not_run(batch: Batch) -> dict[str, Any]:
-    """Of a request that has no answer."""
+    """The result of a request that has no answer."""
     if batch.status != "failed":
         return {"type": "canceled" if batch.status == "cancelled" else "expired"}
     faults = batch.errors.data if batch.errors is not None else []

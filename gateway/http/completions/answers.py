@@ -16,9 +16,9 @@ from baton.gateway.requests.generations.prompt_progress import PromptProgress
 
 class PromptTokens(msgspec.Struct):
     cached_tokens: int
-    """Found in a prefix cache."""
+    """Prompt tokens found in a prefix cache."""
     cache_write_tokens: int
-    """Before a cache point, and not in a cache until now."""
+    """Prompt tokens before a cache point, and not in a cache until now."""
 
 
 class OutputTokens(msgspec.Struct):
@@ -50,7 +50,7 @@ class PromptLogprob(msgspec.Struct):
 
 
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
-"""By token: itself and its alternatives by id; None for the first token."""
+"""Logprobs by token of the prompt: itself and its alternatives by id; None for the first token."""
 
 
 class TopLogprob(msgspec.Struct):
@@ -105,10 +105,10 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    """The same by the name that others use."""
+    """The reasoning, by the name that others use."""
     tool_calls: Sequence[ToolCall] | UnsetType = UNSET
     function_call: FunctionCall | UnsetType = UNSET
-    """In its place, where `functions` were offered."""
+    """The call, in place of `tool_calls`, where `functions` were offered."""
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -138,7 +138,7 @@ class Answer(msgspec.Struct, kw_only=True):
     baton: Receipt | Sequence[Receipt] | UnsetType = UNSET
     """The receipt; those of several choices, by index."""
     prompt_progress: PromptProgress | UnsetType = UNSET
-    """Of a chunk before the first token, with `return_progress`."""
+    """The prompt's progress, in a chunk before the first token, with `return_progress`."""
 
 
 class CompletionAnswer(Answer, kw_only=True):

@@ -128,7 +128,7 @@ def conversation_of(body: ChatBody, gateway: Gateway) -> Conversation:
 
 
 def fields_without_effect(body: ChatBody, template: ChatTemplate) -> tuple[str, ...]:
-    """For the template has no variables for them. Raises InvalidRequest."""
+    """The fields that the template has no variables for. Raises InvalidRequest."""
     return _variables(body, template)[1]
 
 

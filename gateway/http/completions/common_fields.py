@@ -75,7 +75,7 @@ def answer_extras(request: Request, body: RequestBody) -> AnswerExtras:
 
 
 def wants_receipt(request: Request, field: bool | None) -> bool:
-    """By header, or by a field of the body."""
+    """Whether a receipt is asked for, by header or by a field of the body."""
     return bool(field) or request.headers.get(RECEIPT_HEADER, "").lower() not in FALSE_WORDS
 
 

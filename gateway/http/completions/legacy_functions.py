@@ -23,7 +23,7 @@ from baton.gateway.http.completions.schemas import ChatBody
 
 
 def offered_tools(body: ChatBody) -> ToolUse:
-    """By whatever name. Raises InvalidRequest."""
+    """The tools that the body offers, as `tools` or as `functions`. Raises InvalidRequest."""
     if not body.functions:
         if body.function_call not in (None, "none", "auto"):
             raise InvalidRequest(

@@ -35,9 +35,9 @@ class ChunkFormat(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerExtras:
     includes_usage: bool
-    """In streams; whole answers always do."""
+    """Whether streams end with usage; whole answers always have it."""
     includes_running_usage: bool
-    """In every chunk of a stream: what has been used so far."""
+    """Whether every chunk of a stream has the usage so far."""
     includes_receipt: bool
 
 

@@ -75,7 +75,7 @@ class ChatBody(RequestBody, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = None
     """Log-probabilities of the output's tokens."""
     top_logprobs: int | None = None
-    """With so many alternatives; at most 20."""
+    """Alternatives for each token's logprobs; at most 20."""
     tools: list[Tool] | None = None
     """Functions that the model may call."""
     tool_choice: str | dict[str, Any] | None = None
@@ -110,7 +110,7 @@ class ChatBody(RequestBody, kw_only=True, forbid_unknown_fields=True):
     verbosity: str | None = None
     """A variable of the chat template; not all have it."""
     echo: bool | None = None
-    """Of completions; refused unless false."""
+    """A field of completions; refused unless false."""
     documents: list[dict[str, Any]] | None = None
     """vLLM's: a variable of the chat template; refused where it has none."""
     prediction: Ignored = None

@@ -19,7 +19,7 @@ Switch = tuple[str, dict[str, Any]]
 
 
 class ThinkingSwitches(Protocol):
-    """Of bodies that have vLLM's and DeepSeek's."""
+    """The switches for thinking, in a body that has vLLM's and DeepSeek's."""
 
     @property
     def enable_thinking(self) -> bool | None: ...

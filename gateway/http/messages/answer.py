@@ -23,7 +23,7 @@ class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
 class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
     thinking: str = ""
     signature: str = ""
-    """Of the text, for clients that want one; nothing is done with it when it comes back."""
+    """A signature of the text, for clients that want one; it is ignored when it comes back."""
 
 
 class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
@@ -43,11 +43,11 @@ class MessageUsage(msgspec.Struct, kw_only=True):
     """The prompt's tokens are the first three together."""
 
     input_tokens: int
-    """Neither found in a prefix cache nor kept in one for a cache point."""
+    """Prompt tokens neither found in a prefix cache nor kept in one for a cache point."""
     cache_creation_input_tokens: int
-    """Before a cache point, and not in a cache until now."""
+    """Prompt tokens before a cache point, and not in a cache until now."""
     cache_read_input_tokens: int
-    """Found in a prefix cache, whether there was a cache point or not."""
+    """Prompt tokens found in a prefix cache, whether there was a cache point or not."""
     output_tokens: int
     output_tokens_details: ThinkingTokens | UnsetType = UNSET
 
@@ -67,12 +67,12 @@ class MessageAnswer(msgspec.Struct, kw_only=True):
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
     """vLLM's, if `return_token_ids` asks for them."""
     token_ids: Sequence[int] | UnsetType = UNSET
-    """Of the output; of a stream its `message_delta` has them."""
+    """Token ids of the output; in a stream its `message_delta` has them."""
 
 
 class TokenCountAnswer(msgspec.Struct):
     input_tokens: int
-    """Of the whole prompt, whatever is cached of it."""
+    """Tokens of the whole prompt, whatever is cached of it."""
 
 
 def message_usage(usage: Usage, num_thinking: int) -> MessageUsage:

@@ -99,7 +99,7 @@ class MessagesApi:
         )
 
     async def count_tokens(self, request: Request) -> Response:
-        """Of the prompt that such a request would have."""
+        """Count the tokens of the prompt that such a request would have."""
         gateway = self._gateway
         body = await self._read(request)
         conversation = for_model(gateway, self._conversation(request, body))

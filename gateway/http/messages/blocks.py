@@ -27,7 +27,7 @@ NOT_AN_OBJECT = "INVALID_JSON"
 class ThinkingShown(Enum):
     ALL = "all"
     SIGNED = "signed"
-    """That there was some, but not what."""
+    """The answer shows that there was thinking, but not its text."""
     NOTHING = "nothing"
 
 
@@ -103,7 +103,7 @@ def _signature(thinking: str) -> str:
 
 
 def _input(text: str) -> dict[str, Any]:
-    """Of a call that may have been cut short."""
+    """The input of a call that may have been cut short."""
     if not text.strip():
         return {}
     try:

@@ -41,7 +41,8 @@ TYPES_BY_ROLE = {
 def input_messages(
     body: MessagesBody, *, has_text_arguments: bool
 ) -> tuple[list[Message], tuple[MarkedMessage, ...]]:
-    """With their cache points. Raises InvalidRequest, naming what is wrong."""
+    """The messages of the body, with their cache points. Raises InvalidRequest, naming what is
+    wrong."""
     if not 1 <= len(body.messages) <= MAX_MESSAGES:
         raise InvalidRequest(f"messages needs 1 to {MAX_MESSAGES} messages", field="messages")
     turns = _Turns(has_text_arguments)
@@ -76,7 +77,7 @@ class _Turn:
     role: str
     texts: list[str] = field(default_factory=list)
     num_chars: int = 0
-    """Of its content so far."""
+    """Characters of its content so far."""
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     call_id: str | None = None
@@ -104,7 +105,8 @@ class _Turns:
         self.turns: list[_Turn] = []
         self._has_text_arguments = has_text_arguments
         self._points: list[tuple[CacheControl, str, int, int]] = []
-        """With the turn that each is behind, and the characters of its content so far."""
+        """Cache points: each with its path, the turn it is behind, and the characters of that
+        turn's content so far."""
 
     def of(self, role: str) -> _Turn:
         """The last one goes on if it is of that role."""

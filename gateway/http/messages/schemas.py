@@ -32,7 +32,7 @@ class ContentBlock(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     cache_control: CacheControl | None = None
     """Keep what is before the end of this block in the prefix cache."""
     id: str | None = None
-    """Of a `tool_use`."""
+    """The id of a `tool_use`."""
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
@@ -101,7 +101,7 @@ class ToolChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: str
     """`auto`, `any`, `tool` or `none`."""
     name: str | None = None
-    """Of the tool that must be called."""
+    """The name of the tool that must be called."""
     disable_parallel_tool_use: bool | None = None
     """True: one call an answer."""
 

@@ -30,13 +30,13 @@ class AnswerTerms:
     id: str
     model: str
     max_tokens: int | None
-    """As asked for."""
+    """The output limit that was asked for."""
     room: int
     """Tokens that the context has left for output."""
     thinking: ThinkingShown
     has_receipt: bool
     prompt_tokens: Sequence[int] | None
-    """To be told, and those of the output with them."""
+    """Token ids of the prompt, if they and the output's are to be told."""
 
 
 class MessagesWriter:
@@ -50,7 +50,7 @@ class MessagesWriter:
         self._last: TextDelta | None = None
         """Once the answer has ended."""
         self._tokens: list[int] = []
-        """Of the output so far."""
+        """Token ids of the output so far."""
 
     def whole(self, choices: Sequence[ChoiceDelta]) -> MessageAnswer:
         (part,) = choices

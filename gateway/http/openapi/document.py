@@ -121,7 +121,7 @@ def _responses(endpoint: Endpoint, schema_by_kind: Mapping[type, Any]) -> dict[s
 
 
 def _failures(shape: ErrorShape, error_schema: Any) -> dict[str, Any]:
-    """By status, with the codes that tell them apart."""
+    """The error responses by status, with the codes that tell them apart."""
     content = {"application/json": {"schema": error_schema}}
     return {
         str(status): {"description": ", ".join(dict.fromkeys(names)), "content": content}

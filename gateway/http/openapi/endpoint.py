@@ -30,7 +30,7 @@ class Endpoint:
     media: str = "application/json"
     status: int = 200
     others: Mapping[int, type] = field(default_factory=dict)
-    """By status: what it answers beside errors."""
+    """Answers by status, beside errors and the usual one."""
     is_streamed: bool = False
     """Answers with server-sent events if the body asks for `stream`."""
     headers: tuple[str, ...] = ()

@@ -96,7 +96,7 @@ PAGES = (
     ),
     Endpoint(path="/version", tag=OPERATIONS, summary="Baton's version", answer=VersionAnswer),
 )
-"""Of both ports."""
+"""Endpoints of both ports."""
 
 ENDPOINTS = (
     Endpoint(
@@ -376,7 +376,7 @@ ENDPOINTS = (
     *BATCH_PATHS,
     *PAGES,
 )
-"""Of the public port."""
+"""Endpoints of the public port."""
 
 ADMIN_ENDPOINTS = (
     Endpoint(path="/metrics", tag=OPERATIONS, summary="For Prometheus", media="text/plain"),
@@ -462,4 +462,4 @@ ADMIN_ENDPOINTS = (
     ),
     *PAGES,
 )
-"""Of the admin port."""
+"""Endpoints of the admin port."""

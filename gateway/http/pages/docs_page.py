@@ -71,7 +71,7 @@ def render(document: dict[str, Any]) -> str:
 class Told(NamedTuple):
     fields: dict[str, Any]
     names_of_others: dict[str, list[str]]
-    """By what is said of them, where that is the same for all of whatever type."""
+    """Names of the other fields, whose type is `any`, by the description they share."""
 
 
 def told(schema: dict[str, Any], example: Mapping[str, Any]) -> Told:
@@ -88,7 +88,7 @@ def told(schema: dict[str, Any], example: Mapping[str, Any]) -> Told:
 
 
 def prose(text: str) -> Markup:
-    """With `code` between backticks."""
+    """The text as HTML, with `code` between backticks."""
     pieces = text.split("`")
     return Markup().join(
         Markup("<code>{}</code>").format(piece) if index % 2 else piece

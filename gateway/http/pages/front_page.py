@@ -45,7 +45,7 @@ class FrontAnswer(msgspec.Struct, kw_only=True):
     name: str = "baton"
     version: str
     links: dict[str, str]
-    """Of this port: paths by what they are."""
+    """Paths of this port, by what they are."""
     admin_port: int | None = None
     """Where metrics are, if not here."""
 

@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 PAUSE_S = 1.0
-"""After a connection that could not be accepted, for want of files."""
+"""Seconds to pause after a connection that could not be accepted, for want of files."""
 
 
 class Entry:
-    """Of one listening socket. It is closed as asyncio's servers are."""
+    """The entry of one listening socket. It is closed as asyncio's servers are."""
 
     def __init__(
         self,

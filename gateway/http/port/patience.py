@@ -166,7 +166,7 @@ class PatientProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
-        """Of the parser, which says nothing more of what it met."""
+        """Called by the parser, which says nothing more of what it met."""
         self.note(self._why or Refusal.MALFORMED)
         if self._is_being_answered:
             self.transport.close()
@@ -192,7 +192,7 @@ class PatientProtocol(HttpToolsProtocol):
             self._bid_farewell()
 
     def shutdown(self) -> None:
-        """Of uvicorn, when it is to end."""
+        """Called by uvicorn when the connection is to end."""
         if not farewell_s(self.config) or self.transport.is_closing():
             super().shutdown()
             return

@@ -19,9 +19,9 @@ ID_PREFIX = "resp_"
 
 class InputTokensDetails(msgspec.Struct):
     cached_tokens: int
-    """Found in a prefix cache."""
+    """Prompt tokens found in a prefix cache."""
     cache_write_tokens: int
-    """Before a cache point, and not in a cache until now."""
+    """Prompt tokens before a cache point, and not in a cache until now."""
 
 
 class OutputTokensDetails(msgspec.Struct):
@@ -79,7 +79,7 @@ class ResponseAnswer(msgspec.Struct, kw_only=True):
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
     """vLLM's, if `return_token_ids` asks for them."""
     token_ids: list[int] | UnsetType = UNSET
-    """Of the output so far."""
+    """Token ids of the output so far."""
     baton: Receipt | UnsetType = UNSET
     """The receipt."""
 
@@ -130,7 +130,7 @@ def response_usage(usage: Usage, num_reasoning: int) -> ResponseUsage:
 class InputTokensAnswer(msgspec.Struct, kw_only=True):
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int
-    """Of the whole prompt, whatever is cached of it."""
+    """Tokens of the whole prompt, whatever is cached of it."""
 
 
 class DeletedAnswer(msgspec.Struct, kw_only=True):

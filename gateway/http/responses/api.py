@@ -116,7 +116,7 @@ class ResponsesApi:
         )
 
     async def count_tokens(self, request: Request) -> Response:
-        """Of the prompt that such a request would have."""
+        """Count the tokens of the prompt that such a request would have."""
         gateway = self._gateway
         body = await self._read(request)
         options, earlier = _options(body), await self._earlier(body, request.state.caller.owner)

@@ -36,8 +36,8 @@ def input_messages(
     earlier: Sequence[InputItem] = (),
     has_text_arguments: bool = False,
 ) -> tuple[list[dict[str, Any]], list[MarkedMessage]]:
-    """With the cache points of `given`; `earlier` stands before it. Raises InvalidRequest, naming
-    the item."""
+    """The messages of `earlier`, then of `given`, with the cache points of `given`. Raises
+    InvalidRequest, naming the item."""
     reading = _Reading(has_text_arguments)
     if instructions is not None:
         reading.messages.append({"role": "system", "content": instructions})
@@ -77,7 +77,7 @@ class _Reading:
         self.messages: list[dict[str, Any]] = []
         self._has_text_arguments = has_text_arguments
         self._reasoning = ""
-        """Of the assistant's message that follows."""
+        """The reasoning of the assistant's message that follows."""
 
     def add(self, item: InputItem, path: str) -> None:
         match item.get("type", "message"):

@@ -102,7 +102,7 @@ class KeptResponses:
         return True
 
     async def with_referred(self, given: Sequence[InputItem], owner: str) -> list[InputItem]:
-        """With the items themselves in place of references to them. Raises NotKept,
+        """The input with the items themselves in place of references to them. Raises NotKept,
         InvalidRequest, StorageUnavailable."""
         items: list[InputItem] = []
         outputs: dict[str, list[InputItem]] = {}

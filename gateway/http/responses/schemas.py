@@ -26,7 +26,7 @@ class ResponsesTool(msgspec.Struct, kw_only=True):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: InputFormat | UnsetType | None = UNSET
-    """Of a custom tool: what the text must be that it is given. Any text by default."""
+    """The rule for the text that a custom tool is given. Any text by default."""
 
     def shown(self) -> dict[str, Any]:
         """As the answer gives it back."""

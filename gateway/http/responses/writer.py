@@ -33,10 +33,10 @@ class AnswerTerms:
     """What of the answer the request decides."""
 
     names: TokenNames
-    """Of tokens that have logprobs."""
+    """Names of the tokens that have logprobs."""
     hides_reasoning: bool
     prompt_tokens: Sequence[int] | None
-    """To be told, and those of the output with them."""
+    """Token ids of the prompt, if they and the output's are to be told."""
     has_receipt: bool
 
 

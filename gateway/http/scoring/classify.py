@@ -33,7 +33,7 @@ class ClassAnswer(msgspec.Struct, kw_only=True):
     label: str
     """The most probable."""
     probs: list[float]
-    """In the order of the model's labels."""
+    """Probabilities in the order of the model's labels."""
     num_classes: int
 
 

@@ -82,7 +82,7 @@ class RerankBody(PairsBody, kw_only=True, forbid_unknown_fields=True):
 
 class RerankEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     index: int
-    """In the request."""
+    """The document's index in the request."""
     relevance_score: float
     document: RerankDocument | None = None
 

@@ -27,7 +27,7 @@ from baton.gateway.requests.generations.choices import ChoiceDelta, Completion
 from baton.gateway.requests.generations.prompt_progress import PromptProgress, told_until_first
 
 SENDING_GRACE_S = 10.0
-"""For a client that reads slowly, beyond the time limit of the request itself."""
+"""Seconds for a client that reads slowly, beyond the time limit of the request itself."""
 
 
 class AnswerWriter(Protocol):
@@ -51,7 +51,7 @@ class AnswerWriter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """For streams that are to say how far their prompt is."""
+    """The progress of a prompt, for streams that are to tell it."""
 
     tell: Callable[[], PromptProgress | None]
     write: Callable[[PromptProgress], Iterable[bytes]]

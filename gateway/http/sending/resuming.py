@@ -72,7 +72,7 @@ class Resumption:
     owner: bytes
     path: str
     is_wanted: bool
-    """By header. A body may want it as well."""
+    """Whether a header asks for a resumable stream. A body may ask for it as well."""
     stream_id: str = field(default_factory=new_stream_id)
     created: int = field(default_factory=lambda: int(time.time()))
     headers: dict[str, str] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Resumption:
     """Called once its keeper has it."""
 
     def caller(self, caller: Caller, request_id: str) -> Caller:
-        """With what it takes to find the stream again."""
+        """The caller, with what it takes to find the stream again."""
         if self.parked is not None:
             return replace(caller, parking=self.parked.request.parking, parked=self.parked)
         order = ParkedOrder(
@@ -254,7 +254,7 @@ class StreamsApi:
         self._gateway = gateway
 
     async def resume(self, request: Request) -> ASGIApp:
-        """With the header, `ResumableRequests` has answered."""
+        """Refuse: with the header, `ResumableRequests` has answered."""
         raise InvalidRequest(
             f"{LAST_EVENT_ID} is missing: send the id of the last event you have received",
             field=LAST_EVENT_ID,

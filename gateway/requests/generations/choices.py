@@ -108,7 +108,7 @@ class Completion:
 
     @property
     def first_generation(self) -> Generation:
-        """Of the first prompt."""
+        """The generation of the first prompt's first choice."""
         return self._shown[0].generation
 
     @property
@@ -128,7 +128,7 @@ class Completion:
 
     @property
     def receipts(self) -> list[Receipt]:
-        """By choice. That of a choice is final from its last delta on."""
+        """The receipts by choice. A choice's receipt is final from its last delta on."""
         return [stream.receipt for stream in self._shown]
 
     def deltas(self) -> AsyncGenerator[ChoiceDelta]:

@@ -28,7 +28,7 @@ from baton.gateway.requests.session_keys import session_of
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionPlan:
     generations: tuple[tuple[Generation, ...], ...]
-    """By prompt: its choices. The others are placed near the first, whose blocks they share."""
+    """The choices of each prompt. The others are placed near the first, whose blocks they share."""
     stops: tuple[str, ...]
     num_returned: int
     """Choices that are given of each prompt."""
@@ -106,8 +106,8 @@ def _choices(
 
 
 def _as_parked(first: Generation, order: CompletionOrder) -> Generation:
-    """With what it takes to go on elsewhere, or from elsewhere. Only of what one generation alone
-    decides can a stream be written anew, event by event."""
+    """The generation with what it takes to go on elsewhere, or from elsewhere. Only of what one
+    generation alone decides can a stream be written anew, event by event."""
     parked = order.caller.parked
     if parked is not None:  # as it was resolved there, the seed included
         request = parked.request

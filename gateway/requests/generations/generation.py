@@ -28,9 +28,9 @@ class Patience:
     """How long a caller lets a request take."""
 
     time_left_s: float
-    """Until the last token."""
+    """Seconds until the deadline of the last token."""
     max_wait_s: float | None
-    """For a place; None: as long as for all of it."""
+    """The most seconds to wait for a place; None: as long as for all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,9 @@ class Generation:
     sampling: SamplingParams
     salt: bytes = b""
     tenant: str = ""
-    """On whose account its blocks are."""
+    """The tenant on whose account its blocks are."""
     owner: str = ""
-    """Who may ask what became of it."""
+    """The owner id of the caller; callers with the same one may ask what became of it."""
     cache_points: tuple[CachePoint, ...] = ()
     priority: int = 0
     """Smaller comes first."""
@@ -96,15 +96,15 @@ class Estimate:
     """What a request would see if it came now. Nothing is kept for it."""
 
     num_cached_tokens: int
-    """Of the prompt, where it would be computed."""
+    """Prompt tokens in the cache of the replica that would compute the prompt."""
     num_prefill_tokens: int
-    """That would be computed."""
+    """Prompt tokens that would be computed."""
     computes: ReplicaId
     decodes: ReplicaId
     wait_s: float
-    """Until the prompt's turn."""
+    """Seconds until the prompt's turn."""
     work_s: float
-    """To compute it."""
+    """Seconds to compute the prompt."""
     ttft_s: Interval
     itl_s: Interval | None
     """None while the replica that would decode it has measured no steps."""
@@ -115,11 +115,11 @@ class DecodeRoom:
     """Places to decode, for whoever takes only what others leave."""
 
     num_places: int
-    """That this gateway may take."""
+    """Decode places that this gateway may take."""
     num_taken: int
-    """By its requests."""
+    """Decode places taken by this gateway's requests."""
     num_awaited: int
-    """Of these, by requests that somebody waits for."""
+    """Places of `num_taken` whose requests somebody waits for."""
     num_waiting: int
     """Requests without a place that somebody waits for."""
 

@@ -25,7 +25,7 @@ class GenerationSpan:
             self._span.set(self._asked())
 
     def within(self, generation: Generation) -> Generation:
-        """The same, whose attempts are within this span."""
+        """Return the generation, with its attempts within this span."""
         if self._span is NO_SPAN:
             return generation
         return replace(generation, call=generation.call._replace(span=self._span))

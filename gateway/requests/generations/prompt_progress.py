@@ -29,13 +29,13 @@ class PromptProgress(msgspec.Struct, frozen=True, kw_only=True):
     total: int
     """The prompt's tokens."""
     cache: int = 0
-    """Of these, found in a cache, once that is known."""
+    """Prompt tokens found in a cache, once that is known."""
     processed: int = 0
-    """Cached or computed by now, by prediction."""
+    """Prompt tokens cached or computed by now, by prediction."""
     time_ms: float = 0.0
-    """Since it was asked for."""
+    """Milliseconds since it was asked for."""
     eta_ms: float
-    """Until its first token, by prediction."""
+    """Milliseconds until its first token, by prediction."""
 
 
 async def told_until_first(

@@ -18,7 +18,7 @@ from baton.gateway.text.classifier import Classifier
 class Classes:
     labels: Sequence[str]
     probabilities: list[list[float]]
-    """Of each input, in the order of the labels; logits if those were asked for."""
+    """Probabilities of each input, in the order of the labels; logits if those were asked for."""
     usage: Usage
 
 

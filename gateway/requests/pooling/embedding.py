@@ -27,7 +27,7 @@ class EmbeddingOrder(PooledOrder):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embeddings:
     vectors: list[list[float]]
-    """In the order of the inputs."""
+    """One vector for each input, in the order of the inputs."""
     usage: Usage
 
 
@@ -76,6 +76,6 @@ def fitted(embedding: Sequence[float], order: EmbeddingOrder) -> list[float]:
 
 
 def unit(vector: list[float]) -> list[float]:
-    """The same direction, at length 1."""
+    """The vector scaled to length 1; a zero vector as it is."""
     length = math.hypot(*vector)
     return [value / length for value in vector] if length else vector

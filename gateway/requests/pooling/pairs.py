@@ -28,7 +28,7 @@ TRUNCATE = "truncate_prompt_tokens"
 
 
 def max_tokens_of(gateway: Gateway, asked: int | None) -> int | None:
-    """Of a prompt; None: nothing is cut. Raises InvalidRequest."""
+    """The most tokens of a prompt; None: nothing is cut. Raises InvalidRequest."""
     if asked is None:
         return None
     if asked == 0 or asked < -1:
@@ -46,7 +46,7 @@ async def text_prompts(
     adds_special: bool = True,
     max_tokens: int | None,
 ) -> tuple[Prompt, ...]:
-    """Of texts, or token ids, as `read_prompts` has them. Raises InvalidRequest."""
+    """The prompts of texts, or token ids, as `read_prompts` has them. Raises InvalidRequest."""
     prompts = await read_prompts(
         gateway,
         given,

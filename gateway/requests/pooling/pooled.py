@@ -35,7 +35,7 @@ class PooledOrder:
     """The public one."""
     pooling: Pooling = Pooling.LOGITS
     tokens: tuple[int, ...] = ()
-    """Those whose logits are wanted; empty: a classifier's labels."""
+    """Token ids whose logits are wanted; empty: a classifier's labels."""
     priority: int | None = None
     cache_salt: str = ""
     caller: Caller
@@ -45,7 +45,7 @@ class PooledOrder:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PooledOutputs:
     vectors: list[tuple[float, ...]]
-    """In the order of the inputs."""
+    """One vector for each input, in the order of the inputs."""
     usage: Usage
 
 

@@ -46,9 +46,9 @@ class ScoreOrder:
     """One text, which is with each of the others; or as many as there are others."""
     second: Side
     asked: PooledOrder
-    """By whom; how the prompts are pooled is found out here."""
+    """The order of the prompts and their caller; how they are pooled is found out here."""
     pooling: Pooling | None = None
-    """Of hidden states to be compared, as the caller names it."""
+    """The pooling of hidden states to be compared, as the caller names it."""
     instruction: str | None = None
     is_activated: bool = True
     truncate_prompt_tokens: int | None = None
@@ -57,7 +57,7 @@ class ScoreOrder:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
     scores: list[float]
-    """In the order of the second texts."""
+    """One score for each pair, in the order of the second texts."""
     usage: Usage
 
 

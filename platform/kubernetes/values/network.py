@@ -9,7 +9,7 @@ import msgspec
 from baton.core.config_node import Count, NonNegative
 from baton.platform.kubernetes.values.node import ChartNode, Free
 
-API_PATHS = ("/v1", "/v2", "/tokenize", "/detokenize", "/classify", "/score", "/rerank")
+API_PATHS = ("/v1", "/v2", "/tokenize", "/detokenize", "/classify", "/score", "/rerank", "/pooling")
 """Of gateways' public port, below which keys are asked for."""
 GRPC_SERVICES = (
     "baton.v1.Inference",
