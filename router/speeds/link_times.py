@@ -26,7 +26,7 @@ APART, APART_S = 0.25, 0.001
 less off counts as all others, so that what is computed for a prompt does not grow with the pairs
 that are known."""
 APART_WEIGHT = 2.0
-"""Least weight of what was heard of a pair before it may stand apart: one late transfer is chance."""
+"""Least weight of what was heard of a pair that stands apart: one late transfer is chance."""
 LEAST_S = 1e-12
 """The least seconds per byte: a slope is never zero or negative."""
 
