@@ -9,7 +9,8 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # Which build of torch: the registry's own, with CUDA's libraries, or one that uv knows from PyTorch's own indexes (cpu ...).
 TORCH ?= cuda
 
-WORKERS ?= 2
+# One more than there are cores: tests wait for clocks and sockets now and then.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 VARIANTS ?= portable
 ELSEWHERE := gpu or multi_gpu or clients
 

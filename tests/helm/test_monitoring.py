@@ -80,6 +80,9 @@ def test_all_that_a_monitor_scrapes_says_whose_it_is_before_what_users_say(kind:
 
     found = list(endpoints(render({**FOLLOWED, "monitoring": values}, RELEASES[1])))
 
-    assert len(found) == 3, "Ray's agent, Baton's processes, and what has groups follow"
+    ports = [one["port"] for one in found]
+    assert ports == ["metrics", "as-metrics", "dash-metrics", "baton-0", "metrics"], (
+        "Ray's agent, autoscaler and dashboard, Baton's processes, and what has groups follow"
+    )
     for one in found:
         assert one["relabelings"] == [{"targetLabel": "release", "replacement": "two"}, own]

@@ -46,7 +46,9 @@ def num_devices(group: Manifest, resource: str) -> int:
     ("asked", "resource", "hosts"),
     [
         (LLAMA, "amd.com/gpu", {"prefill": 1, "decode": 1}),
-        (EXPERTS, "nvidia.com/gpu", {"prefill": 2, "decode": 4}),
+        pytest.param(
+            *(EXPERTS, "nvidia.com/gpu", {"prefill": 2, "decode": 4}), marks=pytest.mark.wide
+        ),
         pytest.param(TOGETHER, "nvidia.com/gpu", {"decode": 1}, marks=pytest.mark.wide),
         pytest.param(ON_CPUS, "", {"decode": 1}, marks=pytest.mark.wide),
     ],

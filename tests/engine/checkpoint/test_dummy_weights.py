@@ -46,6 +46,7 @@ def test_no_weight_file_is_needed_unless_weights_are_wanted(folder: Path) -> Non
         load_model(folder)
 
 
+@pytest.mark.wide
 def test_other_processes_make_the_same_weights_under_the_same_name(folder: Path) -> None:
     loaded = load_dummy(folder)
 

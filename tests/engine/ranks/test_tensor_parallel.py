@@ -46,7 +46,6 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
 }
 
 FAR_APART = {
-    "llama on four, two of them with each KV head",
     "gpt2 on two, an odd vocabulary on each",
     "gpt-oss on two",
     "deepseek v3.2 on two",

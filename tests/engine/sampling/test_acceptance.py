@@ -144,7 +144,11 @@ def test_twenty_thousand_tokens_of_an_engine_are_distributed_as_without_drafts()
     assert engine.stats.num_drafted > 2 * engine.stats.num_accepted > 4000
 
 
-@pytest.mark.parametrize("stops", [(), (2,)], ids=["", "a token that ends"])
+@pytest.mark.parametrize(
+    "stops",
+    [pytest.param((), marks=pytest.mark.wide), (2,)],
+    ids=["to the end", "to a token that ends"],
+)
 def test_tokens_behind_drafts_that_were_drawn_are_distributed_as_without_them(
     stops: tuple[int, ...],
 ) -> None:

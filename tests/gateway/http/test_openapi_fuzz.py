@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import CHECKS
@@ -35,13 +36,25 @@ def make_app() -> Any:
 schema = schemathesis.openapi.from_asgi("/openapi.json", make_app(), timeout=120)
 
 
+def examples(num: int) -> settings:
+    """So many requests an endpoint, always the same."""
+    return settings(
+        max_examples=num,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
 @schema.parametrize()
-@settings(
-    max_examples=4,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+@examples(2)
 def test_no_request_is_a_fault_of_the_server(case: schemathesis.Case[Any]) -> None:
+    case.call_and_validate(checks=CHECKED)
+
+
+@pytest.mark.wide
+@schema.parametrize()
+@examples(25)
+def test_nor_is_any_of_many(case: schemathesis.Case[Any]) -> None:
     case.call_and_validate(checks=CHECKED)

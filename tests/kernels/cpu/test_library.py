@@ -242,6 +242,7 @@ def test_what_a_wheel_brings_damaged_is_said_and_not_used(
     assert f"{brought} is damaged" in caplog.text
 
 
+@pytest.mark.wide
 def test_what_many_sources_begin_with_is_read_once(tmp_path: Path, one_source: Path) -> None:
     one_source.write_text('extern "C" int answer() { return std::max(41, 42); }')
     for number in range(build.FEW_SOURCES):

@@ -172,6 +172,7 @@ def test_ports_of_what_was_started_without_a_document_are_taken_as_well(
     assert taken.exit_code == 0, taken.output
 
 
+@pytest.mark.wide
 def test_the_planner_gives_way_to_whoever_sets_numbers_by_hand_and_a_file_to_the_planner(
     cluster: dict[str, Any], tmp_path: Path
 ) -> None:
