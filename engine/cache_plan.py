@@ -53,7 +53,7 @@ class CachePlan:
 
     @property
     def widest_limits(self) -> PassLimits:
-        """The same of a cache that has room for whatever the model serves."""
+        """Pass limits of a cache that has room for whatever the model serves."""
         return self.with_blocks(self.layout.num_blocks_for(self.max_model_len)).limits
 
     def with_blocks(self, num_blocks: int) -> CachePlan:

@@ -45,7 +45,7 @@ class Pace(Protocol):
 
     @property
     def tick_s(self) -> float:
-        """For how long the others are let wait."""
+        """Seconds that an engine without work may keep the others waiting."""
 
     def keep_pace(self) -> bool:
         """Join a pass of others, with nothing of one's own. False if there is none."""
@@ -71,7 +71,7 @@ class Engine:
         self.info = runner.info
         self.clock = clock
         self.grammars = grammars
-        """For the tokens of this model; None if it cannot follow a grammar."""
+        """Grammar compiler for the tokens of this model; None if it cannot follow a grammar."""
         self.pace = pace
         """To be kept whenever no step computes; None for an engine on its own."""
         self.speculation = speculation

@@ -60,7 +60,7 @@ class DeviceTables:
         self._there = [array("i") for _ in range(max_rows)]
         """What lies in each row, from its beginning."""
         self._new: dict[int, int] = {}
-        """By row: the first entry that was not sent."""
+        """First entry of each row that was not sent."""
         count = max_rows * (RUN_WORDS + max_blocks)
         self._sent = torch.empty(count, dtype=torch.int32, device=device)
         pinned = device.type == "cuda"

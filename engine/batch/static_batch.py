@@ -198,7 +198,7 @@ class StaticBatch:
         )
 
     def _place(self, decoding: Decoding, row: int) -> int:
-        """In the row's table, of the block that its next token belongs to."""
+        """Index in the row's block table of the block that its next token belongs to."""
         return decoding.position(row) // self._block_size
 
     def _num_blocks(self, chunk: Chunk) -> int:

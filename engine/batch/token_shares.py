@@ -52,7 +52,7 @@ class Piece:
 
 
 Shares = Sequence[Sequence[Piece]]
-"""By rank: in order, with every token of a pass once."""
+"""Pieces of each rank, in order, with every token of a pass once."""
 
 
 def share_tokens(chunks: Sequence[Chunk], num_ranks: int, block_size: int) -> Shares | None:
@@ -118,7 +118,7 @@ def _num_tokens(share: Sequence[Piece]) -> int:
 
 
 def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
-    """With neighbours as one."""
+    """`pieces` with neighbours of a chunk joined."""
     last = pieces[0]
     for piece in pieces[1:]:
         if (piece.chunk, piece.first) == (last.chunk, last.stop):

@@ -117,7 +117,7 @@ def _patterns(source: str) -> Iterator[str]:
 
 
 def _definition_sizes(source: str) -> dict[str, int]:
-    """By name, the definitions that each uses written out in it; recursion counts once."""
+    """Size of each definition by name, with those it uses written out; recursion counts once."""
     source = _UNICODE_ESCAPE.sub(lambda match: chr(int(match[1], 16)), source)  # of embedded JSON
     starts = list(_DEFINITION.finditer(source))
     ends = [*(start.start() for start in starts[1:]), len(source)]

@@ -55,7 +55,7 @@ class Experts(nn.Module):
         self.slots: ExpertSlots | None = None
         """Where which are, if each has some."""
         self.exchange: ExpertExchange | None = None
-        """With ranks that have other tokens, if some of the experts are there."""
+        """Exchange with ranks that have other tokens, if some of the experts are there."""
         self.is_input_scaled = is_input_scaled
         count = self.num_slots
         self.gate_up = _nothing_yet(count, 2 * hidden_width, width)

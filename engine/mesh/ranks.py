@@ -32,7 +32,7 @@ from baton.engine.mesh.mesh import Axis, Mesh, Place
 c10d: Any = torch.distributed  # whose stubs know little of what is used here
 
 JOIN_S = 120.0
-"""For all ranks to come: each starts a process, and finds its device."""
+"""Seconds for all ranks to join: each starts a process, and finds its device."""
 TELL_WITHIN = timedelta(seconds=30)
 """How long an order may take to leave the lead. Gloo's send ends when it is received: a rank that
 does not `hear` for so long, because it is busy or has just ended, makes the lead raise. For one
@@ -51,7 +51,7 @@ class Ranks(Protocol):
     def size(self) -> int: ...
 
     def all_reduce_(self, x: Tensor) -> Tensor:
-        """In place; `x` is contiguous, and returned."""
+        """Sum `x` over all ranks in place; it is contiguous, and returned."""
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
         """`x` has the same shape on all ranks."""
@@ -109,7 +109,7 @@ class RankGroup:
     def __init__(self, group: Any, control: Any, store: Any, members: tuple[int, ...]) -> None:
         """`group` moves what is on the device, `control` what is on the host."""
         self.members = members
-        """By their ranks of the mesh; here they are counted from 0."""
+        """Mesh ranks of the members; within the group they are counted from 0."""
         self._group = group
         self._control = control
         self._store = store  # it ends with the lead's, which all groups need
@@ -154,7 +154,7 @@ class RankGroup:
         return found
 
     def leave_word(self, name: str, word: bytes) -> None:
-        """For any rank that asks for it."""
+        """Leave a word for any rank that asks for it."""
         self._store.set(f"{name} {self.rank}", word)
 
     def word_of(self, name: str, rank: int) -> bytes:
@@ -213,7 +213,7 @@ ONE_RANK = MeshGroups(
 
 
 def listen(host: str) -> socket.socket:
-    """For the lead. Raises OSError if `host` is not an address of this machine."""
+    """The lead's listening socket. Raises OSError if `host` is not an address of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, 0), family=family)
 

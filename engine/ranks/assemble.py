@@ -34,7 +34,8 @@ KV = "kv"
 
 
 def lead_runner(loaded: LoadedModel, plan: CachePlan) -> LeadRunner:
-    """For an engine whose cache is that of its ranks, with the blocks that all have room for."""
+    """The runner of an engine whose cache is that of its ranks, with the blocks that all have room
+    for."""
     ranks = _ranks_of_engine(loaded)
     plan = plan.with_blocks(_least(plan.num_blocks, ranks))
     layout = plan.layout

@@ -26,7 +26,7 @@ from baton.engine.passes.runner import ModelRunner
 from baton.engine.ranks.lead import LeadRunner
 
 TICK_S, MAX_TICK_S = 0.005, 0.05
-"""For how long an engine without work may stay away from the others, which wait for it: right after
+"""Seconds that an engine without work may stay away from the others, which wait for it: right after
 a pass, and once nobody has computed for seconds."""
 TICK_GROWTH = 0.05
 """Each time that they meet for nothing."""

@@ -24,7 +24,7 @@ class RequestOutput(NamedTuple):
     logprobs: tuple[TokenLogprob, ...] = ()
     """As many as tokens when asked for, else none."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    """With the first token when asked for: one for each token of the prompt but the first."""
+    """Logprobs of all prompt tokens but the first, given with the first token when asked for."""
     embedding: tuple[float, ...] = ()
     """The only answer of a request with a pooling."""
     finish_reason: FinishReason | None = None
@@ -111,7 +111,7 @@ class EngineStats:
         self.sample_ms += report.sample_ms
 
     def as_metrics(self) -> dict[str, float]:
-        """By Prometheus name: counts end in _total, times are seconds."""
+        """Metrics by Prometheus name: counts end in _total, times are seconds."""
         return {
             "steps_total": self.num_steps,
             "tokens_run_total": self.num_tokens_run,

@@ -103,7 +103,7 @@ def prompt_logprobs(logits: Tensor, next_tokens: Sequence[int], num_top: int) ->
 def _asked_logprobs(
     logits: Tensor, plan: SamplingPlan, tokens: Sequence[int]
 ) -> dict[int, TokenLogprob]:
-    """By row, for those that ask."""
+    """Logprobs by row, for those that ask."""
     if not plan.asked:
         return {}
     nums_top = [plan.rows[i].params.num_logprobs or 0 for i in plan.asked]

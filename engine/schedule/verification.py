@@ -31,7 +31,7 @@ class Run(NamedTuple):
 
 
 def runs_of(chunks: Sequence[ScheduledChunk]) -> list[Run]:
-    """Of those that are to get a token, in order."""
+    """The runs of chunks that are to get a token, in order."""
     runs: list[Run] = []
     first = 0
     for request, _, drafted in chunks:

@@ -87,7 +87,7 @@ def check_context(mesh: Mesh) -> None:
 
 
 def splits_vocabulary(config: ModelConfig, size: int) -> bool:
-    """Else every rank has all of the embedding and of the head."""
+    """Whether the vocabulary is split; else every rank has all of the embedding and of the head."""
     return config.vocab_size % size == 0
 
 

@@ -142,7 +142,7 @@ def _swap(packs: Ranks, weights: Sequence[float]) -> None:
 
 
 def like(now: ExpertMap, ranks: Ranks, size: int) -> ExpertMap:
-    """The same sets of experts, on the ranks and in the slots that have most of them now.
+    """The map with sets of experts moved to the ranks and slots that have most of them in `now`.
 
     They change places among `size` ranks, those of one machine.
     """

@@ -39,7 +39,7 @@ class ExpertBalancer:
         self._moves = rebalance_passes > 0
         self._period = rebalance_passes or LOOK_PASSES
         self._maps = dict(held.start)
-        """By layer, those of other stages too."""
+        """Expert maps by layer, other pipeline stages' layers included."""
         self._waiting: deque[tuple[int, Sequence[int]]] = deque()
         """Layers to look at, with the loads of their experts."""
         self._num_passes = 0

@@ -1,4 +1,4 @@
-"""Who guesses the tokens that requests will draw: one file a method.
+"""Drafters, which guess the tokens that requests will sample: one file a method.
 
     propose(requests) -> a draft each -> some of their tokens are verified -> propose ...
 
@@ -32,7 +32,7 @@ NO_DRAFT = Draft((), ())
 
 
 class Refiner(Protocol):
-    """Who drafts by what the model draws behind drafts, wrong ones among them. Belongs to the
+    """A drafter by what the model samples behind drafts, wrong ones among them. Belongs to the
     engine's thread."""
 
     def drew(self, request: Request, drafted: Sequence[int], drawn: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Who drafts by what the model computes: it is shown the hidden states of each pass.
+"""The reader of hidden states: a drafter that is shown what each pass of the model computes.
 
     the pass   tokens 5 6 7 | drafted x y      rows of all of them, also of what turns out wrong
     read       (request, 5, 5), rows [5, D]    before tokens count as computed

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 TRIAL_SHARE = 0.005
-"""Of the time: what drafts that do not pay may lose in all."""
+"""Share of the time that drafts that do not pay may lose in all."""
 WON = 0.05
-"""Of the time: what drafts must save to be taken for good ones; less may be chance."""
+"""Share of the time that drafts must save to be taken for good ones; less may be chance."""
 WINDOW, FIRST_WINDOW = 64, 24
 """Steps that are added up; and those after a rest, so that to try again costs little."""
 MAX_LOSS, MAX_LOSS_OF_TRIAL = 4.0, 1.5
@@ -69,9 +69,9 @@ class Pause:
         self.is_deep = False
         """It rests, and will for many more steps."""
         self._rest_s = 0.0
-        """Of the rest that is left."""
+        """Seconds of steps until the rest is over."""
         self._grown_s = 0.0
-        """Of this, what it is longer because others came to nothing."""
+        """Seconds of `_rest_s` that it is longer because others came to nothing."""
         self._growth = 1.0
         self._is_trial_next = False
         self._num_trial_tokens = TRIAL_TOKENS

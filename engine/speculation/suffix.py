@@ -23,7 +23,7 @@ MAX_MATCH = 32
 MAX_PLACES = 8
 """Occurrences that are looked at in each text."""
 MIN_SHARE = 0.3
-"""Of the weight that agrees: below it the draft ends."""
+"""Least share of the weight that agrees on a token; below it the draft ends."""
 MAX_RECENT, MAX_RECENT_IN_ALL = 32_768, 1 << 20
 """Tokens of ended outputs that are kept for one salt (then the older half is forgotten), and for
 all: 20 bytes each. Then the salt goes that was not used for longest."""

@@ -65,7 +65,8 @@ def ray_environment() -> dict[str, str]:
 
 
 def joining_environment() -> dict[str, str]:
-    """The same for a cluster that somebody else has started: a token, if there is one, is its."""
+    """Ray's environment for a cluster that somebody else has started: a token, if there is one, is
+    its own."""
     environment = ray_environment()
     environment.pop("RAY_AUTH_TOKEN", None)
     return environment
@@ -78,7 +79,7 @@ def worker_environment() -> dict[str, str]:
 
 
 def num_logical_cpus(config: DeploymentConfig) -> int:
-    """Those that are asked for, and one for each actor that asks for none.
+    """CPUs that are asked for, and one for each actor that asks for none.
 
     Ray starts workers before anything is asked of it, as many as there are CPUs and cores: these
     have their imports behind them when Serve gives them their actors.

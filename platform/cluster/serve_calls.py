@@ -58,7 +58,7 @@ class _Ended:
 
 
 class ServeCalls:
-    """Of one gateway; made and kept within its Serve replica."""
+    """Serve's request metrics of one gateway; made and kept within its Serve replica."""
 
     def __init__(self) -> None:
         context = ray.get_runtime_context()
@@ -106,7 +106,7 @@ class ServeCalls:
         self._pending.append(_Ended(face, path, method, status or LEFT[face], 1e3 * seconds))
 
     async def keep(self, num_waiting: Callable[[], int]) -> None:
-        """For ever: tell Ray. `num_waiting`: requests that have no place yet."""
+        """Report to Ray for ever. `num_waiting`: requests that have no place yet."""
         has_failed = False
         while True:
             try:
@@ -167,5 +167,5 @@ class _FaceMetrics:
 
 
 def are_ray_metrics_on() -> bool:
-    """By the variable that turns them off for all of Ray."""
+    """Whether Ray's metrics are on, by the variable that turns them off for all of Ray."""
     return os.environ.get(SWITCH, "1").lower() not in ("0", "false")

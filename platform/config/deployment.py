@@ -243,7 +243,7 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
         return self.prefill if role is Role.PREFILL else self.decode
 
     def engine(self, role: Role) -> EngineConfig:
-        """That of its pool, with what depends on the others."""
+        """The engine configuration of that role's pool, with what depends on the other pools."""
         speculation = self.decode.speculation
         hands_over = self.prefill.replicas > 0  # other numbers of replicas are live; layouts stay
         is_kept = speculation.wants_features and (hands_over or speculation.features == "on")

@@ -74,7 +74,7 @@ LIVE: Mapping[str, tuple[str, ...]] = {
     PREFILL: _OF_REPLICAS,
     REGISTRY: ("log_level", *_COUNTS, "planner.*"),
 }
-"""By deployment, the settings that reach it while it runs."""
+"""Settings that take effect without a restart, by Serve deployment."""
 _SET_ASIDE = "gateway.tenants.*.kv_share"
 """Engines set blocks aside for tenants when they start."""
 
@@ -83,7 +83,7 @@ _SET_ASIDE = "gateway.tenants.*.kv_share"
 class Division:
     fixed: Plain
     live: Mapping[str, Plain]
-    """By deployment."""
+    """Settings that take effect without a restart, by Serve deployment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def merged(below: Plain, above: Plain) -> Plain:
 
 
 def changes(before: DeploymentConfig, after: DeploymentConfig) -> list[Change]:
-    """In the order of their names."""
+    """The settings that differ, in the order of their names."""
     old, new = dict(_leaves(_plain(before))), dict(_leaves(_plain(after)))
     found: list[Change] = []
     for path in sorted(old.keys() | new.keys()):

@@ -94,7 +94,7 @@ class EngineBench:
     ceilings: Ceilings
     """The matrix rate is taken from here, reading is measured again at every point."""
     ends_at: float
-    """By time.monotonic: no point begins after it."""
+    """Deadline by time.monotonic: no point begins after it."""
     report: Report
 
     def prefill(self, lengths: Sequence[int], into: Measured) -> None:

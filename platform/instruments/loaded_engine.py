@@ -86,7 +86,8 @@ class LoadedEngine:
 def load_measured(
     folder: Path, config: DeploymentConfig, *, sizes: Sequence[int], max_running: int
 ) -> LoadedEngine:
-    """With room for the largest of `sizes`, in tokens of all requests together, that memory allows.
+    """Load an engine with KV cache for the largest of `sizes`, in tokens of all requests together,
+    that memory allows.
 
     Raises CheckpointError or InvalidConfig.
     """

@@ -36,7 +36,7 @@ class Span:
 
     name: str
     started_at: float
-    """By time.perf_counter."""
+    """Start of the span, by time.perf_counter."""
     seconds: float
 
 

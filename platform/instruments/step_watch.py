@@ -31,7 +31,7 @@ class StepTime:
     """Seconds of one step."""
 
     started_at: float
-    """By time.perf_counter."""
+    """Start of the step, by time.perf_counter."""
     step_s: float
     draft_s: float
     schedule_s: float

@@ -46,7 +46,7 @@ OPERATOR_PARTS = {
     "relu": Part.GATE_UP,
     "clamped_gate": Part.GATE_UP,
 }
-"""By what is part of an operator's name. Products are told apart by their weights."""
+"""Model part by a substring of the operator's name. Products are told apart by their weights."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,7 +217,7 @@ def _seats(plan: Plan) -> Iterator[str]:
 
 
 def _padding(link_gbps: float | None) -> tuple[int, int]:
-    """With which all columns fit into 80."""
+    """Cell padding with which all columns fit into 80 characters."""
     return (0, 1 if link_gbps is None else 0)
 
 

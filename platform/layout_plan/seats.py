@@ -14,7 +14,7 @@ from baton.platform.machine.seating import links_by_axis, place
 @dataclass(frozen=True, slots=True)
 class Seats:
     gpus: Sequence[str]
-    """By rank."""
+    """GPU of each rank."""
     links: Mapping[Axis, Sequence[str]]
 
 

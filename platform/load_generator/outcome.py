@@ -22,7 +22,7 @@ class Ending(StrEnum):
     UNREACHABLE = "no connection"
     TIMED_OUT = "timed out"
     INTERRUPTED = "interrupted"
-    """By who runs the generator: counted, but held against nobody."""
+    """Stopped by the generator's user: counted, but held against nobody."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ class Slo:
 
     ttft_s: float | None = None
     itl_s: float | None = None
-    """For 99 % of the gaps of a request."""
+    """Seconds that 99 % of a request's gaps between tokens may not exceed."""
     tpot_s: float | None = None
     e2e_s: float | None = None
 

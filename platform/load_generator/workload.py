@@ -98,7 +98,7 @@ class LoadOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     chains: Iterable[Chain]
-    """By the time that they begin."""
+    """Chains of requests, sorted by the time that they begin."""
     max_chains: int | None
     """So many are open at once, at most."""
     num_requests: int | None

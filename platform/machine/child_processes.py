@@ -13,7 +13,7 @@ REPLICA = "ray::ServeReplica:"
 
 
 def descendants(pid: int) -> frozenset[int]:
-    """By id; none where the system does not tell."""
+    """Ids of a process's descendants; none where the system does not tell."""
     children: dict[int, list[int]] = {}
     for path in PROCESSES.glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):  # it has ended meanwhile

@@ -99,7 +99,7 @@ def _header(lines: Sequence[str]) -> tuple[int, list[str]]:
 
 
 def _rows(lines: Sequence[str], labels: Sequence[str]) -> dict[str, list[str]]:
-    """By device: its links in the order of `labels`, then what is said of CPUs."""
+    """Table rows by device: its links in the order of `labels`, then its CPU affinity."""
     rows: dict[str, list[str]] = {}
     for line in lines:
         words = line.split()

@@ -40,7 +40,7 @@ class GpuFacts:
     names: tuple[str, ...]
     driver: str
     is_mig: tuple[bool, ...] = ()
-    """By GPU: it is cut into slices."""
+    """Whether each GPU is cut into MIG slices."""
     topology: str = ""
     """`nvidia-smi topo -m`, as printed."""
 
@@ -60,7 +60,7 @@ class NodeFacts:
     """The best kind of CPU that compiled kernels are made for and this one is of; empty: none."""
     memory: MemoryFacts
     shm_free: int | None = None
-    """In /dev/shm; None: there is none."""
+    """Free bytes in /dev/shm; None if there is none."""
     max_files: int
     """The most files that one process may have open."""
     max_locked: int | None = None

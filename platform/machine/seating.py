@@ -64,7 +64,7 @@ def links_told(by_axis: Mapping[Axis, Sequence[str]]) -> str:
 
 
 def axis_pairs(mesh: Mesh) -> list[Pairs]:
-    """In the order in which they talk; axes of one rank have none."""
+    """Pairs of ranks that talk, for each axis of `BY_TALK`; axes of one rank have none."""
     return [list(_pairs(mesh, axis)) for axis in BY_TALK]
 
 

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 NUM_AT_ONCE = 4
 """Files."""
 SPARE_BYTES = 1 << 28
-"""Of the disk, which are left to others."""
+"""Bytes of the disk that are left to others."""
 
 
 LAST = "last"

@@ -51,7 +51,7 @@ class Hub:
         self.name = str(model)
         self._model = model
         self._commit = model.revision
-        """That of the last list: files are read as they are listed."""
+        """The commit of the last listing: files are read as they are listed."""
 
     def look(self) -> Listing:
         # Imported where it is needed: a second nobody should wait for who serves a local folder.

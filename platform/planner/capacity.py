@@ -42,7 +42,7 @@ class PassTimes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FittedPasses:
-    """By the coefficients that a replica has fitted to its own steps."""
+    """Pass times predicted from the coefficients that a replica has fitted to its own steps."""
 
     times: StepTimes
 
@@ -70,18 +70,18 @@ class Load:
     rate: float
     """Requests a second."""
     prompt_tokens: float
-    """Those that are computed: what caches hold is left out."""
+    """Mean prompt tokens that are computed; cached ones are left out."""
     output_tokens: float
     prompt_cv2: float = 0.0
     """Variance of the prompts' lengths over the square of their mean."""
     cached_tokens: float = 0.0
-    """Of a prompt, before those that are computed: caches hold them."""
+    """Mean prompt tokens found in a prefix cache, ahead of those that are computed."""
     num_open: float = 0.0
     """Requests that there are at least, while too few have ended to tell how long answers are."""
 
     @property
     def context(self) -> float:
-        """Of a request that decodes, on average over its life."""
+        """Tokens in the KV cache of a decoding request, averaged over its life."""
         return self.whole_prompt_tokens + self.output_tokens / 2
 
     @property
@@ -104,7 +104,7 @@ class Promise:
 
     @property
     def deviations(self) -> float:
-        """Of a normal value, so many above its mean keep the share below."""
+        """Standard deviations above the mean below which `share` of a normal distribution lies."""
         return NormalDist().inv_cdf(self.share)
 
     def peak(self, mean: float) -> float:
@@ -121,7 +121,7 @@ class ReplicaModel:
     """Tokens of a prompt in one pass."""
     num_kv_tokens: int
     max_requests: int
-    """That decode at once."""
+    """Requests that decode at once."""
     overhead_s: float = 0.0
     """On the way of a first token, outside of its passes: gateway, messages, KV that travels."""
 
@@ -138,7 +138,7 @@ class ReplicaModel:
     def step_s(
         self, batch: float, context: float, piece: int = 0, num_before: float = 0.0
     ) -> float:
-        """Of a mean batch: between two whole ones as a line does."""
+        """Seconds of a step at a mean batch size, interpolated between the two whole ones."""
         low = max(int(batch), 1)
         at_low = self.passes.step_s(low, context, piece, num_before)
         if batch <= low:
@@ -162,11 +162,11 @@ class Need:
     is_kept: bool = True
     """Whether the promise is: else as many as work through what comes."""
     typical_s: float = 0.0
-    """The same of the median request."""
+    """Seconds that the median request waits."""
 
     @property
     def typical_batch(self) -> int:
-        """Of a step, while anybody decodes; of replicas that are overrun nothing is typical."""
+        """Requests in a typical decode step, at least 1; 1 for replicas that are overrun, too."""
         return max(round(self.batch), 1) if self.batch < inf else 1
 
 

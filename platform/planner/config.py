@@ -27,11 +27,11 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
     """Unix time until which a role's number stays as it is, by the registry's clock; `baton scale`
     sets it."""
     hold_s: float = 600.0
-    """For so long what `baton scale` sets stays, unless it says `--hold`."""
+    """Seconds for which the number that `baton scale` sets stays, unless it says `--hold`."""
     nodes: Literal["fixed", "kuberay"] = "fixed"
-    """Who sees to nodes. `fixed`: they are there. `kuberay`: worker groups follow the numbers of
-    replicas (`baton k8s follow`, which the chart then runs), and the planner adds replicas once
-    their nodes are there."""
+    """What adds and removes nodes. `fixed`: nothing, they are there. `kuberay`: worker groups
+    follow the numbers of replicas (`baton k8s follow`, which the chart then runs), and the planner
+    adds replicas once their nodes are there."""
     groups_url: str = ""
     """Where `baton k8s follow` tells what it does and why, for `baton explain planner`:
     `http://HOST:9480`. The chart sets it."""
@@ -42,9 +42,9 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
     ttft_s: Seconds = 1.0
     """A first token is promised within it."""
     itl_s: Seconds = 0.1
-    """And each further one."""
+    """Each further token is promised within it."""
     share: Share = 0.9
-    """Of requests for which that is to hold."""
+    """Share of requests for which both limits are to hold."""
     min_prefill: NonNegative = 1
     """Prefill replicas that there are at least."""
     max_prefill: NonNegative = 8
@@ -63,7 +63,7 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
     period_s: Seconds = 5.0
     """From one decision to the next."""
     window_s: Seconds = 60.0
-    """Of what arrived: what rates and trends are told from."""
+    """Seconds of traffic from which rates and trends are estimated."""
     steady_s: Seconds = 120.0
     """A pool is made smaller only to what was enough for so long."""
 

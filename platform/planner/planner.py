@@ -53,7 +53,7 @@ class Planned:
     can_flip: bool = False
     """Whether the pools are so alike that replicas may take the other role."""
     flip_s: float = 0.0
-    """That one may take to do so: as long as a drain."""
+    """Seconds that a replica may take to change its role: as long as a drain."""
 
     @property
     def live_rules(self) -> PlannerConfig:
@@ -74,7 +74,7 @@ class Planned:
 
 @dataclass(slots=True)
 class _Pool:
-    """Of one role, as it was seen last."""
+    """The pool of one role, as it was seen last."""
 
     ready: int = 0
     draining: int = 0
@@ -347,7 +347,8 @@ class Planner:
                 pool.short_since_s = now
 
     def _count(self, role: Role) -> PoolCount:
-        """Those that are wanted and not there will be; any beyond them are on their way out."""
+        """Replicas by state: those wanted but not ready are starting; any beyond those wanted are
+        draining."""
         pool, wanted = self._pools[role], self._pools[role].wanted
         serving = min(pool.ready, wanted)
         return PoolCount(serving, starting=wanted - serving, draining=pool.draining)

@@ -37,7 +37,7 @@ class PlannerTold:
     planned: Mapping[str, int] = field(default_factory=dict)
     """Replicas that were decided on last, by role; empty where nobody plans."""
     families: tuple[Family, ...] = ()
-    """For the page of one of the gateways."""
+    """Metric families for the /metrics page of one of the gateways."""
 
 
 @dataclass(slots=True)

@@ -50,7 +50,7 @@ NEWS_GAP_S = 0.2
 
 @dataclass(slots=True)
 class _Heard:
-    """Of one replica."""
+    """Liveness of one replica."""
 
     until_s: float
     """Silent until then, it is dropped."""

@@ -35,7 +35,7 @@ class Assignment:
     """The name of the Serve application."""
     config: DeploymentConfig
     role: Role
-    """Of the pool that it is started in; it may take the other."""
+    """Role of the pool that it is started in; it may take the other."""
     folder: Path
     replica_id: ReplicaId
     """The id of rank 0; of a rank that leads, its own."""

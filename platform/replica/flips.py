@@ -74,7 +74,7 @@ class _Flip:
 
 
 class Flips:
-    """Those of one replica, one at a time. Belongs to its event loop."""
+    """The role changes of one replica, one at a time. Belongs to its event loop."""
 
     def __init__(self, of: Turning) -> None:
         self._of = of

@@ -50,7 +50,7 @@ class Serving:
         self._page: ReplicaPage | None = None
         self._heart: asyncio.Task[None] | None = None
         self._telling: set[asyncio.Task[None]] = set()
-        """Of the spans of earlier incarnations."""
+        """Tasks that send the spans of earlier incarnations."""
         self._failure: BaseException | None = None
 
     async def begin(self, role: Role) -> None:
@@ -97,7 +97,7 @@ class Serving:
             await self.begin(role)
 
     async def drain(self) -> None:
-        """For as long as the configuration allows."""
+        """Finish what is running, for as long as the configuration allows."""
         await self._flips.close()
         if self.replica is None:
             return

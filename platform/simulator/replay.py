@@ -40,7 +40,7 @@ class Replayed:
 
     @property
     def num_met(self) -> int:
-        """That had their first token in time."""
+        """Requests that had their first token in time, as captured."""
         return sum(self._is_met(one.was_s) for one in self.requests)
 
     @property

@@ -11,10 +11,10 @@ from baton.platform.traces.trace import Trace
 class Setup:
     num_replicas: int = 16
     num_blocks: int = 3000
-    """Of each replica's prefix cache."""
+    """Blocks in each replica's prefix cache."""
     block_size: int = 512
     tokens_per_s: float
-    """That a replica prefills."""
+    """Prompt tokens a second that a replica prefills."""
     itl_s: float = 0.0
     """From one output token to the next: when an answer ends, and so when a session's next turn
     comes."""

@@ -67,7 +67,7 @@ class Pool:
     model: ReplicaModel
     scheduler: SchedulerConfig
     need: Need
-    """Of a mixed pool, as to later tokens; `first` is of its first ones."""
+    """Replicas needed; of a mixed pool, for later tokens, while `first` is for its first ones."""
     first: Need | None = None
     is_prefill: bool = False
 
@@ -219,8 +219,8 @@ def _order(pool: Pool) -> tuple[bool, int, float]:
 
 
 def foreseen(pool: Pool, model: ReplicaModel, question: Question) -> tuple[Need, Need]:
-    """Of first and of later tokens, were its replicas as `model` says; of a pool that does one of
-    both alone, that twice."""
+    """The needs of first and of later tokens, were its replicas as `model` says; of a pool that
+    does one of both alone, that twice."""
     load, promise, num_replicas = question.load, question.promise, pool.num_replicas
     if pool.first is not None:
         return mixed_with(load, model, promise, num_replicas)

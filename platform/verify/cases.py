@@ -18,7 +18,7 @@ MAX_PROMPT = 160
 NUM_LOGPROBS = 2
 """Two: their distance tells a wrong token from a near tie."""
 PERIODS = (1, 2, 5)
-"""Of prompts that say the same again and again: methods that look texts up draft behind them."""
+"""Periods, in tokens, of repetitive prompts: prompt-lookup methods draft behind them."""
 
 GREEDY = SamplingParams(
     temperature=0.0, max_tokens=NUM_OUTPUT, ignore_eos=True, num_logprobs=NUM_LOGPROBS

@@ -118,7 +118,7 @@ class KubeApi:
 
 
 def connect(url: str | None, namespace: str, service_name: str) -> KubeApi:
-    """With the pod's own account; `url`: of another server, without one."""
+    """Connect with the pod's own service account; `url`: to another server, without an account."""
     from kubernetes import config
 
     if url is None:

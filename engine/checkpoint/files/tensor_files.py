@@ -44,7 +44,7 @@ class StoredEntry(TensorEntry, Protocol):
     """One that lies in a file as it is."""
 
     def stored(self) -> Tensor:
-        """In the dtype of the file; memory-mapped where that can be. Not to be written to."""
+        """The tensor in the dtype of the file; memory-mapped where that can be. Read-only."""
 
 
 READERS: Mapping[str, Callable[[Path], Mapping[str, StoredEntry]]] = {

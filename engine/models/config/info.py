@@ -35,7 +35,7 @@ class ModelInfo:
 
     @property
     def num_logits(self) -> int:
-        """Of a token: one for each label, or each token."""
+        """Logits of a position: one for each label, or each token of the vocabulary."""
         return self.num_labels or self.vocab_size
 
     def layout(self, block_size: int, kv_dtype: str = "auto") -> KvLayout:

@@ -41,7 +41,7 @@ from baton.kernels.products.linear import GATES
 SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 """What `layer_types` has beside windows alone: entries that overlap and are chosen, and others."""
 KINDS = {0: SLIDING, 4: SPARSE, 128: HEAVY}
-"""By `compress_ratios`, as published."""
+"""Kind of attention by compression ratio, as published in `compress_ratios`."""
 BY_TOKEN, BY_ROUTER = "hash_moe", "moe"
 PLAIN_ROPE = RopeKeys(layer_type="main", is_scaled=False, may_be_partial=True)
 ROPE_OF_ENTRIES = RopeKeys(
@@ -96,9 +96,9 @@ def _parse_compressed(keys: ConfigKeys, heads: HeadShape) -> CompressedConfig:
 
 class _Ropes(NamedTuple):
     of_tokens: Rope
-    """In layers that see a window alone."""
+    """RoPE of layers that see a window alone."""
     of_entries: Rope
-    """In layers that compress, tokens included."""
+    """RoPE of layers that compress, for their entries and tokens."""
 
 
 def _parse_ropes(keys: ConfigKeys, head_dim: int) -> _Ropes:

@@ -93,7 +93,7 @@ class MtpHead(nn.Module):
 
 
 def names_of(family: Family, layer: int) -> Family:
-    """The same family, whose checkpoints are known by the names of one layer behind the last."""
+    """The family with the checkpoint names of one layer behind the last."""
     prefix = family.further_layers.format(i=layer)
     own = {ours: tuple(prefix + name for name in theirs) for ours, theirs in OWN.items()}
     return replace(

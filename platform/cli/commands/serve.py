@@ -95,7 +95,7 @@ def _for_all_nodes(config: DeploymentConfig) -> DeploymentConfig:
 
 
 def _with_whole_path(config: DeploymentConfig) -> DeploymentConfig:
-    """Of the chat template, which the gateway reads from another folder."""
+    """`config` with an absolute chat template path: the gateway reads it from another folder."""
     setting = config.gateway.chat_template
     if not setting or is_inline(setting):
         return config

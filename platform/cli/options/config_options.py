@@ -121,7 +121,7 @@ SERVE_OPTIONS = (
 DEPLOY_OPTIONS = tuple(
     option for option in SERVE_OPTIONS if option.paths not in (("ray.address",), ("ray.dashboard",))
 )
-"""Those of `baton deploy`, which has an --address like its siblings, and starts no Ray."""
+"""Options of `baton deploy`, which has an --address like its siblings, and starts no Ray."""
 _OF_COST = (
     "--dtype", "--quantize", "--device", "--block-size", "--kv-cache-dtype",
     "--micro-batch-tokens", "--speculate", "--draft-model", "--draft-gib",

@@ -82,7 +82,7 @@ def _row(trace: str, seed: int, figures: PlannedFigures) -> dict[str, Any]:
 
 
 def changes(decisions: Sequence[Decision]) -> list[Decision]:
-    """Those that are other than the one before."""
+    """Decisions that differ from the one before."""
     found: list[Decision] = []
     for one in decisions:
         if not found or (one.prefill, one.decode) != (found[-1].prefill, found[-1].decode):

@@ -65,7 +65,7 @@ def complain(command: str, text: str) -> None:
 
 @contextmanager
 def warnings_silenced() -> Iterator[None]:
-    """For commands whose output tells it better: the services' log is for operators."""
+    """Silence the services' log, which is for operators, in commands whose own output is better."""
     log = logging.getLogger("baton")
     level = log.level
     log.setLevel(logging.ERROR)

@@ -62,7 +62,7 @@ def _predictions(candidates: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _decoders(candidates: Sequence[Mapping[str, Any]]) -> Table:
-    """Who might have decoded it, and what that would have cost all who decode there."""
+    """Candidate decode replicas, and what each would have cost all requests that decode there."""
     terms = list(candidates[0]["terms"])
     table = _table("to decode", *(name.removesuffix("_s") for name in terms), "age", "cost")
     for one in candidates:

@@ -241,7 +241,7 @@ def replicas(name: str) -> Iterator[ServedReplica]:
 
 
 def gateway_ports(name: str, timeout_s: float) -> tuple[int, int]:
-    """Of HTTP and gRPC, which several gateways share. Raises what Ray raises."""
+    """Ports of HTTP and gRPC, which several gateways share. Raises what Ray raises."""
     handle = serve.get_deployment_handle(GATEWAY, name)
     http, grpc, _ = handle.ports.remote().result(timeout_s=timeout_s)
     return http, grpc
@@ -296,7 +296,8 @@ def _ports_of(name: str, details: Plain) -> tuple[int, ...]:
 
 
 def _bound_ports(name: str) -> tuple[int, ...]:
-    """Of one without a document; none if it does not say, as it does not listen yet."""
+    """Ports of an application without a document; none if it does not say, as it does not listen
+    yet."""
     try:
         return gateway_ports(name, PORTS_TIMEOUT_S)
     except (TimeoutError, RayError, RayServeException):

@@ -51,7 +51,7 @@ class FetchStages:
         self._soon(self._startup.enter, stage)
 
     def _soon(self, tell: Callable[[T], None], what: T) -> None:
-        """In the loop's thread, one after the other."""
+        """Call `tell` in the loop's thread, one after the other."""
         self._loop.call_soon_threadsafe(tell, what)
 
 

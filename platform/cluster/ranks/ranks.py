@@ -49,7 +49,7 @@ CALL_PERIOD_S = 1.0
 SILENT_S = 20.0
 """After which a rank that does not answer is taken for gone."""
 PARTING_S = 5.0
-"""For a rank to end that was let go, or to say why it failed."""
+"""Seconds for a rank to end that was let go, or to say why it failed."""
 
 
 class Others(Protocol):

@@ -74,7 +74,7 @@ async def keep_planned(
     messages: Messages,
     places: Places,
 ) -> None:
-    """For ever. One change at a time: while Ray's head is away there is none."""
+    """Plan and scale for ever, one change at a time; while Ray's head is away there is none."""
     looked_s = planner.clock() - LOOK_AT_SERVE_S
     while True:
         period_s = planner.rules.period_s

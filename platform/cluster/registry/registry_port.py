@@ -91,7 +91,7 @@ class RegistryPort(RegistryServicer):
         return await self.watch(request)
 
     async def watch(self, request: pb.WatchRequest) -> pb.MembershipUpdate:
-        """The same for who comes through Serve, and hears of this port."""
+        """Answer a watch. A caller that came through Serve learns this port's address."""
         incarnation = Epoch(request.incarnation) or None
         registry, version = self._registry, request.version
         await registry.until_news(incarnation, version, registry.patience_s)

@@ -69,7 +69,7 @@ class StageWatch:
         self._shape = shape
         self._chunk = Chunk(num_tokens, num_tokens)
         self.routed: dict[int, Routed] = {}
-        """By layer, of those that have experts: where each token went."""
+        """Expert routing of each token, by layer that has experts."""
         self._attended: list[tuple[SeesTokens, Any]] = []
         self._hooks = ExitStack()
 

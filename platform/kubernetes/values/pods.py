@@ -64,7 +64,7 @@ class PodValues(ChartNode, frozen=True, kw_only=True):
     scheduler_name: str = ""
     runtime_class_name: str = ""
     pod_labels: dict[str, str] = msgspec.field(default_factory=dict)
-    """Of the pods. A change is a new cluster."""
+    """Labels of the pods. A change is a new cluster."""
     pod_annotations: dict[str, str] = msgspec.field(default_factory=dict)
     env: list[Free] = msgspec.field(default_factory=list)
     env_from: list[Free] = msgspec.field(default_factory=list)
@@ -108,9 +108,9 @@ class WorkerValues(PodValues, frozen=True, kw_only=True):
     replicas: NonNegative = 1
     """Pods, or groups of `numOfHosts` pods."""
     min_replicas: NonNegative | None = None
-    """With the autoscaler or `config.planner.nodes`, at least. Empty: `replicas`."""
+    """Least pods with the autoscaler or `config.planner.nodes`. Empty: `replicas`."""
     max_replicas: NonNegative | None = None
-    """With the autoscaler or `config.planner.nodes`, at most. Empty: `replicas`."""
+    """Most pods with the autoscaler or `config.planner.nodes`. Empty: `replicas`."""
     num_of_hosts: Count = 1
     """Pods that come and go together, for replicas whose ranks are on several nodes."""
     processes: Annotated[int, msgspec.Meta(ge=1, le=16)] | None = None

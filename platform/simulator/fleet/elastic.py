@@ -64,7 +64,7 @@ class ElasticPools:
         self._members.append(_Member(role, self._agenda.now, replica))
 
     def count(self, role: Role) -> PoolCount:
-        """Those that take this role next are starting in it."""
+        """Replicas of a role by state; those that take this role next are starting in it."""
         of_role = [one for one in self._members if one.role is role]
         flipping = sum(one.becomes is role for one in self._members)
         return PoolCount(

@@ -21,7 +21,7 @@ class FleetFigures:
     itl_p90_s: float
     itl_p99_s: float
     tpot_p50_s: float
-    """Of a request's tokens behind its first, on average."""
+    """Median over requests of the mean seconds per output token behind the first."""
     e2e_p50_s: float
     """Until the last token."""
     hit: float

@@ -42,7 +42,7 @@ class Handoff:
     lease: ReceiverLease | None = None
     """Until D has reserved blocks: none."""
     num_fresh_blocks: int = 0
-    """That the lease took from D's pool."""
+    """Blocks that the lease took from D's pool."""
     num_sent: int = 0
     """Tokens, those included that D had."""
     arrives_s: float = 0.0

@@ -86,9 +86,9 @@ class Knowledge:
         self.num_cached = Matches(
             self._index, lambda epoch: self._links[epoch].info.layout
         ).num_tokens
-        """For the placer."""
+        """Cached prompt tokens per replica, for the placer."""
         self._booked: dict[str, _Booked] = {}
-        """By request id."""
+        """Bookings by request id."""
 
     def meet(self, replica: Replica) -> None:
         info = replica.info

@@ -14,7 +14,7 @@ SALT = b""
 
 
 class Puller:
-    """Of one replica: what it receives comes one after the other."""
+    """KV pulls of one replica: what it receives comes one after the other."""
 
     def __init__(self, engine: SimulatedEngine, agenda: Agenda, links: Links) -> None:
         self._engine = engine

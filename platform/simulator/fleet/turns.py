@@ -39,7 +39,7 @@ class Turn:
     num_generated: int = 0
     """Tokens of the answer that its replica has."""
     num_given: int = 0
-    """Those that have come to the client."""
+    """Output tokens that have come to the client."""
     num_cached: int = 0
     """Tokens of the prompt that were there when it was computed, wherever that was."""
     num_pulled: int = 0
@@ -53,7 +53,7 @@ class Turn:
         return self.arrival.at_s
 
     def request(self, *, num_known: int = 0, max_new_tokens: int | None = None) -> Request:
-        """For an engine: behind the first `num_known` tokens of the answer."""
+        """The request as an engine takes it, behind the first `num_known` tokens of the answer."""
         return Request(
             self.request_id,
             self.prompt,
@@ -106,7 +106,7 @@ class Turns:
 
 
 def _next_turns(trace: Trace) -> dict[int, TraceRequest]:
-    """By the identity of a turn: the one after it in its session."""
+    """The next turn of its session, by `id` of the turn before."""
     return {
         id(turn): following
         for turns in trace.sessions().values()
