@@ -25,15 +25,15 @@ PARKED_S = 15.0
 MAX_PARKED = 4096
 MAX_PARKED_BYTES = 256 << 20
 TOKEN_BYTES = 40
-"""A number of its own, and its place."""
+"""Bytes of a parked token: a Python int, and its place in the list."""
 LOGPROB_BYTES = 160
-"""Of a token, and of each of its alternatives."""
+"""Bytes of the logprob of a parked token, and of each of its alternatives."""
 
 
 class ParkedStreams:
     def __init__(self) -> None:
         self._parked: OrderedDict[str, tuple[float, ParkedStream]] = OrderedDict()
-        """By stream id, with when it was parked; oldest first."""
+        """Parked streams by id, each with the time when it was parked; oldest first."""
         self._num_bytes = 0
 
     def __len__(self) -> int:

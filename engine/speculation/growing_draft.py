@@ -102,8 +102,8 @@ def _draw(
     eos_token_ids: Collection[int],
     has_own_noise: bool,
 ) -> list[tuple[int, float, bool, Tensor | None]]:
-    """For each row of `logits` [S, V]: a token, its probability before noise is added, whether all
-    logits are finite and, if its noise is its own, what it was drawn from [V]."""
+    """Sampled from each row of `logits` [S, V]: a token, its probability before noise is added,
+    whether all logits are finite and, if its noise is its own, what it was drawn from [V]."""
     plan = SamplingPlan(rows, logits.device, has_own_noise=has_own_noise)
     (tokens, are_finite), said = draw_and_weigh(logits, plan, eos_token_ids)
     q = chances_of(logits, plan, eos_token_ids) if has_own_noise else {}

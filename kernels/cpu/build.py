@@ -82,8 +82,8 @@ PORTABLE: Mapping[str, Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = 
         "armv8-a": (("-march=armv8-a",), ()),
     },
 }
-"""By machine and target, the best first: flags of the compiler, and what a CPU must have. No two
-machines have a target of the same name."""
+"""Compiler flags and required CPU features, by machine and target, the best first. No two machines
+have a target of the same name."""
 
 
 def targets() -> tuple[str, ...]:
@@ -123,7 +123,7 @@ def num_sources() -> int:
 
 
 def _sources(*suffixes: str) -> list[Path]:
-    """By name: where a file lies changes nothing of what is made."""
+    """Source files sorted by name: where a file lies changes nothing of what is made."""
     found = [path for path in SOURCES.rglob("*") if path.suffix in suffixes]
     return sorted(found, key=lambda path: path.name)
 

@@ -31,7 +31,7 @@ class Tiles(IntEnum):
 
 
 class Answer(IntEnum):
-    """Of `baton_use_tiles`."""
+    """Result of `baton_use_tiles`."""
 
     IN_USE = 0
     NOT_THERE = 1

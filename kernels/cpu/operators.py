@@ -79,7 +79,7 @@ class Call:
     rows: int
     """The tokens, or the outputs, of the pass."""
     inputs: Mapping[str, Tensor | float | None]
-    """By field: tensors, None where there is none, and numbers."""
+    """Tensors, None where there is none, and numbers, by field."""
     outputs: Mapping[str, Tensor | None]
     alone_rows: int = 0
     """So many rows, or fewer, one thread has computed before a second has heard of them."""

@@ -60,7 +60,7 @@ class SourceScores:
         return f"it has sent {record.num_corrupt} corrupt pieces of KV"
 
     def metrics(self, now: float) -> dict[str, float]:
-        """By Prometheus name."""
+        """Metrics by Prometheus name."""
         corrupt = {
             f'pieces_corrupt_by_source_total{{source="{record.address}"}}': record.num_corrupt
             for record in self._records.values()

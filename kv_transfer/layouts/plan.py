@@ -69,7 +69,7 @@ class Copy:
 def plan_streams(
     senders: Sequence[KvLayout], receivers: Sequence[KvLayout]
 ) -> tuple[tuple[RankStream, ...], ...]:
-    """By receiver rank: the streams that bring each of its heads exactly once.
+    """Streams of each receiver rank, which bring each of its heads exactly once.
 
     Raises LayoutMismatch, naming everything that differs, if there is no way.
     """
@@ -184,7 +184,7 @@ class BlockPlacement:
 
     @cached_property
     def runs(self) -> tuple[int, ...]:
-        """By plane: a number for each run of planes that are placed alike."""
+        """Run number of each plane: equal for consecutive planes that are placed alike."""
         changes = (ours != before for before, ours in pairwise(self.planes))
         return tuple(accumulate(changes, initial=0))
 
@@ -230,7 +230,7 @@ class BlockPlacement:
             at += num_tokens
 
     def copies(self, block: int, tokens: range) -> Iterator[Copy]:
-        """The same in bytes, for items that have the receiver's dtype by now (`placed`).
+        """`spans` in bytes, for items that have the receiver's dtype by now (`placed`).
 
         Where `is_direct` whole units are copied, whichever of their tokens are wanted.
         """

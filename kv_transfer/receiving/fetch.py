@@ -90,7 +90,7 @@ class TransferReport:
 
 
 class Listener(Protocol):
-    """Who wants to know how a transfer advances."""
+    """A listener to the progress of a transfer."""
 
     def listening(self) -> AbstractContextManager[None]:
         """Within it one of the transfer's streams is awaited."""
@@ -362,7 +362,7 @@ def _opening(flight: _Flight, stream: ReservedStream) -> OpenTransfer:
 
 
 def _once_more(opening: OpenTransfer, corrupt: Sequence[CorruptPiece]) -> OpenTransfer:
-    """The same opening, for these pieces alone."""
+    """`opening` for these pieces alone."""
     only = tuple(
         BlockRange(plane, error.blocks.start, error.blocks.stop)
         for error in corrupt

@@ -23,9 +23,10 @@ from math import exp2
 from baton.core.ids import Epoch
 
 LEAST_S = 5.0
-"""For what keeps a healthy replica from telling: a graph that is compiled, an adapter read."""
+"""Least seconds of silence allowed: a healthy replica may be compiling a graph, or reading an
+adapter."""
 MOST_S = 15.0
-"""Also what a replica is given of which nothing is known."""
+"""Most seconds of silence allowed; also those of a replica of which nothing is known."""
 MARGIN = 4.0
 HALF_LIFE_S = 120.0
 AVOIDED_S = 5.0
@@ -38,25 +39,25 @@ UNKNOWN_BYTES_PER_S = float(1 << 20)
 RATED_BYTES = 1 << 20
 """A shorter transfer says little of a rate."""
 RATE_WEIGHT = 0.25
-"""Of the last transfer, in what is usual."""
+"""Weight of the last transfer in the usual rate."""
 
 
 @dataclass(slots=True)
 class _Record:
     learnt_at: float
     added_s: float
-    """By how much its silence was above the least when it was learnt."""
+    """Seconds by which its silence exceeded the least when it was learnt."""
     missed_at: float = float("-inf")
     avoided_s: float = 0.0
     """What it was last left alone for; 0 once a handoff has succeeded since."""
     avoided_until: float = float("-inf")
     why: str = ""
     bytes_per_s: float = 0.0
-    """At which its transfers usually come; 0 while that is not known."""
+    """Usual rate of its transfers; 0 while that is not known."""
 
 
 class SourcePatience:
-    """Of one replica with all that it gets KV from; a record is of one incarnation."""
+    """One replica's patience with all that it gets KV from; a record is of one incarnation."""
 
     def __init__(self) -> None:
         self.num_coming = 0

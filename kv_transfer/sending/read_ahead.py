@@ -96,7 +96,7 @@ class ReadAhead:
         self._hashing = hashing
         self._max_piece_bytes = max_piece_bytes
         self._num_bytes = 0
-        """Of all readings that were begun."""
+        """Bytes of all readings that were begun."""
         self._room = asyncio.Semaphore(MAX_AHEAD)
         self._shelf: asyncio.Queue[_Batch | BaseException | None] = asyncio.Queue()
         self._is_closed = False

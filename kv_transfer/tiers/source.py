@@ -21,7 +21,7 @@ class Worth:
 
     min_tokens: int
     read_bytes: Mapping[str, Rate]
-    """By tier."""
+    """Rate of reading bytes, by tier."""
     computed_tokens: Rate
 
 

@@ -137,7 +137,7 @@ class TierStack:
         return await asyncio.to_thread(self._recheck, names)
 
     def metrics(self) -> dict[str, float]:
-        """By Prometheus name, for every tier."""
+        """Metrics of every tier by Prometheus name."""
         return {
             f'tier_{name}{{tier="{level.tier.name}"}}': value
             for level in self._levels

@@ -101,7 +101,7 @@ class Tiers:
             yield await self._bring_in(tokens, salt, held, tenant=tenant)
 
     def metrics(self) -> dict[str, float]:
-        """By Prometheus name."""
+        """Metrics by Prometheus name."""
         return {
             **self.stack.metrics(),
             "tier_tokens_brought_in_total": self.num_tokens,

@@ -59,7 +59,7 @@ class _Answer(msgspec.Struct, frozen=True):
     nonce: bytes
     num_blocks: int
     block_bytes: list[int]
-    """By plane."""
+    """Bytes of a block, by plane."""
 
     @property
     def num_bytes(self) -> int:

@@ -100,7 +100,8 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
         return self.max_prefill if role is Role.PREFILL else self.max_decode
 
     def held_s(self, role: Role, now: float) -> float:
-        """For how long its number still stays as it is; 0 of one that is free. Unix time."""
+        """Seconds for which a role's number still stays as it is; 0 for one that is free. Unix
+        time."""
         return max(self.held_until.get(role, 0.0) - now, 0.0)
 
     def asked(self, role: Role) -> int:

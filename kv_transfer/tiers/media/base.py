@@ -55,7 +55,7 @@ class TierStats:
 class Tier(Protocol):
     @property
     def name(self) -> str:
-        """For receipts and metrics: "host", "disk", "store"."""
+        """The tier's name in receipts and metrics: "host", "disk", "store"."""
 
     @property
     def is_slow(self) -> bool:

@@ -46,7 +46,7 @@ class Staging(Protocol):
     """Tensors are flat, of bytes."""
 
     def of_pair(self) -> Staging:
-        """The same for one pair: nothing it does waits for another pair's peer."""
+        """The staging of one pair: nothing it does waits for another pair's peer."""
 
     def outgoing(self, piece: LentPiece) -> tuple[Tensor, Copied | None]:
         """A copy of a piece's bytes, end to end, and what tells when it is made: until then the

@@ -42,7 +42,7 @@ TELL_WITHIN_S = 0.002
 """How long what was taken may go untold while there is more to take: one message for several."""
 
 LAST_WORDS_S = 1.0
-"""For P to hear that all is taken, and to end a stream whose pieces are all there."""
+"""Seconds for P to hear that all is taken, and to end a stream whose pieces are all there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,7 @@ class Lines:
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
         self._idle: dict[str, deque[tuple[Line, asyncio.TimerHandle]]] = {}
-        """By address; the one used last is last."""
+        """Idle lines by address; the one used last is last."""
 
     @property
     def num_idle(self) -> int:
@@ -105,7 +105,7 @@ class Lines:
         return line, await _opened(line, opening)
 
     def keep(self, address: str, line: Line) -> None:
-        """For the next transfer, unless it has ended, or there are too many."""
+        """Keep a line for the next transfer, unless it has ended, or there are too many."""
         if not line.is_quiet:
             line.close()
             return

@@ -74,7 +74,7 @@ class KvTransferServicer:
         self._open: dict[StreamWindow, OpenTransfer] = {}
         """The transfers under way."""
         self._idle: set[StreamWindow] = set()
-        """Of streams that are kept, while nothing is open on them."""
+        """Windows of streams that are kept, while nothing is open on them."""
         self._is_leaving = False
 
     def serve(self, server: grpc.aio.Server) -> None:

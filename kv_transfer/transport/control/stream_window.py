@@ -29,7 +29,7 @@ MAX_UNTAKEN_S = 30.0
 """A stream whose D takes nothing for so long, though it could, is cut."""
 PATIENCE_S = 30.0
 MIN_BYTES_PER_S = 4 << 20
-"""For a whole stream P waits so long for D as its bytes take at this rate, and `PATIENCE_S`."""
+"""Least rate of a whole stream: P waits for D as long as its bytes take so, and `PATIENCE_S`."""
 MAX_READY = 32
 """Pieces waiting to be announced, and announced together."""
 MAX_BATCH_BYTES = 1 << 19

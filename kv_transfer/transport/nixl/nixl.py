@@ -46,7 +46,7 @@ from baton.kv_transfer.transport.nixl.reads import (
 )
 
 PATIENCE_S = 10.0
-"""For one piece."""
+"""Seconds for one piece."""
 MAX_PEERS = 64
 """Beyond it the one that was not used for longest is forgotten, unless it is in use."""
 
@@ -62,7 +62,7 @@ class _Arena(msgspec.Struct, frozen=True):
     """Addresses."""
     num_blocks: int
     block_bytes: list[int]
-    """By plane."""
+    """Bytes of a block, by plane."""
     mem_type: str
     device: int
 

@@ -52,7 +52,7 @@ class Arrival:
 
 
 class DataConnection:
-    """For one stream at a time."""
+    """A data connection for one stream at a time."""
 
     def __init__(self, connection: socket.socket, name: str) -> None:
         """`connection` was admitted by P. Belongs to this event loop."""
@@ -63,10 +63,10 @@ class DataConnection:
         self._socket = connection
         self._asks = bytearray()
         self._guard = threading.Lock()
-        """Of the asks, the failure, and of the socket being used by others than the reader."""
+        """Guards the asks, the failure, and the socket's use by others than the reader."""
         self._reading = threading.Lock()
         self._line: deque[Arrival] = deque()
-        """In the order asked; the first one's header is next on the wire."""
+        """Arrivals in the order asked; the first one's header is next on the wire."""
         self._failure: TransferCut | None = None
 
     @property

@@ -75,7 +75,7 @@ class TcpTransport:
         self._pool = ConnectionPool(self.name, control)
         self._readers = ThreadPoolExecutor(MAX_READERS, "kv by tcp")
         self._shares: WeakValueDictionary[str, Share] = WeakValueDictionary()
-        """Of the readers, by address: as long as pieces come from there."""
+        """Share of the reader threads, by address, as long as pieces come from there."""
 
     async def check(self, address: str, sender: Epoch, receiver: Epoch) -> None:
         """The first opening will tell."""
@@ -130,7 +130,7 @@ async def _ask(
     arrivals: _Arrivals,
     readers: Executor,
 ) -> None:
-    """For each piece as it is announced: no more than P lends at once."""
+    """Ask for each piece as it is announced: no more than P lends at once."""
     try:
         async with aclosing(announcements):
             async for announced in announcements:
@@ -177,7 +177,7 @@ class TcpSending:
         self._key = secrets.token_bytes(32)
         self._loans = Loans()
         self._doors: dict[str, tuple[int, asyncio.Task[None]]] = {}
-        """By host: the port, and who welcomes there."""
+        """Port by host, and the task that welcomes there."""
         self._opening = asyncio.Lock()
         self._strangers: dict[asyncio.Task[None], None] = {}
         """The one that came first is first."""
