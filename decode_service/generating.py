@@ -40,7 +40,7 @@ class Generating:
     read_ahead: asyncio.Task[None] | None = None
     """Brings in what the tiers hold, from before a prefill replica is asked."""
     is_arriving: bool = False
-    """Its KV is on its way here, or was: worth to be awaited."""
+    """Whether its KV is on its way here, or was, and is worth waiting for."""
     num_taken_over: int = 0
     """Tokens whose KV came along when it moved here."""
     num_pulled: int = 0

@@ -21,7 +21,8 @@ from baton.core.parking import Parking, TakeStream
 from baton.decode_service.generating import Generating
 
 PARKED_S = 15.0
-"""Longer than it takes a client to notice, to come back, and to be asked for once more."""
+"""Seconds for which a stream is kept: longer than a client takes to notice, to come back, and to be
+asked for once more."""
 MAX_PARKED = 4096
 MAX_PARKED_BYTES = 256 << 20
 TOKEN_BYTES = 40
@@ -83,7 +84,8 @@ class ParkedStreams:
 
 
 def as_parked(generating: Generating, replica_id: ReplicaId) -> ParkedStream | None:
-    """As far as it has come; None for one that failed, moved away, or lacks what was asked for."""
+    """The stream as far as it has come; None for one that failed, moved away, or lacks what was
+    asked for."""
     message = generating.message
     output = (*message.output, *generating.output)
     num_wanted = len(output) if message.sampling.num_logprobs is not None else 0

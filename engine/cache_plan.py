@@ -69,7 +69,7 @@ def plan_cache(
     features: DraftFeatures | None = None,
     taps: Taps | None = None,
 ) -> CachePlan:
-    """As many blocks as this rank has room for on the device of that name.
+    """The plan with as many blocks as this rank has room for on the device of that name.
 
     `features` are kept beside the KV, and `taps` read passes. On a GPU what these take is tried
     first. Raises InvalidConfig if there is no room for a block, or for a pass.

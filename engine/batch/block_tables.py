@@ -104,6 +104,6 @@ class DeviceTables:
 
 
 def _words_of(tensor: Tensor, item: type[ctypes._SimpleCData[int]], code: str) -> memoryview:
-    """Its memory; it must live as long."""
+    """Memory of `tensor`, which must live as long."""
     memory = (item * tensor.numel()).from_address(tensor.data_ptr())
     return memoryview(memory).cast("B").cast(code)  # type: ignore[call-overload,no-any-return]

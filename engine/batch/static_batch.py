@@ -72,7 +72,7 @@ class _Words:
         self.words[start : start + len(values)] = memoryview(values)
 
     def add_one(self, count: int) -> None:
-        """To each of the first of them."""
+        """Add one to each of the first `count`."""
         self._host[:count].add_(1)
 
     def upload(self, count: int) -> None:

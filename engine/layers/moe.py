@@ -93,7 +93,7 @@ class Experts(nn.Module):
         self.exchange(x, nowhere, self.num_slots, self._of_slots)
 
     def expect(self, max_tokens: int) -> None:
-        """Before a pass with other engines: none of them has more tokens in it."""
+        """Announce a pass with other engines, of which none has more than `max_tokens`."""
         assert self.exchange is not None, "there are no other engines"
         self.exchange.max_tokens = max_tokens
 

@@ -33,7 +33,7 @@ class RmsNorm(nn.Module):
 
 
 class UnitNorm(RmsNorm):
-    """Without a weight."""
+    """RMS norm without a weight."""
 
     ones: Tensor
 

@@ -49,7 +49,7 @@ class ExpertMap:
         return self.experts[rank * count : (rank + 1) * count]
 
     def loads_of_ranks(self, loads: Sequence[int]) -> list[float]:
-        """From the loads of experts, of which each copy has its part."""
+        """Load of each rank, from the loads of experts, of which each copy has its part."""
         copies = Counter(self.experts)
         return [
             sum(loads[expert] / copies[expert] for expert in self.of_rank(rank))

@@ -96,10 +96,10 @@ class Sent:
 
     work: Any
     x: Tensor
-    """Which must stay until then."""
+    """The tensor, which must stay until then."""
 
     def wait(self) -> None:
-        """Until it was taken. Raises RuntimeError if it never will be."""
+        """Wait until it was taken. Raises RuntimeError if it never will be."""
         self.work.wait()
 
 
@@ -133,7 +133,7 @@ class RankGroup:
         return x
 
     def send(self, x: Tensor, to: int) -> Sent:
-        """To one rank, which receives in the order in which it is sent; returns at once.
+        """Send `x` to one rank, which receives in the order in which it is sent; returns at once.
 
         `x` is contiguous, and to be left alone until `wait` of what is returned is over.
         """

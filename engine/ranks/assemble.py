@@ -30,7 +30,7 @@ from baton.engine.ranks.pipeline import StageRunner
 from baton.engine.ranks.sharded_cache import ShardedCache, Share, SharedMemory, open_place
 
 KV = "kv"
-"""Under which a rank leaves where its KV lies."""
+"""Name under which a rank leaves where its KV lies."""
 
 
 def lead_runner(loaded: LoadedModel, plan: CachePlan) -> LeadRunner:

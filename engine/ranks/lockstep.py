@@ -47,7 +47,7 @@ class LockstepRunner:
         self.own = own
         self._leads = leads
         self._num_met_in_vain = 0
-        """Since the last pass; the same in all engines."""
+        """Meetings for nothing since the last pass; the same in all engines."""
 
     @property
     def tick_s(self) -> float:

@@ -69,7 +69,7 @@ class Request:
         self.sampling = sampling
         self.salt = salt
         self.tenant = tenant
-        """On whose account its blocks are."""
+        """The tenant that its blocks count for."""
         self.cache_points = sorted(cache_points, key=lambda point: point.num_tokens)
         """The cache points still to be pinned, nearest first."""
         self.num_pinned = 0
@@ -172,7 +172,8 @@ class Request:
 
 
 def ending_of(request: Request, *, eos_token_ids: Collection[int], max_model_len: int) -> Ending:
-    """When `finish_reason`, or the request's own limit, must be looked at."""
+    """Stop tokens and length at which `finish_reason`, or the request's own limit, must be looked
+    at."""
     sampling, num_given = request.sampling, len(request.prompt)
     limits = [max_model_len, num_given + sampling.max_tokens]
     if request.max_new_tokens is not None:

@@ -22,7 +22,7 @@ class RequestOutput(NamedTuple):
     """Tokens run for the request so far; the request itself may be a step ahead of who reads it."""
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
-    """As many as tokens when asked for, else none."""
+    """Logprob of each token when asked for, else none."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     """Logprobs of all prompt tokens but the first, given with the first token when asked for."""
     embedding: tuple[float, ...] = ()
@@ -57,7 +57,8 @@ class StepReport(NamedTuple):
     draft_ms: float = 0.0
     schedule_ms: float = 0.0
     forward_ms: float = 0.0
-    """On a GPU the launch alone; what the device still computes is waited for while sampling."""
+    """Milliseconds of the forward pass: on a GPU of the launch alone, as sampling waits for the
+    device."""
     sample_ms: float = 0.0
     """Sampling, and entering the tokens into their requests."""
 

@@ -192,7 +192,8 @@ class Scheduler:
         return None
 
     def _line_up(self, chunks: list[ScheduledChunk]) -> None:
-        """Only if each that runs has its chunk, and with it blocks for the next token."""
+        """Set the lineup if each request that runs has its chunk, and with it blocks for the next
+        token."""
         requests = [chunk.request for chunk in chunks]
         if requests == self._running and all(map(Lineup.fits, requests)):
             self._lineup = Lineup(self._running, self.pool)

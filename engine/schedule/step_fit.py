@@ -33,7 +33,7 @@ SAMPLE_S = 0.01
 HALF_LIFE_S = 20.0
 """Half-life of a sample's weight in the fit, in seconds of steps of its kind."""
 HALF_LIFE_SAMPLES = 64
-"""At least so many: long steps are few."""
+"""Least half-life in samples: long steps are few."""
 RECENT_HALF_LIFE_S = 1.0
 """Half-life of a sample's weight in `slowness`, in seconds of steps."""
 MIN_RECENT_SAMPLES = 8
@@ -49,7 +49,7 @@ MAX_WAITING_SAMPLES = 4096
 NUM_ERRORS = 128
 """Samples that the spread is of."""
 UNUSUAL = 3.0
-"""So many times the spread is more than usual."""
+"""Times the spread from which on an error is more than usual."""
 
 GUESS = (32.0, 1.0, 2e-4, 1e-3, 0.5)
 """The ratios of constant, token, pair, context and request, as large models on GPUs have them."""
@@ -81,7 +81,7 @@ class _Sample(NamedTuple):
     work: StepWork
     seconds: float
     at: float
-    """When the last step was over, on the engine's clock."""
+    """End of the last step, on the engine's clock."""
 
     @property
     def values(self) -> tuple[float, ...]:

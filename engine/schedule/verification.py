@@ -24,7 +24,7 @@ class Run(NamedTuple):
 
     request: Request
     drafted: Sequence[int]
-    """As far as its grammar allows them."""
+    """Drafted tokens, as far as the request's grammar allows them."""
     rows: Sequence[SamplingRow]
     logits_rows: range
     """Where the logits of `rows` are."""

@@ -120,7 +120,7 @@ def _deal(weights: Sequence[float], num_packs: int, most: int) -> Ranks:
 
 
 def _swap(packs: Ranks, weights: Sequence[float]) -> None:
-    """Until the heaviest pack finds nobody to change one item with so that both are lighter."""
+    """Swap items until the heaviest pack finds no other with which a swap makes both lighter."""
     sums = [sum(weights[item] for item in pack) for pack in packs]
     for _ in range(MAX_SWAPS):
         heavy = max(range(len(packs)), key=sums.__getitem__)

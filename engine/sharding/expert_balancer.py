@@ -46,7 +46,7 @@ class ExpertBalancer:
         """Since all layers were looked at."""
 
     def turn(self) -> None:
-        """Before each pass: what there is to do between two."""
+        """Do the work between two passes; called before each."""
         if self._waiting:
             self._balance(*self._waiting.popleft())
             return

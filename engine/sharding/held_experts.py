@@ -80,7 +80,8 @@ class HeldExperts:
         )
 
     def own(self, placements: Sequence[WeightPlacement]) -> list[WeightPlacement]:
-        """Without those of experts that only others have; each other one goes to its slot."""
+        """Placements without those of experts that only others have; each other one goes to its
+        slot."""
         if not self.maps:
             return list(placements)
         slots = {

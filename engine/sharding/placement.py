@@ -24,7 +24,7 @@ class WeightPlacement:
     target: str
     rows: slice
     shape: tuple[int, ...]
-    """As it is stored."""
+    """Shape of the tensor as it is stored."""
     arrangement: Arrangement
     expert: int | None = None
     """The expert that it is a part of, if the target is of all experts."""

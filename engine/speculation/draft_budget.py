@@ -101,7 +101,7 @@ class FixedBudget:
 
 
 class PayingBudget:
-    """As much as pays, and nothing for a while where it does not."""
+    """A budget of as many drafted tokens as pay, and none for a while where they do not."""
 
     def __init__(self, max_tokens: int, *, steps_before: int = 0, at_once: bool = False) -> None:
         """`steps_before`: the last steps of a rest, in which the drafter gets ready. `at_once`: it

@@ -1,5 +1,5 @@
-"""From the logits of a pass to what each request gets of it: a token, or drafts that were right and
-one token more.
+"""Outputs of requests from the logits of a pass: a token each, or drafts that were right and one
+token more.
 
     logits [S, V] -> sample -> verified -> Answers -> the pool has blocks of drafts back
                                   |-> Speculation: what came of them

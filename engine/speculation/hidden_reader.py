@@ -37,7 +37,7 @@ class HiddenReader(Protocol):
     taps: Taps | None
     """What the passes are to tell of besides, for it to read."""
     num_passes: int
-    """So many before it drafts it wants to be shown, the last ones: of others it keeps nothing."""
+    """Last passes before a draft that it wants to be shown: of others it keeps nothing."""
     num_missing: int
     """Tokens so far whose hidden states it was not shown, but those behind them: computed by
     another replica, or found in the prefix cache. Its drafts are made without them."""

@@ -45,7 +45,7 @@ class Balance:
     """What drafting came to in one step."""
 
     saved_s: float
-    """Without drafts its tokens had taken so much more; less than 0: it lost."""
+    """Seconds that its tokens would have taken longer without drafts; less than 0: it lost."""
     spent_s: float
     """All of the step."""
     plain_s: float
@@ -80,13 +80,13 @@ class Pause:
         """Requests that ran when the rest began, and those that have left since."""
         self._begin_window(FIRST_WINDOW)
         self._lost_s = 0.0
-        """Since drafts last paid, or the last rest."""
+        """Seconds lost since drafts last paid, or the last rest."""
         self._num_idle = 0
         self._idle_s = 0.0
         """What the last steps lost, without anything to verify."""
         self._is_idle_refused = False
         self._has_won = False
-        """Since the last rest."""
+        """Whether drafts have won time since the last rest."""
 
     @property
     def is_on(self) -> bool:

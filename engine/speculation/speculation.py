@@ -222,7 +222,7 @@ def _num_wanted(request: Request) -> int:
 
 
 def _cut(request: Request, draft: Draft) -> Draft:
-    """As far as it may be: without a token that may end the request, for nothing is behind it."""
+    """The draft up to a token that may end the request, for nothing is behind it."""
     tokens, ends = draft.tokens, request.ending.tokens
     num = min(len(tokens), _num_wanted(request))
     num = next((at for at in range(num) if tokens[at] in ends), num)

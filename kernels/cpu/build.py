@@ -51,7 +51,7 @@ BEGINNING: Mapping[str, str] = {
 }
 """Headers that nearly all sources begin with, and for which machines."""
 FEW_SOURCES = 4
-"""As few are compiled before what they begin with were read for all of them."""
+"""Most sources that are compiled before a shared header would have been read for all of them."""
 LONGEST = (
     "attention_products",
     "int4_attention",

@@ -23,7 +23,7 @@ name of a kind of CPU forbids them, too: no kind is defined by tiles."""
 
 
 class Tiles(IntEnum):
-    """As `Tiles` of source/amx/amx_product.h."""
+    """Kinds of matrix tiles: `Tiles` of source/amx/amx_product.h."""
 
     NONE = 0
     AMX = 1

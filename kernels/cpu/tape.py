@@ -225,7 +225,7 @@ def _allot(buffers: Sequence[_Buffer], rows: dict[int, int]) -> int:
 @dataclass(frozen=True, slots=True)
 class Tape:
     calls: tuple[Call, ...]
-    """As recorded; they keep the constants alive."""
+    """Calls as recorded; they keep the constants alive."""
     args: tuple[Args, ...]
     """The arguments that each call is given instead."""
     entries: ctypes.Array[Entry]

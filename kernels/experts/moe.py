@@ -140,7 +140,7 @@ def grouped_linear(x: Tensor, weights: ExpertWeight, stops: Tensor) -> Tensor:
 
 
 def _one_by_one(x: Tensor, weights: PackedQuantizedExperts, stops: Tensor) -> Tensor:
-    """Without operators."""
+    """Experts one by one, without operators."""
     y = x.new_empty(len(x), weights.shape[1])
     start = 0
     for expert, stop in enumerate(stops.tolist()):

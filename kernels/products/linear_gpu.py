@@ -25,7 +25,7 @@ from torch import Tensor
 from baton.kernels.gpu.dot import dot
 
 FEW_ROWS = 16
-"""Above it, products of wide weights are cuBLAS's."""
+"""Most rows of our kernel: above it, products of wide weights are cuBLAS's."""
 ENOUGH_PROGRAMS = 528
 """Four for each multiprocessor of an H100 or H200."""
 MIN_SPLIT_ITEMS = 512

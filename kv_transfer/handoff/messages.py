@@ -75,7 +75,7 @@ class KvPiece:
     receiver_epoch: Epoch
     plane: int
     num_planes: int = 1
-    """From `plane` on, each with the same blocks."""
+    """Planes from `plane` on, each with the same blocks."""
     first_block: int
     views: Sequence[memoryview]
     """Views by plane and block: [KV heads][2][block size][head dim] as bytes."""
@@ -85,7 +85,7 @@ class KvPiece:
     executor: Executor | None = None
     """Threads that may wait for bytes that have yet to come; None: they are there."""
     transport: str = ""
-    """Which way it came, where the transport itself had a choice."""
+    """Transport by which it came, where there was a choice."""
 
     @property
     def planes(self) -> range:

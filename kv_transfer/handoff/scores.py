@@ -21,7 +21,7 @@ class _Record:
     address: str
     num_corrupt: int = 0
     recent: deque[float] = field(default_factory=deque)
-    """When the latest bad pieces came."""
+    """Times at which the latest bad pieces came."""
     avoided_until: float = float("-inf")
 
 

@@ -30,7 +30,7 @@ class LentPiece:
     receiver_epoch: Epoch
     plane: int
     num_planes: int = 1
-    """From `plane` on, each with the same blocks."""
+    """Planes from `plane` on, each with the same blocks."""
     first_block: int
     views: Sequence[memoryview]
     """Views by plane and block: [KV heads][2][block size][head dim] as bytes."""

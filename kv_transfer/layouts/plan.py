@@ -30,7 +30,7 @@ class RankStream:
     """
 
     sender: int
-    """Its rank."""
+    """Rank of the sender."""
     first_head: int
     """The model's number, as below."""
     stop_head: int
@@ -45,9 +45,9 @@ class TokenRun:
     """Consecutive tokens that are in one block at either side."""
 
     start: int
-    """Within the sender's block."""
+    """First token within the sender's block."""
     block: int
-    """The receiver's."""
+    """Number of the receiver's block."""
     target: int
     """Where the first token goes, within the receiver's block."""
     num_tokens: int
@@ -58,11 +58,11 @@ class Copy:
     """Consecutive bytes of one plane that stay together."""
 
     start: int
-    """Within the sender's block: of the heads that travel."""
+    """First byte within the sender's block, of the heads that travel."""
     block: int
-    """The receiver's."""
+    """Number of the receiver's block."""
     target: int
-    """Within the receiver's block, all of its heads."""
+    """First byte within the receiver's block, with all of its heads."""
     num_bytes: int
 
 
@@ -154,7 +154,7 @@ def _int4_apart(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:
 
 
 def _side_caches(layout: KvLayout) -> list[SideCache]:
-    """But for their dtypes, which may differ."""
+    """Side caches but for their dtypes, which may differ."""
     return [replace(side, dtype=WIDE[0]) for side in layout.side_caches]
 
 

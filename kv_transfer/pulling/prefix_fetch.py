@@ -39,9 +39,9 @@ class PrefixOffer:
     layout: KvLayout
     """The sender's."""
     num_tokens: int
-    """From the first token asked for on."""
+    """Tokens offered, from the first one asked for on."""
     address: str
-    """As the fetcher's transport understands it."""
+    """Source address as the fetcher's transport understands it."""
     listener: Listener = NOBODY
     """Hears how the transfer advances."""
 

@@ -87,7 +87,7 @@ class SourcePatience:
         record.avoided_s, record.avoided_until = 0.0, now
 
     def least_bytes_per_s(self, epoch: Epoch) -> float:
-        """At which one transfer from it must come, once all of it is there to be sent."""
+        """Least bytes a second of a transfer from it, once all of it is there to be sent."""
         record = self._records.get(epoch)
         usual = record.bytes_per_s if record is not None else 0.0
         return (usual / TOO_SLOW or UNKNOWN_BYTES_PER_S) / max(1, self.num_coming)
@@ -128,7 +128,7 @@ def _silence_s(record: _Record, now: float) -> float:
 
 
 def _raise_silence(record: _Record, silence_s: float, now: float) -> None:
-    """To so much, if it is less; it comes down by time alone."""
+    """Raise the silence allowed to `silence_s`, if it is less; it comes down by time alone."""
     silence_s = min(silence_s, MOST_S)
     if silence_s >= _silence_s(record, now):
         record.added_s, record.learnt_at = silence_s - LEAST_S, now

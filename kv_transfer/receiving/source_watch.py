@@ -47,7 +47,7 @@ class SourceWatch:
         self._num_bytes = self._num_coming_bytes = 0
         """Bytes heard in all, and since all was there to be sent."""
         self._first_at = self._last_at = self._began_at
-        """When pieces were first awaited, and when the last one came."""
+        """Times at which pieces were first awaited, and the last one came."""
         self._why = ""
 
     @asynccontextmanager

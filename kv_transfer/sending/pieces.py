@@ -214,7 +214,7 @@ class BlockRead:
 class Cut:
     reading: BlockRead
     planes: range
-    """Within the reading, as are the blocks."""
+    """Planes within the reading, as are the blocks."""
     start: int
     stop: int
 
@@ -256,7 +256,7 @@ def read(cut: Cut) -> Contents:
 
 
 def read_together(wanted: Sequence[Cut]) -> list[Contents]:
-    """As `read` of each, in one compiled call for those whose units are equally long."""
+    """What `read` gives of each, in one compiled call for those whose units are equally long."""
     views = [cut.views() for cut in wanted]
     by_unit: dict[int, list[int]] = {}
     for index, cut in enumerate(wanted):

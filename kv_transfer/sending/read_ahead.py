@@ -190,7 +190,7 @@ class _Loan:
 
 
 def _once(function: Callable[[], None]) -> Callable[[], None]:
-    """Only the first call counts."""
+    """`function` so that only the first call counts."""
     left = [function]
 
     def call() -> None:

@@ -25,7 +25,7 @@ from baton.platform.chaos.verdict import Invariant, judge, unsettled
 
 POLL_S = 0.5
 CALLS_A_GATEWAY = 20
-"""Until each of those that answer at one port should have had one."""
+"""Calls for each gateway at one port after which every one should have had one."""
 
 Told = Callable[[str], None]
 

@@ -53,7 +53,7 @@ class Blow(ConfigNode, frozen=True, kw_only=True):
             raise ValueError("a gateway can only be killed: it wakes nobody who stops it")
 
     def times(self, duration_s: float) -> Iterator[float]:
-        """When it falls, in seconds since the scenario began."""
+        """Times of the blow, in seconds since the scenario began."""
         if self.at_s is not None:
             yield self.at_s
             return

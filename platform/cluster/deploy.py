@@ -86,7 +86,8 @@ def _with_token_settled(config: DeploymentConfig) -> DeploymentConfig:
 
 
 def _settled_there(security: SecurityConfig) -> str:
-    """As the nodes of a cluster see it that somebody else has started, and this process joined."""
+    """The default token as the nodes of a cluster see it that somebody else has started, and this
+    process joined."""
 
     def settle() -> str:
         return settled(security).default_token

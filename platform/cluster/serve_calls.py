@@ -29,7 +29,8 @@ PERIOD_S = 1.0
 BOUNDS_MS = [
     1, 2, 5, 10, 20, 50, 100, 200, 300, 400, 500, 1e3, 2e3, 5e3, 1e4, 6e4, 12e4, 3e5, 6e5,
 ]  # fmt: skip
-"""As Serve's, or Ray would take the first of two that one process names."""
+"""Bounds of latencies, equal to Serve's, or Ray would take the first of two that one process
+names."""
 SWITCH = "RAY_enable_metrics_collection"
 LEFT = {"http": "499", "grpc": "CANCELLED"}
 """What Serve counts for a client who left before any answer."""
@@ -45,7 +46,7 @@ class _Ended:
 
     @property
     def is_error(self) -> bool:
-        """As Serve has it: a client's fault is one."""
+        """Whether it counts as an error for Serve: a client's fault is one."""
         return self.status != "OK" if self.face == "grpc" else self.status >= "400"
 
     @property

@@ -97,7 +97,8 @@ class Change:
 
 
 def divide(config: DeploymentConfig) -> Division:
-    """Only what differs from the defaults is named, in either part."""
+    """Divide a configuration into fixed and live settings; only what differs from the defaults is
+    named."""
     default = dict(_leaves(_plain(DeploymentConfig())))
     own = {path: value for path, value in _leaves(_plain(config)) if default.get(path) != value}
     reserved = [name for name, tenant in config.gateway.tenants.items() if tenant.kv_share]
@@ -154,7 +155,7 @@ def _is_among(path: Path, patterns: tuple[str, ...]) -> bool:
 
 
 def _plain(config: DeploymentConfig) -> Plain:
-    """As JSON has it, sets in order, so that equal configurations are equal data."""
+    """The configuration as JSON, sets in order, so that equal configurations are equal data."""
     return msgspec.json.decode(msgspec.json.encode(config, order="sorted"), type=Plain)
 
 

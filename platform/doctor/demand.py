@@ -31,8 +31,9 @@ from baton.platform.doctor.process_room import process_bytes
 
 
 def demand_of(config: DeploymentConfig, folder: Path, *, is_on_gpu: bool) -> Demand:
-    """On a GPU weights and KV are its own. Raises CheckpointError if the model cannot be read, and
-    InvalidConfig if it cannot be split among the ranks of a pool."""
+    """Memory that the replicas will want; on a GPU, weights and KV are its own. Raises
+    CheckpointError if the model cannot be read, and InvalidConfig if it cannot be split among the
+    ranks of a pool."""
     pools = (config.prefill, config.decode)
     num_replicas = sum(pool.num_engines for pool in pools)
     tier_bytes = num_replicas * int(config.tiers.host.gib * GIB)

@@ -37,12 +37,12 @@ class Demand:
 
     @property
     def start_bytes(self) -> int:
-        """Without which nothing comes up, by all that is known before."""
+        """Bytes without which nothing comes up, by all that is known before."""
         return self.weight_bytes + self.process_bytes
 
     @property
     def least_bytes(self) -> int:
-        """Without which nothing comes up for certain."""
+        """Bytes without which nothing comes up for certain."""
         return self.least_weight_bytes + self.process_bytes
 
     @property

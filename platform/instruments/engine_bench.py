@@ -157,7 +157,7 @@ class EngineBench:
         return self._point(1, length, length, work, timed, before)
 
     def _prompt_steps(self, watch: StepWatch, length: int, seed: str) -> list[StepTime]:
-        """Until the first token, which is the only one."""
+        """Steps until the first token, which is the only one."""
         self.measured.add(length, seed=seed, max_tokens=1)
         return list(_until_idle(watch, lambda: self.measured.engine.has_work))
 

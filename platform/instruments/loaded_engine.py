@@ -42,7 +42,7 @@ class LoadedEngine:
     shape: ModelShape
     device: str
     ready_s: float
-    """From the folder to an engine that takes requests: weights, cache, tape."""
+    """Seconds from the folder to an engine that takes requests: weights, cache, tape."""
     source: SourcePrompts | None = None
     """Set where something drafts: prompts in which there is something to guess."""
 

@@ -94,7 +94,7 @@ class TapeClock:
         self._played = []
 
     def forward(self, batch: Batch) -> Tensor:
-        """As `TapedModel.forward`, whom nobody follows."""
+        """`TapedModel.forward`, with its parts timed."""
         of = pass_of(batch)
         self._play(self.taped.forward_tape, of, self._parts)
         return self.taped.forward_tape.result[: of.num_outputs]

@@ -50,7 +50,7 @@ class Traffic:
         return [Chunk(range(self.prompt_tokens), start, blocks, 1)]
 
     def requests_of(self, mesh: Mesh) -> int:
-        """On one data place."""
+        """Requests on one data place."""
         return -(-self.requests // mesh.data)
 
 

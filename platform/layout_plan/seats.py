@@ -19,8 +19,8 @@ class Seats:
 
 
 def seats_of(layout: LayoutPlan, topology: GpuTopology | None) -> Seats | None:
-    """On the first GPUs, as Ray gives them on an idle machine. None where there are too few, or
-    nothing to place."""
+    """Seats on the first GPUs, as Ray gives them on an idle machine. None where there are too few,
+    or nothing to place."""
     size = layout.mesh.size
     if topology is None or not 1 < size <= len(topology.gpus):
         return None

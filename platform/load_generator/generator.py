@@ -25,7 +25,7 @@ HEARTBEAT_S = 0.02
 NUM_AHEAD = 32
 """Bodies written before they are due, so that those of a burst wait for no other."""
 BACKOFF_S = 1.0
-"""Before another try, where a 429 does not say how long."""
+"""Seconds before another try, where a 429 does not say how long."""
 
 
 _Ready = tuple[Chain, bytes]

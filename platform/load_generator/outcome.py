@@ -40,7 +40,7 @@ class Exchange:
 
     ending: Ending
     token_times: Sequence[float] = ()
-    """When each event that carries output came."""
+    """Times at which events with output came."""
     usage: Usage = Usage()
     detail: str = ""
     """What the server said, or what went wrong."""

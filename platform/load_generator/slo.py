@@ -24,7 +24,7 @@ class Slo:
         return self == Slo()
 
     def is_met_by(self, outcome: Outcome) -> bool:
-        """Not by anything that went wrong, however fast."""
+        """Whether `outcome` meets the objectives; nothing that went wrong does, however fast."""
         if not outcome.is_complete:
             return False
         kept = (

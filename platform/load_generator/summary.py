@@ -52,7 +52,7 @@ def distribution(values: Iterable[float]) -> Distribution | None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     duration_s: float
-    """From the first request sent to the end of the last answer."""
+    """Seconds from the first request sent to the end of the last answer."""
     endings: Mapping[Ending, int]
     ttft: Distribution | None
     itl: Distribution | None

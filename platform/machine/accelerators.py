@@ -27,9 +27,9 @@ class Accelerator:
     tflop_s: Mapping[str, float]
     """Peak TFLOP/s of dense products, by the precision of the operands: `bf16`, `fp8`, `fp4`."""
     link_gb_s: float
-    """To the other devices of its machine, one direction."""
+    """GB/s to the other devices of its machine, one direction."""
     network_gb_s: float = NETWORK_GB_S
-    """To other machines."""
+    """GB/s to other machines."""
     num_in_machine: int = 8
     """Devices that are joined by the fast link."""
     source: str

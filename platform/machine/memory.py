@@ -31,7 +31,7 @@ class MemoryFacts:
     """The limit of the control group (a container's), or of the one around it that leaves less;
     None: no limit."""
     used_of_limit: int = 0
-    """Without what the kernel gives back."""
+    """Bytes used, without what the kernel gives back."""
     num_killed: int = 0
     """Processes of the group that the kernel has ended because of its limit, so far."""
 
@@ -48,7 +48,7 @@ class MemoryFacts:
 
     @property
     def most(self) -> int:
-        """More than that there never is, whoever else makes room."""
+        """Most bytes that there can be, whoever else makes room."""
         return self.whole + self.swap
 
 

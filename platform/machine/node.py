@@ -115,7 +115,7 @@ def _versions() -> dict[str, str]:
 
 
 def _torch_cuda() -> str:
-    """Without importing torch where nobody has: it takes seconds."""
+    """CUDA's version in torch, which is not imported where nobody has: it takes seconds."""
     torch = sys.modules.get("torch")
     if torch is not None:
         return str(torch.version.cuda or "")

@@ -55,7 +55,7 @@ def _nothing_cached(listing: Listing | None, wants_weights: bool) -> Path | None
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     model: str
-    """As it is asked for."""
+    """The model as it is asked for."""
     place: str
     """What it is a revision of."""
     revision: str = LAST
@@ -267,7 +267,7 @@ class _Fetching:
 
 
 def _with_digests(listing: Listing, known: Listing | None) -> Listing:
-    """And with those that were computed here before."""
+    """`listing` with the digests that were computed here before."""
     before = {file.name: file.digest for file in known.files} if known else {}
     files = (
         msgspec.structs.replace(file, digest=file.digest or before.get(file.name, ""))

@@ -45,7 +45,7 @@ class HubModel:
 
 
 class Hub:
-    """As an origin of one model."""
+    """Hugging Face's hub as the origin of one model."""
 
     def __init__(self, model: HubModel) -> None:
         self.name = str(model)

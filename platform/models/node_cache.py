@@ -39,7 +39,7 @@ def cache_root() -> Path:
 
 
 def own_cache() -> Path:
-    """Below the user's cache."""
+    """Baton's folder below the user's cache."""
     given = os.environ.get("XDG_CACHE_HOME")
     return (Path(given).expanduser() if given else home() / ".cache") / "baton"
 

@@ -26,7 +26,7 @@ class _Fault(msgspec.Struct):
 
 
 class _Refusal(msgspec.Struct):
-    """As the gateway writes its errors."""
+    """An error as the gateway writes it."""
 
     error: _Fault
 

@@ -71,7 +71,8 @@ class ProcessPort:
     _serving: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int) -> None:
-        """At the first of 16 ports that is free, or any: nobody is kept from serving."""
+        """Listen at the first of 16 ports that is free, or at any: no process is kept from
+        serving."""
         listener = bind_first_free(host, port)
         self.port = listener.getsockname()[1]
         self._server = GuestServer(

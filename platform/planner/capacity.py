@@ -123,10 +123,11 @@ class ReplicaModel:
     max_requests: int
     """Requests that decode at once."""
     overhead_s: float = 0.0
-    """On the way of a first token, outside of its passes: gateway, messages, KV that travels."""
+    """Seconds of TTFT outside of the passes: gateway, messages, KV transfer."""
 
     def prefill_s(self, num_tokens: float, num_cached: float = 0.0) -> float:
-        """So many tokens of a prompt behind those that caches hold, alone, in its passes."""
+        """Seconds of the passes for `num_tokens` of a prompt behind its cached ones, alone on the
+        replica."""
         whole, rest = divmod(max(round(num_tokens), 1), self.max_chunk)
         ends = [round(num_cached) + piece * self.max_chunk for piece in range(whole + 1)]
         total = sum(self.passes.prompt_s(self.max_chunk, before) for before in ends[:-1])
@@ -171,7 +172,7 @@ class Need:
 
 
 def prefill_need(load: Load, model: ReplicaModel, promise: Promise) -> Need:
-    """As few replicas as keep TTFT; if none could, as many as are not overrun."""
+    """The fewest replicas that keep TTFT; if none could, as many as are not overrun."""
     asked = load.rate * model.mean_prefill_s(load)
     num_replicas = max(ceil(asked / BUSIEST), 1)
     found = prefill_with(load, model, promise, num_replicas)
@@ -183,7 +184,8 @@ def prefill_need(load: Load, model: ReplicaModel, promise: Promise) -> Need:
 
 
 def _alone_s(load: Load, model: ReplicaModel, promise: Promise) -> float:
-    """To the first token of a prompt as long as the share of all are at most, if nobody waits."""
+    """Seconds to the first token of a prompt as long as the share of all are at most, without a
+    queue."""
     longest = load.prompt_tokens * (1 + promise.deviations * sqrt(load.prompt_cv2))
     return model.overhead_s + model.prefill_s(longest, load.cached_tokens)
 
@@ -204,7 +206,7 @@ def prefill_with(load: Load, model: ReplicaModel, promise: Promise, num_replicas
 
 
 def decode_need(load: Load, model: ReplicaModel, promise: Promise) -> Need:
-    """As few replicas as keep ITL, and have places for those who decode at once."""
+    """The fewest replicas that keep ITL, and have places for the requests that decode at once."""
     limit = max_batch(load, model, promise)
     if not limit:  # not even one keeps it: as many as hold all
         limit = most_held(load, model)

@@ -54,14 +54,14 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
     max_decode: Count = 8
     """Decode replicas that there are at most."""
     idle_s: float = 0.0
-    """Without a request for so long both pools go to zero; one that comes then waits for a cold
-    start. 0: never. From or to 0 it starts processes anew."""
+    """Seconds without a request after which both pools go to zero; one that comes then waits for a
+    cold start. 0: never. A change from or to 0 starts processes anew."""
     is_asleep: bool = False
     """Both pools are at zero; the planner sets it."""
     cold_start_s: Seconds = 30.0
-    """From the decision to add a replica until it takes requests."""
+    """Seconds from the decision to add a replica until it takes requests."""
     period_s: Seconds = 5.0
-    """From one decision to the next."""
+    """Seconds from one decision to the next."""
     window_s: Seconds = 60.0
     """Seconds of traffic from which rates and trends are estimated."""
     steady_s: Seconds = 120.0

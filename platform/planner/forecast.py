@@ -26,7 +26,7 @@ MOST_GROWTH = 2.0
 ENOUGH_ENDED = 10
 """Answers that tell how long they are; of fewer, the first to end are the shortest."""
 ENOUGH_OF_ALL = 0.5
-"""And of a smaller share of those that came."""
+"""Least share of the requests that came that must have ended for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

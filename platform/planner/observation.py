@@ -76,6 +76,6 @@ class Memory:
     observations: Sequence[Observation] = ()
     wanted: Sequence[Wanted] = ()
     last_busy_s: float | None = None
-    """When a request was last seen anywhere."""
+    """Time at which a request was last seen anywhere."""
     load: Load | None = None
     """What came while anything last did."""

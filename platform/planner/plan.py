@@ -51,11 +51,11 @@ class Found:
 
     needed: int
     comfortable: int
-    """As many as would be enough for somewhat more."""
+    """Replicas that would be enough for somewhat more load."""
     why: str
     cause: Cause
     demanded: int = 0
-    """As many as keep the promise, whatever limits allow."""
+    """Replicas that keep the SLO, whatever the limits allow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +254,7 @@ def _is_idle(observation: Observation, rules: PlannerConfig, memory: Memory) -> 
 def _steady(
     role: Role, found: Found, observation: Observation, rules: PlannerConfig, memory: Memory
 ) -> int:
-    """More at once; less only as far as all of `steady_s` agrees."""
+    """Replicas to have: more at once; fewer only as far as all of `steady_s` agrees."""
     kept = observation.pool(role).num_kept
     if found.needed >= kept or _is_idle(observation, rules, memory):
         return found.needed

@@ -81,9 +81,9 @@ class _Pool:
     wanted: int = 0
     """Replicas that are to be in this role."""
     short_since_s: float | None = None
-    """Since when replicas that are wanted have not come, and none of them did."""
+    """Time since which wanted replicas are missing and none of them has come."""
     no_node_since_s: float | None = None
-    """Since when there has been no node for a replica that is to be added."""
+    """Time since which there has been no node for a replica that is to be added."""
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class Planner:
         return self.planned.wanted if self._latest is None else self._latest.proposal.counts
 
     def want(self, counts: Counts, asked: Counts) -> None:
-        """So many there are to be from now on, and for so many nodes are asked for."""
+        """Set the replicas that there are to be from now on, and those that nodes are asked for."""
         known = {f"asked_{role.value}": number for role, number in asked.items()}
         rules = structs.replace(self.rules, **known)
         self.planned = replace(self.planned, wanted=counts, rules=rules)
@@ -262,7 +262,7 @@ class Planner:
             log.info("planner: %s, %s: %s", shown(proposal), outcome, "; ".join(proposal.reasons))
 
     def explain(self) -> dict[str, Any]:
-        """As GET /debug/planner answers."""
+        """The answer of GET /debug/planner."""
         return {
             "is_enabled": True,
             "mode": self.rules.mode,

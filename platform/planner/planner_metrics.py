@@ -49,7 +49,7 @@ class PlannerMetrics:
     _foretold: deque[tuple[float, float]] = field(
         default_factory=lambda: deque(maxlen=MOST_FORETOLD)
     )
-    """When replicas that were asked for would serve, and the rate that was expected for then."""
+    """(Time at which replicas that were asked for would serve, rate expected for then)."""
     _foretold_for_now: float | None = None
     _arrivals: Counter = field(
         default_factory=lambda: Counter(f"{PREFIX}arrivals_total", "Requests, as gateways told")

@@ -33,7 +33,7 @@ class _Heard:
     counted: TrafficReport
     """What of it has been in an observation."""
     counted_s: float
-    """Until when that came."""
+    """Time up to which the report has been in an observation."""
 
 
 class TrafficWatch:

@@ -69,7 +69,7 @@ class Lifetime:
         self._engine = await load_engine(self._config, role, folder, progress, groups)
 
     async def serve(self, host: str) -> None:
-        """On a free port of `host`."""
+        """Serve on a free port of `host`."""
         engine, config = self.engine, self._config
         device, dtype = engine.runner.cache.device.type, engine.info.dtype
         torch.set_num_threads(self._num_threads or fair_share(config, device, dtype))

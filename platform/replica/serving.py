@@ -37,7 +37,7 @@ Answer = TypeVar("Answer")
 
 class Serving:
     def __init__(self, assignment: Assignment, engine: Engine, host: str) -> None:
-        """On a free port of `host`."""
+        """Serve on a free port of `host`."""
         self.config = assignment.config
         self.replica: Replica | None = None
         """None before it begins, and while it turns."""
@@ -153,7 +153,7 @@ class Serving:
         return role is not self._assignment.role
 
     async def _beat(self, replica: Replica) -> None:
-        """As often as the registry says; what is new is told within a second."""
+        """Send heartbeats as often as the registry says; what is new is told within a second."""
         while True:
             told = replica.info
             rest_s = await self._try(heartbeat(self._registry, told, replica.chaos)) or HEARTBEAT_S

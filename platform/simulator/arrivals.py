@@ -40,7 +40,7 @@ class Arrivals:
 
     @property
     def next_s(self) -> float:
-        """When the next one comes; infinite if nobody is expected."""
+        """Time of the next arrival; infinite if none is expected."""
         return self._pending[0].at_s if self._pending else inf
 
     def pop(self) -> Arrival:

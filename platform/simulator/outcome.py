@@ -38,7 +38,7 @@ class Figures:
     """Share of all requests, the rejected included, with a first token in time."""
     rejected: int
     duration_s: float
-    """From the trace's start to its last first token."""
+    """Seconds from the trace's start to its last first token."""
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ class ReplayedRequest:
     was_s: float | None
     """Time to first token as captured; None if it came to none."""
     would_be_s: float
-    """As simulated."""
+    """Time to first token as simulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

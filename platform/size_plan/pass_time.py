@@ -46,7 +46,7 @@ AS_WIDE = (Part.ATTENTION, Part.HEAD)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """So many requests, each with some tokens in the pass, and so many in the cache after it."""
+    """Requests that are alike: each has so many tokens in the pass, and in the cache after it."""
 
     num_requests: int
     num_tokens: int
@@ -232,7 +232,7 @@ class _Pieces:
 
 
 def _pieces(asked: tuple[Asked, ...], stages: int) -> _Pieces:
-    """As many as there are stages, if there is enough for each."""
+    """Pieces of a pass: as many as there are stages, if there is enough for each."""
     if stages == 1:
         return _Pieces(1, asked)
     most = max(max(one.num_requests, one.num_tokens) for one in asked)

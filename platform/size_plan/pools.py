@@ -73,12 +73,12 @@ class Pool:
 
     @property
     def num_replicas(self) -> int:
-        """As clients count them: each data place is one."""
+        """Replicas as clients count them: each data place is one."""
         return self.need.num_replicas
 
     @property
     def num_units(self) -> int:
-        """As Ray places them."""
+        """Replicas as Ray places them."""
         return -(-self.num_replicas // self.seat.mesh.data)
 
     @property
@@ -112,8 +112,8 @@ def seats(question: Question) -> tuple[Sequence[Seat], Sequence[Refusal]]:
 
 
 def layouts_of(question: Question) -> Iterator[Mesh]:
-    """Without context parallelism, which shortens the longest prompts alone; data places only with
-    experts spread over all of them."""
+    """Layouts to try: without context parallelism, which shortens the longest prompts alone; data
+    places only with experts spread over all of them."""
     has_experts = any(layer.moe is not None for layer in question.model.layers)
     size = 1
     while size <= question.max_ranks:

@@ -14,7 +14,7 @@ from baton.platform.size_plan.efficiency import ON_CPU, ON_GPU, Efficiency
 from baton.platform.traces.trace import Trace
 
 FRONT_S = 0.005
-"""From a client to a replica and back: HTTP, a template, tokens, messages. Assumed."""
+"""Seconds from a client to a replica and back: HTTP, a template, tokens, messages. Assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

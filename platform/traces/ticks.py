@@ -15,7 +15,7 @@ from statistics import median
 from baton.platform.traces.trace import Trace
 
 MIN_INSTANTS = 20
-"""Fewer are no evidence."""
+"""Least instants that are evidence."""
 SHARED = 0.05
 """Least share of requests that arrive at the same instant as another."""
 ALIGNED = 0.95

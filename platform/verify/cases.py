@@ -44,7 +44,7 @@ class Case:
     name: str
     sampling: SamplingParams = GREEDY
     changes: Mapping[str, object] = field(default_factory=dict)
-    """To the configuration, by path."""
+    """Changes to the configuration, by path."""
     is_repeated: bool = False
     """Ask everything before, so that its prompts are in the prefix caches."""
     is_crowded: bool = False

@@ -27,7 +27,7 @@ class Difference:
     expected: int | None
     found: int | None
     top2_gap: float
-    """Between the two most probable tokens there, in nats: a small one is a near tie."""
+    """Nats between the two most probable tokens there: few make a near tie."""
 
     def __str__(self) -> str:
         return (

@@ -42,7 +42,7 @@ class Memory:
             self._counts[name] = {group.replicas}
 
     def sets(self, group: str, replicas: int) -> None:
-        """To be called before it is tried."""
+        """Note a count that is about to be set; to be called before the patch."""
         self._counts.setdefault(group, set()).add(replicas)
 
     def hold_left_s(self, group: str, now_s: float) -> float:

@@ -241,7 +241,7 @@ CHECKPOINT = {
     "norm.weight": ("model.norm.weight",),
     "head.weight": ("head.weight",),
 }
-"""As transformers saves them. Of these a model has those that its configuration gives it."""
+"""Weight names as transformers saves them; a model has those that its configuration gives it."""
 PUBLISHED = {"embed.weight": ("embed.weight",), **_hyper("collapse", "hc_head")}
 """Where the authors say it otherwise: all without `model.`"""
 

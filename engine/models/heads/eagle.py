@@ -69,7 +69,7 @@ class EagleHead(nn.Module):
     features = OUTPUTS
 
     def __init__(self, config: ModelConfig, *, has_bias: bool) -> None:
-        """Without weights. `has_bias`: of what joins a token and a hidden state.
+        """A head without weights as yet. `has_bias`: of what joins a token and a hidden state.
 
         Raises CheckpointError if it has several layers.
         """

@@ -45,7 +45,8 @@ class MtpHead(nn.Module):
     features = OUTPUTS
 
     def __init__(self, config: ModelConfig, family: Family) -> None:
-        """Without weights. Its layer is made as the model's last, with an index of its own."""
+        """A head without weights as yet. Its layer is made as the model's last, with an index of
+        its own."""
         super().__init__()
         self.width = width = config.hidden_size
         eps = config.norm_eps

@@ -41,7 +41,7 @@ ABOUT_EQUAL = 0.6
 that does other things as well, tells no finer than that."""
 DEMOTED_S = 60.0
 UNMEASURED_S = 60.0
-"""Before a way that could not be measured is measured again."""
+"""Seconds before a transport that could not be measured is measured again."""
 MAX_CUTS = 2
 """Streams in a row that may break on a way before it is left alone."""
 MEETING_TIMEOUT_S = 5.0

@@ -26,7 +26,7 @@ IDLE_S = 10.0
 MAX_IDLE_EACH = 4
 """Streams to one sender that are kept while nothing is open on them."""
 MAX_IDLE = 64
-"""To all of them."""
+"""Idle lines to all addresses together."""
 
 SERVICE = pb.DESCRIPTOR.services_by_name["KvTransfer"].full_name
 

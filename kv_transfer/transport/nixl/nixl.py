@@ -101,7 +101,7 @@ class _Meeting:
     """Streams that read from it, or wait to."""
     is_idle: asyncio.Event = field(default_factory=asyncio.Event)
     was_cut: bool = False
-    """To be met anew, if it is still there: but not under the streams that go on."""
+    """Whether to meet it anew, if it is still there: but not under the streams that go on."""
     has_failed: bool = False
     """Nothing may come over this connection any more: nobody else begins on it."""
 

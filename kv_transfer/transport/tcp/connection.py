@@ -39,7 +39,7 @@ class Arrival:
         self.num_bytes = num_bytes
         self.is_dropped = False
         self.early: memoryview | None = None
-        """Its bytes, where another reader's turn came first."""
+        """The piece's bytes, where another reader's turn came first."""
         self._connection = connection
 
     def read(self, targets: Sequence[memoryview]) -> None:

@@ -23,7 +23,7 @@ IDLE_S = 60.0
 MAX_IDLE_EACH = 4
 """Connections to one sender that are kept while no stream uses them."""
 MAX_IDLE = 64
-"""To all of them."""
+"""Idle connections to all senders together."""
 
 
 class Knock(msgspec.Struct, frozen=True):

@@ -52,7 +52,7 @@ from baton.kv_transfer.transport.tcp.serving import ServedConnection
 MAX_READERS = 64
 """Streams whose pieces are read at once."""
 MAX_READERS_EACH = 16
-"""From one sender."""
+"""Reader threads for one sender."""
 MAX_HOSTS = 4
 """Addresses of its own at which a P listens."""
 MAX_SERVED = 512
@@ -61,7 +61,7 @@ MAX_STRANGERS = 64
 """Connections that have yet to say who they are."""
 HELLO_TIMEOUT_S = 3.0
 LAST_READS_S = 0.5
-"""When a stream ends early, what came with it may be read so much longer."""
+"""Seconds for which what came with a stream that ends early may still be read."""
 
 _Arrivals: TypeAlias = asyncio.Queue[KvPiece | TransferCut | None]
 """None, or what cut it, at the end."""

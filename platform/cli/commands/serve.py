@@ -84,7 +84,8 @@ def serve(
 
 
 def _for_all_nodes(config: DeploymentConfig) -> DeploymentConfig:
-    """As nodes find the models by themselves, or borrow them: folders by their whole paths."""
+    """`config` as other nodes need it, which find or borrow models: folders by their whole
+    paths."""
     draft = config.decode.speculation.model
     changes = {
         "model": whole_name(config.model),

@@ -11,7 +11,7 @@ COLUMNS = ("runs", "waits", "queued\ntokens", "KV\nused")
 
 
 def application_table(application: dict[str, Any]) -> Table:
-    """As `baton top` knows it: by Serve's word, and by its gateway's."""
+    """The application as `baton top` knows it: by Serve's word, and by its gateway's."""
     troubles = [
         f"{row['replica']}: {trouble}"
         for row in application["replicas"]

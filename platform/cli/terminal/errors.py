@@ -57,7 +57,7 @@ class OneLineErrors(TyperGroup):
 
 
 def complain(command: str, text: str) -> None:
-    """On one line, or one for each of several mistakes."""
+    """Print an error on one line, or one for each of several mistakes."""
     lines = ITEM.join(" ".join(item.split()) for item in text.split(ITEM))
     console = Console(stderr=True, highlight=False)
     console.print(Text.assemble((f"{command}: ", "red"), lines), soft_wrap=True)

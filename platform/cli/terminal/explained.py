@@ -17,7 +17,7 @@ SHOWN_ANYWAY = ("wait_s", "work_s")
 
 
 def show(console: Console, request: Mapping[str, Any]) -> None:
-    """As GET /v1/requests/{id} answers."""
+    """Show what GET /v1/requests/{id} answers."""
     console.print(f"request {escape(request['id'])}")
     for decision in request["decisions"]:
         _show(console, decision)

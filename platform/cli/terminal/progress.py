@@ -81,7 +81,7 @@ class StartBars:
         self._task_by_replica: dict[str, TaskID] = {}
 
     def write(self, text: str) -> None:
-        """Above the bars, as it is."""
+        """Print `text` above the bars, as it is."""
         self._bars.console.out(text, end="", highlight=False)
 
     def flush(self) -> None:

@@ -90,7 +90,8 @@ def own_node() -> str:
 
 
 async def assigned_here(assignment: Assignment, startup: Startup | None = None) -> Assignment:
-    """As this node has the model: the first rank may be on another. Raises as `model_here`."""
+    """The assignment with this node's copy of the model: the first rank may be on another node.
+    Raises as `model_here`."""
     if assignment.node in ("", own_node()):
         return assignment
     asked = override(assignment.config, {"decode.speculation.model": assignment.draft})

@@ -1,4 +1,4 @@
-"""Between a gateway and the planner, which is in the registry: traffic there, decisions back."""
+"""The link of a gateway to the planner, which is in the registry: traffic there, decisions back."""
 
 from __future__ import annotations
 

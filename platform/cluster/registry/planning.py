@@ -33,7 +33,7 @@ WAKE_S = 1.0
 LOOK_AT_SERVE_S = 30.0
 """How often Serve is asked why replicas do not come."""
 FLIP_SLACK_S = 10.0
-"""After its drain a replica takes less than that to begin in the other role."""
+"""Most seconds that a replica takes after its drain to begin in the other role."""
 
 Scale = Callable[[Counts, Counts, Counts], bool]
 """Blocking: from some numbers of replicas to others, and for how many nodes are asked for; False

@@ -34,7 +34,8 @@ class RegistryPort(RegistryServicer):
         self._server: grpc.aio.Server | None = None
 
     async def start(self, host: str, security: SecurityConfig) -> None:
-        """On a free port. Where it cannot be secured as configured, or bound, there is none."""
+        """Listen on a free port. Where it cannot be secured as configured, or bound, there is
+        none."""
         try:
             secured_by = load_security(security)
             self._server = new_server(secured_by, pings=False)

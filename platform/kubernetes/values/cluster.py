@@ -167,7 +167,7 @@ class ModelStorageValues(ChartNode, frozen=True, kw_only=True):
 
 
 class ClusterSecurityValues(ChartNode, frozen=True, kw_only=True):
-    """Between Baton's own processes; see docs/operating/access.md."""
+    """Security between Baton's own processes; see docs/operating/access.md."""
 
     token: SecretRef = SecretRef()
     """BATON_CLUSTER_TOKEN, without which no call between Baton's processes is served."""

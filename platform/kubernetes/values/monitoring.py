@@ -63,7 +63,7 @@ class CollectorValues(PlacedValues, frozen=True, kw_only=True):
     """What `config.tracing.sample_ratio` is then, unless it is set: of requests that come without a
     trace of their own, whose caller has decided otherwise."""
     image: str = "otel/opentelemetry-collector-contrib:0.140.0"
-    """From `global.imageRegistry`, unless it names a registry itself."""
+    """Image, from `global.imageRegistry` unless it names a registry itself."""
     replicas: Count = 1
     resources: Free = msgspec.field(
         default_factory=lambda: {

@@ -71,7 +71,7 @@ class HttpRouteValues(RouteValues, frozen=True, kw_only=True):
     paths: list[str] = msgspec.field(default_factory=lambda: [*API_PATHS])
     """The whole API, likewise."""
     request_timeout: str = ""
-    """At least what gateways give a request. Empty: as long as the longest of
+    """Timeout, at least what gateways give a request. Empty: as long as the longest of
     `request_timeout_s` of `config.gateway` and its tenants."""
 
 

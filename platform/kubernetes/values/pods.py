@@ -59,7 +59,7 @@ class PodValues(ChartNode, frozen=True, kw_only=True):
     affinity: Free = msgspec.field(default_factory=dict)
     tolerations: list[Free] = msgspec.field(default_factory=list)
     topology_spread_constraints: list[Free] = msgspec.field(default_factory=list)
-    """Without a `labelSelector` they count the pods of their own group."""
+    """Constraints without a `labelSelector` count the pods of their own group."""
     priority_class_name: str = ""
     scheduler_name: str = ""
     runtime_class_name: str = ""
@@ -117,7 +117,7 @@ class WorkerValues(PodValues, frozen=True, kw_only=True):
     """Replicas that a pod can hold, each with a port for Prometheus. Empty: as many as its
     accelerators are enough for, or one."""
     idle_timeout_seconds: NonNegative = 0
-    """When the autoscaler takes an idle pod away. 0: as `autoscaler` says."""
+    """Seconds after which the autoscaler takes an idle pod away. 0: as `autoscaler` says."""
     priority: int = 0
     """Groups of a higher one are scaled up first (autoscaler v2)."""
     ray_labels: dict[str, str] = msgspec.field(default_factory=dict)

@@ -36,7 +36,7 @@ class _Member:
     """It is not wanted any more before it was there."""
     becomes: Role | None = None
     idle_s: float = inf
-    """Since when it has nothing."""
+    """Time since which it has nothing to do."""
 
 
 class ElasticPools:

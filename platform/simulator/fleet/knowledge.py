@@ -194,7 +194,7 @@ class Knowledge:
 
 
 def _own(told: Capacity) -> Capacity:
-    """Without what it has to do for other gateways."""
+    """The capacity without what the replica has to do for other gateways."""
     return replace(told, num_running=0, num_waiting=0, num_queued_tokens=0, num_context_tokens=0)
 
 

@@ -32,7 +32,7 @@ class Served(NamedTuple):
 class FleetOutcome:
     rejected: int = 0
     num_asked_again: int = 0
-    """Because a gateway died."""
+    """Requests asked again because a gateway died."""
     ttft_s: array[float] = field(default_factory=lambda: array("d"))
     e2e_s: array[float] = field(default_factory=lambda: array("d"))
     gaps_s: array[float] = field(default_factory=lambda: array("d"))

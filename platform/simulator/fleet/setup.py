@@ -61,11 +61,11 @@ class Links(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What joins clients, gateways and replicas."""
 
     front_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """From a client to the gateway's router: HTTP, a template, tokens."""
+    """Seconds from a client to the gateway's router: HTTP, a template, tokens."""
     latency_s: Annotated[float, msgspec.Meta(ge=0)] = 0.001
     """Seconds that a message takes from one process to another, however short."""
     bytes_per_s: Rate = 10e9
-    """At which a replica receives KV."""
+    """Bytes a second at which a replica receives KV."""
 
 
 class Part(StrEnum):
@@ -96,9 +96,9 @@ class FleetSetup:
     num_decode: int
     num_gateways: int = 1
     gateway_dies_s: float | None = None
-    """When the first of them does; whoever has a request there asks another one, anew."""
+    """Time at which the first gateway dies; clients with a request there ask another one, anew."""
     gateway_joins_s: float | None = None
-    """When one more begins."""
+    """Time at which one more gateway begins."""
     prefill: Device
     decode: Device
     links: Links = field(default_factory=Links)

@@ -34,7 +34,7 @@ class Turn:
     """What will be generated."""
     names: PromptNames
     gateway: int = 0
-    """Which one it came to."""
+    """Number of the gateway that it came to."""
     placement: Placement | None = None
     num_generated: int = 0
     """Tokens of the answer that its replica has."""
@@ -46,7 +46,7 @@ class Turn:
     first_token_s: float = 0.0
     last_token_s: float = 0.0
     gaps_s: list[float] = field(default_factory=list)
-    """Between tokens that did not come at once."""
+    """Seconds between tokens that did not come at once."""
 
     @property
     def arrived_s(self) -> float:
@@ -63,7 +63,7 @@ class Turn:
         )
 
     def give(self, num_tokens: int, now: float) -> None:
-        """So many tokens have come to the client, at once."""
+        """Note that `num_tokens` have come to the client, at once."""
         if self.num_given:
             self.gaps_s.append(now - self.last_token_s)
         else:
