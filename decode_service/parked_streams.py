@@ -41,7 +41,7 @@ class ParkedStreams:
         return len(self._parked)
 
     def park(self, generating: Generating, replica_id: ReplicaId, now: float) -> None:
-        """It is over here. Nothing happens to one that is not to be found again."""
+        """Park a request that is over here, if it is to be found again."""
         parking, parked = generating.message.parking, as_parked(generating, replica_id)
         if parking is None or parked is None:
             return

@@ -120,7 +120,7 @@ class SpeculationConfig:
 
     @property
     def looks_up(self) -> bool:
-        """It needs no model and no head."""
+        """Whether the method only looks texts up: it needs no model and no head."""
         return self.method in ("suffix", "ngram", "lookahead")
 
     @property

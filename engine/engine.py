@@ -313,7 +313,8 @@ class Engine:
         return self.runner.logits(hidden) if len(hidden) else None
 
     def _count_computed(self, request: Request, num_tokens: int) -> None:
-        """So many more of its known tokens are in the cache: whoever asks may have them."""
+        """Count `num_tokens` more known tokens as computed: their KV is in the cache, for whoever
+        asks."""
         request.num_computed += num_tokens
         request.num_run += num_tokens
         self.pool.commit(request.holder, request.tokens, request.num_computed, request.salt)

@@ -53,7 +53,7 @@ class Experts(nn.Module):
         self.ranks: Ranks = ALONE
         """Each has a part of every expert, or some experts."""
         self.slots: ExpertSlots | None = None
-        """Where which are, if each has some."""
+        """Placement of experts on ranks, if each has some."""
         self.exchange: ExpertExchange | None = None
         """Exchange with ranks that have other tokens, if some of the experts are there."""
         self.is_input_scaled = is_input_scaled

@@ -94,7 +94,7 @@ class EngineStats:
     forward_ms: float = 0.0
     sample_ms: float = 0.0
     expert_load: ExpertLoad | None = None
-    """Where ranks have whole experts."""
+    """Load of each expert, where ranks have whole experts."""
 
     def add(self, report: StepReport) -> None:
         self.num_steps += 1

@@ -89,7 +89,8 @@ class Scheduler:
         self._adopted = WaitingLine()
         self._waiting = WaitingLine()
         self._over_share: set[Request] = set()
-        """They wait because their tenant may hold no more blocks, not because the pool is full."""
+        """Requests that wait because their tenant may hold no more blocks, not because the pool is
+        full."""
         self._lineup: Lineup | None = None
         self._lineup_chunks: list[ScheduledChunk] = []
         self._stuck_at: int | None = None

@@ -27,7 +27,7 @@ class Run(NamedTuple):
     """Drafted tokens, as far as the request's grammar allows them."""
     rows: Sequence[SamplingRow]
     logits_rows: range
-    """Where the logits of `rows` are."""
+    """Rows of the logits that `rows` have."""
 
 
 def runs_of(chunks: Sequence[ScheduledChunk]) -> list[Run]:

@@ -22,7 +22,7 @@ from baton.engine.sharding.expert_balance import balanced
 from baton.engine.sharding.held_experts import HeldExperts
 
 LOOK_PASSES = 1000
-"""Where nothing is moved: the loads are told all the same."""
+"""Passes between reports of the loads where no expert is moved."""
 
 
 class ExpertBalancer:

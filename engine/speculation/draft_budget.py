@@ -39,7 +39,7 @@ class DraftBudget(Protocol):
 
     @property
     def is_pause_deep(self) -> bool:
-        """It will not end soon."""
+        """Whether the pause will not end soon."""
 
     @property
     def num_pauses(self) -> int:

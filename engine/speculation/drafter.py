@@ -50,4 +50,4 @@ class Drafter(Protocol):
         """A draft for each of `requests`, perhaps an empty one."""
 
     def forget(self, request: Request) -> None:
-        """It has left the engine, and drafts nothing more; unknown ones are ignored."""
+        """Forget a request that has left the engine; unknown ones are ignored."""

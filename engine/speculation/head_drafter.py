@@ -166,7 +166,7 @@ class HeadDrafter:
         self._is_short = False
         """Somebody found no block since the last pass of the model."""
         self._features: FeaturePlane | None = None
-        """Where those of the last pass were kept."""
+        """Plane in which the features of the last pass were kept."""
 
     @property
     def drafts_at_once(self) -> bool:
@@ -315,7 +315,7 @@ class HeadDrafter:
         reading.request.num_draft_missing = reading.num_told = reading.skipped
 
     def _may_draft(self, reading: _Reading, max_tokens: int) -> bool:
-        """It has been shown all that is known, and there is room for what is drafted."""
+        """Whether the head was shown all known tokens, and has room for the draft."""
         num_ready = reading.num_ready()
         is_up_to_date = reading.position + num_ready == len(reading.request.tokens) - 1
         return (

@@ -57,7 +57,8 @@ class HiddenReader(Protocol):
         take next to no time."""
 
     def recall(self, requests: Sequence[Request], features: FeaturePlane | None) -> None:
-        """They are about to be drafted for: read what is kept of those that it has not read."""
+        """Read kept features of requests that are about to be drafted for, if they were not read
+        yet."""
 
     def discard(self, request: Request) -> None:
         """Forget it: what it was shown is wrong, and nobody may come upon what was made of it."""

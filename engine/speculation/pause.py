@@ -67,7 +67,7 @@ class Pause:
         self.has_lost = False
         """Drafts lost time, or were not worth a row, and have won none since."""
         self.is_deep = False
-        """It rests, and will for many more steps."""
+        """Whether it rests, and will for many more steps."""
         self._rest_s = 0.0
         """Seconds of steps until the rest is over."""
         self._grown_s = 0.0
@@ -109,7 +109,7 @@ class Pause:
         self.is_deep = self._rest_s > self._steps_before * seconds
 
     def lose(self, seconds: float) -> None:
-        """So much went into drafts to come: the next rest is as long as if they had lost it."""
+        """Note seconds spent on drafts to come: the next rest is as long as if they had lost it."""
         self._lost_s += seconds
 
     def left(self) -> None:

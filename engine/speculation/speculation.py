@@ -160,7 +160,7 @@ class Speculation:
         self._budget.learn(report, seconds)
 
     def forget(self, request: Request) -> None:
-        """It has left the engine."""
+        """Forget a request that has left the engine."""
         self.drafter.forget(request)
         self._survival.forget(request)
         self._budget.left()
@@ -171,7 +171,7 @@ class Speculation:
             self.reader.discard(request)
 
     def counts(self) -> DraftCounts:
-        """So far."""
+        """Counts so far."""
         return DraftCounts(
             self._num_proposed, tuple(self._num_verified_at), tuple(self._num_accepted_at)
         )

@@ -32,7 +32,7 @@ from baton.kernels.paging.paged_rows import rows_at
 from baton.kernels.paging.sequences import Sequences
 
 TOKENS_AT_ONCE = 256
-"""So that no more scores than those of some exist at once."""
+"""Query tokens of a tile, so that the scores of no more exist at once."""
 
 
 @dataclass(frozen=True, slots=True)

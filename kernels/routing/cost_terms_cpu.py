@@ -16,7 +16,8 @@ _ASKED = Struct("19d")
 
 
 class Rows(NamedTuple):
-    """Where the columns of all replicas lie, how far apart, and how many rows are used."""
+    """Address of the columns of all replicas, how far apart they are, and how many rows are
+    used."""
 
     address: int
     stride: int
@@ -24,7 +25,7 @@ class Rows(NamedTuple):
 
 
 class InLine(NamedTuple):
-    """Where the columns of those who wait lie."""
+    """Addresses of the columns of waiting requests."""
 
     rows: int
     due_s: int

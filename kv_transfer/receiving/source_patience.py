@@ -101,12 +101,12 @@ class SourcePatience:
         record.bytes_per_s = usual + RATE_WEIGHT * (rate - usual)
 
     def was_slow(self, epoch: Epoch, now: float) -> None:
-        """It sent less than the least: perhaps that is what it sends at."""
+        """Note that a source sent less than the least: perhaps that is its rate."""
         record = self._record(epoch, now)
         record.bytes_per_s = (record.bytes_per_s or TOO_SLOW * UNKNOWN_BYTES_PER_S) / 2
 
     def missed(self, epoch: Epoch, why: str, began_at: float, now: float) -> None:
-        """It got nowhere for too long, in a handoff that began then."""
+        """Note that a source got nowhere for too long, in a handoff that began at `began_at`."""
         record = self._record(epoch, now)
         if began_at <= record.missed_at:
             return  # the stall that has been counted

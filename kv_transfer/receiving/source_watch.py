@@ -97,7 +97,7 @@ class SourceWatch:
         self.hear()
 
     def progressed(self) -> None:
-        """It has told that it advances: from now on its silence counts."""
+        """Note that the source has told of progress: from now on its silence counts."""
         self._is_armed = True
         self.hear()
 

@@ -158,7 +158,7 @@ class ReadAhead:
         return [_Share(cut, _once(loan.give_back)) for cut in found]
 
     def _produced(self, producing: asyncio.Task[None]) -> None:
-        """It is at its end, or has failed, or nobody listens any more."""
+        """Note that producing has ended, or failed, or has no listener any more."""
         error = None if producing.cancelled() else producing.exception()
         if self._is_closed:
             self._clear()

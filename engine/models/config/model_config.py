@@ -70,7 +70,7 @@ class ModelConfig:
     """Whether attention's output has a bias."""
     has_ffn_bias: bool = False
     has_head_norm: bool = False
-    """Where a family's checkpoints differ in it."""
+    """Whether heads have norms, where a family's checkpoints differ in it."""
     has_ffn_norm: bool = True
     """Whether the feed-forward has a norm of its own; else it reads what attention reads."""
     logit_softcap: float | None = None

@@ -243,7 +243,7 @@ CHECKPOINT = {
 }
 """Weight names as transformers saves them; a model has those that its configuration gives it."""
 PUBLISHED = {"embed.weight": ("embed.weight",), **_hyper("collapse", "hc_head")}
-"""Where the authors say it otherwise: all without `model.`"""
+"""Weight names where the authors' differ: all without `model.`"""
 
 DEEPSEEK_V4 = Family(
     description="DeepSeek V4-Flash: compressed contexts, hyper-connections, hashed experts",

@@ -113,7 +113,7 @@ class EagleHead(nn.Module):
         return self.model.logits(out)
 
     def mask(self) -> None:
-        """It guesses token by token."""
+        """None: this head drafts token by token."""
 
 
 def block_of(config: ModelConfig, layer: LayerConfig, *, attn_norm: nn.Module) -> Block:

@@ -90,7 +90,7 @@ class MtpHead(nn.Module):
         return self.layer.logits(out)
 
     def mask(self) -> None:
-        """It guesses token by token."""
+        """None: this head drafts token by token."""
 
 
 def names_of(family: Family, layer: int) -> Family:

@@ -35,7 +35,7 @@ from baton.kv_transfer.tiers.media.record import (
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 30.0
-"""So long nothing is written after the system has refused."""
+"""Seconds without writes after the system has refused one."""
 
 
 class DiskTier:

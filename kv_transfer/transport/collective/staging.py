@@ -53,7 +53,7 @@ class Staging(Protocol):
         piece's blocks are looked at. None: it is made already."""
 
     def incoming(self, num_bytes: int) -> Tensor:
-        """Where a piece is received."""
+        """A tensor to receive a piece in."""
 
     def send(self, group: PointToPoint, data: Tensor) -> Work: ...
 

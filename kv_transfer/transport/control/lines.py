@@ -42,7 +42,7 @@ class Line:
 
     @property
     def is_quiet(self) -> bool:
-        """It is open, and nothing has come that nobody read."""
+        """Whether the line is open, and everything that came was read."""
         return not self._call.done() and (self._reading is None or not self._reading.done())
 
     async def write(self, message: pb.OpenMessage) -> None:

@@ -209,7 +209,7 @@ class DataConnection:
 
 
 def _nobody_cares(cut: TransferCut) -> None:
-    """It is in nobody's use."""
+    """Do nothing: the connection is in nobody's use."""
 
 
 def _copy(data: memoryview, targets: Sequence[memoryview]) -> None:
