@@ -89,7 +89,7 @@ def as_parked(generating: Generating, replica_id: ReplicaId) -> ParkedStream | N
     message = generating.message
     output = (*message.output, *generating.output)
     num_wanted = len(output) if message.sampling.num_logprobs is not None else 0
-    lacks_logprobs = len(generating.logprobs) != num_wanted  # those of `message.output` are lost
+    lacks_logprobs = len(generating.logprobs) != num_wanted  # logprobs of `message.output` are lost
     if message.parking is None or generating.error or generating.has_left or lacks_logprobs:
         return None
     return ParkedStream(

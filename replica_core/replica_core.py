@@ -233,7 +233,7 @@ class ReplicaCore:
             is_at_rest = not (self.engine.has_work or self.kv.num_leased_blocks)
             await asyncio.sleep(REST_CHECK_S if is_at_rest else EXPIRY_CHECK_S)
             await self.thread.call(self.kv.expire)
-            self.thread.post(self.kv_feed.publish)  # of what changed without a step
+            self.thread.post(self.kv_feed.publish)  # tell what changed without a step
             try:
                 self._hooks.on_tick()
             except Exception:  # leases expire all the same

@@ -44,7 +44,7 @@ def check_size(grammar: Grammar) -> None:
 
 def expression_size(source: str, size_by_name: dict[str, int] | None = None) -> int:
     """The size of an expression; with names, of a definition in Lark's notation, quotes and all."""
-    totals, lasts = [0], [0]  # of the open groups: their size so far, and that of the last part
+    totals, lasts = [0], [0]  # per open group: size so far, and of its last part
     at = 0
     while at < len(source):
         if source[at] == "(":

@@ -128,7 +128,7 @@ def _resized(mask: Tensor, vocab_size: int) -> Tensor:
     """`mask` for a model that has logits for fewer, or more, tokens than the tokenizer knows."""
     size = num_words(vocab_size)
     mask = torch.nn.functional.pad(mask, (0, max(0, size - len(mask))))[:size]
-    if num_inside := vocab_size % WORD_BITS:  # of the last word
+    if num_inside := vocab_size % WORD_BITS:  # tokens of the last word
         mask[-1] &= (1 << num_inside) - 1
     if not mask.any():
         raise InvalidRequest("no token of this model can continue the grammar")

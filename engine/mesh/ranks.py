@@ -270,5 +270,5 @@ def _own_host(meeting: Rendezvous) -> str:
     with socket.socket(
         socket.AF_INET6 if ":" in meeting.host else socket.AF_INET, socket.SOCK_DGRAM
     ) as probe:
-        probe.connect((meeting.host, meeting.port))  # of datagrams: nothing is sent
+        probe.connect((meeting.host, meeting.port))  # a UDP socket: nothing is sent
         return str(probe.getsockname()[0])

@@ -129,7 +129,7 @@ class HeldExperts:
         Raises RuntimeError once one of them is gone.
         """
         name, module = self._of_layer(layer)
-        if module is None:  # of another stage
+        if module is None:  # the layer is of another stage
             return
         assert module.slots is not None and isinstance(self._ranks, RankGroup)
         old = self.maps[name]

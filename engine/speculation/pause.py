@@ -143,7 +143,7 @@ class Pause:
         ):
             self._begin_rest(balance, stake(), is_loss=True)
         elif self._num_idle >= IDLE_AFTER or (
-            not self._has_won  # of good ones a step that is late by chance says nothing
+            not self._has_won  # after a win, a late step may be chance
             and self._is_idle_refused
             and self._idle_s > MAX_LOSS_IDLE * balance.plain_s
         ):

@@ -113,7 +113,7 @@ def find(folder: Path, target: str, compiler: Command | None) -> Iterator[Path]:
     if compiler is not None:
         yield folder / _name(target, compiler)
     else:
-        with suppress(OSError):  # of a folder that cannot be read
+        with suppress(OSError):  # the folder cannot be read
             yield from sorted(folder.glob(f"baton-{_sources_digest(target)}-*.so"))
 
 

@@ -138,7 +138,7 @@ def _multiply(
             if scales is None:
                 acc = dot(weight, x_tile, acc)
             else:
-                # By way of float32: there is no cast in one step everywhere.
+                # Cast by way of float32: there is no cast in one step everywhere.
                 weight = weight.to(tl.float32).to(x_tile.dtype)
                 if IS_SCALED_LATE:
                     acc = dot(weight, x_tile, acc)

@@ -216,7 +216,7 @@ class Filling:
             self._reason = self._reason or reason
             return self._lease
 
-    # With the lock.
+    # What follows is called with the lock held.
 
     def _claim(self, slots: Slots, piece: KvPiece) -> tuple[int, ...]:
         """The blocks that were empty: the same ones in all planes. Or none is claimed."""

@@ -161,7 +161,7 @@ class Sender:
         transfer was offered before.
         """
         lease = Holder(HolderKind.LEASE, transfer_id)
-        is_taken = source != lease and bool(self._pool.table(lease))  # by KV that comes here
+        is_taken = source != lease and bool(self._pool.table(lease))  # KV that comes here took it
         if transfer_id in self._offers or self._recent.get(transfer_id) is not None or is_taken:
             raise TransferError(f"{transfer_id} was offered before; draw a new transfer id")
         self._offers[transfer_id] = Offer(

@@ -107,7 +107,7 @@ def _resources(pool: PoolConfig) -> dict[str, Any]:
         "placement_group_bundles": [{"CPU": cpus * size, "GPU": gpus * size}] * count,
         "placement_group_strategy": strategy_of(pool.parallel.mesh),
     }
-    if pool.placement.labels:  # of a group, its bundles are placed, and the actors with them
+    if pool.placement.labels:  # a group's bundles are placed, and actors with them
         options["placement_group_bundle_label_selector"] = [pool.placement.labels] * count
     return options
 

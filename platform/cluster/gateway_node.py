@@ -215,7 +215,7 @@ class GatewayNode:
         while True:
             await asyncio.sleep(SECRETS_PERIOD_S)
             asked, troubles = self._asked, set[str]()
-            for config in (asked, self._config):  # of which keys are taken out all the same
+            for config in (asked, self._config):  # keys are taken out of it all the same
                 try:
                     known = await asyncio.to_thread(with_secrets, config.gateway)
                 except InvalidConfig as error:

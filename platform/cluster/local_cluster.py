@@ -32,7 +32,7 @@ def draw_ray_token() -> None:
     path = home() / OWN_FILE
     with suppress(OSError):  # one of two that begin at once is the first
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        with NamedTemporaryFile("w", dir=path.parent) as file:  # of its owner alone
+        with NamedTemporaryFile("w", dir=path.parent) as file:  # readable by its owner alone
             file.write(secrets.token_hex(32))
             file.flush()
             os.link(file.name, path)  # whole, or not at all

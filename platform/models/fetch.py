@@ -218,7 +218,7 @@ class _Fetching:
         try:
             for _ in threads.map(self._fetch, missing):
                 pass
-        finally:  # of whatever ended it, Ctrl-C, too
+        finally:  # whatever ended it, Ctrl-C, too
             self._stop.set()
             threads.shutdown(cancel_futures=True)
         with suppress(OSError):  # something of another fetch is there still

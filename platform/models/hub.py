@@ -69,7 +69,7 @@ class Hub:
             raise CheckpointError(
                 f"{model} is neither a model folder nor a Hugging Face id (org/name); give one"
             ) from None
-        except Exception as error:  # those of the library, of its HTTP client, and OSError
+        except Exception as error:  # errors of the library, its HTTP client, and OSError
             raise Lost(_reason(model, error)) from error
         files = [
             RemoteFile(one.rfilename, one.size or 0, _digest(one))

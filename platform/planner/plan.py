@@ -87,7 +87,7 @@ def plan(
     seen = forecast(window, rules.cold_start_s + rules.period_s)
     if seen.now.rate > 0:
         memory = replace(memory, load=seen.now)
-    elif memory.load is not None:  # those that are open are as long as what came
+    elif memory.load is not None:  # open requests are as long as those that came
         seen = replace(seen, now=_times(memory.load, 0.0), ahead=_times(memory.load, 0.0))
     found = {role: _find(role, seen, observation, models, rules) for role in Role}
     if _is_idle(observation, rules, memory):
@@ -160,7 +160,7 @@ def _find(
     kept, model = observation.pool(role).num_kept, models.get(role)
     least = max(least, int(observation.num_waiting > 0))
     if rules.idle_s and not kept and not observation.num_waiting and not seen.now.rate:
-        least = 0  # those that went stay away
+        least = 0  # replicas that went stay away
     if most == 0:
         return Found(0, 0, "decode replicas compute prompts", "most")
     is_idle = seen.now.rate <= 0 and not observation.num_waiting and not observation.num_open

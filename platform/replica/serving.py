@@ -157,7 +157,7 @@ class Serving:
         while True:
             told = replica.info
             rest_s = await self._try(heartbeat(self._registry, told, replica.chaos)) or HEARTBEAT_S
-            rest_s *= random.uniform(0.9, 1.1)  # those that began together come apart
+            rest_s *= random.uniform(0.9, 1.1)  # replicas that began together come apart
             while rest_s > 0:
                 await asyncio.sleep(min(rest_s, HEARTBEAT_S))
                 is_due = replica.info != told or self._registry.is_cut

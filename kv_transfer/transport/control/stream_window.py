@@ -92,7 +92,7 @@ class StreamWindow:
                 self._lent.append(lent)
             parts.append(message)
             num_bytes += len(message)
-            # Of a stream all pieces but the last ones are about equally long.
+            # All pieces of a stream but the last ones are about equally long.
             is_full = num_bytes + len(message) > MAX_BATCH_BYTES or len(parts) == MAX_READY
             if is_full or len(self._lent) == MAX_UNTAKEN or (next_ := self._next_ready()) is None:
                 return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -143,7 +143,7 @@ class DataConnection:
                 pass
         self._fail(TransferCut(f"{self.name}: the sender hears nothing"))
 
-    # With the lock.
+    # What follows is called with the lock held.
 
     def _read_until(self, arrival: Arrival) -> None:
         """Whatever is before it in the line, if it has not been read early itself."""

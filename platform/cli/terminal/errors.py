@@ -47,7 +47,7 @@ class OneLineErrors(TyperGroup):
         try:
             sys.exit(run() or 0)
         except TyperException as error:
-            context: Any = getattr(error, "ctx", None)  # of usage errors
+            context: Any = getattr(error, "ctx", None)  # usage errors have one
             name = "baton" if context is None else context.command_path
             if message := error.format_message():  # none where the help text has been shown instead
                 complain(name, f"{message.rstrip('.')}; see `{name} --help`")

@@ -173,7 +173,7 @@ def with_planned(
         return wanted
     try:
         before = configuration(deployed)
-    except InvalidConfig:  # of another version
+    except InvalidConfig:  # it is of another version
         return wanted
     if not before.planner.sets_counts:
         return wanted

@@ -66,7 +66,7 @@ class WatchLine:
             incarnation=follower.incarnation or "", version=max(0, follower.version)
         )
         answer = await self._ask(asked)
-        self._follower = Follower()  # of what cannot be taken, all is asked for next
+        self._follower = Follower()  # news does not fit: all is asked for next
         known = {layout_id(layout): layout for layout in follower.layouts}
         membership = follower.take(update_from_proto(answer, known))
         if membership is None:
