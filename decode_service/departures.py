@@ -38,7 +38,8 @@ class Departures:
     lender: Lender
     fail: Fail
     max_wait_s: float
-    """For KV on its way to a request that is to leave, however long the peer would wait."""
+    """Seconds to wait for KV on its way to a request that is to leave, however long the peer would
+    wait."""
 
     async def pull(self, message: PullRequest) -> AsyncGenerator[PullOffered, None]:
         """See `Lends.pull`. A request that is named stops here, also if nothing can be lent."""

@@ -26,7 +26,7 @@ class Generating:
     output: list[int] = field(default_factory=list)
     """Tokens of this attempt, in the order they were given to the session."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    """Of `output`, if it is to be found again."""
+    """Logprobs of `output`, if it is to be found again."""
     finish_reason: FinishReason | None = None
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
@@ -40,7 +40,7 @@ class Generating:
     read_ahead: asyncio.Task[None] | None = None
     """Brings in what the tiers hold, from before a prefill replica is asked."""
     is_arriving: bool = False
-    """Its KV is on its way here, or was: worth to be awaited."""
+    """Whether its KV is on its way here, or was, and is worth waiting for."""
     num_taken_over: int = 0
     """Tokens whose KV came along when it moved here."""
     num_pulled: int = 0
@@ -67,7 +67,7 @@ class Generating:
 
     @property
     def about(self) -> dict[str, str]:
-        """For the log."""
+        """Request and trace ids for the log."""
         message = self.message
         return {"request_id": message.request_id, "trace_id": message.trace.trace_id}
 

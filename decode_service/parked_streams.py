@@ -21,26 +21,27 @@ from baton.core.parking import Parking, TakeStream
 from baton.decode_service.generating import Generating
 
 PARKED_S = 15.0
-"""Longer than it takes a client to notice, to come back, and to be asked for once more."""
+"""Seconds for which a stream is kept: longer than a client takes to notice, to come back, and to be
+asked for once more."""
 MAX_PARKED = 4096
 MAX_PARKED_BYTES = 256 << 20
 TOKEN_BYTES = 40
-"""A number of its own, and its place."""
+"""Bytes of a parked token: a Python int, and its place in the list."""
 LOGPROB_BYTES = 160
-"""Of a token, and of each of its alternatives."""
+"""Bytes of the logprob of a parked token, and of each of its alternatives."""
 
 
 class ParkedStreams:
     def __init__(self) -> None:
         self._parked: OrderedDict[str, tuple[float, ParkedStream]] = OrderedDict()
-        """By stream id, with when it was parked; oldest first."""
+        """Parked streams by id, each with the time when it was parked; oldest first."""
         self._num_bytes = 0
 
     def __len__(self) -> int:
         return len(self._parked)
 
     def park(self, generating: Generating, replica_id: ReplicaId, now: float) -> None:
-        """It is over here. Nothing happens to one that is not to be found again."""
+        """Park a request that is over here, if it is to be found again."""
         parking, parked = generating.message.parking, as_parked(generating, replica_id)
         if parking is None or parked is None:
             return
@@ -83,11 +84,12 @@ class ParkedStreams:
 
 
 def as_parked(generating: Generating, replica_id: ReplicaId) -> ParkedStream | None:
-    """As far as it has come; None for one that failed, moved away, or lacks what was asked for."""
+    """The stream as far as it has come; None for one that failed, moved away, or lacks what was
+    asked for."""
     message = generating.message
     output = (*message.output, *generating.output)
     num_wanted = len(output) if message.sampling.num_logprobs is not None else 0
-    lacks_logprobs = len(generating.logprobs) != num_wanted  # those of `message.output` are lost
+    lacks_logprobs = len(generating.logprobs) != num_wanted  # logprobs of `message.output` are lost
     if message.parking is None or generating.error or generating.has_left or lacks_logprobs:
         return None
     return ParkedStream(

@@ -26,7 +26,7 @@ class Frame:
 
 
 def _no_step_times() -> None:
-    """Of a session on its own."""
+    """The step times of a session without an engine: none."""
 
 
 class GatewaySession:
@@ -40,7 +40,7 @@ class GatewaySession:
         self.num_open = 0
         """Requests of it that are open here."""
         self._updates: dict[tuple[RequestId, int], TokenUpdate] = {}
-        """By attempt, in the order in which they began to wait."""
+        """Unsent updates by (request, attempt), in the order in which they began to wait."""
         self._errors: list[TokenUpdate] = []
         """Sent behind all tokens."""
         self._pending = asyncio.Event()

@@ -139,7 +139,7 @@ class DecodeWorker:
         self._publish_capacity()
 
     def hear(self, session: GatewaySession, demand: Demand) -> None:
-        """Of what waits at the gateway."""
+        """Take note of what waits at the gateway."""
         self._places.hear(session, demand=demand.num_requests, credit_id=demand.credit_id)
         self._publish_capacity()
 

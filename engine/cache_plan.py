@@ -53,7 +53,7 @@ class CachePlan:
 
     @property
     def widest_limits(self) -> PassLimits:
-        """The same of a cache that has room for whatever the model serves."""
+        """Pass limits of a cache that has room for whatever the model serves."""
         return self.with_blocks(self.layout.num_blocks_for(self.max_model_len)).limits
 
     def with_blocks(self, num_blocks: int) -> CachePlan:
@@ -69,7 +69,7 @@ def plan_cache(
     features: DraftFeatures | None = None,
     taps: Taps | None = None,
 ) -> CachePlan:
-    """As many blocks as this rank has room for on the device of that name.
+    """The plan with as many blocks as this rank has room for on the device of that name.
 
     `features` are kept beside the KV, and `taps` read passes. On a GPU what these take is tried
     first. Raises InvalidConfig if there is no room for a block, or for a pass.

@@ -64,8 +64,8 @@ class SchedulerConfig:
     """Begin a decode pass before the tokens of the one before are read, so that the device computes
     while they are given out. `auto`: where decode passes are CUDA graphs."""
     micro_batch_tokens: int = 64
-    """With pipeline parallelism a pass goes through the stages in pieces, so that all compute at
-    once; none has fewer tokens than this, as each reads all weights anew."""
+    """Least tokens of a micro-batch: with pipeline parallelism a pass goes through the stages in
+    micro-batches, so that all compute at once, and each of them reads all weights anew."""
 
     def __post_init__(self) -> None:
         _check_positive(
@@ -89,17 +89,18 @@ class SpeculationConfig:
     method: Literal[
         "off", "suffix", "ngram", "lookahead", "draft", "mtp", "eagle", "p-eagle", "medusa"
     ] = "off"
-    """Who guesses. `suffix`: what stood behind the same tokens in the request, and in outputs that
-    ended lately (of the same tenant and salt). `ngram`: in the request alone. `lookahead`:
-    there, and what the model itself drew behind guesses that were wrong. `draft`: a smaller model
-    of the same tokenizer. `mtp`: the head behind the last layer of the model itself. `eagle`,
-    `p-eagle`, which guesses all of them in one pass, `medusa`: heads that were trained for it."""
+    """How tokens are drafted. `suffix`: what stood behind the same tokens in the request, and in
+    outputs that ended lately (of the same tenant and salt). `ngram`: in the request alone.
+    `lookahead`: there, and what the model itself drew behind guesses that were wrong. `draft`: a
+    smaller model of the same tokenizer. `mtp`: the head behind the last layer of the model itself.
+    `eagle`, `p-eagle`, which guesses all of them in one pass, `medusa`: heads that were trained for
+    it."""
     model: str = ""
     """The smaller model of the method `draft`, or the heads of the others, named as models are.
     Empty for the demo: what comes with it."""
     memory_gib: float | None = None
-    """Memory of the KV of who drafts by a model or a head. None: room for 2,048 tokens of each
-    request that may run, but 0.5 GiB at most. Who has no room there is not drafted for."""
+    """GiB of KV cache for a draft model or head. None: room for 2,048 tokens of each request that
+    may run, but 0.5 GiB at most. Requests without room there are not drafted for."""
     max_tokens: int = 8
     """Tokens guessed of a request in one step, at most."""
     adaptive: bool = True
@@ -119,7 +120,7 @@ class SpeculationConfig:
 
     @property
     def looks_up(self) -> bool:
-        """It needs no model and no head."""
+        """Whether the method only looks texts up: it needs no model and no head."""
         return self.method in ("suffix", "ngram", "lookahead")
 
     @property
@@ -141,8 +142,9 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     keeps_features_for: SpeculationConfig | None = None
-    """Whose heads draft by what is kept with the KV, here or on other replicas; None: nobody's."""
+    """Speculation settings of the heads that draft by features kept with the KV, here or on other
+    replicas; None: no features are kept."""
     kv_shares: Mapping[str, float] = field(default_factory=dict)
-    """By tenant: the share of the blocks that it may hold, and that is kept for what it caches."""
+    """Share of the blocks that each tenant may hold, and that is kept for what it caches."""
     rebalance_passes: int = 0
     """Forward passes after which experts are moved so that ranks get like loads. 0: never."""

@@ -45,7 +45,7 @@ class Pace(Protocol):
 
     @property
     def tick_s(self) -> float:
-        """For how long the others are let wait."""
+        """Seconds that an engine without work may keep the others waiting."""
 
     def keep_pace(self) -> bool:
         """Join a pass of others, with nothing of one's own. False if there is none."""
@@ -71,7 +71,7 @@ class Engine:
         self.info = runner.info
         self.clock = clock
         self.grammars = grammars
-        """For the tokens of this model; None if it cannot follow a grammar."""
+        """Grammar compiler for the tokens of this model; None if it cannot follow a grammar."""
         self.pace = pace
         """To be kept whenever no step computes; None for an engine on its own."""
         self.speculation = speculation
@@ -313,7 +313,8 @@ class Engine:
         return self.runner.logits(hidden) if len(hidden) else None
 
     def _count_computed(self, request: Request, num_tokens: int) -> None:
-        """So many more of its known tokens are in the cache: whoever asks may have them."""
+        """Count `num_tokens` more known tokens as computed: their KV is in the cache, for whoever
+        asks."""
         request.num_computed += num_tokens
         request.num_run += num_tokens
         self.pool.commit(request.holder, request.tokens, request.num_computed, request.salt)

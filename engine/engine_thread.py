@@ -66,7 +66,7 @@ class EngineThread:
         self.step_fit = StepFit()
         """How long steps take."""
         self._stepped_at: float | None = None
-        """When the last step was over, if there has been work since."""
+        """End of the last step, if there has been work since."""
         self._on_step = on_step
         self._on_failure = on_failure
         self._before_commands = before_commands
@@ -77,7 +77,7 @@ class EngineThread:
         self._loop_to_tell: asyncio.AbstractEventLoop | None = None
         self._is_idle = False
         self._pace_at = self.last_progress
-        """When others may wait for this engine, on its clock."""
+        """Time from which others may wait for this engine, on its clock."""
         self._is_stopping = False
         self._has_ended = False
         self._thread = threading.Thread(target=self._main, name="baton-engine", daemon=True)

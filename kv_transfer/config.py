@@ -14,7 +14,7 @@ class ExchangeConfig(ConfigNode, frozen=True, kw_only=True):
     """Share of a prefill replica's blocks that computed prompts may hold until decode replicas have
     fetched them. Beyond it prompts are refused at once, and computed elsewhere."""
     prefill_timeout_s: Seconds = 60.0
-    """After this long the decode replica computes the prompt itself."""
+    """Seconds after which the decode replica computes the prompt itself."""
     max_corrupt: Count = 3
     """Bad pieces of KV within a minute after which their sender is not asked for one."""
 

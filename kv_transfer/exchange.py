@@ -178,11 +178,11 @@ class KvExchange:
         return self.receiver.num_leased_blocks + self.sender.held.num_blocks
 
     def families(self) -> tuple[Family, ...]:
-        """Of metrics, beside those that are single numbers."""
+        """Metric families, beside the metrics that are single numbers."""
         return self.fetcher.seconds.family(), self.fetcher.num_bytes.family()
 
     def metrics(self) -> dict[str, float]:
-        """By Prometheus name."""
+        """Metrics by Prometheus name."""
         sent, received = self.sender.counters, self.receiver.counters
         return {
             **(self.tiers.metrics() if self.tiers is not None else {}),
@@ -204,8 +204,8 @@ class KvExchange:
         }
 
     def _aborted(self) -> dict[str, float]:
-        """By reason from the start, for what was never counted has no rate. A sender knows only
-        that the receiver gave up, or went silent."""
+        """Aborted transfers by reason, all from the start, for what was never counted has no rate.
+        A sender knows only that the receiver gave up, or went silent."""
         name, by_reason = "transfers_aborted_total", self.receiver.counters.num_aborted
         return {
             f'{name}{{side="sending"}}': self.sender.counters.num_aborted,

@@ -125,7 +125,7 @@ class Transports:
         return found.ways() if isinstance(found, AutoTransport) else []
 
     def metrics(self) -> dict[str, float]:
-        """By Prometheus name."""
+        """Metrics by Prometheus name."""
         found = self._transport_by_name.get(AUTO)
         return found.metrics() if isinstance(found, AutoTransport) else {}
 

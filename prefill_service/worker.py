@@ -105,7 +105,7 @@ class PrefillWorker:
         self._publish_capacity()
 
     def hear(self, session: PrefillSession, demand: Demand) -> None:
-        """Of what waits at the gateway."""
+        """Take note of what waits at the gateway."""
         self._lending.hear(session, demand)
         self._publish_capacity()
 
@@ -300,7 +300,7 @@ class PrefillWorker:
 
 
 def _describe(span: Span, event: Event, message: PrefillRequest) -> None:
-    """Of the phases behind it, each once its length is known."""
+    """Add the phases that an event ends to the span, once their length is known."""
     if isinstance(event, PrefillProgress):
         return
     if isinstance(event, PrefillGranted):

@@ -26,7 +26,7 @@ FLOOR_SHARE = 64
 STEP_SHARE = 16
 """While nobody goes short, credits are not changed by less than this part of the budget."""
 KEEP_S = 2.0
-"""For how long a gateway keeps what it wanted when it wants less."""
+"""Seconds for which a gateway keeps what it wanted when it wants less."""
 REVIEW_S = 0.1
 """While nothing changes, what is due by time alone is looked at so often."""
 RECALL_S = 2.0

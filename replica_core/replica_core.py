@@ -89,7 +89,7 @@ class TokenLedger:
         self.discarded += discarded
 
     def as_metrics(self) -> dict[str, float]:
-        """By Prometheus name."""
+        """Token counts by Prometheus name."""
         return {
             "tokens_sampled_total": self.sampled,
             "tokens_delivered_total": self.delivered,
@@ -173,7 +173,7 @@ class ReplicaCore:
         return self.thread.step_fit.times(self.engine.clock())
 
     def metrics(self) -> dict[str, float]:
-        """By Prometheus name."""
+        """Metrics by Prometheus name."""
         speculation = self.engine.speculation
         return {
             **self._pace_metrics(),
@@ -185,7 +185,7 @@ class ReplicaCore:
         }
 
     def families(self) -> Iterator[Family]:
-        """Of metrics, beside those that are single numbers."""
+        """Metric families, beside the metrics that are single numbers."""
         pool, num_leased = self.engine.pool, self.kv.num_leased_blocks
         num_free = pool.supply.num_free
         num_cached = max(0, pool.num_available - num_free)
@@ -233,7 +233,7 @@ class ReplicaCore:
             is_at_rest = not (self.engine.has_work or self.kv.num_leased_blocks)
             await asyncio.sleep(REST_CHECK_S if is_at_rest else EXPIRY_CHECK_S)
             await self.thread.call(self.kv.expire)
-            self.thread.post(self.kv_feed.publish)  # of what changed without a step
+            self.thread.post(self.kv_feed.publish)  # tell what changed without a step
             try:
                 self._hooks.on_tick()
             except Exception:  # leases expire all the same
@@ -249,5 +249,6 @@ class ReplicaCore:
         self.kv_feed.publish()
 
     def _take_census(self) -> tuple[Census, frozenset[str], frozenset[TransferId]]:
-        """With the requests and the leases that may hold blocks at this moment."""
+        """The block census, with the requests and the leases that may hold blocks at this
+        moment."""
         return self.engine.pool.census(), self.engine.request_ids, self.kv.lease_ids

@@ -27,7 +27,7 @@ class ExpertWeights:
     num_experts: int
     num_choices: int
     num_bytes: int
-    """Those that this rank has."""
+    """Bytes of the experts that this rank has."""
     num_places: int = 1
     """Data places whose tokens choose among them."""
 
@@ -42,10 +42,10 @@ class StepCost:
 
     token_flops: float = 0.0
     request_flops: float = 0.0
-    """Of the head, which answers for one token of each request."""
+    """FLOPs of the head, which answers for one token of each request."""
     pair_flops: float = 0.0
     weight_bytes: float = 0.0
-    """Of what every step reads."""
+    """Bytes of the weights that every step reads."""
     experts: tuple[ExpertWeights, ...] = ()
     token_kv_bytes: float = 0.0
 

@@ -96,7 +96,8 @@ def make_batch(chunks: Sequence[Chunk], block_size: int, device: torch.device | 
 def _uploaded(
     words: Sequence[array[int]], tables: array[int], device: torch.device | str
 ) -> list[Tensor]:
-    """Of each a tensor, in the same memory; of the tables in their own width, behind all words."""
+    """A tensor for each array, all in one memory: those of `words`, then the tables in their own
+    width."""
     whole, starts = bytearray(), []
     for piece in (*words, tables):
         starts.append(len(whole))

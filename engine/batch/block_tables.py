@@ -60,7 +60,7 @@ class DeviceTables:
         self._there = [array("i") for _ in range(max_rows)]
         """What lies in each row, from its beginning."""
         self._new: dict[int, int] = {}
-        """By row: the first entry that was not sent."""
+        """First entry of each row that was not sent."""
         count = max_rows * (RUN_WORDS + max_blocks)
         self._sent = torch.empty(count, dtype=torch.int32, device=device)
         pinned = device.type == "cuda"
@@ -104,6 +104,6 @@ class DeviceTables:
 
 
 def _words_of(tensor: Tensor, item: type[ctypes._SimpleCData[int]], code: str) -> memoryview:
-    """Its memory; it must live as long."""
+    """Memory of `tensor`, which must live as long."""
     memory = (item * tensor.numel()).from_address(tensor.data_ptr())
     return memoryview(memory).cast("B").cast(code)  # type: ignore[call-overload,no-any-return]

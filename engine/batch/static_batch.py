@@ -72,7 +72,7 @@ class _Words:
         self.words[start : start + len(values)] = memoryview(values)
 
     def add_one(self, count: int) -> None:
-        """To each of the first of them."""
+        """Add one to each of the first `count`."""
         self._host[:count].add_(1)
 
     def upload(self, count: int) -> None:
@@ -198,7 +198,7 @@ class StaticBatch:
         )
 
     def _place(self, decoding: Decoding, row: int) -> int:
-        """In the row's table, of the block that its next token belongs to."""
+        """Index in the row's block table of the block that its next token belongs to."""
         return decoding.position(row) // self._block_size
 
     def _num_blocks(self, chunk: Chunk) -> int:

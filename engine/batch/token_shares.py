@@ -27,7 +27,7 @@ class Piece:
     """Neighbours among the tokens of a chunk."""
 
     chunk: int
-    """Its number in the pass."""
+    """The chunk's index in the pass."""
     first: int
     stop: int
 
@@ -52,7 +52,7 @@ class Piece:
 
 
 Shares = Sequence[Sequence[Piece]]
-"""By rank: in order, with every token of a pass once."""
+"""Pieces of each rank, in order, with every token of a pass once."""
 
 
 def share_tokens(chunks: Sequence[Chunk], num_ranks: int, block_size: int) -> Shares | None:
@@ -103,7 +103,7 @@ def _num_parts(chunk: Chunk, num_ranks: int, block_size: int) -> int:
 
 
 def _parts(chunk: Chunk, num_parts: int, block_size: int) -> Iterator[tuple[int, int]]:
-    """As even as blocks allow; some may be empty."""
+    """Parts of a chunk as even as blocks allow; some may be empty."""
     num_tokens, borders = len(chunk.tokens), [0]
     for part in range(1, num_parts):
         place = chunk.start + num_tokens * part / num_parts
@@ -118,7 +118,7 @@ def _num_tokens(share: Sequence[Piece]) -> int:
 
 
 def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
-    """With neighbours as one."""
+    """`pieces` with neighbours of a chunk joined."""
     last = pieces[0]
     for piece in pieces[1:]:
         if (piece.chunk, piece.first) == (last.chunk, last.stop):

@@ -38,7 +38,7 @@ class _Table:
     """What one holder references, in token order."""
 
     tenant: str = ""
-    """On whose account its further blocks will be."""
+    """The tenant that its further blocks will count for."""
     blocks: list[int] = field(default_factory=list)
     names: list[bytes] = field(default_factory=list)
     """The names of the first blocks: those matched or committed so far."""

@@ -36,7 +36,7 @@ class CachePins:
 
     def __init__(self) -> None:
         self._pins: OrderedDict[bytes, Pin] = OrderedDict()
-        """By the last name; least recently used first."""
+        """Pins by their last block name; least recently used first."""
         self._num_by_name: dict[bytes, int] = {}
         """How many pins have it."""
         self._tenant_by_name: dict[bytes, str] = {}

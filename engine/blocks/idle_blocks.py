@@ -22,7 +22,7 @@ class IdleBlocks:
         self._queue_by_tenant: dict[str, OrderedDict[int, int]] = {}
         """Evictable block -> when it became idle, counted in such events; oldest first."""
         self._pinned: dict[int, int] = {}
-        """The same of pinned blocks."""
+        """Pinned block -> when it became idle, counted in such events."""
         self._tenant_by_block: dict[int, str] = {}
         self._num_added = 0
 

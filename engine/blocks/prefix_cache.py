@@ -127,7 +127,7 @@ class PrefixCache:
 
     @property
     def pins(self) -> CachePins:
-        """To look at: blocks follow only what is done here."""
+        """The pins. Read-only: blocks follow only what is done here."""
         return self._pins
 
     def pin(self, names: Sequence[bytes], tenant: str, ttl_s: float, now: float) -> None:

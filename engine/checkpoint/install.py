@@ -32,7 +32,7 @@ from baton.kernels.products.quantized_weight import QuantizedWeight, to_int4, to
 from baton.kernels.products.weight import Weight
 
 QUANTIZERS = {"int8": int8_weight.quantize, "int4": int4_weight.quantize}
-"""By the name in the configuration."""
+"""Quantizers by the name in the configuration."""
 AS_STORED = ("none", "wide")
 """What rounds nothing: `wide` widens what comes quantised, too."""
 ON_GPUS: Mapping[str, Callable[[Tensor], QuantizedWeight]] = {"int8": to_int8, "int4": to_int4}

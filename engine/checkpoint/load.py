@@ -188,7 +188,7 @@ def _info(config: ModelConfig, dtype: str, quantize: str, name: bytes) -> ModelI
 
 
 def _is_anywhere(is_here: bool, groups: MeshGroups) -> bool:
-    """On any rank: all of them must give the model the same name."""
+    """Whether `is_here` on any rank: all of them must give the model the same name."""
     if not isinstance(groups.everyone, RankGroup):
         return is_here
     return any(found for (found,) in groups.everyone.gather(array("q", (is_here,))))

@@ -97,7 +97,8 @@ def load_eagle_head(
 
 
 def read_head_config(folder: Path) -> ModelConfig:
-    """Of the Llama layers of a head of EAGLE. Raises CheckpointError if it cannot be read."""
+    """The configuration of an EAGLE head's Llama layers. Raises CheckpointError if it cannot be
+    read."""
     raw = read_json(folder / "config.json")
     return LLAMA.parse_config({**raw, "architectures": ["LlamaForCausalLM"]})
 
@@ -132,7 +133,7 @@ def head_bytes(folder: Path, item_bytes: int) -> int:
 def _joined_kind(
     config: ModelConfig, taps: tuple[int, ...], stored: Mapping[str, StoredEntry]
 ) -> str:
-    """Of which layers, joined by which weights."""
+    """The kind of features: of which layers, joined by which weights."""
     joining = {name: entry for name, entry in stored.items() if name.startswith("fc.")}
     return f"layers {taps} joined by {fingerprint(config, joining, '', '').hex()[:16]}"
 

@@ -37,7 +37,7 @@ MAX_ROW_ITEMS = 640
 """Ways to read the output so far. An ambiguous grammar's next token takes time quadratic in them, a
 tenth of a second at the limit. Each optional property still to come is four of them."""
 MAX_STEP_ITEMS = 20_000
-"""The same, over all that may come next."""
+"""Most parse items of a step, over all tokens that may come next."""
 MAX_LEXER_STATES = 20_000
 """One to two kilobytes each."""
 MAX_LEXER_FUEL = 200_000
@@ -149,7 +149,8 @@ def _read_tokens(tokenizer_json: str, eos_token_ids: list[int]) -> LLTokenizer:
 
 
 def _refuse_intersections(grammar: Grammar) -> None:
-    """By counting what may be part of one; patterns without any are free. Lark may embed JSON."""
+    """Refuse grammars with too much that may intersect, counted in the source; patterns without any
+    are free. Lark may embed JSON."""
     is_json, plain = grammar.kind is GrammarKind.JSON_SCHEMA, grammar.source
     if grammar.kind is GrammarKind.LARK and plain.count("&") >= MAX_INTERSECTED:
         raise InvalidRequest(f"a grammar may have at most {MAX_INTERSECTED - 1} '&'")

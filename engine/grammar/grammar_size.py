@@ -44,7 +44,7 @@ def check_size(grammar: Grammar) -> None:
 
 def expression_size(source: str, size_by_name: dict[str, int] | None = None) -> int:
     """The size of an expression; with names, of a definition in Lark's notation, quotes and all."""
-    totals, lasts = [0], [0]  # of the open groups: their size so far, and that of the last part
+    totals, lasts = [0], [0]  # per open group: size so far, and of its last part
     at = 0
     while at < len(source):
         if source[at] == "(":
@@ -117,7 +117,7 @@ def _patterns(source: str) -> Iterator[str]:
 
 
 def _definition_sizes(source: str) -> dict[str, int]:
-    """By name, the definitions that each uses written out in it; recursion counts once."""
+    """Size of each definition by name, with those it uses written out; recursion counts once."""
     source = _UNICODE_ESCAPE.sub(lambda match: chr(int(match[1], 16)), source)  # of embedded JSON
     starts = list(_DEFINITION.finditer(source))
     ends = [*(start.start() for start in starts[1:]), len(source)]

@@ -125,10 +125,10 @@ def _allows(mask: Tensor, token: int) -> bool:
 
 
 def _resized(mask: Tensor, vocab_size: int) -> Tensor:
-    """To a model that has logits for fewer, or more, tokens than the tokenizer knows."""
+    """`mask` for a model that has logits for fewer, or more, tokens than the tokenizer knows."""
     size = num_words(vocab_size)
     mask = torch.nn.functional.pad(mask, (0, max(0, size - len(mask))))[:size]
-    if num_inside := vocab_size % WORD_BITS:  # of the last word
+    if num_inside := vocab_size % WORD_BITS:  # tokens of the last word
         mask[-1] &= (1 << num_inside) - 1
     if not mask.any():
         raise InvalidRequest("no token of this model can continue the grammar")

@@ -26,7 +26,7 @@ from baton.kernels.residual.mixture import Mixture
 class HyperConfig:
     num_streams: int
     num_rounds: int
-    """In which the weights of streams are scaled."""
+    """Sinkhorn rounds that scale the weights of streams, columns and rows in turn."""
     eps: float
 
 

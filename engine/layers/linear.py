@@ -36,7 +36,7 @@ class Linear(nn.Module):
         self.ranks: Ranks = ALONE
         """Among which it is split."""
         self.gives_summands = False
-        """If it is split by inputs: who uses what comes out adds it up over the ranks."""
+        """Whether it is split by inputs, so that its user adds the outputs up over the ranks."""
         self.weight = nn.Parameter(torch.empty(sum(rows), width, device="meta"), False)
         self.bias = nn.Parameter(torch.empty(sum(rows), device="meta"), False) if has_bias else None
 

@@ -53,9 +53,9 @@ class Experts(nn.Module):
         self.ranks: Ranks = ALONE
         """Each has a part of every expert, or some experts."""
         self.slots: ExpertSlots | None = None
-        """Where which are, if each has some."""
+        """Placement of experts on ranks, if each has some."""
         self.exchange: ExpertExchange | None = None
-        """With ranks that have other tokens, if some of the experts are there."""
+        """Exchange with ranks that have other tokens, if some of the experts are there."""
         self.is_input_scaled = is_input_scaled
         count = self.num_slots
         self.gate_up = _nothing_yet(count, 2 * hidden_width, width)
@@ -93,7 +93,7 @@ class Experts(nn.Module):
         self.exchange(x, nowhere, self.num_slots, self._of_slots)
 
     def expect(self, max_tokens: int) -> None:
-        """Before a pass with other engines: none of them has more tokens in it."""
+        """Announce a pass with other engines, of which none has more than `max_tokens`."""
         assert self.exchange is not None, "there are no other engines"
         self.exchange.max_tokens = max_tokens
 

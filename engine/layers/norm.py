@@ -33,7 +33,7 @@ class RmsNorm(nn.Module):
 
 
 class UnitNorm(RmsNorm):
-    """Without a weight."""
+    """RMS norm without a weight."""
 
     ones: Tensor
 
@@ -57,7 +57,7 @@ class AddRmsNorm(RmsNorm):
 
 class GemmaRmsNorm(RmsNorm):
     def scale(self) -> Tensor:
-        """In float32: 1 + weight, rounded to a narrower dtype, would lose most of the weight."""
+        """1 + weight in float32: rounded to a narrower dtype, it would lose most of the weight."""
         return 1.0 + self.weight.float()
 
 

@@ -69,7 +69,7 @@ class KvCache:
         self.limits = limits
         """The largest pass over it that is prepared for."""
         self._memory: list[memoryview] = []
-        """By plane: on a CPU, parts of one memory."""
+        """Memory of each plane: on a CPU, parts of one memory."""
         self._starts: list[int] = []
         self._writable = self._readonly = memoryview(b"")
         """All of that memory."""
@@ -222,7 +222,7 @@ class KvCache:
         return self.layout.planes[plane].layer_block_bytes
 
     def _on_device(self) -> list[Tensor]:
-        """With the spare block behind the others."""
+        """Zeroed planes with a spare block behind the others."""
         return [
             torch.zeros(
                 (self.num_blocks + 1, *_block_shape(plane)),

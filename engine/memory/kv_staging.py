@@ -24,7 +24,7 @@ from baton.kernels.paging.block_copy import gather_blocks
 
 
 class KvStaging:
-    """For the planes of one device, [blocks][...] each."""
+    """Staging copies of the planes of one device, [blocks][...] each."""
 
     def __init__(self, planes: Sequence[Tensor], layout: KvLayout) -> None:
         self._planes = [plane.view(torch.uint8).flatten(1) for plane in planes]  # [blocks, bytes]

@@ -89,7 +89,7 @@ class ExpertExchange:
     def _fixed(
         self, rows: Tensor, ranked: Tensor, num_slots: int, room: int, compute: Compute
     ) -> Tensor:
-        """The same with as much room for each rank, where nobody waits for counts."""
+        """`_counted` with the same room for each rank, so that no rank waits for counts."""
         num_ranks, num_bytes = self.ranks.size, rows.shape[1] * rows.itemsize
         to = ranked // num_slots
         every = torch.arange(num_ranks, device=rows.device)

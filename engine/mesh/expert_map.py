@@ -21,7 +21,7 @@ class ExpertMap:
     """Raises ValueError if an expert is nowhere, or ranks have unlike numbers of slots."""
 
     experts: tuple[int, ...]
-    """By slot."""
+    """Expert in each slot."""
     num_experts: int
     num_ranks: int
 
@@ -37,7 +37,8 @@ class ExpertMap:
 
     @cached_property
     def slots_by_expert(self) -> Sequence[Sequence[int]]:
-        """In the order in which pairs are dealt out to them."""
+        """Slots of each expert, in the order in which (token, expert) pairs are dealt out to
+        them."""
         found: list[list[int]] = [[] for _ in range(self.num_experts)]
         for slot, expert in enumerate(self.experts):
             found[expert].append(slot)
@@ -48,7 +49,7 @@ class ExpertMap:
         return self.experts[rank * count : (rank + 1) * count]
 
     def loads_of_ranks(self, loads: Sequence[int]) -> list[float]:
-        """From the loads of experts, of which each copy has its part."""
+        """Load of each rank, from the loads of experts, of which each copy has its part."""
         copies = Counter(self.experts)
         return [
             sum(loads[expert] / copies[expert] for expert in self.of_rank(rank))

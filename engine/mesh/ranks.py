@@ -32,7 +32,7 @@ from baton.engine.mesh.mesh import Axis, Mesh, Place
 c10d: Any = torch.distributed  # whose stubs know little of what is used here
 
 JOIN_S = 120.0
-"""For all ranks to come: each starts a process, and finds its device."""
+"""Seconds for all ranks to join: each starts a process, and finds its device."""
 TELL_WITHIN = timedelta(seconds=30)
 """How long an order may take to leave the lead. Gloo's send ends when it is received: a rank that
 does not `hear` for so long, because it is busy or has just ended, makes the lead raise. For one
@@ -51,7 +51,7 @@ class Ranks(Protocol):
     def size(self) -> int: ...
 
     def all_reduce_(self, x: Tensor) -> Tensor:
-        """In place; `x` is contiguous, and returned."""
+        """Sum `x` over all ranks in place; it is contiguous, and returned."""
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
         """`x` has the same shape on all ranks."""
@@ -96,10 +96,10 @@ class Sent:
 
     work: Any
     x: Tensor
-    """Which must stay until then."""
+    """The tensor, which must stay until then."""
 
     def wait(self) -> None:
-        """Until it was taken. Raises RuntimeError if it never will be."""
+        """Wait until it was taken. Raises RuntimeError if it never will be."""
         self.work.wait()
 
 
@@ -109,7 +109,7 @@ class RankGroup:
     def __init__(self, group: Any, control: Any, store: Any, members: tuple[int, ...]) -> None:
         """`group` moves what is on the device, `control` what is on the host."""
         self.members = members
-        """By their ranks of the mesh; here they are counted from 0."""
+        """Mesh ranks of the members; within the group they are counted from 0."""
         self._group = group
         self._control = control
         self._store = store  # it ends with the lead's, which all groups need
@@ -133,7 +133,7 @@ class RankGroup:
         return x
 
     def send(self, x: Tensor, to: int) -> Sent:
-        """To one rank, which receives in the order in which it is sent; returns at once.
+        """Send `x` to one rank, which receives in the order in which it is sent; returns at once.
 
         `x` is contiguous, and to be left alone until `wait` of what is returned is over.
         """
@@ -154,7 +154,7 @@ class RankGroup:
         return found
 
     def leave_word(self, name: str, word: bytes) -> None:
-        """For any rank that asks for it."""
+        """Leave a word for any rank that asks for it."""
         self._store.set(f"{name} {self.rank}", word)
 
     def word_of(self, name: str, rank: int) -> bytes:
@@ -213,7 +213,7 @@ ONE_RANK = MeshGroups(
 
 
 def listen(host: str) -> socket.socket:
-    """For the lead. Raises OSError if `host` is not an address of this machine."""
+    """The lead's listening socket. Raises OSError if `host` is not an address of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, 0), family=family)
 
@@ -270,5 +270,5 @@ def _own_host(meeting: Rendezvous) -> str:
     with socket.socket(
         socket.AF_INET6 if ":" in meeting.host else socket.AF_INET, socket.SOCK_DGRAM
     ) as probe:
-        probe.connect((meeting.host, meeting.port))  # of datagrams: nothing is sent
+        probe.connect((meeting.host, meeting.port))  # a UDP socket: nothing is sent
         return str(probe.getsockname()[0])

@@ -59,7 +59,7 @@ _CLASSIFIERS: Mapping[str, str] = {
         ("Qwen3Moe", "Qwen3MoeForCausalLM"),
     )
 }
-"""The same models with a head for labels, by the architecture that they are but for that."""
+"""Base architecture of each classifier, which differs in its head for labels."""
 ARCHITECTURES = (*_FAMILIES, *_CLASSIFIERS)
 
 

@@ -53,7 +53,7 @@ class Capture(Protocol):
         """Its memory may be used again once the graph is gone."""
 
     def await_upload(self) -> None:
-        """Until the device has read what was last to be uploaded."""
+        """Wait until the device has read what was last to be uploaded."""
 
     def uploading(self) -> None:
         """All of a pass is on its way."""

@@ -73,7 +73,8 @@ class ModelRunner:
         self.graphs = capture_decoding(loaded.model, cache, batch, taps) if is_whole else None
         self._taps = taps
         self.model = loaded.model
-        """As it is written. What it computes may be played from the tape, or the graphs."""
+        """The model as it is written. What it computes may be played from the tape, or the
+        graphs."""
         parts = loaded.model.modules()  # layer by layer, as passes go
         self._mixtures = [part for part in parts if isinstance(part, MoeFeedForward)]
 
@@ -101,7 +102,7 @@ class ModelRunner:
                 mixture.join()
 
     def expect(self, max_tokens: int) -> None:
-        """Before a pass that is computed together with other engines, of which none has more."""
+        """Announce a pass with other engines, of which none has more than `max_tokens`."""
         for mixture in self._mixtures:
             mixture.experts.expect(max_tokens)
 

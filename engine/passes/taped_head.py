@@ -50,7 +50,7 @@ class TapedHead:
 
 
 def run_head(head: DraftHead, cache: KvCache, chunks: Sequence[Chunk], hidden: Tensor) -> Tensor:
-    """The same of any chunks, operator by operator."""
+    """[S, D] of any chunks, operator by operator instead of from a tape."""
     batch = make_batch(chunks, cache.layout.block_size, cache.device)
     return wanted_rows(head(hidden, batch.tokens, batch.sequences, cache.layers), batch)
 

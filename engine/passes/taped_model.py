@@ -190,7 +190,7 @@ class _Trials:
         return found[0] == found[1]
 
     def run_model(self, model: Decoder) -> list[bytes]:
-        """The same, without the tape."""
+        """Results of `played` by the model itself, without the tape, as bytes."""
         self.wipe()
         found = []
         for chunks in self.played:

@@ -30,11 +30,12 @@ from baton.engine.ranks.pipeline import StageRunner
 from baton.engine.ranks.sharded_cache import ShardedCache, Share, SharedMemory, open_place
 
 KV = "kv"
-"""Under which a rank leaves where its KV lies."""
+"""Name under which a rank leaves where its KV lies."""
 
 
 def lead_runner(loaded: LoadedModel, plan: CachePlan) -> LeadRunner:
-    """For an engine whose cache is that of its ranks, with the blocks that all have room for."""
+    """The runner of an engine whose cache is that of its ranks, with the blocks that all have room
+    for."""
     ranks = _ranks_of_engine(loaded)
     plan = plan.with_blocks(_least(plan.num_blocks, ranks))
     layout = plan.layout

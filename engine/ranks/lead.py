@@ -73,7 +73,7 @@ class LeadRunner:
         return self._own.logits(self._ranks.broadcast_(hidden.contiguous()))
 
     def expect(self, max_tokens: int) -> None:
-        """Before a pass that is computed together with other engines, of which none has more."""
+        """Announce a pass with other engines, of which none has more than `max_tokens`."""
         self._ranks.tell(expect_words(max_tokens))
         self._own.expect(max_tokens)
 

@@ -26,7 +26,7 @@ from baton.engine.passes.runner import ModelRunner
 from baton.engine.ranks.lead import LeadRunner
 
 TICK_S, MAX_TICK_S = 0.005, 0.05
-"""For how long an engine without work may stay away from the others, which wait for it: right after
+"""Seconds that an engine without work may stay away from the others, which wait for it: right after
 a pass, and once nobody has computed for seconds."""
 TICK_GROWTH = 0.05
 """Each time that they meet for nothing."""
@@ -47,7 +47,7 @@ class LockstepRunner:
         self.own = own
         self._leads = leads
         self._num_met_in_vain = 0
-        """Since the last pass; the same in all engines."""
+        """Meetings for nothing since the last pass; the same in all engines."""
 
     @property
     def tick_s(self) -> float:

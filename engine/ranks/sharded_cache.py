@@ -36,7 +36,7 @@ class Share:
     planes: Sequence[Tensor]
     """Bytes [blocks, bytes of its heads], one a plane."""
     first_plane: int = 0
-    """As the model numbers them."""
+    """First plane, as the model numbers them."""
 
     def of_plane(self, plane: int) -> PlaneShare | None:
         """None of one that another stage keeps."""
@@ -56,7 +56,7 @@ class PlaneShare:
 
     @property
     def heads(self) -> range:
-        """As the model numbers them."""
+        """KV heads, as the model numbers them."""
         return range(self.layout.first_kv_head, self.layout.stop_kv_head)
 
 

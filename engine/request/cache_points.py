@@ -27,7 +27,7 @@ def pin_computed(request: Request, pool: BlockPool) -> None:
 
 
 def cache_metrics(pool: BlockPool) -> dict[str, float]:
-    """By Prometheus name, of a replica's pins and of what each tenant holds."""
+    """Metrics by Prometheus name: a replica's pins, and the blocks that each tenant holds."""
     pins = pool.supply.counters
     held = pool.accounts.num_held_by_tenant.copy()  # the engine's thread goes on meanwhile
     return {

@@ -25,7 +25,7 @@ def read_prompts(
     """Let each request read the rows its chunk asked for; return those to sample from: of the last
     known token, and of what is drafted behind it."""
     to_sample: list[int] = []
-    judged: list[tuple[Embedding, int, int]] = []  # of logits: their start, and their row
+    judged: list[tuple[Embedding, int, int]] = []  # (embedding, start of its logits, row)
     end = 0
     for request, num_drafted, chunk in zip(requests, nums_drafted, chunks, strict=True):
         first, end = end, end + chunk.num_outputs

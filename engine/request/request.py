@@ -69,7 +69,7 @@ class Request:
         self.sampling = sampling
         self.salt = salt
         self.tenant = tenant
-        """On whose account its blocks are."""
+        """The tenant that its blocks count for."""
         self.cache_points = sorted(cache_points, key=lambda point: point.num_tokens)
         """The cache points still to be pinned, nearest first."""
         self.num_pinned = 0
@@ -90,7 +90,7 @@ class Request:
             self.prompt_logprobs = PromptLogprobs(self.prompt, sampling.num_prompt_logprobs)
         self.max_new_tokens = max_new_tokens
         self.ending = Ending(frozenset(), 0)
-        """By the limits of the engine that has it."""
+        """Stop tokens and output limit, by the limits of the engine that has the request."""
 
         self.phase = Phase.WAITING
         self.lane = 0
@@ -105,7 +105,7 @@ class Request:
         self.num_drafted = 0
         """Drafted tokens run through the model besides."""
         self.num_accepted = 0
-        """Those of them that are in the output, and in `num_run`."""
+        """Drafted tokens that are in the output, and in `num_run`."""
         self.num_draft_missing = 0
         """Known tokens that it is drafted without: whoever drafts was not shown what the model
         computed of them."""
@@ -125,7 +125,7 @@ class Request:
 
     @cached_property
     def row(self) -> SamplingRow:
-        """For the sampler; the grammar is known by then."""
+        """The request's row for the sampler; the grammar is known by then."""
         return SamplingRow(self.sampling, self.prompt, self.output, self.matcher)
 
     @property
@@ -172,7 +172,8 @@ class Request:
 
 
 def ending_of(request: Request, *, eos_token_ids: Collection[int], max_model_len: int) -> Ending:
-    """When `finish_reason`, or the request's own limit, must be looked at."""
+    """Stop tokens and length at which `finish_reason`, or the request's own limit, must be looked
+    at."""
     sampling, num_given = request.sampling, len(request.prompt)
     limits = [max_model_len, num_given + sampling.max_tokens]
     if request.max_new_tokens is not None:

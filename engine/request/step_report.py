@@ -22,9 +22,9 @@ class RequestOutput(NamedTuple):
     """Tokens run for the request so far; the request itself may be a step ahead of who reads it."""
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
-    """As many as tokens when asked for, else none."""
+    """Logprob of each token when asked for, else none."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    """With the first token when asked for: one for each token of the prompt but the first."""
+    """Logprobs of all prompt tokens but the first, given with the first token when asked for."""
     embedding: tuple[float, ...] = ()
     """The only answer of a request with a pooling."""
     finish_reason: FinishReason | None = None
@@ -57,7 +57,8 @@ class StepReport(NamedTuple):
     draft_ms: float = 0.0
     schedule_ms: float = 0.0
     forward_ms: float = 0.0
-    """On a GPU the launch alone; what the device still computes is waited for while sampling."""
+    """Milliseconds of the forward pass: on a GPU of the launch alone, as sampling waits for the
+    device."""
     sample_ms: float = 0.0
     """Sampling, and entering the tokens into their requests."""
 
@@ -93,7 +94,7 @@ class EngineStats:
     forward_ms: float = 0.0
     sample_ms: float = 0.0
     expert_load: ExpertLoad | None = None
-    """Where ranks have whole experts."""
+    """Load of each expert, where ranks have whole experts."""
 
     def add(self, report: StepReport) -> None:
         self.num_steps += 1
@@ -111,7 +112,7 @@ class EngineStats:
         self.sample_ms += report.sample_ms
 
     def as_metrics(self) -> dict[str, float]:
-        """By Prometheus name: counts end in _total, times are seconds."""
+        """Metrics by Prometheus name: counts end in _total, times are seconds."""
         return {
             "steps_total": self.num_steps,
             "tokens_run_total": self.num_tokens_run,

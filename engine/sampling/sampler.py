@@ -52,8 +52,8 @@ def draw(logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]) -> 
 def draw_and_weigh(
     logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]
 ) -> tuple[Drawn, Tensor]:
-    """As `draw`, and how likely each token was [S], by the model, its penalties and its rules; not
-    by temperature and what comes after it."""
+    """Tokens as `draw` gives them, and how likely each token was [S], by the model, its penalties
+    and its rules; not by temperature and what comes after it."""
     plan.next_draw()
     scores = plan.scores(logits, eos_token_ids)
     drawn = _drawn_by(scores, logits, plan)
@@ -87,7 +87,7 @@ def _drawn_by(scores: Tensor, logits: Tensor, plan: SamplingPlan) -> Drawn:
 
 @torch.inference_mode()
 def sample(logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]) -> Sampled:
-    """As `draw`, read by the host."""
+    """Tokens as `draw` gives them, read by the host."""
     drawn = _drawn(logits, plan, eos_token_ids)
     found = torch.stack((drawn.tokens, drawn.are_finite.to(drawn.tokens.dtype)))
     tokens, are_finite = found.tolist()  # the host waits for the device once
@@ -103,7 +103,7 @@ def prompt_logprobs(logits: Tensor, next_tokens: Sequence[int], num_top: int) ->
 def _asked_logprobs(
     logits: Tensor, plan: SamplingPlan, tokens: Sequence[int]
 ) -> dict[int, TokenLogprob]:
-    """By row, for those that ask."""
+    """Logprobs by row, for those that ask."""
     if not plan.asked:
         return {}
     nums_top = [plan.rows[i].params.num_logprobs or 0 for i in plan.asked]

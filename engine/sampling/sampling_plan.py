@@ -43,7 +43,7 @@ from baton.kernels.sampling.typical import keep_typical
 
 WORD = 0xFFFFFFFF
 STRETCH_BYTES = 32 << 20
-"""Of scores of drafted rows that are judged at once, by the published rule."""
+"""Bytes of scores of drafted rows that are judged at once, by the published rule."""
 NOTHING: Mapping[int, Tensor] = MappingProxyType({})
 MIN_TEMPERATURE = 1e-30
 """Below it float32 would divide by zero."""
@@ -90,7 +90,7 @@ class SamplingPlan:
         self._seen = self._count_seen() if self.penalised else None
         self._draws = self._make_draws([rows[i] for i in self.drawn]) if self.drawn else None
         self._drafted = {i: token for i, token in enumerate(drafted) if token is not None}
-        """By row."""
+        """Drafted token of each row that has one."""
         self._drawn_from = drawn_from
         self._run_ends = [i for i, token in enumerate(drafted) if token is None]
         self._bias: Bias | None = None
@@ -213,7 +213,7 @@ class SamplingPlan:
         return probabilities(relative, Filters(*(values[at] for values in draws.filters)))
 
     def _first_rejected(self, at: Sequence[int], is_kept: Sequence[bool]) -> list[int]:
-        """Of each run of drafts the first that is not kept: nobody asks for what follows it."""
+        """The first row that is not kept of each run of drafts: what follows it is not needed."""
         first_by_run: dict[int, int] = {}
         for i, place in enumerate(at):
             if not is_kept[i]:

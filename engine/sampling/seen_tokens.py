@@ -63,7 +63,7 @@ class SeenTokens:
 def seen_tokens(
     rows: Sequence[int], counts: Sequence[TokenCounts], device: torch.device
 ) -> SeenTokens:
-    """From what the host has counted for each of `rows`."""
+    """Seen tokens from what the host has counted for each of `rows`."""
     lens = [len(each.tokens) for each in counts]
     num = sum(lens)
     places, tokens, times = torch.zeros(3, num + ROOM * len(rows), dtype=torch.int64)

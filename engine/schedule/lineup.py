@@ -40,8 +40,8 @@ class Lineup:
         """Turns that are over."""
         left = [request.ending.num_tokens - len(request.tokens) for request in self.requests]
         self._num_sure = min(left, default=0)
-        self._first_context = sum(request.num_computed for request in self.requests)
         """Turns after which one of them has all the tokens it may have."""
+        self._first_context = sum(request.num_computed for request in self.requests)
         self._pool = pool
         self._block_size = pool.layout.block_size
         self._due: list[list[int]] = [[] for _ in range(self._block_size)]
@@ -81,7 +81,7 @@ class Lineup:
 
     @property
     def ends_with_this_turn(self) -> bool:
-        """For one of them it is the last, whatever is drawn."""
+        """Whether this turn is some request's last, whatever is sampled."""
         return self.decoding.turn + 1 >= self._num_sure
 
     def make_room(self, drawn: Tensor | None = None) -> bool:

@@ -53,7 +53,7 @@ starving."""
 
 
 Drafts = Mapping[Request, Sequence[int]]
-"""By request: guesses at the tokens behind those it knows."""
+"""Draft tokens by request, behind those that it knows."""
 NO_DRAFTS: Drafts = MappingProxyType({})
 
 
@@ -81,7 +81,7 @@ class Scheduler:
         self.num_preempted = 0
         """Preemptions so far."""
         self._reclaim: Callable[[], bool] = _has_nothing
-        """Of the step that is planned."""
+        """Frees blocks for the step that is planned; False if there are none to free."""
         self._running: list[Request] = []
         self._max_running = min(config.max_running, config.max_batch_tokens)
         self._lanes = list(range(self._max_running))
@@ -89,14 +89,16 @@ class Scheduler:
         self._adopted = WaitingLine()
         self._waiting = WaitingLine()
         self._over_share: set[Request] = set()
-        """They wait because their tenant may hold no more blocks, not because the pool is full."""
+        """Requests that wait because their tenant may hold no more blocks, not because the pool is
+        full."""
         self._lineup: Lineup | None = None
         self._lineup_chunks: list[ScheduledChunk] = []
         self._stuck_at: int | None = None
         """`pool.num_releases` when nobody who waited could be admitted; None once they may."""
         self._num_arrived = 0
         self._refused: dict[str, tuple[Request, int]] = {}
-        """By tenant: its first in `waiting` that did not fit, and `pool.num_releases` then."""
+        """Each tenant's first request in `waiting` that did not fit, and `pool.num_releases`
+        then."""
 
     @property
     def num_running(self) -> int:
@@ -191,7 +193,8 @@ class Scheduler:
         return None
 
     def _line_up(self, chunks: list[ScheduledChunk]) -> None:
-        """Only if each that runs has its chunk, and with it blocks for the next token."""
+        """Set the lineup if each request that runs has its chunk, and with it blocks for the next
+        token."""
         requests = [chunk.request for chunk in chunks]
         if requests == self._running and all(map(Lineup.fits, requests)):
             self._lineup = Lineup(self._running, self.pool)
@@ -237,8 +240,8 @@ class Scheduler:
         return min(wanted, num_places - num_known)
 
     def _tokens_to_decode(self) -> dict[Request, int]:
-        """By request that decodes, or is adopted and may come in now: as many as are pending, but
-        everybody else who runs is left one."""
+        """Tokens to run for each request that decodes, or is adopted and may be admitted now: all
+        that are pending, but everybody else who runs is left one."""
         decoding = [request for request in self._running if self._is_decoding(request)]
         joining = self.joining
         spare = self.config.max_batch_tokens - len(self._running) - len(joining)

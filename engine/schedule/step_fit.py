@@ -31,13 +31,13 @@ from baton.engine.schedule.scheduler import ScheduledChunk
 SAMPLE_S = 0.01
 """Steps of a kind are taken together until they took so long."""
 HALF_LIFE_S = 20.0
-"""Of a sample, in seconds of steps of its kind: what the fit is of."""
+"""Half-life of a sample's weight in the fit, in seconds of steps of its kind."""
 HALF_LIFE_SAMPLES = 64
-"""At least so many: long steps are few."""
+"""Least half-life in samples: long steps are few."""
 RECENT_HALF_LIFE_S = 1.0
-"""The same, for `slowness`."""
+"""Half-life of a sample's weight in `slowness`, in seconds of steps."""
 MIN_RECENT_SAMPLES = 8
-"""Of fewer, slowness says nothing."""
+"""Least samples from which slowness is told."""
 FORGIVEN_AFTER_S = 10.0
 """Half-life of slowness while nothing is measured: a replica that is avoided is tried again."""
 MAX_STALL = 100.0
@@ -49,12 +49,12 @@ MAX_WAITING_SAMPLES = 4096
 NUM_ERRORS = 128
 """Samples that the spread is of."""
 UNUSUAL = 3.0
-"""So many times the spread is more than usual."""
+"""Times the spread from which on an error is more than usual."""
 
 GUESS = (32.0, 1.0, 2e-4, 1e-3, 0.5)
 """The ratios of constant, token, pair, context and request, as large models on GPUs have them."""
 SLIVER = 1e-3
-"""Of the guess: the least that a coefficient is."""
+"""Least value of a coefficient, as a share of the guess."""
 GUESS_WEIGHT = 0.02
 """Against one sample."""
 
@@ -81,7 +81,7 @@ class _Sample(NamedTuple):
     work: StepWork
     seconds: float
     at: float
-    """When the last step was over, on the engine's clock."""
+    """End of the last step, on the engine's clock."""
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -264,7 +264,7 @@ def _non_negative_solution(gram: Sequence[Sequence[float]], moment: Sequence[flo
 
 
 def _solution(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Of a symmetric, positive definite system: elimination needs no pivots."""
+    """Solution of a symmetric, positive definite system: elimination needs no pivots."""
     size = len(right)
     for i in range(size):
         for j in range(i + 1, size):

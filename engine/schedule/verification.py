@@ -24,14 +24,14 @@ class Run(NamedTuple):
 
     request: Request
     drafted: Sequence[int]
-    """As far as its grammar allows them."""
+    """Drafted tokens, as far as the request's grammar allows them."""
     rows: Sequence[SamplingRow]
     logits_rows: range
-    """Where the logits of `rows` are."""
+    """Rows of the logits that `rows` have."""
 
 
 def runs_of(chunks: Sequence[ScheduledChunk]) -> list[Run]:
-    """Of those that are to get a token, in order."""
+    """The runs of chunks that are to get a token, in order."""
     runs: list[Run] = []
     first = 0
     for request, _, drafted in chunks:

@@ -87,7 +87,7 @@ def check_context(mesh: Mesh) -> None:
 
 
 def splits_vocabulary(config: ModelConfig, size: int) -> bool:
-    """Else every rank has all of the embedding and of the head."""
+    """Whether the vocabulary is split; else every rank has all of the embedding and of the head."""
     return config.vocab_size % size == 0
 
 
@@ -142,7 +142,7 @@ def join_ranks(model: Decoder, groups: MeshGroups, *, splits_vocabulary: bool) -
             module.exchange = _exchange(groups)
     if splits_vocabulary:
         for name, part in model.named_children():
-            if name in ("embed", "head"):  # of which a stage may have neither
+            if name in ("embed", "head"):  # a stage may have neither
                 assert isinstance(part, Embedding | Linear)
                 if not (isinstance(part, Linear) and part.split is Split.NONE):
                     part.ranks = groups.tensor
@@ -193,7 +193,7 @@ class Cutter:
             case Linear() if own.split is Split.OUTPUTS:
                 assert isinstance(whole, Linear)
                 return self._cut_rows(source, tensor, whole.rows, own.rows)
-            case Embedding() | LatentHeads() | Attention():  # of the last, sinks: one a head
+            case Embedding() | LatentHeads() | Attention():  # attention's sinks: one a head
                 return tensor[self._share.span(len(tensor), len(getattr(own, name)))]
         return tensor
 
@@ -209,7 +209,7 @@ class Cutter:
         """The rank's part of one expert: of its gate, its up, both; its down; or their biases."""
         if name == DOWN:
             return self._share.columns(tensor)
-        if name == DOWN_BIAS:  # of the sum: one rank adds it
+        if name == DOWN_BIAS:  # a bias of the sum: one rank adds it
             return tensor if self._share.rank == 0 else torch.zeros_like(tensor)
         matrices = len(tensor) // whole
         return self._share.rows(tensor, (whole,) * matrices, (own,) * matrices)

@@ -120,7 +120,7 @@ def _deal(weights: Sequence[float], num_packs: int, most: int) -> Ranks:
 
 
 def _swap(packs: Ranks, weights: Sequence[float]) -> None:
-    """Until the heaviest pack finds nobody to change one item with so that both are lighter."""
+    """Swap items until the heaviest pack finds no other with which a swap makes both lighter."""
     sums = [sum(weights[item] for item in pack) for pack in packs]
     for _ in range(MAX_SWAPS):
         heavy = max(range(len(packs)), key=sums.__getitem__)
@@ -142,7 +142,7 @@ def _swap(packs: Ranks, weights: Sequence[float]) -> None:
 
 
 def like(now: ExpertMap, ranks: Ranks, size: int) -> ExpertMap:
-    """The same sets of experts, on the ranks and in the slots that have most of them now.
+    """The map with sets of experts moved to the ranks and slots that have most of them in `now`.
 
     They change places among `size` ranks, those of one machine.
     """

@@ -22,7 +22,7 @@ from baton.engine.sharding.expert_balance import balanced
 from baton.engine.sharding.held_experts import HeldExperts
 
 LOOK_PASSES = 1000
-"""Where nothing is moved: the loads are told all the same."""
+"""Passes between reports of the loads where no expert is moved."""
 
 
 class ExpertBalancer:
@@ -39,14 +39,14 @@ class ExpertBalancer:
         self._moves = rebalance_passes > 0
         self._period = rebalance_passes or LOOK_PASSES
         self._maps = dict(held.start)
-        """By layer, those of other stages too."""
+        """Expert maps by layer, other pipeline stages' layers included."""
         self._waiting: deque[tuple[int, Sequence[int]]] = deque()
         """Layers to look at, with the loads of their experts."""
         self._num_passes = 0
         """Since all layers were looked at."""
 
     def turn(self) -> None:
-        """Before each pass: what there is to do between two."""
+        """Do the work between two passes; called before each."""
         if self._waiting:
             self._balance(*self._waiting.popleft())
             return

@@ -80,7 +80,8 @@ class HeldExperts:
         )
 
     def own(self, placements: Sequence[WeightPlacement]) -> list[WeightPlacement]:
-        """Without those of experts that only others have; each other one goes to its slot."""
+        """Placements without those of experts that only others have; each other one goes to its
+        slot."""
         if not self.maps:
             return list(placements)
         slots = {
@@ -128,7 +129,7 @@ class HeldExperts:
         Raises RuntimeError once one of them is gone.
         """
         name, module = self._of_layer(layer)
-        if module is None:  # of another stage
+        if module is None:  # the layer is of another stage
             return
         assert module.slots is not None and isinstance(self._ranks, RankGroup)
         old = self.maps[name]

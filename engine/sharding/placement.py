@@ -24,7 +24,7 @@ class WeightPlacement:
     target: str
     rows: slice
     shape: tuple[int, ...]
-    """As it is stored."""
+    """Shape of the tensor as it is stored."""
     arrangement: Arrangement
     expert: int | None = None
     """The expert that it is a part of, if the target is of all experts."""
@@ -120,7 +120,7 @@ def _rows(module: nn.Module, shape: Sequence[int], num_sources: int) -> Iterator
 def find_sources(
     placements: list[WeightPlacement], names: Collection[str], base_prefix: str
 ) -> list[WeightPlacement]:
-    """The same from a checkpoint of the model without its head, whose names lack the prefix."""
+    """Placements from a checkpoint of the model without its head, whose names lack the prefix."""
 
     def find(source: str) -> str:
         bare = source.removeprefix(base_prefix)

@@ -64,7 +64,7 @@ def balanced(sizes: Sequence[int], num_runs: int, firsts: Collection[int]) -> St
     """Cut into so many runs, each begun by one of `firsts`, that the squares of their sums are
     least when added."""
     sums = list(accumulate(sizes, initial=0))
-    best: dict[int, tuple[int, Stages]] = {0: (0, ())}  # by how many of the sizes are in runs
+    best: dict[int, tuple[int, Stages]] = {0: (0, ())}  # keyed by how many of the sizes are in runs
     for _ in range(num_runs):
         begun = {start: found for start, found in best.items() if start in firsts}
         best = {

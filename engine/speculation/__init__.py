@@ -1,1 +1,1 @@
-"""Who guesses tokens ahead, and how many."""
+"""Speculative decoding: what drafts tokens, and how many."""

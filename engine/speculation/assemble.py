@@ -28,8 +28,8 @@ Drafting = LoadedModel | DraftHead | MedusaHeads
 MIN_TAPED = 64
 """Tokens of the largest pass of a head that is on its tape, at least."""
 TOKENS_OF_REQUEST, MAX_DRAFT_BYTES = 2048, 1 << 29
-"""Of its KV a draft model has room for so many tokens of each request that may run, or more of
-fewer; and for so many bytes at most, unless the configuration says how many."""
+"""Size of a draft model's KV cache, unless it is configured: tokens of each request that may run,
+or more of fewer; and bytes at most."""
 
 
 def speculation_of(

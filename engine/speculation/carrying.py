@@ -18,20 +18,20 @@ Way = Literal["carry", "compute"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """Of a deployment, about: ways that are near each other cost nearly the same."""
+    """Rough speeds of a deployment: choices that are near each other cost nearly the same."""
 
     link_bytes_s: float
-    """Between replicas."""
+    """Bytes a second between replicas."""
     device_flops_s: float
-    """Of a replica that drafts."""
+    """FLOP/s of a replica that drafts."""
 
 
 SPEEDS = {
     "cuda": Speeds(link_bytes_s=1.25e9, device_flops_s=400e12),
     "cpu": Speeds(link_bytes_s=1.25e9, device_flops_s=1e12),
 }
-"""By kind of device: 10 Gbit/s, and what a large one computes. A faster link speaks for carrying
-still more, and so does a slower device."""
+"""Speeds by kind of device: 10 Gbit/s, and what a large one computes. A faster link speaks for
+carrying still more, and so does a slower device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ PLAIN_EVERY, PLAIN_SELDOM, NUM_PLAIN = 32, 128, 2
 """After so many steps with drafts come so many without: what those take is to stay known. Seldom
 where drafts win so much that it hardly matters, and each step without forgoes it."""
 SURE_GAIN = 0.3
-"""Of the time: what drafts save then."""
+"""Share of the time saved from which on `PLAIN_SELDOM` holds."""
 MAX_STALL, MAX_DRAFTING = 3.0, 32.0
 """A step, and drafting in it, that takes more times what a step without drafts does counts as if it
 took so many."""
@@ -39,7 +39,7 @@ class DraftBudget(Protocol):
 
     @property
     def is_pause_deep(self) -> bool:
-        """It will not end soon."""
+        """Whether the pause will not end soon."""
 
     @property
     def num_pauses(self) -> int:
@@ -101,7 +101,7 @@ class FixedBudget:
 
 
 class PayingBudget:
-    """As much as pays, and nothing for a while where it does not."""
+    """A budget of as many drafted tokens as pay, and none for a while where they do not."""
 
     def __init__(self, max_tokens: int, *, steps_before: int = 0, at_once: bool = False) -> None:
         """`steps_before`: the last steps of a rest, in which the drafter gets ready. `at_once`: it
@@ -112,7 +112,7 @@ class PayingBudget:
         self._depth = 0
         """What was said last."""
         self._was_asked = self._is_refused = False
-        """For this step: to draft; and nothing of it was worth it."""
+        """Whether this step was asked for drafts, and whether none was worth verifying."""
         self._at_once = at_once
         self._draft_prices = DraftPrices(at_once=at_once)
         self._num_drafting = 0

@@ -46,7 +46,8 @@ class _Drafting:
     q: list[Tensor] = field(default_factory=list)
     """[V] each: what they were drawn from, if that is told."""
     hope: float = 1.0
-    """That all of it is right. Where noise has its say, too, the small model cannot tell."""
+    """Probability that the whole draft is right; the draft model cannot tell for sampled
+    requests."""
 
     def begin(self) -> None:
         """Forget what turned out wrong. The last known token is always computed anew."""

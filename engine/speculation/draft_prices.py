@@ -18,7 +18,7 @@ class DraftPrices:
         """`at_once`: deeper drafts are thought to take no longer than those that were tried."""
         self._at_once = at_once
         self._times: dict[int, deque[float]] = {}
-        """By depth."""
+        """Measured seconds of drafts, by depth."""
 
     def add(self, depth: int, seconds: float) -> None:
         self._times.setdefault(depth, deque(maxlen=NUM_TIMES)).append(seconds)
@@ -27,7 +27,7 @@ class DraftPrices:
         self._times.clear()
 
     def seconds(self, depth: int) -> float:
-        """Of a draft so deep; 0 before the first."""
+        """Seconds of a draft of `depth` tokens; 0 before the first."""
         points = [(tried, median_low(self._times[tried])) for tried in sorted(self._times)]
         if not points:
             return 0.0

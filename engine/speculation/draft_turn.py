@@ -33,7 +33,8 @@ class DraftTurn:
         self.is_read = False
         """Whether hidden states of this step are shown to who drafts by them."""
         self.recall_s = self.read_s = 0.0
-        """Of this step: until who drafts had read what is kept of prompts, and what the pass gave.
+        """Seconds of this step until the drafter had read the kept features of prompts, and the
+        pass's hidden states.
         """
 
     def begin(

@@ -1,4 +1,4 @@
-"""Who guesses the tokens that requests will draw: one file a method.
+"""Drafters, which guess the tokens that requests will sample: one file a method.
 
     propose(requests) -> a draft each -> some of their tokens are verified -> propose ...
 
@@ -32,7 +32,7 @@ NO_DRAFT = Draft((), ())
 
 
 class Refiner(Protocol):
-    """Who drafts by what the model draws behind drafts, wrong ones among them. Belongs to the
+    """A drafter by what the model samples behind drafts, wrong ones among them. Belongs to the
     engine's thread."""
 
     def drew(self, request: Request, drafted: Sequence[int], drawn: Sequence[int]) -> None:
@@ -50,4 +50,4 @@ class Drafter(Protocol):
         """A draft for each of `requests`, perhaps an empty one."""
 
     def forget(self, request: Request) -> None:
-        """It has left the engine, and drafts nothing more; unknown ones are ignored."""
+        """Forget a request that has left the engine; unknown ones are ignored."""

@@ -1,5 +1,5 @@
-"""From the logits of a pass to what each request gets of it: a token, or drafts that were right and
-one token more.
+"""Outputs of requests from the logits of a pass: a token each, or drafts that were right and one
+token more.
 
     logits [S, V] -> sample -> verified -> Answers -> the pool has blocks of drafts back
                                   |-> Speculation: what came of them
@@ -79,8 +79,8 @@ class Draws:
     def _verified(
         self, chunks: Sequence[ScheduledChunk], logits: Tensor, speculation: Speculation | None
     ) -> tuple[RequestOutput, ...]:
-        """The same where tokens are drafted: what is drawn behind drafts counts as long as they are
-        what was drawn before."""
+        """Outputs where tokens are drafted: a token sampled behind a draft counts as long as all
+        drafts before it equal what was sampled."""
         runs = runs_of(chunks)
         kept = [row for run in runs for row in run.logits_rows]
         if len(kept) < len(logits):
@@ -130,7 +130,7 @@ class Draws:
 
 
 def _drawn_from(runs: Sequence[Run], speculation: Speculation) -> dict[int, Tensor]:
-    """By row: what its drafted token was drawn from, if it was."""
+    """Distribution [V] that a row's drafted token was drawn from, by row that has one."""
     found: dict[int, Tensor] = {}
     first = 0
     for run in runs:

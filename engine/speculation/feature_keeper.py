@@ -33,7 +33,7 @@ from baton.engine.speculation.hidden_reader import Shown
 from baton.engine.speculation.speculation import Speculation
 
 MAX_SHARE = 0.25
-"""Of a block's KV: features that take more are not kept unless they are asked for."""
+"""Largest share of a block's KV that features may take, unless they are asked for."""
 logger = logging.getLogger(__name__)
 
 
@@ -94,7 +94,7 @@ class Keeping(Speculation):
 
 
 def keeping(keeper: FeatureKeeper) -> Speculation:
-    """That of an engine that keeps features and nothing else."""
+    """The speculation of an engine that keeps features and drafts nothing."""
     return Keeping(keeper, FixedBudget(0), reader=keeper)
 
 

@@ -28,7 +28,7 @@ class GrowingDraft:
     q: list[Tensor] = field(default_factory=list)
     """[V] each: what they were drawn from, if that is told."""
     hope: float = 1.0
-    """That all of it is right. Where noise has its say, too, nobody can tell."""
+    """Probability that the whole draft is right; nobody can tell for sampled requests."""
 
     def add(self, token: int, confidence: float, is_finite: bool, q: Tensor | None) -> bool:
         """Whether it goes on with this token."""
@@ -102,7 +102,7 @@ def _draw(
     eos_token_ids: Collection[int],
     has_own_noise: bool,
 ) -> list[tuple[int, float, bool, Tensor | None]]:
-    """Of each row of `logits` [S, V]: a token, its share of what may come before noise has its say,
+    """Sampled from each row of `logits` [S, V]: a token, its probability before noise is added,
     whether all logits are finite and, if its noise is its own, what it was drawn from [V]."""
     plan = SamplingPlan(rows, logits.device, has_own_noise=has_own_noise)
     (tokens, are_finite), said = draw_and_weigh(logits, plan, eos_token_ids)

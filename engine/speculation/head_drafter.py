@@ -54,7 +54,7 @@ class _Reading:
 
     request: Request
     num_pairs: int
-    """Of verified tokens, in its KV."""
+    """Pairs of verified tokens in the head's KV."""
     num_named: int
     skipped: int = 0
     """The position of a token less the place of its pair: so many tokens are missing."""
@@ -63,7 +63,7 @@ class _Reading:
     _pieces: list[Tensor] = field(init=False, default_factory=list)
     """They, end to end: to put them together in each step would take longer than to draft."""
     num_told: int = 0
-    """Of the missing tokens: the others have not been counted yet."""
+    """Missing tokens that have been counted already."""
     is_nameable: bool = field(init=False, default=True)
     """No token was skipped: its KV is what the tokens say."""
 
@@ -80,7 +80,7 @@ class _Reading:
 
     @property
     def position(self) -> int:
-        """Of the first of `rows`."""
+        """Position of the first of `rows`."""
         return self.skipped + self.num_pairs
 
     @property
@@ -89,7 +89,8 @@ class _Reading:
         return self.position + self.num_rows
 
     def add(self, start: int, rows: Tensor) -> None:
-        """Of the tokens from `start` on; those that were there before were of drafts."""
+        """Add the features [n, D] of the tokens from `start` on, in the place of those of
+        drafts."""
         first = self.position
         if start == self.end:
             self._pieces.append(rows)
@@ -165,7 +166,7 @@ class HeadDrafter:
         self._is_short = False
         """Somebody found no block since the last pass of the model."""
         self._features: FeaturePlane | None = None
-        """Where those of the last pass were kept."""
+        """Plane in which the features of the last pass were kept."""
 
     @property
     def drafts_at_once(self) -> bool:
@@ -221,7 +222,8 @@ class HeadDrafter:
                 self._add(each, rows)
 
     def _cut_drafts(self, shown: Sequence[Shown]) -> None:
-        """Those of the last pass before a rest: what comes after may be shown with a gap."""
+        """Drop the features of drafts from the last pass before a rest: what comes after may be
+        shown with a gap."""
         for request, start, _ in shown:
             reading = self._readings.get(request)
             if reading is not None and start < reading.end:
@@ -268,7 +270,8 @@ class HeadDrafter:
         self._is_short = False
 
     def _begin(self, request: Request) -> _Reading:
-        """With the pairs that are there; blocks for others are taken when there are features."""
+        """Begin with the pairs that are cached; blocks for others are taken when there are
+        features."""
         num_cached = self._pool.hold_cached(request.holder, request.tokens[1:], _salt(request))
         reading = _Reading(request, num_cached, num_cached)
         self._readings[request] = reading
@@ -276,8 +279,8 @@ class HeadDrafter:
 
     @torch.inference_mode()
     def recall(self, requests: Sequence[Request], features: FeaturePlane | None) -> None:
-        """Of computed tokens that were not read yet, `MAX_READ` of all; who is not up to date then
-        is not drafted for."""
+        """Read kept features of computed tokens that were not read yet, `MAX_READ` in all; requests
+        that are not up to date then are not drafted for."""
         self._features, num_left = features, MAX_READ
         if features is None:
             return
@@ -312,7 +315,7 @@ class HeadDrafter:
         reading.request.num_draft_missing = reading.num_told = reading.skipped
 
     def _may_draft(self, reading: _Reading, max_tokens: int) -> bool:
-        """It has been shown all that is known, and there is room for what is drafted."""
+        """Whether the head was shown all known tokens, and has room for the draft."""
         num_ready = reading.num_ready()
         is_up_to_date = reading.position + num_ready == len(reading.request.tokens) - 1
         return (
@@ -413,5 +416,5 @@ def _salt(request: Request) -> bytes:
 
 
 def _split(shown: Sequence[Shown], rows: Tensor) -> Sequence[Tensor]:
-    """Those of each."""
+    """The rows of each request shown."""
     return torch.split(rows, [each.num_rows for each in shown])

@@ -1,4 +1,4 @@
-"""Who drafts by what the model computes: it is shown the hidden states of each pass.
+"""The reader of hidden states: a drafter that is shown what each pass of the model computes.
 
     the pass   tokens 5 6 7 | drafted x y      rows of all of them, also of what turns out wrong
     read       (request, 5, 5), rows [5, D]    before tokens count as computed
@@ -37,7 +37,7 @@ class HiddenReader(Protocol):
     taps: Taps | None
     """What the passes are to tell of besides, for it to read."""
     num_passes: int
-    """So many before it drafts it wants to be shown, the last ones: of others it keeps nothing."""
+    """Last passes before a draft that it wants to be shown: of others it keeps nothing."""
     num_missing: int
     """Tokens so far whose hidden states it was not shown, but those behind them: computed by
     another replica, or found in the prefix cache. Its drafts are made without them."""
@@ -57,7 +57,8 @@ class HiddenReader(Protocol):
         take next to no time."""
 
     def recall(self, requests: Sequence[Request], features: FeaturePlane | None) -> None:
-        """They are about to be drafted for: read what is kept of those that it has not read."""
+        """Read kept features of requests that are about to be drafted for, if they were not read
+        yet."""
 
     def discard(self, request: Request) -> None:
         """Forget it: what it was shown is wrong, and nobody may come upon what was made of it."""

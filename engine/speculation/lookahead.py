@@ -25,8 +25,8 @@ IN_PLACE, ELSEWHERE = (0.8, 0.9), (0.3, 0.65)
 """Confidences of an n-gram's second token and of those behind it: where the token before it is the
 same, and else."""
 AS_GUESSED, GUESSED, ANY = 0.55, 0.14, 0.03
-"""Of a second token that is as guessed, of what is only guessed, and of what is only there to be
-refined: it costs a row where rows are free."""
+"""Confidences of a second token that is as guessed, of what is only guessed, and of what is only
+there to be refined: it costs a row where rows are free."""
 NO_TOKEN = -1
 
 

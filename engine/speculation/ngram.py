@@ -12,7 +12,7 @@ from baton.engine.speculation.drafter import NO_DRAFT, Draft
 from baton.engine.speculation.token_index import RequestTexts, TokenIndex, common_suffix
 
 MAX_MATCH = 4
-"""Longer matches are not looked for."""
+"""Tokens of the longest match that is looked for."""
 MAX_PLACES = 8
 """Occurrences that are looked at."""
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 LENGTH = 4
 """Tokens of an n-gram, the first included."""
 MAX_NGRAMS, MAX_OF_TOKEN = 4096, 4
-"""Of a pool, about 1 MiB, and of those that begin alike. The oldest go."""
+"""Most n-grams of a pool, about 1 MiB, and of those with the same first token. The oldest go."""
 
 
 class Match(NamedTuple):

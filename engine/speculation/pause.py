@@ -17,9 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 TRIAL_SHARE = 0.005
-"""Of the time: what drafts that do not pay may lose in all."""
+"""Share of the time that drafts that do not pay may lose in all."""
 WON = 0.05
-"""Of the time: what drafts must save to be taken for good ones; less may be chance."""
+"""Share of the time that drafts must save to be taken for good ones; less may be chance."""
 WINDOW, FIRST_WINDOW = 64, 24
 """Steps that are added up; and those after a rest, so that to try again costs little."""
 MAX_LOSS, MAX_LOSS_OF_TRIAL = 4.0, 1.5
@@ -45,7 +45,7 @@ class Balance:
     """What drafting came to in one step."""
 
     saved_s: float
-    """Without drafts its tokens had taken so much more; less than 0: it lost."""
+    """Seconds that its tokens would have taken longer without drafts; less than 0: it lost."""
     spent_s: float
     """All of the step."""
     plain_s: float
@@ -67,11 +67,11 @@ class Pause:
         self.has_lost = False
         """Drafts lost time, or were not worth a row, and have won none since."""
         self.is_deep = False
-        """It rests, and will for many more steps."""
+        """Whether it rests, and will for many more steps."""
         self._rest_s = 0.0
-        """Of the rest that is left."""
+        """Seconds of steps until the rest is over."""
         self._grown_s = 0.0
-        """Of this, what it is longer because others came to nothing."""
+        """Seconds of `_rest_s` that it is longer because others came to nothing."""
         self._growth = 1.0
         self._is_trial_next = False
         self._num_trial_tokens = TRIAL_TOKENS
@@ -80,13 +80,13 @@ class Pause:
         """Requests that ran when the rest began, and those that have left since."""
         self._begin_window(FIRST_WINDOW)
         self._lost_s = 0.0
-        """Since drafts last paid, or the last rest."""
+        """Seconds lost since drafts last paid, or the last rest."""
         self._num_idle = 0
         self._idle_s = 0.0
         """What the last steps lost, without anything to verify."""
         self._is_idle_refused = False
         self._has_won = False
-        """Since the last rest."""
+        """Whether drafts have won time since the last rest."""
 
     @property
     def is_on(self) -> bool:
@@ -109,7 +109,7 @@ class Pause:
         self.is_deep = self._rest_s > self._steps_before * seconds
 
     def lose(self, seconds: float) -> None:
-        """So much went into drafts to come: the next rest is as long as if they had lost it."""
+        """Note seconds spent on drafts to come: the next rest is as long as if they had lost it."""
         self._lost_s += seconds
 
     def left(self) -> None:
@@ -143,7 +143,7 @@ class Pause:
         ):
             self._begin_rest(balance, stake(), is_loss=True)
         elif self._num_idle >= IDLE_AFTER or (
-            not self._has_won  # of good ones a step that is late by chance says nothing
+            not self._has_won  # after a win, a late step may be chance
             and self._is_idle_refused
             and self._idle_s > MAX_LOSS_IDLE * balance.plain_s
         ):

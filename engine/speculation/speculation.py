@@ -27,7 +27,7 @@ from baton.engine.speculation.hidden_reader import HiddenReader, Shown
 from baton.engine.speculation.survival import Survival
 
 COLLAPSED = 0.2
-"""Of the tokens that were verified lately so few were right."""
+"""Acceptance rate below which drafting is reported as collapsed."""
 MEMORY = 64
 """Tokens that `lately` is, about."""
 
@@ -61,17 +61,17 @@ class Speculation:
         self._budget = budget
         self._survival = Survival()
         self._confidences: dict[Request, Sequence[float]] = {}
-        """Of what was drafted for this step."""
+        """Confidence of each token drafted for this step."""
         self._drawn_from: dict[Request, Sequence[Tensor]] = {}
         """What that was drawn from, where drafters tell."""
         self.recall_s = 0.0
-        """Of the last `draft`: until the reader had read what is kept of prompts."""
+        """Seconds of the last `draft` until the reader had read the kept features of prompts."""
         self._num_proposed = 0
         self._num_verified_at: list[int] = []
         self._num_accepted_at: list[int] = []
         """This and those verified by position in the draft."""
         self._acceptance: float | None = None
-        """Of the tokens verified lately, those that were right; None before the first."""
+        """Share of lately verified tokens that were right; None before the first."""
 
     @property
     def is_paused(self) -> bool:
@@ -145,7 +145,8 @@ class Speculation:
             self._refiner.drew(request, drafted, drawn)
 
     def verified(self, request: Request, num_drafted: int, num_accepted: int) -> None:
-        """Of the first `num_drafted` tokens that were drafted for it so many were right."""
+        """Note that `num_accepted` of the first `num_drafted` tokens drafted for `request` were
+        right."""
         confidences = self._confidences[request][:num_drafted]
         self._survival.learn(request, confidences, num_accepted)
         _count(self._num_verified_at, num_drafted)
@@ -159,7 +160,7 @@ class Speculation:
         self._budget.learn(report, seconds)
 
     def forget(self, request: Request) -> None:
-        """It has left the engine."""
+        """Forget a request that has left the engine."""
         self.drafter.forget(request)
         self._survival.forget(request)
         self._budget.left()
@@ -170,13 +171,13 @@ class Speculation:
             self.reader.discard(request)
 
     def counts(self) -> DraftCounts:
-        """So far."""
+        """Counts so far."""
         return DraftCounts(
             self._num_proposed, tuple(self._num_verified_at), tuple(self._num_accepted_at)
         )
 
     def metrics(self) -> dict[str, float]:
-        """By Prometheus name."""
+        """Metrics by Prometheus name."""
         counts = self.counts()
         return {
             "speculation_paused": float(self.is_paused),
@@ -191,7 +192,7 @@ class Speculation:
         }
 
     def _chosen(self, num_running: int, drafts: dict[Request, Draft]) -> Drafts:
-        """Of all drafts the tokens that are most likely to be right; all of those that were drawn
+        """The tokens of all drafts that are most likely to be right; all of those that were drawn
         from what their drafter tells, for which of them are verified must not hang on what they
         are."""
         hopes: list[tuple[float, int, Request]] = []
@@ -221,7 +222,7 @@ def _num_wanted(request: Request) -> int:
 
 
 def _cut(request: Request, draft: Draft) -> Draft:
-    """As far as it may be: without a token that may end the request, for nothing is behind it."""
+    """The draft up to a token that may end the request, for nothing is behind it."""
     tokens, ends = draft.tokens, request.ending.tokens
     num = min(len(tokens), _num_wanted(request))
     num = next((at for at in range(num) if tokens[at] in ends), num)

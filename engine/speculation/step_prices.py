@@ -22,7 +22,7 @@ least, behind those that were tried."""
 NUM_RECENT = 7
 """Steps that the median is of."""
 MIN_SAMPLES = 3
-"""Of steps without drafts, before there is a price for those with drafts."""
+"""Least steps without drafts before there is a price for those with drafts."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,8 @@ class _Recent:
 class StepPrices:
     _plain: dict[int, _Recent] = field(default_factory=dict)
     _ratios: dict[int, dict[int, _Recent]] = field(default_factory=dict)
-    """By number of requests, and of drafted tokens."""
+    """Times of steps with drafts over those without, by number of requests, then of drafted
+    tokens."""
     _row: _Recent = field(default_factory=_Recent)
 
     def add(self, num_requests: int, num_drafted: int, seconds: float) -> None:

@@ -19,16 +19,16 @@ from baton.engine.speculation.drafter import NO_DRAFT, Draft
 from baton.engine.speculation.token_index import RequestTexts, TokenIndex, common_suffix
 
 MAX_MATCH = 32
-"""Longer matches count as these."""
+"""Tokens of the longest match that counts; longer ones count as this."""
 MAX_PLACES = 8
 """Occurrences that are looked at in each text."""
 MIN_SHARE = 0.3
-"""Of the weight that agrees: below it the draft ends."""
+"""Least share of the weight that agrees on a token; below it the draft ends."""
 MAX_RECENT, MAX_RECENT_IN_ALL = 32_768, 1 << 20
 """Tokens of ended outputs that are kept for one salt (then the older half is forgotten), and for
 all: 20 bytes each. Then the salt goes that was not used for longest."""
 GAP = -1
-"""Between outputs: no token."""
+"""Separator between outputs: no token."""
 
 Salt = tuple[str, bytes]
 

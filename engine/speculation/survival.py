@@ -21,7 +21,7 @@ PRIOR = 4.0
 MEMORY = 200.0
 """Tokens that a share is of, at most: what was longer ago has faded."""
 FADING = 0.85
-"""Of a request's luck, with each draft of it."""
+"""Factor by which a request's luck so far fades with each of its drafts."""
 NEW = 0.6
 """The luck of a request that had no draft verified yet."""
 
@@ -48,7 +48,7 @@ class Survival:
         self._of_luck = [[_Share() for _ in range(NUM_LUCKS)] for _ in lines]
         self._luck: dict[Request, float] = {}
         self.share = 0.5
-        """Of all drafted tokens behind right ones, those that were right lately."""
+        """Share of lately drafted tokens behind right ones that were right."""
 
     def of(self, request: Request, confidences: Sequence[float]) -> list[float]:
         """The probability of each token that it and all before it are right."""
@@ -62,7 +62,7 @@ class Survival:
         return list(accumulate(shares, mul))
 
     def learn(self, request: Request, confidences: Sequence[float], num_right: int) -> None:
-        """Of these drafted tokens the first `num_right` were right."""
+        """Learn that the first `num_right` of these drafted tokens were right."""
         luck = self._place_of_luck(request)
         for position, confidence in enumerate(confidences[: num_right + 1]):
             is_right = position < num_right

@@ -46,7 +46,7 @@ class TokenIndex:
         self.tokens: list[int] = []
         self._pieces: list[_Piece] = []
         self._tail: dict[int, list[int]] = {}
-        """By pair: where the token behind it stands, in order."""
+        """Places of the token behind each pair of tokens, in order."""
         self._tail_start = 2
         """The place behind the first pair of it; no pair stands before place 2."""
 
@@ -114,7 +114,8 @@ class RequestTexts:
     def __init__(self) -> None:
         self._indexes: dict[Request, TokenIndex] = {}
         self._waiting: list[Request] = []
-        """Those whose index has not come to all of their tokens; who did not have a turn, first."""
+        """Requests whose index lacks some of their tokens; those that did not have a turn come
+        first."""
 
     def follow(self, requests: Sequence[Request]) -> list[TokenIndex]:
         """An index each; one may not know all of its text yet."""

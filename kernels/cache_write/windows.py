@@ -45,7 +45,7 @@ class EntryNorm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RotaryFrequencies:
-    """By rotary positions."""
+    """RoPE's frequencies, and the factor on its cosines and sines."""
 
     frequencies: Tensor  # [R/2] float32
     factor: float

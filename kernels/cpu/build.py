@@ -51,7 +51,7 @@ BEGINNING: Mapping[str, str] = {
 }
 """Headers that nearly all sources begin with, and for which machines."""
 FEW_SOURCES = 4
-"""As few are compiled before what they begin with were read for all of them."""
+"""Most sources that are compiled before a shared header would have been read for all of them."""
 LONGEST = (
     "attention_products",
     "int4_attention",
@@ -82,8 +82,8 @@ PORTABLE: Mapping[str, Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = 
         "armv8-a": (("-march=armv8-a",), ()),
     },
 }
-"""By machine and target, the best first: flags of the compiler, and what a CPU must have. No two
-machines have a target of the same name."""
+"""Compiler flags and required CPU features, by machine and target, the best first. No two machines
+have a target of the same name."""
 
 
 def targets() -> tuple[str, ...]:
@@ -113,7 +113,7 @@ def find(folder: Path, target: str, compiler: Command | None) -> Iterator[Path]:
     if compiler is not None:
         yield folder / _name(target, compiler)
     else:
-        with suppress(OSError):  # of a folder that cannot be read
+        with suppress(OSError):  # the folder cannot be read
             yield from sorted(folder.glob(f"baton-{_sources_digest(target)}-*.so"))
 
 
@@ -123,7 +123,7 @@ def num_sources() -> int:
 
 
 def _sources(*suffixes: str) -> list[Path]:
-    """By name: where a file lies changes nothing of what is made."""
+    """Source files sorted by name: where a file lies changes nothing of what is made."""
     found = [path for path in SOURCES.rglob("*") if path.suffix in suffixes]
     return sorted(found, key=lambda path: path.name)
 

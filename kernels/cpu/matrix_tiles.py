@@ -23,7 +23,7 @@ name of a kind of CPU forbids them, too: no kind is defined by tiles."""
 
 
 class Tiles(IntEnum):
-    """As `Tiles` of source/amx/amx_product.h."""
+    """Kinds of matrix tiles: `Tiles` of source/amx/amx_product.h."""
 
     NONE = 0
     AMX = 1
@@ -31,7 +31,7 @@ class Tiles(IntEnum):
 
 
 class Answer(IntEnum):
-    """Of `baton_use_tiles`."""
+    """Result of `baton_use_tiles`."""
 
     IN_USE = 0
     NOT_THERE = 1

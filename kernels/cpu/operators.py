@@ -35,7 +35,7 @@ SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class Pass(ctypes.Structure):
-    """As `Pass` of source/operator.h."""
+    """The pass as C++ reads it: `Pass` of source/operator.h."""
 
     _fields_ = (
         ("num_tokens", ctypes.c_int64),
@@ -79,10 +79,10 @@ class Call:
     rows: int
     """The tokens, or the outputs, of the pass."""
     inputs: Mapping[str, Tensor | float | None]
-    """By field: tensors, None where there is none, and numbers."""
+    """Tensors, None where there is none, and numbers, by field."""
     outputs: Mapping[str, Tensor | None]
     alone_rows: int = 0
-    """So many rows, or fewer, one thread has computed before a second has heard of them."""
+    """Most rows that one thread computes before a second would have heard of them."""
 
     def tensors(self) -> dict[str, Tensor]:
         """All that is read or written, by field."""

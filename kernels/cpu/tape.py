@@ -225,19 +225,19 @@ def _allot(buffers: Sequence[_Buffer], rows: dict[int, int]) -> int:
 @dataclass(frozen=True, slots=True)
 class Tape:
     calls: tuple[Call, ...]
-    """As recorded; they keep the constants alive."""
+    """Calls as recorded; they keep the constants alive."""
     args: tuple[Args, ...]
     """The arguments that each call is given instead."""
     entries: ctypes.Array[Entry]
     bare_entries: ctypes.Array[Entry]
-    """Those of them that `result` needs: without what only `further` does."""
+    """Entries that `result` needs: without what only `further` does."""
     marks: tuple[int, ...]
-    """By layer: calls that come before its end."""
+    """Calls that come before the end of each layer."""
     memory: Tensor
     result: Tensor
     """Where every pass leaves what it was played for: the first rows of it."""
     further: tuple[Tensor, ...]
-    """The same of what is wanted besides."""
+    """Where every pass leaves what is wanted besides `result`."""
     given: tuple[tuple[Args, str], ...]
 
     def give(self, tensor: Tensor) -> None:
@@ -247,7 +247,7 @@ class Tape:
             setattr(args, field, address)
 
     def play_bare(self, of: Pass) -> None:
-        """For `result` alone: what lies in `further` then means nothing."""
+        """Play for `result` alone: what lies in `further` then means nothing."""
         play(self.bare_entries, of)
 
     def play(self, of: Pass, *, seconds: ctypes.Array[ctypes.c_double] | None = None) -> None:
@@ -255,7 +255,7 @@ class Tape:
         play(self.entries, of, seconds=seconds)
 
     def play_by_layer(self, of: Pass, on_layer: Callable[[int], None]) -> None:
-        """The same, with a word after each layer, whose KV is then in the cache."""
+        """`play`, with `on_layer` called after each layer, whose KV is then in the cache."""
         first = 0
         for layer, end in enumerate(self.marks):
             play(self.entries, of, first=first, count=end - first)

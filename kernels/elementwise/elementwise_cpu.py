@@ -36,7 +36,7 @@ def gate(name: str, gate_up: Tensor) -> Tensor:
 
 
 def soft_cap_(x: Tensor, cap: float) -> None:
-    """In place; float32 and contiguous."""
+    """Soft-cap `x` in place; it is float32 and contiguous."""
     call(_call("soft_cap", x, x, _width(x), cost=FUNCTION_COST, cap=cap))
 
 

@@ -9,7 +9,7 @@ from baton.kernels.elementwise import elementwise_cpu as cpu
 
 
 def soft_cap_(x: Tensor, cap: float) -> Tensor:
-    """In place, as logits are large; x is contiguous, and returned."""
+    """cap * tanh(x / cap) in place, as logits are large; x is returned."""
     if operators.runs(x) and x.is_contiguous():
         cpu.soft_cap_(x, cap)
         return x

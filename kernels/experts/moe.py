@@ -140,7 +140,7 @@ def grouped_linear(x: Tensor, weights: ExpertWeight, stops: Tensor) -> Tensor:
 
 
 def _one_by_one(x: Tensor, weights: PackedQuantizedExperts, stops: Tensor) -> Tensor:
-    """Without operators."""
+    """Experts one by one, without operators."""
     y = x.new_empty(len(x), weights.shape[1])
     start = 0
     for expert, stop in enumerate(stops.tolist()):
@@ -151,7 +151,7 @@ def _one_by_one(x: Tensor, weights: PackedQuantizedExperts, stops: Tensor) -> Te
 
 
 def _by_groups(x: Tensor, weights: ExpertWeights, routed: Routed, shared: Shared | None) -> Tensor:
-    """By torch, or Triton."""
+    """Grouped products by torch, or Triton."""
     pairs = routed.pairs.flatten().long()  # [P]
     num_choices = routed.experts.shape[1]
     experts, shares = routed.experts.flatten()[pairs].long(), routed.shares.flatten()[pairs, None]

@@ -18,7 +18,7 @@ from baton.kernels.cpu.operators import Call, call, of_dtype
 from baton.kernels.products import quantized_linear_cpu as quantized_linear
 
 GATINGS: Mapping[str, int] = {"silu": 0, "gelu_pytorch_tanh": 1, "clamped_swiglu": 2}
-"""As source/experts/moe.h numbers them."""
+"""Gating functions as source/experts/moe.h numbers them."""
 
 
 class Stack(Protocol):

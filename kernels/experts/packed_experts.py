@@ -53,7 +53,7 @@ class PackedExperts:
 
 
 def can_pack(shape: Sequence[int], dtype: torch.dtype) -> bool:
-    """As of a single weight."""
+    """Whether experts of that shape can be packed, by the rule for a single weight."""
     return runs(torch.empty(0, dtype=dtype)) and shape[-1] % linear.DEPTHS[dtype] == 0
 
 

@@ -18,7 +18,7 @@ from baton.kernels.products import quantized_linear_cpu as quantized_linear
 from baton.kernels.products.packed_quantized_weight import PANEL, PackedQuantizedWeight, num_panels
 
 BITS = {"int8": 8, "int4": 4}
-"""By the name in the configuration."""
+"""Bits of a weight, by the name of the quantisation in the configuration."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -132,7 +132,7 @@ def route(
 
 
 def routed_to(experts: Tensor, shares: Tensor, num_experts: int) -> Routed:
-    """The same from a choice [T, C] that somebody else has made."""
+    """`Routed` from experts and shares [T, C] that were chosen elsewhere."""
     ranked, pairs = experts.flatten().sort(stable=True)
     every = torch.arange(num_experts, device=experts.device, dtype=experts.dtype)
     stops = torch.searchsorted(ranked, every, right=True).to(torch.int32)

@@ -10,7 +10,7 @@ from torch import Tensor
 from baton.kernels.cpu.operators import Call, call
 
 SCORES = ("softmax", "sigmoid", "softmax of chosen", "sigmoid of chosen", "root of softplus")
-"""As source/experts/routing.cpp numbers them."""
+"""Score functions in the order in which source/experts/routing.cpp numbers them."""
 ALONE_ROWS = 8
 
 

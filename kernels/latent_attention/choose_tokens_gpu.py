@@ -25,7 +25,7 @@ from baton.kernels.paging.sequences import Sequences
 
 KEYS, MOST_HEADS = 64, 64
 SCORE_BYTES = 256 << 20
-"""At once."""
+"""Bytes of scores that are held at once."""
 
 
 def choose_tokens(

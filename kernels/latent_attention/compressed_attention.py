@@ -32,7 +32,7 @@ from baton.kernels.paging.paged_rows import rows_at
 from baton.kernels.paging.sequences import Sequences
 
 TOKENS_AT_ONCE = 256
-"""So that no more scores than those of some exist at once."""
+"""Query tokens of a tile, so that the scores of no more exist at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def _recent(tile: _Tile, arena: Tensor, window: int, sequences: Sequences) -> tu
 
 
 def _entries(tile: _Tile, entries: Entries, sequences: Sequences) -> tuple[Tensor, Tensor]:
-    """The same of entries."""
+    """Vectors [L, H] of the compressed entries, and which are masked for each query, [Q, L]."""
     windows, index = entries.windows, entries.index
     count = windows.num_closed(tile.stop)
     keys = entries_of(entries.arena, windows, tile.request, count, sequences)

@@ -11,7 +11,7 @@ from baton.kernels.cache_write.windows import Windows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryIndex:
-    """By what entries are chosen."""
+    """Queries and keys by which the top k entries are chosen."""
 
     q: Tensor  # [T, J, I]
     weights: Tensor  # [T, J]

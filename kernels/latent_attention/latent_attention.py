@@ -63,7 +63,8 @@ def latent_attention(
 def is_expanded_cheaper(
     shape: LatentShape, query_len: int, context_len: int, item_bytes: int
 ) -> bool:
-    """For `query_len` new tokens of a request of `context_len`."""
+    """Whether the expanded form is cheaper for `query_len` new tokens of a request of
+    `context_len`."""
     if query_len < MIN_EXPANDED:
         return False
     as_absorbed, as_expanded = multiplications(shape, query_len, context_len)

@@ -50,14 +50,14 @@ class LatentWeights:
 
     @classmethod
     def of(cls, weight: Tensor, shape: LatentShape) -> LatentWeights:
-        """From [N (P + V), L], which is not looked at again where it is packed."""
+        """Weights from [N (P + V), L], which is not looked at again where it is packed."""
         by_head = weight.view(shape.num_heads, -1, shape.latent_dim)
         keys, values = torch.split(by_head, [shape.nope_dim, shape.value_dim], dim=1)
         return cls(shape, pack_heads(keys.transpose(1, 2)), pack_heads(keys), pack_heads(values))
 
     @property
     def shape(self) -> tuple[int, int]:
-        """As the checkpoint has it."""
+        """Shape as in the checkpoint."""
         heads = self.heads
         return heads.num_heads * (heads.nope_dim + heads.value_dim), heads.latent_dim
 

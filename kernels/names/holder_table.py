@@ -1,4 +1,4 @@
-"""Who holds which named blocks: the memory of an index of caches.
+"""Holders of each named block: the memory of an index of caches.
 
     name -> the slots that hold it          one entry a name, however many hold it
 
@@ -34,13 +34,13 @@ class HolderTable(Protocol):
         """Let `slot` not hold `names`; how many of them it held."""
 
     def num_leading(self, names: BlockNames, live: int) -> array.array[int]:
-        """By slot: how many of `names` it holds before one that it does not, if it is in `live`.
+        """Leading `names` that each slot in `live` holds, by slot; 0 for slots that are not.
 
         One more number than the largest of them is a 0, which stands for whoever has no slot.
         """
 
     def num_leading_of(self, prompts: Sequence[BlockNames], slot: int) -> array.array[int]:
-        """By prompt: how many of its names `slot` holds before one that it does not."""
+        """Leading names of each prompt that `slot` holds."""
 
     def begin_sweep(self, dead: int) -> None:
         """From now on `sweep` takes these slots out of all names. Nothing is added to them."""

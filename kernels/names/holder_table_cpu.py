@@ -29,7 +29,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "begin_sweep": (None, (_TABLE, _BYTES, _NUM)),
     "sweep": (ctypes.c_int32, (_TABLE, _NUM)),
 }
-"""By name: what it returns, and what it takes."""
+"""Result and argument types of the library's functions, by name."""
 
 
 class CompiledTable:

@@ -30,7 +30,7 @@ class PrefixTree(Protocol):
         """One that was added."""
 
     def depths(self, names: BlockNames, num: int) -> array.array[int]:
-        """By number: how many leading names are those of one of its prompts, too.
+        """Leading names that some prompt of each number shares, by number.
 
         All numbers are below `num`. One more is a 0, which stands for whoever has none.
         """
@@ -79,7 +79,7 @@ class _Stretch:
 
 
 _Stretches = dict[bytes, _Stretch]
-"""By the first name."""
+"""Stretches by their first name."""
 
 
 class ReferenceTree:

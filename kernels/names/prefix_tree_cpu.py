@@ -22,7 +22,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "remove": (None, (_TREE, _NUMBER, _BYTES, _NUM)),
     "depths": (_NUM, (_TREE, _BYTES, _NUM, _OUT)),
 }
-"""By name: what it returns, and what it takes."""
+"""Result and argument types of the library's functions, by name."""
 
 
 class CompiledTree:

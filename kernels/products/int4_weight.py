@@ -85,7 +85,7 @@ def of_items(items: Tensor, scales: Tensor, dtype: torch.dtype, *, is_gated: boo
 
 
 def panels_of_items(items: Tensor, scales: Tensor, is_gated: bool) -> Tensor:
-    """The same as bytes [panels, K / 32, 576]."""
+    """Items and scales in panels, as bytes [panels, K / 32, 576]."""
     num_rows, width = items.shape
     u = in_panels(items, is_gated, torch.uint8, 8)
     groups = scales.repeat_interleave(width // GROUP // scales.shape[1], 1)  # [N, K / 32]

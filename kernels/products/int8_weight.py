@@ -71,7 +71,7 @@ def of_items(items: Tensor, scales: Tensor, dtype: torch.dtype, *, is_gated: boo
 
 
 def panels_of_items(items: Tensor, scales: Tensor, is_gated: bool) -> tuple[Tensor, Tensor]:
-    """The same as bytes [panels, K / 4, 32, 4], and scales [panels, 32]."""
+    """Items in panels, as bytes [panels, K / 4, 32, 4], and scales [panels, 32]."""
     u = in_panels(items.view(torch.uint8) ^ 128, is_gated, torch.uint8, 128)
     spread = torch.zeros(len(u) * PANEL)
     spread[places(len(items), is_gated)] = scales.float()

@@ -15,7 +15,7 @@ PANEL = 32
 DEPTHS: Mapping[torch.dtype, int] = {torch.float32: 1, torch.bfloat16: 2}
 """Neighbours of a row of W that lie together."""
 GATES: Mapping[str, int] = {"silu": 0, "gelu_pytorch_tanh": 1}
-"""As source/linear.cpp numbers them."""
+"""Gating functions as source/linear.cpp numbers them."""
 
 
 def pack(weight: Tensor, is_gated: bool) -> Tensor:

@@ -25,7 +25,7 @@ from torch import Tensor
 from baton.kernels.gpu.dot import dot
 
 FEW_ROWS = 16
-"""Above it, products of wide weights are cuBLAS's."""
+"""Most rows of our kernel: above it, products of wide weights are cuBLAS's."""
 ENOUGH_PROGRAMS = 528
 """Four for each multiprocessor of an H100 or H200."""
 MIN_SPLIT_ITEMS = 512
@@ -138,7 +138,7 @@ def _multiply(
             if scales is None:
                 acc = dot(weight, x_tile, acc)
             else:
-                # By way of float32: there is no cast in one step everywhere.
+                # Cast by way of float32: there is no cast in one step everywhere.
                 weight = weight.to(tl.float32).to(x_tile.dtype)
                 if IS_SCALED_LATE:
                     acc = dot(weight, x_tile, acc)

@@ -67,7 +67,8 @@ class PackedWeight:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Not float16, nor what has an odd width in bfloat16, nor where nothing is compiled."""
+    """Whether a weight can be packed: not in float16, nor of odd width in bfloat16, nor where
+    nothing is compiled."""
     return weight.dim() == 2 and runs(weight) and weight.shape[1] % linear.DEPTHS[weight.dtype] == 0
 
 

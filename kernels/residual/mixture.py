@@ -14,5 +14,5 @@ class Mixture:
     scale: Tensor  # [3] float32, or [1]
     base: Tensor  # [M] float32
     num_rounds: int
-    """In which columns, and rows before them, are scaled."""
+    """Sinkhorn rounds; in each, rows and then columns of the weights are normalised."""
     eps: float

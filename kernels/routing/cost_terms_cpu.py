@@ -16,7 +16,8 @@ _ASKED = Struct("19d")
 
 
 class Rows(NamedTuple):
-    """Where the columns of all replicas lie, how far apart, and how many rows are used."""
+    """Address of the columns of all replicas, how far apart they are, and how many rows are
+    used."""
 
     address: int
     stride: int
@@ -24,7 +25,7 @@ class Rows(NamedTuple):
 
 
 class InLine(NamedTuple):
-    """Where the columns of those who wait lie."""
+    """Addresses of the columns of waiting requests."""
 
     rows: int
     due_s: int
@@ -33,19 +34,19 @@ class InLine(NamedTuple):
 
 
 class Replicas(NamedTuple):
-    """Those that are asked of."""
+    """The candidate replicas whose cost terms are computed."""
 
     columns: Rows
     line: InLine
     places: Writable | None
-    """Which rows; None: the first ones."""
+    """Row of each candidate; None: the first `num` rows."""
     num: int
     held: Writable
-    """Leading tokens of the prompt that each need not compute,"""
+    """Leading prompt tokens that each candidate need not compute."""
     fetch_s: Writable | None
-    """to fetch those of them that it has not got; None: all are there,"""
+    """Seconds to fetch those of them that it lacks; None: all are there."""
     handoff_s: Writable | None
-    """and from the first token until the KV is where it is decoded; None: no time."""
+    """Seconds from the first token until the KV is where it is decoded; None: 0."""
 
 
 def cost_terms(

@@ -8,7 +8,7 @@ from torch import Tensor
 from baton.kernels.cpu.operators import Call, call
 
 MANY_ROWS = 8
-"""So many rows are work enough for all threads as they are."""
+"""Rows from which on there is work enough for all threads."""
 PART_LEN = 16384
 BYTES_OF_BEST = 16
 

@@ -75,17 +75,17 @@ class KvPiece:
     receiver_epoch: Epoch
     plane: int
     num_planes: int = 1
-    """From `plane` on, each with the same blocks."""
+    """Planes from `plane` on, each with the same blocks."""
     first_block: int
     views: Sequence[memoryview]
-    """By plane and block: [KV heads][2][block size][head dim] as bytes."""
+    """Views by plane and block: [KV heads][2][block size][head dim] as bytes."""
     checksums: tuple[int, ...]
     """XXH3-64 of each (plane, block, head), in the order of the views."""
     release: Callable[[], None] = _nothing_to_release
     executor: Executor | None = None
-    """Whose threads may wait for bytes that have yet to come; None: they are there."""
+    """Threads that may wait for bytes that have yet to come; None: they are there."""
     transport: str = ""
-    """Which way it came, where the transport itself had a choice."""
+    """Transport by which it came, where there was a choice."""
 
     @property
     def planes(self) -> range:
@@ -93,7 +93,7 @@ class KvPiece:
 
     @property
     def num_blocks(self) -> int:
-        """Of each plane."""
+        """Blocks of each plane."""
         return len(self.views) // self.num_planes
 
     def by_plane(self) -> Iterator[KvPiece]:

@@ -19,7 +19,7 @@ class KvSource:
 
     epoch: Epoch
     address: str
-    """As the transport understands it."""
+    """The sender's address as the transport understands it."""
     layout: KvLayout
     """The sender's."""
 
@@ -32,7 +32,7 @@ class WantedKv:
     tokens: Sequence[int]
     salt: bytes
     tenant: str = ""
-    """On whose account the blocks are."""
+    """The tenant that the blocks count for."""
     time_left_s: float
 
 

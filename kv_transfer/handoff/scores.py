@@ -21,7 +21,7 @@ class _Record:
     address: str
     num_corrupt: int = 0
     recent: deque[float] = field(default_factory=deque)
-    """When the latest bad pieces came."""
+    """Times at which the latest bad pieces came."""
     avoided_until: float = float("-inf")
 
 
@@ -60,7 +60,7 @@ class SourceScores:
         return f"it has sent {record.num_corrupt} corrupt pieces of KV"
 
     def metrics(self, now: float) -> dict[str, float]:
-        """By Prometheus name."""
+        """Metrics by Prometheus name."""
         corrupt = {
             f'pieces_corrupt_by_source_total{{source="{record.address}"}}': record.num_corrupt
             for record in self._records.values()

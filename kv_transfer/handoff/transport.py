@@ -30,10 +30,10 @@ class LentPiece:
     receiver_epoch: Epoch
     plane: int
     num_planes: int = 1
-    """From `plane` on, each with the same blocks."""
+    """Planes from `plane` on, each with the same blocks."""
     first_block: int
     views: Sequence[memoryview]
-    """By plane and block: [KV heads][2][block size][head dim] as bytes."""
+    """Views by plane and block: [KV heads][2][block size][head dim] as bytes."""
     blocks: tuple[int, ...]
     """Their numbers in P's pool, for a D that reads P's memory by itself."""
     checksums: tuple[int, ...]
@@ -69,7 +69,7 @@ class Parcel:
     """End to end. They may look into the lent blocks: nobody else reads them before they left."""
     ticket: bytes = b""
     lent: LentPiece | None = None
-    """With a ticket: the same piece, where the transport must know when it is given back."""
+    """The piece, if there is a ticket and the transport must know when it is given back."""
 
 
 class SendingHalf(Protocol):
@@ -79,7 +79,7 @@ class SendingHalf(Protocol):
     """0: as long as P likes them. What is not carried may be longer: there is less to announce."""
 
     async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
-        """With data the piece is given back at once; with a ticket when D has taken it.
+        """Pack a piece. With data it is given back at once; with a ticket when D has taken it.
 
         What is raised gives the piece back. Raises TransportFailed where this way is closed.
         """

@@ -30,7 +30,7 @@ class RankStream:
     """
 
     sender: int
-    """Its rank."""
+    """Rank of the sender."""
     first_head: int
     """The model's number, as below."""
     stop_head: int
@@ -45,9 +45,9 @@ class TokenRun:
     """Consecutive tokens that are in one block at either side."""
 
     start: int
-    """Within the sender's block."""
+    """First token within the sender's block."""
     block: int
-    """The receiver's."""
+    """Number of the receiver's block."""
     target: int
     """Where the first token goes, within the receiver's block."""
     num_tokens: int
@@ -58,18 +58,18 @@ class Copy:
     """Consecutive bytes of one plane that stay together."""
 
     start: int
-    """Within the sender's block: of the heads that travel."""
+    """First byte within the sender's block, of the heads that travel."""
     block: int
-    """The receiver's."""
+    """Number of the receiver's block."""
     target: int
-    """Within the receiver's block, all of its heads."""
+    """First byte within the receiver's block, with all of its heads."""
     num_bytes: int
 
 
 def plan_streams(
     senders: Sequence[KvLayout], receivers: Sequence[KvLayout]
 ) -> tuple[tuple[RankStream, ...], ...]:
-    """By receiver rank: the streams that bring each of its heads exactly once.
+    """Streams of each receiver rank, which bring each of its heads exactly once.
 
     Raises LayoutMismatch, naming everything that differs, if there is no way.
     """
@@ -154,7 +154,7 @@ def _int4_apart(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:
 
 
 def _side_caches(layout: KvLayout) -> list[SideCache]:
-    """But for their dtypes, which may differ."""
+    """Side caches but for their dtypes, which may differ."""
     return [replace(side, dtype=WIDE[0]) for side in layout.side_caches]
 
 
@@ -184,7 +184,7 @@ class BlockPlacement:
 
     @cached_property
     def runs(self) -> tuple[int, ...]:
-        """By plane: a number for each run of planes that are placed alike."""
+        """Run number of each plane: equal for consecutive planes that are placed alike."""
         changes = (ours != before for before, ours in pairwise(self.planes))
         return tuple(accumulate(changes, initial=0))
 
@@ -230,7 +230,7 @@ class BlockPlacement:
             at += num_tokens
 
     def copies(self, block: int, tokens: range) -> Iterator[Copy]:
-        """The same in bytes, for items that have the receiver's dtype by now (`placed`).
+        """`spans` in bytes, for items that have the receiver's dtype by now (`placed`).
 
         Where `is_direct` whole units are copied, whichever of their tokens are wanted.
         """

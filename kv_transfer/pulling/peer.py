@@ -138,7 +138,8 @@ class PeerClient:
         self._ending: set[asyncio.Task[None]] = set()
 
     def source(self, peer: ReplicaAddress, leaving: Leaving | None = None) -> PeerSource:
-        """With `leaving` that request of the peer stops there, whatever it has to offer."""
+        """The peer as a prefix source. With `leaving` that request of the peer stops there,
+        whatever it has to offer."""
         return PeerSource(self, peer, leaving)
 
     async def close(self) -> None:

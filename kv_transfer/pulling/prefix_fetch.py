@@ -39,11 +39,11 @@ class PrefixOffer:
     layout: KvLayout
     """The sender's."""
     num_tokens: int
-    """From the first token asked for on."""
+    """Tokens offered, from the first one asked for on."""
     address: str
-    """As the fetcher's transport understands it."""
+    """Source address as the fetcher's transport understands it."""
     listener: Listener = NOBODY
-    """Who hears how the transfer advances."""
+    """Hears how the transfer advances."""
 
 
 class PrefixSource(Protocol):
@@ -51,7 +51,7 @@ class PrefixSource(Protocol):
 
     @property
     def name(self) -> str:
-        """For notes: a replica's id, or which tier it is."""
+        """The source's name in notes: a replica's id, or a tier's name."""
 
     def offer(
         self, transfer_id: TransferId, tokens: Sequence[int], salt: bytes, num_held: int

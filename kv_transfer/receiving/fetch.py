@@ -65,7 +65,7 @@ class FetchConfig:
     max_asked_again: int = 4
     """Pieces of one stream that may come with wrong bytes: each is asked for again."""
     reopen_delay_s: float = 0.05
-    """Before the first opening anew; doubles each time."""
+    """Seconds before the first reopening; doubles each time."""
     max_settle_attempts: int = 3
     settle_timeout_s: float = 2.0
     """The time limit of one attempt."""
@@ -78,7 +78,7 @@ class TransferReport:
     num_bytes: int
     """Bytes that arrived, duplicates included."""
     transfer_ms: float
-    """From the opening until the seal."""
+    """Milliseconds from the opening until the seal."""
     transport: str
     num_duplicates: int
     """(plane, block)s that arrived more than once."""
@@ -90,7 +90,7 @@ class TransferReport:
 
 
 class Listener(Protocol):
-    """Who wants to know how a transfer advances."""
+    """A listener to the progress of a transfer."""
 
     def listening(self) -> AbstractContextManager[None]:
         """Within it one of the transfer's streams is awaited."""
@@ -362,7 +362,7 @@ def _opening(flight: _Flight, stream: ReservedStream) -> OpenTransfer:
 
 
 def _once_more(opening: OpenTransfer, corrupt: Sequence[CorruptPiece]) -> OpenTransfer:
-    """The same opening, for these pieces alone."""
+    """`opening` for these pieces alone."""
     only = tuple(
         BlockRange(plane, error.blocks.start, error.blocks.stop)
         for error in corrupt

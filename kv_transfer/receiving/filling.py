@@ -85,7 +85,7 @@ class Fill:
         return chosen(self.piece.views, self._positions(blocks))
 
     def checksums(self, blocks: Sequence[int]) -> tuple[int, ...]:
-        """By plane, block and head, as the sender computed them."""
+        """Checksums by plane, block and head, as the sender computed them."""
         if len(blocks) == self.piece.num_blocks:
             return self.piece.checksums
         num_heads = self.placement.arriving.num_kv_heads
@@ -98,7 +98,7 @@ class Fill:
         return (self.piece.num_blocks - len(self.blocks)) * self.piece.num_planes
 
     def by_plane(self) -> Iterable[Fill]:
-        """The same, a plane at a time. They need not be ended."""
+        """This fill split into one a plane. They need not be ended."""
         if self.piece.num_planes == 1:
             return (self,)
         return (replace(self, piece=each) for each in self.piece.by_plane())
@@ -216,7 +216,7 @@ class Filling:
             self._reason = self._reason or reason
             return self._lease
 
-    # With the lock.
+    # What follows is called with the lock held.
 
     def _claim(self, slots: Slots, piece: KvPiece) -> tuple[int, ...]:
         """The blocks that were empty: the same ones in all planes. Or none is claimed."""

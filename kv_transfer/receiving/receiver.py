@@ -57,7 +57,7 @@ class ReceiverCounters(FillCounters):
     num_sealed: int = 0
     num_adopted: int = 0
     num_aborted: Counter[str] = field(default_factory=Counter)
-    """By reason."""
+    """Aborted transfers by reason."""
 
 
 class Receiver:
@@ -146,7 +146,7 @@ class Receiver:
         return reservation
 
     def filling(self, transfer_id: TransferId) -> Filling:
-        """For any thread. Raises UnknownTransfer or TransferAborted."""
+        """The open lease's filling; for any thread. Raises UnknownTransfer or TransferAborted."""
         filling = self._leases.get(transfer_id)
         if filling is not None:
             return filling

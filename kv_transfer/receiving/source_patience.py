@@ -23,9 +23,10 @@ from math import exp2
 from baton.core.ids import Epoch
 
 LEAST_S = 5.0
-"""For what keeps a healthy replica from telling: a graph that is compiled, an adapter read."""
+"""Least seconds of silence allowed: a healthy replica may be compiling a graph, or reading an
+adapter."""
 MOST_S = 15.0
-"""Also what a replica is given of which nothing is known."""
+"""Most seconds of silence allowed; also those of a replica of which nothing is known."""
 MARGIN = 4.0
 HALF_LIFE_S = 120.0
 AVOIDED_S = 5.0
@@ -38,25 +39,25 @@ UNKNOWN_BYTES_PER_S = float(1 << 20)
 RATED_BYTES = 1 << 20
 """A shorter transfer says little of a rate."""
 RATE_WEIGHT = 0.25
-"""Of the last transfer, in what is usual."""
+"""Weight of the last transfer in the usual rate."""
 
 
 @dataclass(slots=True)
 class _Record:
     learnt_at: float
     added_s: float
-    """By how much its silence was above the least when it was learnt."""
+    """Seconds by which its silence exceeded the least when it was learnt."""
     missed_at: float = float("-inf")
     avoided_s: float = 0.0
     """What it was last left alone for; 0 once a handoff has succeeded since."""
     avoided_until: float = float("-inf")
     why: str = ""
     bytes_per_s: float = 0.0
-    """At which its transfers usually come; 0 while that is not known."""
+    """Usual rate of its transfers; 0 while that is not known."""
 
 
 class SourcePatience:
-    """Of one replica with all that it gets KV from; a record is of one incarnation."""
+    """One replica's patience with all that it gets KV from; a record is of one incarnation."""
 
     def __init__(self) -> None:
         self.num_coming = 0
@@ -86,7 +87,7 @@ class SourcePatience:
         record.avoided_s, record.avoided_until = 0.0, now
 
     def least_bytes_per_s(self, epoch: Epoch) -> float:
-        """At which one transfer from it must come, once all of it is there to be sent."""
+        """Least bytes a second of a transfer from it, once all of it is there to be sent."""
         record = self._records.get(epoch)
         usual = record.bytes_per_s if record is not None else 0.0
         return (usual / TOO_SLOW or UNKNOWN_BYTES_PER_S) / max(1, self.num_coming)
@@ -100,12 +101,12 @@ class SourcePatience:
         record.bytes_per_s = usual + RATE_WEIGHT * (rate - usual)
 
     def was_slow(self, epoch: Epoch, now: float) -> None:
-        """It sent less than the least: perhaps that is what it sends at."""
+        """Note that a source sent less than the least: perhaps that is its rate."""
         record = self._record(epoch, now)
         record.bytes_per_s = (record.bytes_per_s or TOO_SLOW * UNKNOWN_BYTES_PER_S) / 2
 
     def missed(self, epoch: Epoch, why: str, began_at: float, now: float) -> None:
-        """It got nowhere for too long, in a handoff that began then."""
+        """Note that a source got nowhere for too long, in a handoff that began at `began_at`."""
         record = self._record(epoch, now)
         if began_at <= record.missed_at:
             return  # the stall that has been counted
@@ -127,7 +128,7 @@ def _silence_s(record: _Record, now: float) -> float:
 
 
 def _raise_silence(record: _Record, silence_s: float, now: float) -> None:
-    """To so much, if it is less; it comes down by time alone."""
+    """Raise the silence allowed to `silence_s`, if it is less; it comes down by time alone."""
     silence_s = min(silence_s, MOST_S)
     if silence_s >= _silence_s(record, now):
         record.added_s, record.learnt_at = silence_s - LEAST_S, now

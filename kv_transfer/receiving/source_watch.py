@@ -38,16 +38,16 @@ class SourceWatch:
         self._is_coming = False
         """All that was asked for is there to be sent."""
         self._num_awaited = 0
-        """Of its streams: how many somebody listens to at this moment."""
+        """Streams of the source that are listened to at this moment."""
         self._silent_s = 0.0
         self._longest_s = 0.0
-        """Of the silences so far."""
+        """Longest silence so far, in seconds."""
         self._coming_s = 0.0
-        """Listened to since all was there to be sent."""
+        """Seconds listened since all was there to be sent."""
         self._num_bytes = self._num_coming_bytes = 0
-        """Heard in all, and since then."""
+        """Bytes heard in all, and since all was there to be sent."""
         self._first_at = self._last_at = self._began_at
-        """When pieces were first awaited, and when the last one came."""
+        """Times at which pieces were first awaited, and the last one came."""
         self._why = ""
 
     @asynccontextmanager
@@ -97,7 +97,7 @@ class SourceWatch:
         self.hear()
 
     def progressed(self) -> None:
-        """It has told that it advances: from now on its silence counts."""
+        """Note that the source has told of progress: from now on its silence counts."""
         self._is_armed = True
         self.hear()
 

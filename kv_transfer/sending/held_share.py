@@ -21,7 +21,7 @@ class HeldShare:
         self.num_blocks = 0
         """Taken from the pool for prompts that are held; shared prefixes do not count."""
         self._taken: dict[TransferId, int] = {}
-        """By prompts that are not held, as yet."""
+        """Blocks taken by each prompt that is not held as yet."""
         self._held: dict[TransferId, int] = {}
 
     @property

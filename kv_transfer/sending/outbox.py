@@ -36,7 +36,8 @@ from baton.kv_transfer.sending.sender import Sender
 log = logging.getLogger(__name__)
 
 MAX_PIECE_BYTES = 2 << 20
-"""Of one whose bytes are in its message. Each costs both ends Python; a short prompt is one."""
+"""Most bytes of a piece that travels in its message. Each costs both ends Python; a short prompt is
+one."""
 NUM_HASHING_THREADS = 2
 
 

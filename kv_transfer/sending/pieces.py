@@ -167,7 +167,8 @@ class HeadRange:
 def head_ranges(
     sender: KvLayout, receiver: KvLayout
 ) -> tuple[tuple[HeadRange, ...], tuple[int, ...]]:
-    """By plane: the heads, and a number for each run of planes that are alike on both sides.
+    """Heads of each plane, and its run number: equal for consecutive planes that are alike on both
+    sides.
 
     Raises ValueError if they have no head in common.
     """
@@ -183,9 +184,9 @@ class SendingStream:
 
     transfer_id: TransferId
     heads: tuple[HeadRange, ...]
-    """By plane."""
+    """KV heads of each plane that travel."""
     runs: Sequence[int]
-    """By plane: equal for consecutive planes that may be read together."""
+    """Run number of each plane: equal for consecutive planes that may be read together."""
     progress: Advancing
 
 
@@ -206,14 +207,14 @@ class BlockRead:
     blocks: tuple[int, ...]
     """Their numbers in the pool."""
     sources: tuple[BlockSource, ...]
-    """By plane: the whole blocks, whichever heads travel."""
+    """Sources of each plane: the whole blocks, whichever heads travel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
     reading: BlockRead
     planes: range
-    """Within the reading, as are the blocks."""
+    """Planes within the reading, as are the blocks."""
     start: int
     stop: int
 
@@ -223,7 +224,7 @@ class Cut:
         return num_blocks * self.reading.heads.layout.layer_block_bytes
 
     def views(self) -> Sequence[memoryview]:
-        """By plane and block: the heads that travel."""
+        """Views of the heads that travel, by plane and block."""
         sources = [self.reading.sources[plane] for plane in self.planes]
         whole = joined([source.views(self.start, self.stop) for source in sources])
         return self.reading.heads.of(whole)
@@ -234,7 +235,7 @@ class Contents:
     """The bytes of a cut, and their checksums."""
 
     views: Sequence[memoryview]
-    """By plane and block: the heads that travel, [heads] units as bytes."""
+    """Views of the heads that travel, by plane and block, [heads] units as bytes."""
     checksums: tuple[int, ...]
     """The checksum of each (plane, block, head), in the order of the views."""
 
@@ -255,7 +256,7 @@ def read(cut: Cut) -> Contents:
 
 
 def read_together(wanted: Sequence[Cut]) -> list[Contents]:
-    """As `read` of each, in one compiled call for those whose units are equally long."""
+    """What `read` gives of each, in one compiled call for those whose units are equally long."""
     views = [cut.views() for cut in wanted]
     by_unit: dict[int, list[int]] = {}
     for index, cut in enumerate(wanted):

@@ -96,7 +96,7 @@ class ReadAhead:
         self._hashing = hashing
         self._max_piece_bytes = max_piece_bytes
         self._num_bytes = 0
-        """Of all readings that were begun."""
+        """Bytes of all readings that were begun."""
         self._room = asyncio.Semaphore(MAX_AHEAD)
         self._shelf: asyncio.Queue[_Batch | BaseException | None] = asyncio.Queue()
         self._is_closed = False
@@ -158,7 +158,7 @@ class ReadAhead:
         return [_Share(cut, _once(loan.give_back)) for cut in found]
 
     def _produced(self, producing: asyncio.Task[None]) -> None:
-        """It is at its end, or has failed, or nobody listens any more."""
+        """Note that producing has ended, or failed, or has no listener any more."""
         error = None if producing.cancelled() else producing.exception()
         if self._is_closed:
             self._clear()
@@ -190,7 +190,7 @@ class _Loan:
 
 
 def _once(function: Callable[[], None]) -> Callable[[], None]:
-    """Only the first call counts."""
+    """`function` so that only the first call counts."""
     left = [function]
 
     def call() -> None:

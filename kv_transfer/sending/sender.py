@@ -85,7 +85,7 @@ class Offer:
     expires_at: float
     state: SenderState = field(default_factory=SenderState)
     published: list[int]
-    """By plane: how many blocks may be read."""
+    """Blocks of each plane that may be read."""
     readings: set[BlockRead] = field(default_factory=set)
     reason: str = ""
 
@@ -161,7 +161,7 @@ class Sender:
         transfer was offered before.
         """
         lease = Holder(HolderKind.LEASE, transfer_id)
-        is_taken = source != lease and bool(self._pool.table(lease))  # by KV that comes here
+        is_taken = source != lease and bool(self._pool.table(lease))  # KV that comes here took it
         if transfer_id in self._offers or self._recent.get(transfer_id) is not None or is_taken:
             raise TransferError(f"{transfer_id} was offered before; draw a new transfer id")
         self._offers[transfer_id] = Offer(
@@ -317,7 +317,7 @@ class Sender:
         return offer.state.computation if offer is not None else None
 
     def _begin(self, offer: Offer, heads: HeadRange, spans: Sequence[BlockRange]) -> BlockRead:
-        """Of the same blocks in consecutive planes."""
+        """Begin a reading of the same blocks in consecutive planes."""
         plane, start, stop = spans[0]
         reading = BlockRead(
             transfer_id=offer.transfer_id,

@@ -72,7 +72,7 @@ class TiersConfig:
     disk: DiskTierConfig = field(default_factory=DiskTierConfig)
     store: StoreTierConfig = field(default_factory=StoreTierConfig)
     min_tokens: int = 64
-    """Fewer tokens than these are computed rather than brought back."""
+    """Least tokens that are brought back rather than computed."""
     deadline_s: float = 2.0
     """A prompt waits no longer than this for KV from the tiers, then it is computed."""
     max_held_blocks: int = 64

@@ -21,7 +21,7 @@ class Worth:
 
     min_tokens: int
     read_bytes: Mapping[str, Rate]
-    """By tier."""
+    """Rate of reading bytes, by tier."""
     computed_tokens: Rate
 
 
@@ -34,7 +34,7 @@ class TierSource:
         self.names: Sequence[bytes] = ()
         """Names of the blocks that are to be brought in, once something was offered."""
         self.stretches: tuple[Stretch, ...] = ()
-        """Where those are."""
+        """Tiers that hold those blocks, stretch by stretch."""
         self._stack = stack
         self._transport = transport
         self._worth = worth

@@ -56,7 +56,7 @@ class TierStack:
         """`write_through` names tiers that get every block at once, not only what overflows."""
         self.format = format_
         self.epoch: Epoch = new_epoch()
-        """As the source of transfers."""
+        """The tiers' incarnation as a source of transfers."""
         self._levels: list[Level] = []
         for tier in reversed(tiers):
             below = self._levels[0] if self._levels else None
@@ -82,7 +82,7 @@ class TierStack:
             await asyncio.to_thread(level.close, CLOSE_TIMEOUT_S)
 
     def holds(self, name: bytes) -> bool:
-        """As far as is known without asking a remote system."""
+        """Whether a tier has a block, as far as is known without asking a remote system."""
         return any(level.holds(name) for level in self._levels)
 
     def put(self, record: BlockRecord) -> None:
@@ -137,7 +137,7 @@ class TierStack:
         return await asyncio.to_thread(self._recheck, names)
 
     def metrics(self) -> dict[str, float]:
-        """By Prometheus name, for every tier."""
+        """Metrics of every tier by Prometheus name."""
         return {
             f'tier_{name}{{tier="{level.tier.name}"}}': value
             for level in self._levels

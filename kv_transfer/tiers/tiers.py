@@ -101,7 +101,7 @@ class Tiers:
             yield await self._bring_in(tokens, salt, held, tenant=tenant)
 
     def metrics(self) -> dict[str, float]:
-        """By Prometheus name."""
+        """Metrics by Prometheus name."""
         return {
             **self.stack.metrics(),
             "tier_tokens_brought_in_total": self.num_tokens,
@@ -162,7 +162,7 @@ class Tiers:
             self._worth.read_bytes[source.tiers[-1]].observe(source.num_bytes, seconds)
 
     def _read_ahead(self, source: TierSource) -> None:
-        """It is wanted, but cannot come in now: have it in the fastest tier when it can."""
+        """Read KV that is wanted but cannot come in now into the fastest tier."""
         is_slow = len(self.stack.tier_names) > 1 and source.tiers != self.stack.tier_names[:1]
         is_busy = self._promoting is not None and not self._promoting.done()
         if source.names and is_slow and not is_busy:

@@ -50,7 +50,7 @@ class WriteBack:
         self._max_held = min(max_held_blocks, max(1, pool.num_blocks // 8))
         self._waiting: OrderedDict[bytes, None] = OrderedDict()
         self._copying: dict[str, _Copying] = {}
-        """By the id of the lease that holds the block."""
+        """Copies under way, by the id of the lease that holds the block."""
         self._num_held = 0
         self._is_posted = False
         self._is_closed = False

@@ -12,7 +12,8 @@ def host_of(address: str) -> str:
 
 
 def family_of(host: str) -> socket.AddressFamily:
-    """Of the address listened at, and so of the one to connect to: a name may have both."""
+    """The family of the address listened at, and so of the one to connect to: a name may have
+    both."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 

@@ -24,9 +24,9 @@ class ChaoticTransport:
         self._chaos = chaos
         self._clock = clock
         self._parted_until: dict[str, float] = {}
-        """By address, when it can be reached again."""
+        """When each address can be reached again."""
         self._unheard_until: dict[str, float] = {}
-        """By address, when what it sends arrives again."""
+        """When what each address sends arrives again."""
 
     @property
     def name(self) -> str:

@@ -55,11 +55,11 @@ class _Knock(msgspec.Struct, frozen=True):
 
 class _Answer(msgspec.Struct, frozen=True):
     socket: str
-    """Its name in Linux's abstract namespace."""
+    """The socket's name in Linux's abstract namespace."""
     nonce: bytes
     num_blocks: int
     block_bytes: list[int]
-    """By plane."""
+    """Bytes of a block, by plane."""
 
     @property
     def num_bytes(self) -> int:
@@ -179,7 +179,7 @@ class ShmTransport:
             raise
 
     def _keep(self, address: str, arena: _Map) -> None:
-        """Until its sender is gone, or there are too many."""
+        """Keep a map until its sender is gone, or there are too many."""
         self._drop(address)
         self._map_by_address[address] = arena
         loop = asyncio.get_running_loop()

@@ -98,7 +98,8 @@ class LiveDeployment:
         self._num_before.setdefault(target.epoch, num_strikes)
 
     async def unsettle_gateway(self, rules: Sequence[ChaosRule], seed: int) -> Epoch:
-        """Which it was, of those that answer at the port. Raises Unavailable like `unsettle`."""
+        """The gateway that was unsettled, of those that answer at the port. Raises Unavailable like
+        `unsettle`."""
         told = {"rules": rules, "seed": seed}
         reply = await asyncio.to_thread(self.pages.post, "/debug/chaos", told)
         gateway, num_faults = Epoch(reply["gateway"]), int(reply["num_faults"])

@@ -25,7 +25,7 @@ from baton.platform.chaos.verdict import Invariant, judge, unsettled
 
 POLL_S = 0.5
 CALLS_A_GATEWAY = 20
-"""Until each of those that answer at one port should have had one."""
+"""Calls for each gateway at one port after which every one should have had one."""
 
 Told = Callable[[str], None]
 
@@ -94,7 +94,7 @@ class ScenarioRun:
                             target, self._scenario.rules, self._scenario.seed
                         )
                         self._unruly.add(target.epoch)
-            if self._is_for_gateways:  # of several at one port, any may have been asked
+            if self._is_for_gateways:  # any of several at one port may have been asked
                 with suppress(Unavailable):
                     gateway = await self._deployment.unsettle_gateway(
                         self._scenario.rules, self._scenario.seed

@@ -27,7 +27,7 @@ class Load(ConfigNode, frozen=True, kw_only=True):
     """Different ones; asked again and again, in an order drawn from the seed."""
     prompt_words: Count = 120
     shared_words: Annotated[int, msgspec.Meta(ge=0)] = 40
-    """With which all prompts begin."""
+    """Words of the prefix that all prompts share."""
     max_tokens: Count = 48
     temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.7
     salted: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.6
@@ -53,7 +53,7 @@ class Blow(ConfigNode, frozen=True, kw_only=True):
             raise ValueError("a gateway can only be killed: it wakes nobody who stops it")
 
     def times(self, duration_s: float) -> Iterator[float]:
-        """When it falls, in seconds since the scenario began."""
+        """Times of the blow, in seconds since the scenario began."""
         if self.at_s is not None:
             yield self.at_s
             return
@@ -66,7 +66,7 @@ class Blow(ConfigNode, frozen=True, kw_only=True):
 
 class Scenario(ConfigNode, frozen=True, kw_only=True):
     what: str
-    """In one sentence."""
+    """What the scenario tests, in one sentence."""
     duration_s: Seconds
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
     load: Load = Load()

@@ -18,8 +18,8 @@ COMMANDS = (
     "replay", "trace", "verify", "profile", "certs", "keys", "doctor", "config", "chaos", "k8s",
     "bench",
 )  # fmt: skip
-"""In the order in which help lists them: modules of `baton.platform.cli.commands`, each with a
-function of its name, or with an `app` of several commands."""
+"""Commands in the order in which help lists them: modules of `baton.platform.cli.commands`, each
+with a function of its name, or with an `app` of several commands."""
 
 
 class _Commands(Mapping[str, Any]):

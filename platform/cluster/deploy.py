@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 
 NO_CPU: dict[str, Any] = {"num_cpus": 0}
 SUCCESSORS_FIRST: dict[str, Any] = {"max_surge_percent": 100}
-"""Of gateways, whose ports two can have: the new one listens before the old one leaves."""
+"""Update options of gateways, whose ports two can share: the new one listens before the old one
+leaves."""
 HEALTH_CHECK_TIMEOUT_S = 5.0
 """Serve replaces a replica after three of them."""
 
@@ -71,7 +72,8 @@ def build_app(config: DeploymentConfig, folder: Path | None) -> serve.Applicatio
 
 
 def _with_token_settled(config: DeploymentConfig) -> DeploymentConfig:
-    """Of the token itself nothing is in the configuration, which Ray keeps and shows."""
+    """`config` with the use of a token decided. The token itself is not in the configuration, which
+    Ray keeps and shows."""
     asked = config.security
     default = _settled_there(asked) if config.ray.address else settled(asked).default_token
     is_guarded = default != "none" or asked.is_encrypted or is_token_given(asked)
@@ -84,7 +86,8 @@ def _with_token_settled(config: DeploymentConfig) -> DeploymentConfig:
 
 
 def _settled_there(security: SecurityConfig) -> str:
-    """As the nodes of a cluster see it that somebody else has started, and this process joined."""
+    """The default token as the nodes of a cluster see it that somebody else has started, and this
+    process joined."""
 
     def settle() -> str:
         return settled(security).default_token
@@ -104,7 +107,7 @@ def _resources(pool: PoolConfig) -> dict[str, Any]:
         "placement_group_bundles": [{"CPU": cpus * size, "GPU": gpus * size}] * count,
         "placement_group_strategy": strategy_of(pool.parallel.mesh),
     }
-    if pool.placement.labels:  # of a group, its bundles are placed, and the actors with them
+    if pool.placement.labels:  # a group's bundles are placed, and actors with them
         options["placement_group_bundle_label_selector"] = [pool.placement.labels] * count
     return options
 

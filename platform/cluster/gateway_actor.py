@@ -95,7 +95,7 @@ class GatewayActor:
         return self._gateway
 
     async def ports(self) -> tuple[int, int, int]:
-        """Of HTTP, of gRPC, and of operators, which may be 0 for none."""
+        """Ports of HTTP, gRPC and the operators' API, which may be 0 for none."""
         server = self._node.server
         return server.http_port, server.grpc_port, server.admin_port
 
@@ -129,7 +129,7 @@ class GatewayActor:
 
 
 def _whole(config: DeploymentConfig) -> DeploymentConfig:
-    """With a secret for the names of tenants' KV, which must be the same for all gateways."""
+    """`config` with the secret for the names of tenants' KV, the same for all gateways."""
     if config.gateway.cache_secret:
         return config
     secret = cluster_secret(serve.get_replica_context().app_name)

@@ -195,7 +195,7 @@ class GatewayNode:
         self._begin_what_is_needed()
 
     def _begin_what_is_needed(self) -> None:
-        """By the configuration as it is now; what has begun goes on."""
+        """Start the background tasks that the configuration now asks for; those that run go on."""
         gateway, limits = self._config.gateway, self.server.limits
         if self._sharing is None and self._shares is not None and limits.demand:
             limits.be_share(dict.fromkeys(limits.demand, 1 / gateway.replicas))
@@ -210,12 +210,12 @@ class GatewayNode:
             self._watching = asyncio.create_task(self._watch_secrets(), name="watches secrets")
 
     async def _watch_secrets(self) -> None:
-        """For ever. While one cannot be read, those that were read last hold."""
+        """Reread secrets for ever. While one cannot be read, those that were read last hold."""
         told = set[str]()
         while True:
             await asyncio.sleep(SECRETS_PERIOD_S)
             asked, troubles = self._asked, set[str]()
-            for config in (asked, self._config):  # of which keys are taken out all the same
+            for config in (asked, self._config):  # keys are taken out of it all the same
                 try:
                     known = await asyncio.to_thread(with_secrets, config.gateway)
                 except InvalidConfig as error:
@@ -278,7 +278,7 @@ def apart(config: DeploymentConfig, num_nodes: int) -> str | None:
 
 
 def _with_folder(gateway: GatewayConfig, model: str) -> GatewayConfig:
-    """With the folder of this node for what is kept, if none is named."""
+    """`gateway` with this node's storage folder, if none is named."""
     if gateway.storage.folder:
         return gateway
     folder = own_cache() / "storage" / f"of-{re.sub(r'[^A-Za-z0-9.-]+', '-', model)}"

@@ -32,7 +32,7 @@ def draw_ray_token() -> None:
     path = home() / OWN_FILE
     with suppress(OSError):  # one of two that begin at once is the first
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        with NamedTemporaryFile("w", dir=path.parent) as file:  # of its owner alone
+        with NamedTemporaryFile("w", dir=path.parent) as file:  # readable by its owner alone
             file.write(secrets.token_hex(32))
             file.flush()
             os.link(file.name, path)  # whole, or not at all
@@ -65,7 +65,8 @@ def ray_environment() -> dict[str, str]:
 
 
 def joining_environment() -> dict[str, str]:
-    """The same for a cluster that somebody else has started: a token, if there is one, is its."""
+    """Ray's environment for a cluster that somebody else has started: a token, if there is one, is
+    its own."""
     environment = ray_environment()
     environment.pop("RAY_AUTH_TOKEN", None)
     return environment
@@ -78,7 +79,7 @@ def worker_environment() -> dict[str, str]:
 
 
 def num_logical_cpus(config: DeploymentConfig) -> int:
-    """Those that are asked for, and one for each actor that asks for none.
+    """CPUs that are asked for, and one for each actor that asks for none.
 
     Ray starts workers before anything is asked of it, as many as there are CPUs and cores: these
     have their imports behind them when Serve gives them their actors.

@@ -25,7 +25,7 @@ TAGS = ("application", "role", "replica")
 
 
 async def keep_gauges(assignment: Assignment, life: Lifetime) -> None:
-    """For ever: tell Ray what the replica says of itself."""
+    """Export the replica's own figures as Ray gauges, for ever."""
     gauges = {name: Gauge(name, doc, tag_keys=TAGS) for name, doc in GAUGES.items()}
     role = assignment.role
     while True:

@@ -68,7 +68,7 @@ class ReplicaActor:
     async def _assigned(
         self, config: DeploymentConfig, replica_id: ReplicaId, startup: Startup
     ) -> Assignment:
-        """With the model on this node, which may have to be fetched."""
+        """The assignment, with the model on this node, which may have to be fetched."""
         from baton.platform.cluster.registry.heart_line import HeartLine  # see `deploy.py`
 
         name = serve.get_replica_context().app_name

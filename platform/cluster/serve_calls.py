@@ -29,7 +29,8 @@ PERIOD_S = 1.0
 BOUNDS_MS = [
     1, 2, 5, 10, 20, 50, 100, 200, 300, 400, 500, 1e3, 2e3, 5e3, 1e4, 6e4, 12e4, 3e5, 6e5,
 ]  # fmt: skip
-"""As Serve's, or Ray would take the first of two that one process names."""
+"""Bounds of latencies, equal to Serve's, or Ray would take the first of two that one process
+names."""
 SWITCH = "RAY_enable_metrics_collection"
 LEFT = {"http": "499", "grpc": "CANCELLED"}
 """What Serve counts for a client who left before any answer."""
@@ -45,7 +46,7 @@ class _Ended:
 
     @property
     def is_error(self) -> bool:
-        """As Serve has it: a client's fault is one."""
+        """Whether it counts as an error for Serve: a client's fault is one."""
         return self.status != "OK" if self.face == "grpc" else self.status >= "400"
 
     @property
@@ -58,7 +59,7 @@ class _Ended:
 
 
 class ServeCalls:
-    """Of one gateway; made and kept within its Serve replica."""
+    """Serve's request metrics of one gateway; made and kept within its Serve replica."""
 
     def __init__(self) -> None:
         context = ray.get_runtime_context()
@@ -106,7 +107,7 @@ class ServeCalls:
         self._pending.append(_Ended(face, path, method, status or LEFT[face], 1e3 * seconds))
 
     async def keep(self, num_waiting: Callable[[], int]) -> None:
-        """For ever: tell Ray. `num_waiting`: requests that have no place yet."""
+        """Report to Ray for ever. `num_waiting`: requests that have no place yet."""
         has_failed = False
         while True:
             try:
@@ -167,5 +168,5 @@ class _FaceMetrics:
 
 
 def are_ray_metrics_on() -> bool:
-    """By the variable that turns them off for all of Ray."""
+    """Whether Ray's metrics are on, by the variable that turns them off for all of Ray."""
     return os.environ.get(SWITCH, "1").lower() not in ("0", "false")

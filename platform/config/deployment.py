@@ -90,7 +90,7 @@ class TransferConfig(ExchangeConfig, frozen=True, kw_only=True):
 
 
 class HealthConfig(ConfigNode, frozen=True, kw_only=True):
-    """When a replica counts as broken, and how one leaves."""
+    """Conditions under which a replica counts as broken, and how one leaves."""
 
     check_period_s: Seconds = 1.0
     """How often every replica is asked whether it is well."""
@@ -243,7 +243,7 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
         return self.prefill if role is Role.PREFILL else self.decode
 
     def engine(self, role: Role) -> EngineConfig:
-        """That of its pool, with what depends on the others."""
+        """The engine configuration of that role's pool, with what depends on the other pools."""
         speculation = self.decode.speculation
         hands_over = self.prefill.replicas > 0  # other numbers of replicas are live; layouts stay
         is_kept = speculation.wants_features and (hands_over or speculation.features == "on")
@@ -269,7 +269,7 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
 
     @property
     def wanted_replicas(self) -> dict[Role, int]:
-        """As clients count them: each engine is one; none of those that sleep."""
+        """Replicas as clients count them: each engine is one; none of those that sleep."""
         if self.planner.is_asleep:
             return {}
         counts = {Role.DECODE: self.decode.num_engines, Role.PREFILL: self.prefill.num_engines}
@@ -277,13 +277,14 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
 
     @property
     def started_replicas(self) -> dict[Role, int]:
-        """As Serve counts them."""
+        """Replicas as Serve counts them."""
         is_asleep = self.planner.is_asleep
         return {role: 0 if is_asleep else self.pool(role).replicas for role in Role}
 
     @property
     def cold_start_s(self) -> float | None:
-        """After which replicas serve that are started for who waits; None: none are."""
+        """Seconds after which replicas serve that are started for waiting requests; None: none
+        are."""
         return self.planner.cold_start_s if self.planner.wakes else None
 
     @property

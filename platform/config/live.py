@@ -74,7 +74,7 @@ LIVE: Mapping[str, tuple[str, ...]] = {
     PREFILL: _OF_REPLICAS,
     REGISTRY: ("log_level", *_COUNTS, "planner.*"),
 }
-"""By deployment, the settings that reach it while it runs."""
+"""Settings that take effect without a restart, by Serve deployment."""
 _SET_ASIDE = "gateway.tenants.*.kv_share"
 """Engines set blocks aside for tenants when they start."""
 
@@ -83,7 +83,7 @@ _SET_ASIDE = "gateway.tenants.*.kv_share"
 class Division:
     fixed: Plain
     live: Mapping[str, Plain]
-    """By deployment."""
+    """Settings that take effect without a restart, by Serve deployment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,8 @@ class Change:
 
 
 def divide(config: DeploymentConfig) -> Division:
-    """Only what differs from the defaults is named, in either part."""
+    """Divide a configuration into fixed and live settings; only what differs from the defaults is
+    named."""
     default = dict(_leaves(_plain(DeploymentConfig())))
     own = {path: value for path, value in _leaves(_plain(config)) if default.get(path) != value}
     reserved = [name for name, tenant in config.gateway.tenants.items() if tenant.kv_share]
@@ -132,7 +133,7 @@ def merged(below: Plain, above: Plain) -> Plain:
 
 
 def changes(before: DeploymentConfig, after: DeploymentConfig) -> list[Change]:
-    """In the order of their names."""
+    """The settings that differ, in the order of their names."""
     old, new = dict(_leaves(_plain(before))), dict(_leaves(_plain(after)))
     found: list[Change] = []
     for path in sorted(old.keys() | new.keys()):
@@ -154,7 +155,7 @@ def _is_among(path: Path, patterns: tuple[str, ...]) -> bool:
 
 
 def _plain(config: DeploymentConfig) -> Plain:
-    """As JSON has it, sets in order, so that equal configurations are equal data."""
+    """The configuration as JSON, sets in order, so that equal configurations are equal data."""
     return msgspec.json.decode(msgspec.json.encode(config, order="sorted"), type=Plain)
 
 

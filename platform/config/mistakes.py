@@ -34,7 +34,8 @@ class _Mistake:
 
 
 def mistakes_in(raw: Any, root: type) -> list[str]:
-    """In the order in which they are written; what one option has set for both pools is one."""
+    """The mistakes in `raw`, in the order in which they are written; what one option has set for
+    both pools is one mistake."""
     paths_by_mistake: dict[tuple[str, str], list[str]] = {}
     for mistake in _Tree(root).of_branch(raw, root, ROOT):
         paths_by_mistake.setdefault((mistake.text, mistake.hint), []).append(mistake.path)
@@ -50,7 +51,7 @@ class _Tree:
     root: type
 
     def of_branch(self, raw: Any, kind: type, path: str) -> Iterator[_Mistake]:
-        """Those of one branch and of all below it."""
+        """The mistakes of one branch and of all below it."""
         if not isinstance(raw, dict):
             yield from _misfits(raw, kind, path)
             return

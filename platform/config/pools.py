@@ -37,7 +37,7 @@ class ResourcesConfig(ConfigNode, frozen=True, kw_only=True):
 
 
 class PlacementConfig(ConfigNode, frozen=True, kw_only=True):
-    """On which nodes of the cluster. Ray chooses where nothing is said."""
+    """Nodes of the cluster to use. Ray chooses where nothing is said."""
 
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     """Labels of a node (`ray start --labels`) by their keys, each with what it must be, as Ray's
@@ -51,7 +51,7 @@ class PlacementConfig(ConfigNode, frozen=True, kw_only=True):
 
 
 class ParallelConfig(ConfigNode, frozen=True, kw_only=True):
-    """Over how many ranks one replica is spread: processes, each with a device and a share."""
+    """Ranks that one replica is spread over: processes, each with a device and a share."""
 
     tensor: Count = 1
     """Ranks that share every matrix and every head, all on one node. Each asks Ray for what
@@ -73,7 +73,7 @@ class ParallelConfig(ConfigNode, frozen=True, kw_only=True):
     """Experts that each of these ranks keeps beyond its part: copies, which share what the busy
     ones have to do."""
     rebalance_passes: NonNegative = 0
-    """After so many forward passes experts are moved to where ranks get like loads, while requests
+    """Forward passes after which experts are moved to where ranks get like loads, while requests
     run. 0: they stay."""
 
     def __post_init__(self) -> None:
@@ -148,7 +148,7 @@ class PoolConfig(ConfigNode, frozen=True, kw_only=True):
 
 
 def _fits(value: str | None, wanted: str) -> bool:
-    """As Ray's label selectors are read: what is not there is not `a`, and is `!a`."""
+    """Whether a label fits, as Ray reads selectors: what is not there is not `a`, and is `!a`."""
     is_refusal, wanted = wanted.startswith("!"), wanted.removeprefix("!")
     if wanted.startswith("in(") and wanted.endswith(")"):
         among = [one.strip() for one in wanted[3:-1].split(",")]

@@ -21,8 +21,8 @@ def check_handoffs(
     receivers: Mapping[ReplicaId, KvLayout],
     kernels: Mapping[ReplicaId, str],
 ) -> Finding:
-    """By replica; `kernels`: what each computes by. What cannot be handed over is computed again
-    where it is needed.
+    """Whether every sender's KV layout fits every receiver. `kernels`: the kernel backend of each
+    replica. KV that cannot be handed over is recomputed where it is needed.
     """
     troubles: dict[str, list[str]] = {}
     for sender, theirs in senders.items():

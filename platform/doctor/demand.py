@@ -31,8 +31,9 @@ from baton.platform.doctor.process_room import process_bytes
 
 
 def demand_of(config: DeploymentConfig, folder: Path, *, is_on_gpu: bool) -> Demand:
-    """On a GPU weights and KV are its own. Raises CheckpointError if the model cannot be read, and
-    InvalidConfig if it cannot be split among the ranks of a pool."""
+    """Memory that the replicas will want; on a GPU, weights and KV are its own. Raises
+    CheckpointError if the model cannot be read, and InvalidConfig if it cannot be split among the
+    ranks of a pool."""
     pools = (config.prefill, config.decode)
     num_replicas = sum(pool.num_engines for pool in pools)
     tier_bytes = num_replicas * int(config.tiers.host.gib * GIB)
@@ -134,7 +135,8 @@ def _feature_bytes(config: DeploymentConfig, role: Role, model: ModelConfig) -> 
 
 
 def _least_bytes(counted: ModelMemory, quantize: str, folder: Path) -> int:
-    """Of the weights of a checkpoint that comes quantised some stay so, and others are widened."""
+    """Least bytes of the weights on a device: of a checkpoint that comes quantised some weights
+    stay so, and others are widened."""
     if quantize != "none" or parse_layout(read_json(folder / "config.json")) is None:
         return counted.weight_bytes
     files = (file.stat().st_size for file in folder.glob("*.safetensors"))
@@ -168,8 +170,8 @@ def kv_bytes(cache: CacheConfig, model: ModelConfig, dtype: str) -> int:
 
 
 def kv_layout(cache: CacheConfig, model: ModelConfig, dtype: str) -> KvLayout:
-    """Of a model that computes in `dtype`. Raises InvalidConfig for a dtype that such KV is not
-    kept in."""
+    """The KV layout of a model that computes in `dtype`. Raises InvalidConfig for a dtype that such
+    KV is not kept in."""
     kv_dtype = cache.kv_dtype
     check_kv_dtype(kv_dtype, model.num_vectors)
     return KvLayout(

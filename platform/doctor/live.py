@@ -52,7 +52,7 @@ class Examined:
     """The seconds that its clock is ahead of ours; negative where it is behind."""
     uncertainty_s: float
     known_ways: tuple[pb.KnownWay, ...] = ()
-    """To every sender it has met."""
+    """Transports to every sender it has met."""
 
 
 def replicas_of(status: dict[str, Any]) -> tuple[list[LiveReplica], list[Finding]]:

@@ -51,7 +51,7 @@ class Way:
     sender: ReplicaId
     transport: str
     latency_s: float | None = None
-    """Until the first piece of a small transfer."""
+    """Seconds until the first piece of a small transfer."""
     sizes: tuple[Size, ...] = ()
     error: str = ""
     """Why it could not be measured, or not to the end."""
@@ -80,7 +80,8 @@ def pairs_of(replicas: Sequence[LiveReplica]) -> list[Pair]:
 
 
 def sampled(pairs: Sequence[Pair], num_pairs: int, random: Random) -> list[Pair]:
-    """So many of the pairs, drawn at random, but as many replicas as possible among them."""
+    """`num_pairs` of the pairs, drawn at random, but with as many replicas as possible among
+    them."""
     left = list(pairs)
     random.shuffle(left)
     chosen: list[Pair] = []

@@ -25,7 +25,7 @@ class Demand:
 
     weight_bytes: int
     least_weight_bytes: int
-    """Of weights that are stored quantised, if all of them stay so."""
+    """Bytes of weights that are stored quantised, if all of them stay so."""
     cache_bytes: int
     """KV on devices that are this machine's memory, and in host tiers: they fill with use."""
     process_bytes: int
@@ -33,16 +33,16 @@ class Demand:
     num_threads: int
     num_replicas: int
     disk_bytes: dict[str, int]
-    """By folder of a tier."""
+    """Bytes wanted of the disk, by folder of a KV tier."""
 
     @property
     def start_bytes(self) -> int:
-        """Without which nothing comes up, by all that is known before."""
+        """Bytes without which nothing comes up, by all that is known before."""
         return self.weight_bytes + self.process_bytes
 
     @property
     def least_bytes(self) -> int:
-        """Without which nothing comes up for certain."""
+        """Bytes without which nothing comes up for certain."""
         return self.least_weight_bytes + self.process_bytes
 
     @property

@@ -94,7 +94,7 @@ def advise_rounding(config: DeploymentConfig, folder: Path) -> Iterator[Finding]
 
 
 def examine_security(config: DeploymentConfig) -> tuple[WireSecurity | None, Finding]:
-    """As a replica on this machine would load it; None if it could not."""
+    """Wire security as a replica on this machine would load it; None if it could not."""
     try:
         found = settled(config.security, is_tool=True)
         security = load_security(found, allows_plain_kv=config.transfer.allow_plain)

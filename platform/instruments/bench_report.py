@@ -84,7 +84,7 @@ def as_json(
 
 
 def curves(points: Sequence[Point]) -> dict[int, str]:
-    """By context: where tokens a second over the batch flatten, and why."""
+    """Where tokens a second over the batch flatten, and why, by context length."""
     return {
         context: _flattening(list(group))
         for context, group in groupby(points, key=lambda point: point.context)

@@ -16,7 +16,7 @@ TRACKS = {ENGINE_TRACK: "engine", MODEL_TRACK: "model"}
 
 
 def chrome_trace(steps: Sequence[StepTime]) -> dict[str, Any]:
-    """In the JSON object format of the trace event specification; times are microseconds."""
+    """The steps in the JSON object format of trace events; times are microseconds."""
     begin = min((step.started_at for step in steps), default=0.0)
     events = [_name_of_track(track, name) for track, name in TRACKS.items()]
     for number, step in enumerate(steps):

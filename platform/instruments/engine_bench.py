@@ -94,7 +94,7 @@ class EngineBench:
     ceilings: Ceilings
     """The matrix rate is taken from here, reading is measured again at every point."""
     ends_at: float
-    """By time.monotonic: no point begins after it."""
+    """Deadline by time.monotonic: no point begins after it."""
     report: Report
 
     def prefill(self, lengths: Sequence[int], into: Measured) -> None:
@@ -157,7 +157,7 @@ class EngineBench:
         return self._point(1, length, length, work, timed, before)
 
     def _prompt_steps(self, watch: StepWatch, length: int, seed: str) -> list[StepTime]:
-        """Until the first token, which is the only one."""
+        """Steps until the first token, which is the only one."""
         self.measured.add(length, seed=seed, max_tokens=1)
         return list(_until_idle(watch, lambda: self.measured.engine.has_work))
 

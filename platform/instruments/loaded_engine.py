@@ -42,7 +42,7 @@ class LoadedEngine:
     shape: ModelShape
     device: str
     ready_s: float
-    """From the folder to an engine that takes requests: weights, cache, tape."""
+    """Seconds from the folder to an engine that takes requests: weights, cache, tape."""
     source: SourcePrompts | None = None
     """Set where something drafts: prompts in which there is something to guess."""
 
@@ -86,7 +86,8 @@ class LoadedEngine:
 def load_measured(
     folder: Path, config: DeploymentConfig, *, sizes: Sequence[int], max_running: int
 ) -> LoadedEngine:
-    """With room for the largest of `sizes`, in tokens of all requests together, that memory allows.
+    """Load an engine with KV cache for the largest of `sizes`, in tokens of all requests together,
+    that memory allows.
 
     Raises CheckpointError or InvalidConfig.
     """

@@ -36,7 +36,7 @@ class Span:
 
     name: str
     started_at: float
-    """By time.perf_counter."""
+    """Start of the span, by time.perf_counter."""
     seconds: float
 
 
@@ -46,7 +46,8 @@ class ModuleClock:
     def __init__(self, model: Decoder) -> None:
         self.seconds: dict[Part, float] = {}
         self.spans: list[Span] = []
-        """As they came; those of attention and feed-forward contain those of their products."""
+        """Spans in the order in which they came; those of attention and feed-forward contain those
+        of their products."""
         self._model = model
         self._hooks = ExitStack()
         self._started: list[float] = []

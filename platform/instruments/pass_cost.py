@@ -89,7 +89,7 @@ WorkByPart = Mapping[Part, Work]
 
 
 def pass_work(shape: ModelShape, chunks: Sequence[Chunk]) -> WorkByPart:
-    """In the order of `Part`; a part that the model has not is left out."""
+    """Work of a pass by part, in the order of `Part`; a part that the model lacks is left out."""
     num_tokens, num_outputs = sum(chunk.num_tokens for chunk in chunks), len(chunks)
     work: dict[Part, Work] = {part: Work() for part in Part}
     for product in shape.products:
@@ -171,7 +171,8 @@ def _latent_write_work(
 def _latent_work(
     attention: AttentionShape, latent: LatentShape, chunks: Sequence[Chunk], item_bytes: int
 ) -> Work:
-    """In the form that takes fewer multiplications, with what lies between heads and latents."""
+    """Work of latent attention (MLA), in the form with fewer multiplications, including the
+    products between heads and latents."""
     flops = sum(
         2 * latent.num_heads * min(multiplications(latent, chunk.num_tokens, chunk.context))
         for chunk in chunks

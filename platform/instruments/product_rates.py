@@ -27,7 +27,7 @@ from baton.platform.instruments.loaded_engine import LoadedEngine
 from baton.platform.models.model_shape import Part, Product, part_of, product_of
 
 NUM_ROWS = {"cpu": 256, "cuda": 2048}
-"""From so many on a product becomes no faster; a head writes many numbers for each."""
+"""Rows from which on a product becomes no faster; a head writes many numbers for each."""
 
 
 @dataclass(frozen=True, slots=True)

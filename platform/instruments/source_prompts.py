@@ -12,7 +12,7 @@ MODULES = ("argparse", "inspect", "shutil", "subprocess", "tarfile", "typing", "
 
 
 class SourcePrompts:
-    """In the tokens of a model; of one without a tokenizer, a character a token."""
+    """Prompts of source text in a model's tokens; without a tokenizer a character is a token."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
         file = folder / "tokenizer.json"

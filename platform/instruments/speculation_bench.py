@@ -35,13 +35,13 @@ class DraftUse:
     """Rows of passes that they took."""
     num_accepted: int
     acceptance_at: Sequence[float]
-    """By position in the draft: of the tokens verified there, those that were right."""
+    """Share of verified draft tokens that were accepted, by position in the draft."""
     tokens_per_step: float
-    """Of a request."""
+    """Tokens that a request gets per step."""
     draft_s: float
-    """Spent on drafting."""
+    """Seconds spent on drafting."""
     seconds: float
-    """Of the steps in all."""
+    """Seconds of all steps."""
 
     @property
     def num_wasted(self) -> int:
@@ -69,7 +69,7 @@ class _Run(NamedTuple):
 def draft_use(
     before: DraftCounts, after: DraftCounts, *, num_decodes: int, draft_s: float, seconds: float
 ) -> DraftUse:
-    """Of the steps between, in which requests decoded so many times."""
+    """Draft use of the steps between two counts, in which requests decoded `num_decodes` times."""
     verified = _difference(before.num_verified_at, after.num_verified_at)
     accepted = _difference(before.num_accepted_at, after.num_accepted_at)
     return DraftUse(

@@ -31,7 +31,7 @@ class StepTime:
     """Seconds of one step."""
 
     started_at: float
-    """By time.perf_counter."""
+    """Start of the step, by time.perf_counter."""
     step_s: float
     draft_s: float
     schedule_s: float
@@ -44,7 +44,7 @@ class StepTime:
     part_s: Mapping[Part, float]
     """The time of each part of the pass, where it is known, and of the head."""
     pass_at: float
-    """When the pass began."""
+    """Start of the pass."""
     spans: Sequence[Span]
     """The spans of the model."""
     num_tokens: int
@@ -131,7 +131,8 @@ class WatchedRunner:
         return logits
 
     def _wait(self) -> None:
-        """On a GPU what is launched is not yet computed; waiting makes each part's time its own."""
+        """Wait for the GPU: what is launched is not yet computed, and waiting makes each part's
+        time its own."""
         if self.cache.device.type == "cuda":
             torch.cuda.synchronize(self.cache.device)
 

@@ -46,7 +46,7 @@ OPERATOR_PARTS = {
     "relu": Part.GATE_UP,
     "clamped_gate": Part.GATE_UP,
 }
-"""By what is part of an operator's name. Products are told apart by their weights."""
+"""Model part by a substring of the operator's name. Products are told apart by their weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class TapeClock:
         self._played = []
 
     def forward(self, batch: Batch) -> Tensor:
-        """As `TapedModel.forward`, whom nobody follows."""
+        """`TapedModel.forward`, with its parts timed."""
         of = pass_of(batch)
         self._play(self.taped.forward_tape, of, self._parts)
         return self.taped.forward_tape.result[: of.num_outputs]

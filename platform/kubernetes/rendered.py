@@ -27,7 +27,8 @@ class Service:
 
 
 def files_of(names: str) -> tuple[Path, ...]:
-    """As `helm --values` takes them: with commas between, later ones over earlier ones."""
+    """Value files as `helm --values` takes them: with commas between, later ones over earlier
+    ones."""
     whole = Path(names)
     return (whole,) if whole.exists() else tuple(Path(name) for name in names.split(",") if name)
 

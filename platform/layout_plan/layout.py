@@ -30,7 +30,7 @@ AXES = tuple(axis.value for axis in Axis if axis.value in ParallelConfig.__struc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """For which a layout is planned."""
+    """The load that a layout is planned for."""
 
     requests: int
     """The requests that decode together on a replica; data places have an even part each."""
@@ -50,7 +50,7 @@ class Traffic:
         return [Chunk(range(self.prompt_tokens), start, blocks, 1)]
 
     def requests_of(self, mesh: Mesh) -> int:
-        """On one data place."""
+        """Requests on one data place."""
         return -(-self.requests // mesh.data)
 
 
@@ -128,8 +128,8 @@ def plan(
     traffic: Traffic,
     device_gib: float | None = None,
 ) -> LayoutPlan | Refused:
-    """By the prefill pool's settings. Raises InvalidConfig for KV of a dtype that it is not kept
-    in."""
+    """The plan for a mesh, by the prefill pool's settings. Raises InvalidConfig for KV of a dtype
+    that it is not kept in."""
     pool, device = config.prefill, find_device(config.device)
     dtype = served_dtype(config.dtype, model, device)
     layout = kv_layout(pool.cache, model, dtype)

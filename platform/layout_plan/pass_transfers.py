@@ -175,7 +175,7 @@ class _Pass:
             yield self._transfer("KV written", Kind.ALL_GATHER, self._mesh.context, num_bytes)
 
     def _outputs(self) -> Iterator[Transfer]:
-        """To whoever computes logits; or a word that all is written."""
+        """Transfers to the ranks that compute logits; or a word that all is written."""
         mesh, row_bytes = self._mesh, self._model.row_bytes
         if self._shares is not None:
             most = max(num_outputs(self._chunks, share) for share in self._shares)

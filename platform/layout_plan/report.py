@@ -21,7 +21,7 @@ from baton.platform.machine.seating import links_told
 KIB, MIB = 1 << 10, 1 << 20
 MAX_REFUSED = 12
 TEN = 9.95
-"""From here on two digits are enough."""
+"""Least number that is shown with two digits alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Plan:
     draft: ModelMemory | None
     """What `drafter` takes besides, on one rank of each decode engine."""
     drafter: str
-    """Such as: the draft model."""
+    """Name of what drafts, such as: the draft model."""
     layouts: Sequence[LayoutPlan]
     refused: Sequence[Refused]
 
@@ -217,7 +217,7 @@ def _seats(plan: Plan) -> Iterator[str]:
 
 
 def _padding(link_gbps: float | None) -> tuple[int, int]:
-    """With which all columns fit into 80."""
+    """Cell padding with which all columns fit into 80 characters."""
     return (0, 1 if link_gbps is None else 0)
 
 

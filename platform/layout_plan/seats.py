@@ -14,13 +14,13 @@ from baton.platform.machine.seating import links_by_axis, place
 @dataclass(frozen=True, slots=True)
 class Seats:
     gpus: Sequence[str]
-    """By rank."""
+    """GPU of each rank."""
     links: Mapping[Axis, Sequence[str]]
 
 
 def seats_of(layout: LayoutPlan, topology: GpuTopology | None) -> Seats | None:
-    """On the first GPUs, as Ray gives them on an idle machine. None where there are too few, or
-    nothing to place."""
+    """Seats on the first GPUs, as Ray gives them on an idle machine. None where there are too few,
+    or nothing to place."""
     size = layout.mesh.size
     if topology is None or not 1 < size <= len(topology.gpus):
         return None

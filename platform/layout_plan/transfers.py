@@ -40,7 +40,7 @@ class Transfer:
 
     @property
     def sent_bytes(self) -> int:
-        """By this rank, in all."""
+        """Bytes that this rank sends in all these calls."""
         others = self.num_ranks - 1
         match self.kind:
             case Kind.ALL_REDUCE:

@@ -21,7 +21,7 @@ from baton.platform.load_generator.dialect import Api
 from baton.platform.load_generator.outcome import Ending, Exchange
 
 READ_BYTES = 1 << 16
-"""Of an answer that is no stream: enough to say what it is."""
+"""Bytes read of an answer that is no stream: enough to say what it is."""
 IDLE_S = 2.0
 """A connection that was idle for longer is not used again: servers close theirs after 5 s, and a
 request that meets the end of its connection would look like an answer cut off."""

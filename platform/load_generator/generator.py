@@ -25,7 +25,7 @@ HEARTBEAT_S = 0.02
 NUM_AHEAD = 32
 """Bodies written before they are due, so that those of a burst wait for no other."""
 BACKOFF_S = 1.0
-"""Before another try, where a 429 does not say how long."""
+"""Seconds before another try, where a 429 does not say how long."""
 
 
 _Ready = tuple[Chain, bytes]
@@ -35,7 +35,7 @@ _Ready = tuple[Chain, bytes]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendOptions:
     timeout_s: float = 600.0
-    """For all of one request, other tries included."""
+    """Seconds allowed for one request, retries included."""
     duration_s: float | None = None
     """No request is sent later than so long after the start."""
     is_retried: bool = False
@@ -49,7 +49,7 @@ class Record:
     outcomes: list[Outcome] = field(default_factory=list)
     num_sent: int = 0
     loop_late_s: list[float] = field(default_factory=list)
-    """By how much each short sleep of the generator's loop was too long."""
+    """Seconds by which each short sleep of the generator's event loop was too long."""
     is_interrupted: bool = False
     now: Callable[[], float] = lambda: 0.0
     """Seconds since the start."""
@@ -75,7 +75,7 @@ class LoadGenerator:
         self._running: asyncio.Task[None] | None = None
         self._chains: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
-        """Of whoever writes prompts: the first."""
+        """The first exception raised by whatever writes prompts."""
         self.record = Record(now=self._now)
 
     async def run(self, workload: Workload) -> Record:

@@ -22,7 +22,7 @@ class Ending(StrEnum):
     UNREACHABLE = "no connection"
     TIMED_OUT = "timed out"
     INTERRUPTED = "interrupted"
-    """By who runs the generator: counted, but held against nobody."""
+    """Stopped by the generator's user: counted, but held against nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Exchange:
 
     ending: Ending
     token_times: Sequence[float] = ()
-    """When each event that carries output came."""
+    """Times at which events with output came."""
     usage: Usage = Usage()
     detail: str = ""
     """What the server said, or what went wrong."""

@@ -28,10 +28,10 @@ from baton.platform.load_generator.prompts import (
 HIGHEST_IDS = (30_000, 8_000, 2_000, 500)
 """Tried one after the other where no tokenizer tells how many ids there are."""
 FIRST_PLAIN_ID = 256
-"""Below it stand special tokens and bytes."""
+"""First id behind special tokens and bytes."""
 NUM_IDS = 8
 NUM_WORDS = 200
-"""As many at most are in the prompts that tell how long words are."""
+"""Most words in the prompts that tell how many tokens words have."""
 TIMES_ALL_WORDS = (1, 3)
 TRIES_WHEN_BUSY = 5
 TIMEOUT_S = 120.0

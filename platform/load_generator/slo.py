@@ -15,7 +15,7 @@ class Slo:
 
     ttft_s: float | None = None
     itl_s: float | None = None
-    """For 99 % of the gaps of a request."""
+    """Seconds that 99 % of a request's gaps between tokens may not exceed."""
     tpot_s: float | None = None
     e2e_s: float | None = None
 
@@ -24,7 +24,7 @@ class Slo:
         return self == Slo()
 
     def is_met_by(self, outcome: Outcome) -> bool:
-        """Not by anything that went wrong, however fast."""
+        """Whether `outcome` meets the objectives; nothing that went wrong does, however fast."""
         if not outcome.is_complete:
             return False
         kept = (

@@ -14,12 +14,12 @@ from baton.platform.load_generator.slo import Slo
 
 PERCENTS = (50, 90, 95, 99)
 NUM_SAMPLES = 200
-"""Of what is shown over time."""
+"""Samples of each series shown over time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Of seconds."""
+    """A distribution of durations, in seconds."""
 
     num: int
     mean: float
@@ -52,7 +52,7 @@ def distribution(values: Iterable[float]) -> Distribution | None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     duration_s: float
-    """From the first request sent to the end of the last answer."""
+    """Seconds from the first request sent to the end of the last answer."""
     endings: Mapping[Ending, int]
     ttft: Distribution | None
     itl: Distribution | None
@@ -64,11 +64,11 @@ class Summary:
     good_requests_s: float | None
     """None where no objective was given."""
     good_share: float | None
-    """Of all requests that were not interrupted."""
+    """Share of requests that met the objectives, of all that were not interrupted."""
     hit_ratio: float | None
     """Cached tokens of prompt tokens; None where the server does not tell."""
     possible_hit_ratio: float
-    """With a cache that forgets nothing and is everywhere at once."""
+    """Hit ratio of an unlimited prefix cache that every replica shares."""
     mean_concurrency: float
     max_concurrency: int
     concurrency: Sequence[tuple[float, int]]

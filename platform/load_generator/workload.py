@@ -49,7 +49,7 @@ class PlannedRequest:
     session: str | None = None
     turn: int = 0
     gap_s: float = 0.0
-    """After the answer to the turn before it."""
+    """Seconds after the answer to the turn before it."""
 
     @property
     def input_length(self) -> int:
@@ -98,9 +98,9 @@ class LoadOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     chains: Iterable[Chain]
-    """By the time that they begin."""
+    """Chains of requests, sorted by the time that they begin."""
     max_chains: int | None
-    """So many are open at once, at most."""
+    """Most chains that are open at once."""
     num_requests: int | None
     """None: as many as the duration has room for."""
     about: str

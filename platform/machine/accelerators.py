@@ -25,11 +25,11 @@ class Accelerator:
     memory_gib: float
     read_gb_s: float
     tflop_s: Mapping[str, float]
-    """Of dense products, by the precision of what is multiplied: `bf16`, `fp8`, `fp4`."""
+    """Peak TFLOP/s of dense products, by the precision of the operands: `bf16`, `fp8`, `fp4`."""
     link_gb_s: float
-    """To the other devices of its machine, one direction."""
+    """GB/s to the other devices of its machine, one direction."""
     network_gb_s: float = NETWORK_GB_S
-    """To other machines."""
+    """GB/s to other machines."""
     num_in_machine: int = 8
     """Devices that are joined by the fast link."""
     source: str
@@ -199,8 +199,8 @@ def accelerator(name: str) -> Accelerator:
 
 
 def of_device(device_name: str) -> Accelerator | None:
-    """By what a driver calls a device. Of what has no data sheet here there is none: that of a
-    device whose name is alike would be wrong."""
+    """The accelerator that a driver's device name stands for, or None if it has no data sheet here:
+    that of a device whose name is alike would be wrong."""
     words = device_name.split()
     for one in ACCELERATORS:
         if any(_is_called(part.split(), words) for part in one.device_names):

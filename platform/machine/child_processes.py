@@ -13,7 +13,7 @@ REPLICA = "ray::ServeReplica:"
 
 
 def descendants(pid: int) -> frozenset[int]:
-    """By id; none where the system does not tell."""
+    """Ids of a process's descendants; none where the system does not tell."""
     children: dict[int, list[int]] = {}
     for path in PROCESSES.glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
@@ -42,7 +42,8 @@ def replicas_below(pid: int) -> dict[int, str]:
 
 
 def end(pids: Iterable[int]) -> None:
-    """At once. Whoever has ended already, or is not ours to end, is left out."""
+    """Kill processes at once. Those that have ended already, or are not ours to end, are left
+    out."""
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)

@@ -27,7 +27,7 @@ CPUS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 DISTANCE = {"X": 0, "PIX": 2, "PSB": 2, "PXB": 3, "PHB": 4, "NODE": 5, "SOC": 6, "SYS": 6}
 """Smaller is nearer; NVLink, which is no path over PCIe, is 1."""
 FAR = 5
-"""From here on bytes cross more than one host bridge."""
+"""Least slowness at which bytes cross more than one host bridge."""
 
 
 class TopologyUnreadable(ValueError):
@@ -99,7 +99,7 @@ def _header(lines: Sequence[str]) -> tuple[int, list[str]]:
 
 
 def _rows(lines: Sequence[str], labels: Sequence[str]) -> dict[str, list[str]]:
-    """By device: its links in the order of `labels`, then what is said of CPUs."""
+    """Table rows by device: its links in the order of `labels`, then its CPU affinity."""
     rows: dict[str, list[str]] = {}
     for line in lines:
         words = line.split()

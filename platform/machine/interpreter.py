@@ -22,7 +22,8 @@ def spare_what_stays() -> None:
 
 @contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """For imports: they make a million objects, nearly all of which stay.
+    """Imports run here with the garbage collector off: they make a million objects, nearly all of
+    which stay.
 
     A tenth of their time would be looks through them, as would be the first looks afterwards, which
     free nothing to speak of: so it passes over them from now on.

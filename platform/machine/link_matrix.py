@@ -36,7 +36,7 @@ class Seat:
     node: str
     """The machine, by any name that it alone has."""
     gpu: str = ""
-    """Its id, without what comes before it in listings; empty: it computes on CPUs."""
+    """GPU's id, without its prefix in listings; empty: the replica computes on CPUs."""
 
 
 @dataclass(frozen=True, slots=True)

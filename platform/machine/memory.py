@@ -17,7 +17,7 @@ from baton.core.control_groups import folders_of_version_1, folders_of_version_2
 UNLIMITED = 1 << 60
 """Version 1 says `unlimited` with a number near this or above."""
 GIVEN_BACK = ("inactive_file", "active_file", "slab_reclaimable")
-"""Of version 2; version 1 has no number for the last."""
+"""Reclaimable entries of cgroup v2's memory.stat; v1 has no number for the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class MemoryFacts:
     """The limit of the control group (a container's), or of the one around it that leaves less;
     None: no limit."""
     used_of_limit: int = 0
-    """Without what the kernel gives back."""
+    """Bytes used, without what the kernel gives back."""
     num_killed: int = 0
     """Processes of the group that the kernel has ended because of its limit, so far."""
 
@@ -48,7 +48,7 @@ class MemoryFacts:
 
     @property
     def most(self) -> int:
-        """More than that there never is, whoever else makes room."""
+        """Most bytes that there can be, whoever else makes room."""
         return self.whole + self.swap
 
 
@@ -97,7 +97,7 @@ def _num_killed(root: Path) -> int:
 
 
 def _sum(path: Path, names: list[str] | tuple[str, ...]) -> int:
-    """Of some entries of a file of `NAME NUMBER` lines."""
+    """Sum of some entries of a file of `NAME NUMBER` lines."""
     total = 0
     for line in text_of(path).splitlines():
         name, _, value = line.partition(" ")

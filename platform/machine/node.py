@@ -40,7 +40,7 @@ class GpuFacts:
     names: tuple[str, ...]
     driver: str
     is_mig: tuple[bool, ...] = ()
-    """By GPU: it is cut into slices."""
+    """Whether each GPU is cut into MIG slices."""
     topology: str = ""
     """`nvidia-smi topo -m`, as printed."""
 
@@ -60,7 +60,7 @@ class NodeFacts:
     """The best kind of CPU that compiled kernels are made for and this one is of; empty: none."""
     memory: MemoryFacts
     shm_free: int | None = None
-    """In /dev/shm; None: there is none."""
+    """Free bytes in /dev/shm; None if there is none."""
     max_files: int
     """The most files that one process may have open."""
     max_locked: int | None = None
@@ -115,7 +115,7 @@ def _versions() -> dict[str, str]:
 
 
 def _torch_cuda() -> str:
-    """Without importing torch where nobody has: it takes seconds."""
+    """CUDA's version in torch, which is not imported where nobody has: it takes seconds."""
     torch = sys.modules.get("torch")
     if torch is not None:
         return str(torch.version.cuda or "")

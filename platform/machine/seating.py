@@ -1,4 +1,4 @@
-"""Which rank sits where: those that talk most, on the best links. Pure.
+"""Seating of ranks on GPUs: those that talk most, on the best links. Pure.
 
     seats     as they were given        0    1    2    3        NVLink joins 0-2 and 1-3
     ranks     tensor 2, pipeline 2      0    2    1    3        so 0-1 and 2-3 are tensor groups
@@ -24,7 +24,7 @@ MAX_TRIED = 20_000
 """Exchanges of two that are tried, of more seats."""
 
 Links = Sequence[Sequence[str]]
-"""Between two seats; see platform/machine/link_matrix.py."""
+"""Kind of link between each two seats; see platform/machine/link_matrix.py."""
 Slowness = Sequence[Sequence[float]]
 Pairs = list[tuple[int, int]]
 """The pairs of ranks that talk to each other, of one axis."""
@@ -64,7 +64,7 @@ def links_told(by_axis: Mapping[Axis, Sequence[str]]) -> str:
 
 
 def axis_pairs(mesh: Mesh) -> list[Pairs]:
-    """In the order in which they talk; axes of one rank have none."""
+    """Pairs of ranks that talk, for each axis of `BY_TALK`; axes of one rank have none."""
     return [list(_pairs(mesh, axis)) for axis in BY_TALK]
 
 

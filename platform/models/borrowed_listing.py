@@ -1,4 +1,4 @@
-"""Which version is borrowed, where only other nodes know what there is."""
+"""The version to borrow where only other nodes know what there is."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from baton.platform.models.origins.origin import Lost, Origin
 log = logging.getLogger(__name__)
 
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Before each new attempt. They start over whenever bytes have come."""
+"""Seconds before each new attempt. They start over whenever bytes have come."""
 
 
 class DownloadReport(Protocol):

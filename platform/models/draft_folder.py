@@ -73,7 +73,7 @@ def _check_same_tokens(folder: Path, draft: Path, name: str) -> None:
 
 
 def _tokens(file: Path) -> dict[int, str]:
-    """By number."""
+    """Tokens of a vocabulary, by id."""
     from tokenizers import Tokenizer  # who serves without a draft model need not wait for it
 
     try:

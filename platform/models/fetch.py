@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 NUM_AT_ONCE = 4
 """Files."""
 SPARE_BYTES = 1 << 28
-"""Of the disk, which are left to others."""
+"""Bytes of the disk that are left to others."""
 
 
 LAST = "last"
@@ -55,7 +55,7 @@ def _nothing_cached(listing: Listing | None, wants_weights: bool) -> Path | None
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     model: str
-    """As it is asked for."""
+    """The model as it is asked for."""
     place: str
     """What it is a revision of."""
     revision: str = LAST
@@ -218,7 +218,7 @@ class _Fetching:
         try:
             for _ in threads.map(self._fetch, missing):
                 pass
-        finally:  # of whatever ended it, Ctrl-C, too
+        finally:  # whatever ended it, Ctrl-C, too
             self._stop.set()
             threads.shutdown(cancel_futures=True)
         with suppress(OSError):  # something of another fetch is there still
@@ -267,7 +267,7 @@ class _Fetching:
 
 
 def _with_digests(listing: Listing, known: Listing | None) -> Listing:
-    """And with those that were computed here before."""
+    """`listing` with the digests that were computed here before."""
     before = {file.name: file.digest for file in known.files} if known else {}
     files = (
         msgspec.structs.replace(file, digest=file.digest or before.get(file.name, ""))

@@ -45,13 +45,13 @@ class HubModel:
 
 
 class Hub:
-    """As an origin of one model."""
+    """Hugging Face's hub as the origin of one model."""
 
     def __init__(self, model: HubModel) -> None:
         self.name = str(model)
         self._model = model
         self._commit = model.revision
-        """That of the last list: files are read as they are listed."""
+        """The commit of the last listing: files are read as they are listed."""
 
     def look(self) -> Listing:
         # Imported where it is needed: a second nobody should wait for who serves a local folder.
@@ -69,7 +69,7 @@ class Hub:
             raise CheckpointError(
                 f"{model} is neither a model folder nor a Hugging Face id (org/name); give one"
             ) from None
-        except Exception as error:  # those of the library, of its HTTP client, and OSError
+        except Exception as error:  # errors of the library, its HTTP client, and OSError
             raise Lost(_reason(model, error)) from error
         files = [
             RemoteFile(one.rfilename, one.size or 0, _digest(one))

@@ -30,7 +30,7 @@ class Lender:
         self._found = _find(model, version)
 
     def lent(self) -> bytes:
-        """As JSON; empty if nothing of it is here."""
+        """The listing as JSON; empty if nothing of it is here."""
         return b"" if self._found is None else msgspec.json.encode(self._found[0])
 
     def has(self, name: str) -> bool:

@@ -27,7 +27,7 @@ HEADS_OF_DEMO = {
     "p-eagle": (_PACKAGE / "p_eagle_head", _CHECKOUT / "p_eagle"),
     "medusa": (_PACKAGE / "medusa_heads", _CHECKOUT / "medusa"),
 }
-"""The same of heads, which are no models, by method of speculation."""
+"""Folders of built-in draft heads, by method of speculation."""
 
 
 def find_model(
@@ -104,7 +104,7 @@ def place_of(model: str) -> tuple[str, str]:
 
 
 def built_in_folder(name: str) -> Path:
-    """Of a model, or heads, that come with Baton. Raises CheckpointError."""
+    """The folder of a model, or heads, that come with Baton. Raises CheckpointError."""
     for folder in {**BUILT_IN, **HEADS_OF_DEMO}[name]:
         if (folder / "config.json").is_file():
             return folder

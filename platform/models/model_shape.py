@@ -105,7 +105,7 @@ class ModelShape:
     """The products of all layers, and of the head."""
     attentions: tuple[AttentionShape, ...]
     num_norms: int
-    """Over the width of the model, the last included."""
+    """Norms over the width of the model, the last included."""
 
     @property
     def weight_bytes(self) -> int:

@@ -39,7 +39,7 @@ def cache_root() -> Path:
 
 
 def own_cache() -> Path:
-    """Below the user's cache."""
+    """Baton's folder below the user's cache."""
     given = os.environ.get("XDG_CACHE_HOME")
     return (Path(given).expanduser() if given else home() / ".cache") / "baton"
 
@@ -78,7 +78,7 @@ class Shelf:
         return None
 
     def missing(self, listing: Listing, files: Sequence[RemoteFile]) -> list[RemoteFile]:
-        """Those of `files` that are not here, or not as long as they were when they came."""
+        """The files that are not here, or not as long as they were when they came."""
         folder = self.version(listing)
         return [file for file in files if size_of(folder / file.name) != file.size]
 

@@ -22,7 +22,7 @@ class Peer(Origin, Protocol):
         """Whether it has it by now: it may still be fetching itself."""
 
     def described(self, file: RemoteFile) -> RemoteFile:
-        """With a digest, which that node computes if it must."""
+        """`file` with a digest, which that node computes if it must."""
 
 
 @dataclass(frozen=True, slots=True)

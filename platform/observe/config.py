@@ -20,12 +20,13 @@ class MetricsConfig(ConfigNode, frozen=True, kw_only=True):
     """Where it listens. Empty: where the process listens for others: gateways at `gateway.host`,
     replicas at the address of their node, or at loopback on a machine of its own."""
     gateway_port: Port = 9400
-    """Of a gateway. On a machine with several of them each has the first of 16 ports from here on
-    that is free, as in the other pools. 0 lets the operating system choose; the log tells."""
+    """Metrics port of a gateway. On a machine with several of them each has the first of 16 ports
+    from here on that is free, as in the other pools. 0 lets the operating system choose; the log
+    tells."""
     prefill_port: Port = 9420
-    """Of a prefill replica."""
+    """Metrics port of a prefill replica."""
     decode_port: Port = 9440
-    """Of a decode replica."""
+    """Metrics port of a decode replica."""
     vllm_names: bool = False
     """Write the series that vLLM has as well, under its names, for scalers and dashboards made
     for it."""
@@ -42,6 +43,7 @@ class TracingConfig(ConfigNode, frozen=True, kw_only=True):
     """`http://collector:4317` (gRPC). Empty: what OTEL_EXPORTER_OTLP_ENDPOINT says; nothing is
     traced without either. The other OTEL_* variables of the SDK apply."""
     sample_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
-    """Of requests that come without a trace of their own; else the caller has decided."""
+    """Share of requests traced, of those that come without a trace of their own; else the caller
+    has decided."""
     export_every_s: Seconds = 5.0
     """How often spans are sent."""

@@ -26,7 +26,7 @@ class _Fault(msgspec.Struct):
 
 
 class _Refusal(msgspec.Struct):
-    """As the gateway writes its errors."""
+    """An error as the gateway writes it."""
 
     error: _Fault
 
@@ -94,7 +94,7 @@ class GatewayPages:
 
 
 def gateway_url(config: GatewayConfig, host: str, port: int) -> str:
-    """Of a port of a gateway that listens at `host`, as this machine reaches it."""
+    """The URL of a port of a gateway that listens at `host`, as this machine reaches it."""
     return f"{'https' if config.tls_cert_file else 'http'}://{_bracketed(reachable(host))}:{port}"
 
 

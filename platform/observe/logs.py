@@ -85,7 +85,7 @@ def start_log(
 
 
 def set_level(level: LogLevel) -> None:
-    """Of what Baton writes; libraries stay as they are."""
+    """Set the log level of what Baton writes; libraries keep theirs."""
     logging.getLogger("baton").setLevel(level.upper())
 
 

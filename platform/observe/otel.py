@@ -37,7 +37,7 @@ SAMPLER = "OTEL_TRACES_SAMPLER"
 
 
 def start_tracing(config: TracingConfig, service: str, instance: str) -> Tracer:
-    """Of the process that is `instance` of `service`.
+    """The tracer of the process that is `instance` of `service`.
 
     Raises InvalidConfig if an endpoint is configured, but there is no SDK. An environment is often
     made for all that run on a machine: what of it cannot be done here is said, and nobody stops.

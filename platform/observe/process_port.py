@@ -28,9 +28,10 @@ uvicorns_log.setLevel(logging.ERROR)  # or every malformed request would write a
 
 MAX_CONNECTIONS = 64
 MAX_REQUEST_BYTES = 16 << 10
-"""Of all that a connection sends: probes and Prometheus send a few hundred."""
+"""Most bytes that a connection may send: probes and Prometheus send a few hundred."""
 CONNECTION_LIMIT_S = 10.0
-"""Of each, from its opening: it has one request, and Prometheus waits no longer by default."""
+"""Seconds that a connection may last: it has one request, and Prometheus waits no longer by
+default."""
 START_POLL_S = 0.01
 
 Scope = dict[str, Any]
@@ -70,7 +71,8 @@ class ProcessPort:
     _serving: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int) -> None:
-        """At the first of 16 ports that is free, or any: nobody is kept from serving."""
+        """Listen at the first of 16 ports that is free, or at any: no process is kept from
+        serving."""
         listener = bind_first_free(host, port)
         self.port = listener.getsockname()[1]
         self._server = GuestServer(
@@ -136,7 +138,8 @@ class _Brief(HttpToolsProtocol):
         self._limit = self.loop.call_later(CONNECTION_LIMIT_S, transport.abort)
 
     def _end_oldest(self) -> None:
-        """Those with a request come last. It counts no more, though it hears of its end later."""
+        """Close the oldest connection, one without a request if there is any. It counts no more,
+        though it hears of its end later."""
         known = [one for one in self.connections if isinstance(one, _Brief)]
         oldest = min(known, key=lambda one: (one.cycle is not None, one._opened_s))
         self.connections.discard(oldest)

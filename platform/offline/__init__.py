@@ -1,1 +1,1 @@
-"""The same engines without Ray or ports."""
+"""The serving engines without Ray or ports."""

@@ -42,7 +42,7 @@ class PassTimes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FittedPasses:
-    """By the coefficients that a replica has fitted to its own steps."""
+    """Pass times predicted from the coefficients that a replica has fitted to its own steps."""
 
     times: StepTimes
 
@@ -70,18 +70,18 @@ class Load:
     rate: float
     """Requests a second."""
     prompt_tokens: float
-    """Those that are computed: what caches hold is left out."""
+    """Mean prompt tokens that are computed; cached ones are left out."""
     output_tokens: float
     prompt_cv2: float = 0.0
     """Variance of the prompts' lengths over the square of their mean."""
     cached_tokens: float = 0.0
-    """Of a prompt, before those that are computed: caches hold them."""
+    """Mean prompt tokens found in a prefix cache, ahead of those that are computed."""
     num_open: float = 0.0
     """Requests that there are at least, while too few have ended to tell how long answers are."""
 
     @property
     def context(self) -> float:
-        """Of a request that decodes, on average over its life."""
+        """Tokens in the KV cache of a decoding request, averaged over its life."""
         return self.whole_prompt_tokens + self.output_tokens / 2
 
     @property
@@ -104,7 +104,7 @@ class Promise:
 
     @property
     def deviations(self) -> float:
-        """Of a normal value, so many above its mean keep the share below."""
+        """Standard deviations above the mean below which `share` of a normal distribution lies."""
         return NormalDist().inv_cdf(self.share)
 
     def peak(self, mean: float) -> float:
@@ -121,12 +121,13 @@ class ReplicaModel:
     """Tokens of a prompt in one pass."""
     num_kv_tokens: int
     max_requests: int
-    """That decode at once."""
+    """Requests that decode at once."""
     overhead_s: float = 0.0
-    """On the way of a first token, outside of its passes: gateway, messages, KV that travels."""
+    """Seconds of TTFT outside of the passes: gateway, messages, KV transfer."""
 
     def prefill_s(self, num_tokens: float, num_cached: float = 0.0) -> float:
-        """So many tokens of a prompt behind those that caches hold, alone, in its passes."""
+        """Seconds of the passes for `num_tokens` of a prompt behind its cached ones, alone on the
+        replica."""
         whole, rest = divmod(max(round(num_tokens), 1), self.max_chunk)
         ends = [round(num_cached) + piece * self.max_chunk for piece in range(whole + 1)]
         total = sum(self.passes.prompt_s(self.max_chunk, before) for before in ends[:-1])
@@ -138,7 +139,7 @@ class ReplicaModel:
     def step_s(
         self, batch: float, context: float, piece: int = 0, num_before: float = 0.0
     ) -> float:
-        """Of a mean batch: between two whole ones as a line does."""
+        """Seconds of a step at a mean batch size, interpolated between the two whole ones."""
         low = max(int(batch), 1)
         at_low = self.passes.step_s(low, context, piece, num_before)
         if batch <= low:
@@ -162,16 +163,16 @@ class Need:
     is_kept: bool = True
     """Whether the promise is: else as many as work through what comes."""
     typical_s: float = 0.0
-    """The same of the median request."""
+    """Seconds that the median request waits."""
 
     @property
     def typical_batch(self) -> int:
-        """Of a step, while anybody decodes; of replicas that are overrun nothing is typical."""
+        """Requests in a typical decode step, at least 1; 1 for replicas that are overrun, too."""
         return max(round(self.batch), 1) if self.batch < inf else 1
 
 
 def prefill_need(load: Load, model: ReplicaModel, promise: Promise) -> Need:
-    """As few replicas as keep TTFT; if none could, as many as are not overrun."""
+    """The fewest replicas that keep TTFT; if none could, as many as are not overrun."""
     asked = load.rate * model.mean_prefill_s(load)
     num_replicas = max(ceil(asked / BUSIEST), 1)
     found = prefill_with(load, model, promise, num_replicas)
@@ -183,7 +184,8 @@ def prefill_need(load: Load, model: ReplicaModel, promise: Promise) -> Need:
 
 
 def _alone_s(load: Load, model: ReplicaModel, promise: Promise) -> float:
-    """To the first token of a prompt as long as the share of all are at most, if nobody waits."""
+    """Seconds to the first token of a prompt as long as the share of all are at most, without a
+    queue."""
     longest = load.prompt_tokens * (1 + promise.deviations * sqrt(load.prompt_cv2))
     return model.overhead_s + model.prefill_s(longest, load.cached_tokens)
 
@@ -204,7 +206,7 @@ def prefill_with(load: Load, model: ReplicaModel, promise: Promise, num_replicas
 
 
 def decode_need(load: Load, model: ReplicaModel, promise: Promise) -> Need:
-    """As few replicas as keep ITL, and have places for those who decode at once."""
+    """The fewest replicas that keep ITL, and have places for the requests that decode at once."""
     limit = max_batch(load, model, promise)
     if not limit:  # not even one keeps it: as many as hold all
         limit = most_held(load, model)

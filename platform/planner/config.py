@@ -27,11 +27,11 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
     """Unix time until which a role's number stays as it is, by the registry's clock; `baton scale`
     sets it."""
     hold_s: float = 600.0
-    """For so long what `baton scale` sets stays, unless it says `--hold`."""
+    """Seconds for which the number that `baton scale` sets stays, unless it says `--hold`."""
     nodes: Literal["fixed", "kuberay"] = "fixed"
-    """Who sees to nodes. `fixed`: they are there. `kuberay`: worker groups follow the numbers of
-    replicas (`baton k8s follow`, which the chart then runs), and the planner adds replicas once
-    their nodes are there."""
+    """What adds and removes nodes. `fixed`: nothing, they are there. `kuberay`: worker groups
+    follow the numbers of replicas (`baton k8s follow`, which the chart then runs), and the planner
+    adds replicas once their nodes are there."""
     groups_url: str = ""
     """Where `baton k8s follow` tells what it does and why, for `baton explain planner`:
     `http://HOST:9480`. The chart sets it."""
@@ -42,9 +42,9 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
     ttft_s: Seconds = 1.0
     """A first token is promised within it."""
     itl_s: Seconds = 0.1
-    """And each further one."""
+    """Each further token is promised within it."""
     share: Share = 0.9
-    """Of requests for which that is to hold."""
+    """Share of requests for which both limits are to hold."""
     min_prefill: NonNegative = 1
     """Prefill replicas that there are at least."""
     max_prefill: NonNegative = 8
@@ -54,16 +54,16 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
     max_decode: Count = 8
     """Decode replicas that there are at most."""
     idle_s: float = 0.0
-    """Without a request for so long both pools go to zero; one that comes then waits for a cold
-    start. 0: never. From or to 0 it starts processes anew."""
+    """Seconds without a request after which both pools go to zero; one that comes then waits for a
+    cold start. 0: never. A change from or to 0 starts processes anew."""
     is_asleep: bool = False
     """Both pools are at zero; the planner sets it."""
     cold_start_s: Seconds = 30.0
-    """From the decision to add a replica until it takes requests."""
+    """Seconds from the decision to add a replica until it takes requests."""
     period_s: Seconds = 5.0
-    """From one decision to the next."""
+    """Seconds from one decision to the next."""
     window_s: Seconds = 60.0
-    """Of what arrived: what rates and trends are told from."""
+    """Seconds of traffic from which rates and trends are estimated."""
     steady_s: Seconds = 120.0
     """A pool is made smaller only to what was enough for so long."""
 
@@ -100,7 +100,8 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
         return self.max_prefill if role is Role.PREFILL else self.max_decode
 
     def held_s(self, role: Role, now: float) -> float:
-        """For how long its number still stays as it is; 0 of one that is free. Unix time."""
+        """Seconds for which a role's number still stays as it is; 0 for one that is free. Unix
+        time."""
         return max(self.held_until.get(role, 0.0) - now, 0.0)
 
     def asked(self, role: Role) -> int:

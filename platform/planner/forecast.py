@@ -26,7 +26,7 @@ MOST_GROWTH = 2.0
 ENOUGH_ENDED = 10
 """Answers that tell how long they are; of fewer, the first to end are the shortest."""
 ENOUGH_OF_ALL = 0.5
-"""And of a smaller share of those that came."""
+"""Least share of the requests that came that must have ended for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,8 @@ class Forecast:
     now: Load
     ahead: Load
     per_minute: float
-    """By which the rate grows, as far as that is believed; 0 of what falls."""
+    """Growth of the request rate, in requests a second per minute, as far as it is significant; 0
+    for a rate that falls."""
     num_open: float
     """Requests that replicas will have then, if those they have now go on: by no length of answers,
     as the longest are the last to tell theirs."""

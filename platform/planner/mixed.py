@@ -27,8 +27,8 @@ HALF = 0.5
 
 
 def mixed_need(load: Load, model: ReplicaModel, promise: Promise) -> tuple[Need, Need]:
-    """As few as keep TTFT and ITL: the same replicas as to first tokens, and to later ones. If none
-    could, as many as are not overrun."""
+    """The fewest replicas that keep TTFT and ITL: their needs as to first tokens, and to later
+    ones. If none could, as many as are not overrun."""
     num_replicas = 1
     found = mixed_with(load, model, promise, num_replicas)
     least = None

@@ -19,29 +19,31 @@ class PoolCount:
 
     @property
     def num_kept(self) -> int:
-        """Those that are there, or will be."""
+        """Replicas that serve or are starting."""
         return self.serving + self.starting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """Of all gateways, since the observation before."""
+    """Traffic at all gateways since the observation before."""
 
     at_s: float
     lasted_s: float
     num_arrived: int
     prompt_tokens: int
-    """Of those that arrived; what caches hold is left out where that is known. So is the next."""
+    """Prompt tokens of the requests that arrived, without cached ones where those are known. So is
+    the next."""
     squared_prompt_tokens: float
     cached_tokens: int = 0
-    """Of the same prompts, what caches hold."""
+    """Tokens of the same prompts that a prefix cache holds."""
     num_ended: int
     output_tokens: int
-    """Of those that ended."""
+    """Output tokens of the requests that ended."""
     num_waiting: int
     """Requests that no replica has yet."""
     num_for_decode: int = 0
-    """Of those, whom no decode replica has room for; others wait for a prefill replica."""
+    """Waiting requests that no decode replica has room for; the others wait for a prefill replica.
+    """
     waiting_tokens: int
     oldest_wait_s: float
     num_open: int
@@ -69,11 +71,11 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of one decision for the next."""
+    """What one planner decision keeps for the next."""
 
     observations: Sequence[Observation] = ()
     wanted: Sequence[Wanted] = ()
     last_busy_s: float | None = None
-    """When a request was last seen anywhere."""
+    """Time at which a request was last seen anywhere."""
     load: Load | None = None
     """What came while anything last did."""

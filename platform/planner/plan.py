@@ -51,11 +51,11 @@ class Found:
 
     needed: int
     comfortable: int
-    """As many as would be enough for somewhat more."""
+    """Replicas that would be enough for somewhat more load."""
     why: str
     cause: Cause
     demanded: int = 0
-    """As many as keep the promise, whatever limits allow."""
+    """Replicas that keep the SLO, whatever the limits allow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ def plan(
     seen = forecast(window, rules.cold_start_s + rules.period_s)
     if seen.now.rate > 0:
         memory = replace(memory, load=seen.now)
-    elif memory.load is not None:  # those that are open are as long as what came
+    elif memory.load is not None:  # open requests are as long as those that came
         seen = replace(seen, now=_times(memory.load, 0.0), ahead=_times(memory.load, 0.0))
     found = {role: _find(role, seen, observation, models, rules) for role in Role}
     if _is_idle(observation, rules, memory):
@@ -160,7 +160,7 @@ def _find(
     kept, model = observation.pool(role).num_kept, models.get(role)
     least = max(least, int(observation.num_waiting > 0))
     if rules.idle_s and not kept and not observation.num_waiting and not seen.now.rate:
-        least = 0  # those that went stay away
+        least = 0  # replicas that went stay away
     if most == 0:
         return Found(0, 0, "decode replicas compute prompts", "most")
     is_idle = seen.now.rate <= 0 and not observation.num_waiting and not observation.num_open
@@ -254,7 +254,7 @@ def _is_idle(observation: Observation, rules: PlannerConfig, memory: Memory) -> 
 def _steady(
     role: Role, found: Found, observation: Observation, rules: PlannerConfig, memory: Memory
 ) -> int:
-    """More at once; less only as far as all of `steady_s` agrees."""
+    """Replicas to have: more at once; fewer only as far as all of `steady_s` agrees."""
     kept = observation.pool(role).num_kept
     if found.needed >= kept or _is_idle(observation, rules, memory):
         return found.needed

@@ -53,7 +53,7 @@ class Planned:
     can_flip: bool = False
     """Whether the pools are so alike that replicas may take the other role."""
     flip_s: float = 0.0
-    """That one may take to do so: as long as a drain."""
+    """Seconds that a replica may take to change its role: as long as a drain."""
 
     @property
     def live_rules(self) -> PlannerConfig:
@@ -74,16 +74,16 @@ class Planned:
 
 @dataclass(slots=True)
 class _Pool:
-    """Of one role, as it was seen last."""
+    """The pool of one role, as it was seen last."""
 
     ready: int = 0
     draining: int = 0
     wanted: int = 0
     """Replicas that are to be in this role."""
     short_since_s: float | None = None
-    """Since when replicas that are wanted have not come, and none of them did."""
+    """Time since which wanted replicas are missing and none of them has come."""
     no_node_since_s: float | None = None
-    """Since when there has been no node for a replica that is to be added."""
+    """Time since which there has been no node for a replica that is to be added."""
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class Planner:
         return self.planned.wanted if self._latest is None else self._latest.proposal.counts
 
     def want(self, counts: Counts, asked: Counts) -> None:
-        """So many there are to be from now on, and for so many nodes are asked for."""
+        """Set the replicas that there are to be from now on, and those that nodes are asked for."""
         known = {f"asked_{role.value}": number for role, number in asked.items()}
         rules = structs.replace(self.rules, **known)
         self.planned = replace(self.planned, wanted=counts, rules=rules)
@@ -262,7 +262,7 @@ class Planner:
             log.info("planner: %s, %s: %s", shown(proposal), outcome, "; ".join(proposal.reasons))
 
     def explain(self) -> dict[str, Any]:
-        """As GET /debug/planner answers."""
+        """The answer of GET /debug/planner."""
         return {
             "is_enabled": True,
             "mode": self.rules.mode,
@@ -347,7 +347,8 @@ class Planner:
                 pool.short_since_s = now
 
     def _count(self, role: Role) -> PoolCount:
-        """Those that are wanted and not there will be; any beyond them are on their way out."""
+        """Replicas by state: those wanted but not ready are starting; any beyond those wanted are
+        draining."""
         pool, wanted = self._pools[role], self._pools[role].wanted
         serving = min(pool.ready, wanted)
         return PoolCount(serving, starting=wanted - serving, draining=pool.draining)

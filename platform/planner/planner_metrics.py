@@ -37,7 +37,7 @@ class PlannerTold:
     planned: Mapping[str, int] = field(default_factory=dict)
     """Replicas that were decided on last, by role; empty where nobody plans."""
     families: tuple[Family, ...] = ()
-    """For the page of one of the gateways."""
+    """Metric families for the /metrics page of one of the gateways."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class PlannerMetrics:
     _foretold: deque[tuple[float, float]] = field(
         default_factory=lambda: deque(maxlen=MOST_FORETOLD)
     )
-    """When replicas that were asked for would serve, and the rate that was expected for then."""
+    """(Time at which replicas that were asked for would serve, rate expected for then)."""
     _foretold_for_now: float | None = None
     _arrivals: Counter = field(
         default_factory=lambda: Counter(f"{PREFIX}arrivals_total", "Requests, as gateways told")

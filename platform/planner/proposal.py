@@ -22,7 +22,7 @@ class Proposal:
     flips: int
     """Prefill replicas that are to become decode replicas; negative: the other way."""
     started_before: Counts
-    """As the document says, in which flips change nothing."""
+    """Replicas as the document says, in which flips change nothing."""
     started: Counts
     asked_before: Counts
     """Replicas that nodes are asked for; empty where nobody sees to nodes."""

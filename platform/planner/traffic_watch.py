@@ -33,7 +33,7 @@ class _Heard:
     counted: TrafficReport
     """What of it has been in an observation."""
     counted_s: float
-    """Until when that came."""
+    """Time up to which the report has been in an observation."""
 
 
 class TrafficWatch:
@@ -61,13 +61,13 @@ class TrafficWatch:
 
     @property
     def first_heard(self) -> Epoch | None:
-        """Of those that are heard, the one that is known for longest."""
+        """The longest-known of the gateways that are still heard; None if none is."""
         now = self._clock()
         known = self._heard_by_gateway.items()
         return next((gateway for gateway, one in known if now - one.at_s <= SILENT_S), None)
 
     def speeds(self) -> dict[Epoch, ReplicaSpeed]:
-        """By replica, as measured last; gateways may have heard of it at different times."""
+        """Latest measured speed by replica; gateways may have heard of it at different times."""
         now = self._clock()
         found: dict[Epoch, ReplicaSpeed] = {}
         for one in self._audible():
@@ -116,7 +116,7 @@ class TrafficWatch:
 
 @dataclass(slots=True)
 class _Sums:
-    """Of what came to all gateways."""
+    """Traffic totals over all gateways."""
 
     num_arrived: float = 0.0
     arrived_tokens: float = 0.0

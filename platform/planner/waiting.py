@@ -1,4 +1,4 @@
-"""Who waits, and who has a place: replicas that both ask for, whatever arrives.
+"""Replicas needed for the requests that wait and those that run, whatever arrives.
 
 for a prefill replica     prompts: as many as compute them in a cold start's time
 for room to decode        answers: as many as give them in that time, or have a place for each
@@ -15,7 +15,8 @@ from baton.platform.planner.config import PlannerConfig
 from baton.platform.planner.observation import Observation
 
 MOST_COLD_STARTS = 2.0
-"""That who comes first in a line may have waited for while what is foreseen is still believed."""
+"""Longest wait at the head of a queue, in cold starts, up to which the forecast is still believed.
+"""
 
 
 def promise_of(rules: PlannerConfig) -> Promise:
@@ -25,8 +26,8 @@ def promise_of(rules: PlannerConfig) -> Promise:
 def for_what_waits(
     role: Role, load: Load, observation: Observation, model: ReplicaModel, rules: PlannerConfig
 ) -> tuple[int, int]:
-    """Who waits for this role, and as many as work the line off in the time that a cold start
-    takes, unless those who are there do so before; 0 while nobody waits for long."""
+    """(Requests that wait for this role, replicas that would work the queue off within one cold
+    start); (0, 0) while nobody waits for long, or if the replicas that are there are faster."""
     for_decode = observation.num_for_decode if role is Role.DECODE else 0
     for_prompts = observation.num_waiting - observation.num_for_decode
     if not rules.max_prefill:
@@ -56,7 +57,8 @@ def for_what_waits(
 
 
 def _waiting_prompt_s(load: Load, observation: Observation, model: ReplicaModel) -> float:
-    """Of a prompt that waits, with as much of it in caches as of those that were placed."""
+    """Prefill seconds of a mean waiting prompt, of which as much is cached as of those that were
+    placed."""
     mean = observation.waiting_tokens / observation.num_waiting
     cached = mean * load.cached_tokens / load.whole_prompt_tokens
     return model.prefill_s(mean - cached, cached)
@@ -76,6 +78,7 @@ def holding(num_open: float, load: Load, model: ReplicaModel, rules: PlannerConf
 
 
 def _places(load: Load, model: ReplicaModel, rules: PlannerConfig) -> int:
-    """Of a decode replica: as many as keep ITL; if not even one does, as many as it holds."""
+    """Requests that a decode replica takes: as many as keep ITL; if not even one does, as many as
+    it holds."""
     limit = max_batch(load, model, promise_of(rules)) or most_held(load, model)
     return max(limit, 1)

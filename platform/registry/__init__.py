@@ -1,1 +1,1 @@
-"""Which replicas serve."""
+"""The registry of replicas that serve."""

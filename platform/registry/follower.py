@@ -18,7 +18,7 @@ class Follower:
 
     @property
     def layouts(self) -> frozenset[KvLayout]:
-        """Those that updates need not bring again."""
+        """KV layouts that are known here, so that updates need not bring them again."""
         return frozenset(info.layout for info in self._replica_by_epoch.values())
 
     def take(self, update: MembershipUpdate) -> Membership | None:

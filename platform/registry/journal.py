@@ -31,7 +31,7 @@ class Journal(Generic[K, V]):
         return key in self._value_by_key
 
     def __iter__(self) -> Iterator[V]:
-        """In the order in which they came."""
+        """The values in the order in which they came."""
         return iter(self._value_by_key.values())
 
     def get(self, key: K) -> V | None:
@@ -58,7 +58,7 @@ class Journal(Generic[K, V]):
         return version >= self._forgotten
 
     def changed(self, since: int) -> tuple[V, ...]:
-        """Those that are there, and are new or other than in version `since`."""
+        """Values that are new or have changed since version `since`."""
         return tuple(self._value_by_key[key] for key in _later(self._changed, since))
 
     def gone(self, since: int) -> tuple[K, ...]:

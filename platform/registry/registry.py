@@ -45,12 +45,12 @@ CALM_WATCH_S = 5.0
 """A gateway that waits twice as long takes the registry for away, and asks again."""
 LIVELY_S = 30.0
 NEWS_GAP_S = 0.2
-"""From one time that gateways are told news to the next, at least."""
+"""Least seconds from one time that gateways are told news to the next."""
 
 
 @dataclass(slots=True)
 class _Heard:
-    """Of one replica."""
+    """Liveness of one replica."""
 
     until_s: float
     """Silent until then, it is dropped."""
@@ -133,7 +133,8 @@ class Registry:
         return epoch in self._heard
 
     def hang_up(self, epoch: Epoch) -> None:
-        """Its connection has ended: unless it is heard in a moment, it is gone."""
+        """Note that a replica's connection has ended: unless it is heard in a moment, it is
+        gone."""
         heard = self._heard.get(epoch)
         if heard is None:
             return
@@ -258,7 +259,7 @@ class Registry:
         return self.membership()
 
     async def until_news(self, incarnation: Epoch | None, version: int, timeout_s: float) -> None:
-        """Until there is something to tell to who has that version, or for so long."""
+        """Wait until there is news for who has that version, or for `timeout_s`."""
         self._look_around()
         if incarnation != self._incarnation:
             return
@@ -275,7 +276,7 @@ class Registry:
             self._told_version, self._told_at = self._version, self._clock()
 
     def _may_be_silent_in_s(self) -> float | None:
-        """When somebody may have to be dropped; None while nobody is known."""
+        """Seconds until a replica may have to be dropped; None while none is known."""
         if not self._heard:
             return None
         return max(0.01, self._silence_s - self._clock())

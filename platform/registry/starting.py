@@ -13,7 +13,7 @@ from baton.platform.registry.journal import Journal
 REPORT_S = 0.5
 """How often each says how far it is, where few start."""
 REPORTS_PER_S = 40.0
-"""Of all together, where many start: each is a call through Serve."""
+"""Most reports a second of all starting replicas together: each is a call through Serve."""
 TTL_S = 10.0
 """They are forgiven a longer silence than those that serve: imports hold up everything else."""
 

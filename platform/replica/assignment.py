@@ -35,7 +35,7 @@ class Assignment:
     """The name of the Serve application."""
     config: DeploymentConfig
     role: Role
-    """Of the pool that it is started in; it may take the other."""
+    """Role of the pool that it is started in; it may take the other."""
     folder: Path
     replica_id: ReplicaId
     """The id of rank 0; of a rank that leads, its own."""
@@ -46,8 +46,8 @@ class Assignment:
     """What drafts for it, as it is configured: `config` names its folder."""
 
     def actor_name(self, seat: int) -> str:
-        """As Ray's dashboard and logs show it. Serve draws a new id for every start of a replica,
-        so no name is in use when it is given, whoever is still about to end."""
+        """Name of the actor in Ray's dashboard and logs. Serve draws a new id for every start of a
+        replica, so no name is in use when it is given, whoever is still about to end."""
         return f"{self.app_name}:{self.replica_id}:seat-{seat}"
 
     def task_name(self, rank: int) -> str:

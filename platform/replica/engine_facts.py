@@ -41,7 +41,7 @@ def _kernels(device: str, dtype: str) -> str:
 
 
 def _passes(runner: Runner) -> str:
-    """From a tape or graphs, where there are any; else as the model is written."""
+    """How passes run: from a tape or graphs, where there are any; else as the model is written."""
     if isinstance(runner, LockstepRunner):
         return "model"
     if isinstance(runner, LeadRunner):

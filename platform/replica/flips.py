@@ -70,11 +70,11 @@ class _Flip:
     was_draining: bool
     failure: str = ""
     is_turning: bool = False
-    """From its farewell on: nothing keeps it any more."""
+    """Whether it has said farewell: nothing keeps it any more."""
 
 
 class Flips:
-    """Those of one replica, one at a time. Belongs to its event loop."""
+    """The role changes of one replica, one at a time. Belongs to its event loop."""
 
     def __init__(self, of: Turning) -> None:
         self._of = of
@@ -132,7 +132,7 @@ class Flips:
             log.info("no flip to %s: %s", flip.role, why)
 
     def _stay(self, why: str) -> None:
-        """As it was before it was asked."""
+        """Keep the role that it had before it was asked."""
         flip = self._flip
         if flip is not None and not (flip.failure or flip.was_draining):
             flip.replica.worker.end_drain()
@@ -180,7 +180,8 @@ class Flips:
         )
 
     async def _is_emptied(self, flip: _Flip) -> bool:
-        """Within its time. From then on it is shut, so that nothing can be held here any more."""
+        """Whether it empties within its time. From then on it is shut, so that nothing can be held
+        here any more."""
         worker, core = flip.replica.worker, flip.replica.worker.core
         limit_s = self._of.config.health.drain_s
         idle_since, deadline = monotonic(), monotonic() + limit_s

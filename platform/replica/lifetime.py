@@ -35,7 +35,7 @@ class Lifetime:
         self._engine: Engine | None = None
         self._serving: Serving | None = None
         self._port = ProcessPort()
-        """For probes from the first moment on: loading takes minutes, and is no illness."""
+        """Port for probes from the first moment on: loading takes minutes, and is no illness."""
 
     @property
     def is_serving(self) -> bool:
@@ -69,7 +69,7 @@ class Lifetime:
         self._engine = await load_engine(self._config, role, folder, progress, groups)
 
     async def serve(self, host: str) -> None:
-        """On a free port of `host`."""
+        """Serve on a free port of `host`."""
         engine, config = self.engine, self._config
         device, dtype = engine.runner.cache.device.type, engine.info.dtype
         torch.set_num_threads(self._num_threads or fair_share(config, device, dtype))
@@ -120,7 +120,7 @@ class Lifetime:
             self._serving.check_health()
 
     async def drain(self) -> None:
-        """For as long as the configuration allows."""
+        """Finish what is running, for as long as the configuration allows."""
         if self._serving is not None:
             await self._serving.drain()
 

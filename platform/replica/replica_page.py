@@ -32,7 +32,7 @@ class Peaks:
 
 
 def peaks_of(config: MetricsConfig, device: str) -> Peaks:
-    """As configured, or by the data sheet."""
+    """Peak rates as configured, or by the data sheet."""
     sheet = datasheet(device)
     tflop_s = config.peak_tflop_s or sheet.bf16_tflop_s
     gb_s = config.peak_gb_s or sheet.read_gb_s

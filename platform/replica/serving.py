@@ -37,7 +37,7 @@ Answer = TypeVar("Answer")
 
 class Serving:
     def __init__(self, assignment: Assignment, engine: Engine, host: str) -> None:
-        """On a free port of `host`."""
+        """Serve on a free port of `host`."""
         self.config = assignment.config
         self.replica: Replica | None = None
         """None before it begins, and while it turns."""
@@ -50,7 +50,7 @@ class Serving:
         self._page: ReplicaPage | None = None
         self._heart: asyncio.Task[None] | None = None
         self._telling: set[asyncio.Task[None]] = set()
-        """Of the spans of earlier incarnations."""
+        """Tasks that send the spans of earlier incarnations."""
         self._failure: BaseException | None = None
 
     async def begin(self, role: Role) -> None:
@@ -97,7 +97,7 @@ class Serving:
             await self.begin(role)
 
     async def drain(self) -> None:
-        """For as long as the configuration allows."""
+        """Finish what is running, for as long as the configuration allows."""
         await self._flips.close()
         if self.replica is None:
             return
@@ -153,11 +153,11 @@ class Serving:
         return role is not self._assignment.role
 
     async def _beat(self, replica: Replica) -> None:
-        """As often as the registry says; what is new is told within a second."""
+        """Send heartbeats as often as the registry says; what is new is told within a second."""
         while True:
             told = replica.info
             rest_s = await self._try(heartbeat(self._registry, told, replica.chaos)) or HEARTBEAT_S
-            rest_s *= random.uniform(0.9, 1.1)  # those that began together come apart
+            rest_s *= random.uniform(0.9, 1.1)  # replicas that began together come apart
             while rest_s > 0:
                 await asyncio.sleep(min(rest_s, HEARTBEAT_S))
                 is_due = replica.info != told or self._registry.is_cut

@@ -15,7 +15,8 @@ ALONE = Mesh()
 
 
 def step_cost(runner: Runner) -> StepCost:
-    """Of the part of the model that this process has; nothing for an engine without a model."""
+    """Step cost of the part of the model that this process has; nothing for an engine without a
+    model."""
     if isinstance(runner, LeadRunner | LockstepRunner):
         return step_cost(runner.own)
     if not isinstance(runner, ModelRunner):

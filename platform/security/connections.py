@@ -23,7 +23,7 @@ TOKEN_VARIABLE = "BATON_CLUSTER_TOKEN"
 MIN_TOKEN_CHARS = 16
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
-"""By file: inode, size and time of its last change; None while it is away."""
+"""Inode, size and time of the last change of each file; None while it is away."""
 
 
 def load_security(

@@ -48,7 +48,8 @@ def derived_token(environment: Mapping[str, str]) -> str:
 
 
 def ray_token(environment: Mapping[str, str]) -> str:
-    """As Ray itself finds it; empty if it does without, or gives each of its users another."""
+    """Ray's token as Ray itself finds it; empty if it does without, or gives each of its users
+    another."""
     mode = environment.get("RAY_AUTH_MODE", "token").lower()
     if mode != "token" or environment.get("RAY_ENABLE_K8S_TOKEN_AUTH", "0") not in ("", "0"):
         return ""

@@ -1,4 +1,4 @@
-"""Who asks next: requests at their times, or a session's turn once it has its last answer.
+"""Arrivals: requests at their times, or a session's next turn once it has its last answer.
 
 open loop     arrivals as the trace has them, whatever becomes of them
 closed loop   answer to turn n  -- gap -->  turn n + 1
@@ -18,7 +18,7 @@ from baton.platform.traces.trace import Trace, TraceRequest
 class Arrival(NamedTuple):
     at_s: float
     place: int
-    """Of those at one time the first goes first."""
+    """Tie-break among arrivals at one time: the lower goes first."""
     request: TraceRequest
     following: Iterator[TraceRequest]
     """The turns of its session that come after it."""
@@ -40,7 +40,7 @@ class Arrivals:
 
     @property
     def next_s(self) -> float:
-        """When the next one comes; infinite if nobody is expected."""
+        """Time of the next arrival; infinite if none is expected."""
         return self._pending[0].at_s if self._pending else inf
 
     def pop(self) -> Arrival:

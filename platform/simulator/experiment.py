@@ -38,7 +38,8 @@ C = TypeVar("C")
 class Case:
     trace: Trace
     load: float | None
-    """Of all replicas' time, if nothing were cached. None where their rate was given."""
+    """Share of all replicas' time that prefill would take without a cache. None where their rate
+    was given."""
     policy: str
     seed: int
     setup: Setup
@@ -51,7 +52,7 @@ class Row:
     load: float | None
     seed: int
     tokens_per_s: float
-    """That a replica prefills."""
+    """Prompt tokens a second that a replica prefills."""
     figures: Figures | FleetFigures
 
 
@@ -101,7 +102,8 @@ def play(case: Case) -> Row:
 
 
 def play_all(cases: Sequence[C], num_jobs: int, play_one: Callable[[C], Row]) -> Iterator[Row]:
-    """In the order of the cases. Raises BatonError if a process is ended by someone else."""
+    """One row a case, in the order of the cases. Raises BatonError if a process is ended by someone
+    else."""
     if num_jobs == 1:
         yield from map(play_one, cases)
         return

@@ -15,7 +15,7 @@ class Served(NamedTuple):
     ttft_s: float
     """Waited and computed."""
     place: int
-    """Of its arrival: of an open loop, in its trace."""
+    """Index of the request among arrivals; in an open loop, in its trace."""
     num_tokens: int
     num_cached: int
 
@@ -26,7 +26,8 @@ class Figures:
 
     num_requests: int
     mean_s: float
-    """Of wait and prefill, of what was not rejected; so are the percentiles."""
+    """Mean seconds of queueing and prefill over accepted requests; the percentiles are of the same.
+    """
     p50_s: float
     p99_s: float
     hit: float
@@ -37,7 +38,7 @@ class Figures:
     """Share of all requests, the rejected included, with a first token in time."""
     rejected: int
     duration_s: float
-    """From the trace's start to its last first token."""
+    """Seconds from the trace's start to its last first token."""
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ class Outcome:
     rejected: int = 0
     duration_s: float = 0.0
     busy_s: Sequence[float] = ()
-    """Of each replica."""
+    """Busy seconds of each replica."""
 
     def serve(self, served: Served) -> None:
         self.served.append(served)

@@ -95,7 +95,7 @@ class PrefillPool:
         self._outcome = Outcome()
 
     def play(self) -> Outcome:
-        """From the first request to the last first token."""
+        """Simulate from the first request to the last first token."""
         while True:
             done_s = self._computing[0][0] if self._computing else inf
             arrival_s = self._arrivals.next_s

@@ -26,7 +26,7 @@ class ReplayedRequest:
     was_s: float | None
     """Time to first token as captured; None if it came to none."""
     would_be_s: float
-    """As simulated."""
+    """Time to first token as simulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Replayed:
 
     @property
     def num_met(self) -> int:
-        """That had their first token in time."""
+        """Requests that had their first token in time, as captured."""
         return sum(self._is_met(one.was_s) for one in self.requests)
 
     @property

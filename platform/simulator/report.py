@@ -52,7 +52,8 @@ def show(console: Console, experiment: Experiment, rows: Sequence[Row]) -> None:
 
 
 POLICY_WIDTH = 13
-"""Longer names go on in a second line, behind a hyphen: all of a table is read on 80 columns."""
+"""Width of policy names, of which longer ones go on in a second line: a table fits into 80
+columns."""
 
 
 def show_tables(console: Console, rows: Sequence[Row], columns: Sequence[Column]) -> None:

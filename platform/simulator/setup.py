@@ -11,19 +11,19 @@ from baton.platform.traces.trace import Trace
 class Setup:
     num_replicas: int = 16
     num_blocks: int = 3000
-    """Of each replica's prefix cache."""
+    """Blocks in each replica's prefix cache."""
     block_size: int = 512
     tokens_per_s: float
-    """That a replica prefills."""
+    """Prompt tokens a second that a replica prefills."""
     itl_s: float = 0.0
-    """From one output token to the next: when an answer ends, and so when a session's next turn
-    comes."""
+    """Seconds from one output token to the next: they tell when an answer ends, and so when a
+    session's next turn comes."""
     max_waiting: int | None = None
     """Prompts that wait, in the gateway and at the replicas; more are rejected. None: no limit."""
     slo_ttft_s: float = 10.0
 
     def decode_s(self, output_length: int) -> float:
-        """From the first token of an answer to its last."""
+        """Seconds from the first token of an answer to its last."""
         return self.itl_s * max(output_length - 1, 0)
 
 

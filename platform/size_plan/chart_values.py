@@ -22,14 +22,15 @@ from baton.platform.size_plan.question import Question
 from baton.platform.size_plan.size import Option
 
 MIB_OF_STORE = 256
-"""Of /dev/shm: Ray's object store, which the chart keeps at 80 MB, and some."""
+"""MiB of /dev/shm for Ray's object store, which the chart keeps at 80 MB, and some."""
 MIB_OF_TALK = 1024
-"""Of /dev/shm, a rank that talks with others of its pod by NCCL: more than its buffers of 4 MiB
-a channel take. KV goes through none of it."""
+"""MiB of /dev/shm for a rank that talks with others of its pod by NCCL: more than its buffers of 4
+MiB a channel take. KV goes through none of it."""
 GIB_OF_NODE = 3
-"""Of a pod: Ray's processes."""
+"""GiB of a pod's memory for Ray's processes."""
 GIB_OF_RANK = 8
-"""Of a rank that computes on a device: Python, torch, the driver, and pages under way."""
+"""GiB of host memory for a rank that computes on a device: Python, torch, the driver, and pages
+under way."""
 CPUS_OF_RANK = 4
 """Beside a device."""
 GIB_OF_HOME = 5
@@ -94,7 +95,7 @@ def _of_pod(question: Question, pool: Pool, num_ranks: int) -> dict[str, Any]:
 
 
 def _shared_mib(mesh: Mesh, num_ranks: int) -> int:
-    """Of /dev/shm of a pod with so many ranks, which is of its memory, too."""
+    """MiB of /dev/shm of a pod with so many ranks, which is of its memory, too."""
     return MIB_OF_STORE + (MIB_OF_TALK * num_ranks if mesh.size > 1 else 0)
 
 
@@ -108,7 +109,7 @@ def _is_downloaded(question: Question) -> bool:
 
 
 def _home_gib(question: Question, pool: Pool) -> int:
-    """For a model that each pod downloads, as wide as its files are."""
+    """GiB of home for a model that each pod downloads, as wide as its files are."""
     bits = question.stored_bits or WIDE
     wide = pool.seat.budget.weight_bytes * max(bits / BITS[question.precision], 1)
     return GIB_OF_HOME + math.ceil(ROOM * wide * pool.seat.mesh.size / GIB)

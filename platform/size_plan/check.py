@@ -34,7 +34,7 @@ def simulated(question: Question, option: Option, num_requests: int, seed: int) 
 
 
 def _without_spare(device: Device, question: Question) -> Device:
-    """With as many blocks as its requests fill several times: what else there is would keep
+    """The device with as many blocks as its requests fill several times: others would keep
     prefixes, and here are none."""
     num_tokens = SPARE * (device.max_open * question.load.held_tokens + device.max_queued_tokens)
     num_blocks = min(device.num_blocks, -(-round(num_tokens) // device.block_size))

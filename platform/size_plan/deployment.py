@@ -62,7 +62,7 @@ def _differences(raw: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any
 
 
 def devices_of(question: Question, option: Option) -> Devices:
-    """For `baton simulate --device`: step times fitted to what passes are foreseen to take."""
+    """Devices for `baton simulate --device`, with step times fitted to the predicted passes."""
     prefill = option.prefill or option.decode
     return Devices(
         prefill=_device(question, prefill),
@@ -98,7 +98,7 @@ def _chunk(pool: Pool) -> int:
 
 
 def _step_times(question: Question, pool: Pool) -> StepTimes:
-    """Of what the pool does: prompts, or decoding, or both."""
+    """Step times of what the pool does: prefill, decode, or both."""
     passes, load = pool.seat.passes, question.load
     steps: list[tuple[StepWork, float]] = []
     if pool.is_prefill or pool.first is not None:

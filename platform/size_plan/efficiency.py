@@ -19,9 +19,9 @@ class Efficiency:
     read: float
     link: float
     call_s: float
-    """Of a message between ranks, whatever its size."""
+    """Seconds of latency of a message between ranks, whatever its size."""
     pass_s: float
-    """Of a pass, whatever is in it: planning, launches, drawing tokens."""
+    """Seconds of overhead of a pass, whatever is in it: planning, launches, sampling."""
     is_overlapped: bool = False
     """Ranks talk while they compute."""
 
@@ -45,4 +45,4 @@ ON_CPU = (
     Efficiency(name="expected", arithmetic=0.8, read=0.8, link=0.6, call_s=5e-5, pass_s=1e-3),
     Efficiency(name="high", arithmetic=0.95, read=0.95, link=0.8, call_s=2e-5, pass_s=3e-4),
 )
-"""Of rates measured on the spot: Baton's own shares (docs/performance.md)."""
+"""Shares of rates measured on the spot that Baton reaches (docs/performance.md)."""

@@ -17,7 +17,8 @@ from baton.platform.size_plan.pass_time import BITS
 
 GIB = 1 << 30
 RUNTIME_BYTES = GIB
-"""Of a GPU: its context, libraries, graphs. Assumed; `baton doctor` measures it on the machine."""
+"""Bytes of a GPU's context, libraries and graphs. Assumed; `baton doctor` measures it on the
+machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class MemoryBudget:
     kv_bytes: int
     """What blocks may have: `cache.memory_fraction` of what is left."""
     kv_token_bytes: int
-    """Of one token on that rank; of layers that it has."""
+    """KV bytes of one token on that rank, over the layers that it has."""
     block_size: int
 
     @property
@@ -46,7 +47,7 @@ class MemoryBudget:
 
     @property
     def num_tokens(self) -> int:
-        """Of one engine: each data place has as many."""
+        """Tokens of KV cache of one engine: each data place has as many."""
         return self.num_blocks * self.block_size
 
 
@@ -57,7 +58,7 @@ def budget_of(
     cache: CacheConfig,
     scheduler: SchedulerConfig,
 ) -> MemoryBudget:
-    """Of the stage with least room."""
+    """The memory budget of the stage with least room."""
     budgets = []
     for model in models:
         taken = MemoryBudget(

@@ -48,7 +48,7 @@ QWEN_3_MOE = {
 @dataclass(frozen=True, slots=True)
 class NamedShape:
     model: str
-    """Its id at Hugging Face."""
+    """The model's id at Hugging Face."""
     config: Mapping[str, Any]
 
 

@@ -38,7 +38,7 @@ from baton.platform.models.model_shape import (
 from baton.platform.size_plan.efficiency import Efficiency
 
 BITS = {"fp32": 32, "bf16": 16, "fp8": 8, "fp4": 4}
-"""Of a weight that is multiplied at a precision; fp4 with its scales has some more."""
+"""Bits of a weight that is multiplied at a precision; fp4 with its scales has some more."""
 
 AS_WIDE = (Part.ATTENTION, Part.HEAD)
 """What is multiplied in the dtype, whatever the precision of the weights."""
@@ -46,7 +46,7 @@ AS_WIDE = (Part.ATTENTION, Part.HEAD)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """So many requests, each with some tokens in the pass, and so many in the cache after it."""
+    """Requests that are alike: each has so many tokens in the pass, and in the cache after it."""
 
     num_requests: int
     num_tokens: int
@@ -58,7 +58,7 @@ class PassTime:
     """What one pass takes, and of what."""
 
     work: Work
-    """Of one rank of the slowest stage, with what one piece has."""
+    """Work of one rank of the slowest stage, for one piece."""
     compute_s: float
     """Parts one after the other, each by its own bound."""
     talk_s: float
@@ -71,11 +71,12 @@ class LayoutShape:
     """What the ranks of a layout compute. Layers that are alike are counted: most are."""
 
     models: Sequence[RankModel]
-    """Of the first rank of each stage."""
+    """The model of the first rank of each stage."""
     shape: ModelShape
-    """Of a rank, all stages together."""
+    """Shape of a rank's part of the model, all stages together."""
     products: Mapping[Product, float]
-    """Of the mean stage, which may have a part of a layer; the head whole. So are the next."""
+    """Products of the mean stage and how often it has each, which may be a part of a layer's; the
+    head whole. So are the next."""
     attentions: Mapping[AttentionShape, float]
 
     def work(self, asked: Sequence[Asked]) -> Mapping[Part, Work]:
@@ -121,7 +122,7 @@ def layout_shape(models: Sequence[RankModel], unstaged: RankModel, precision: st
 
 
 class LayoutPasses:
-    """Of one layout, at one efficiency; a `baton.platform.planner.capacity.PassTimes`."""
+    """The `baton.platform.planner.capacity.PassTimes` of one layout, at one efficiency."""
 
     def __init__(
         self,
@@ -227,11 +228,11 @@ def _between(number: int, value: Callable[[int], float]) -> float:
 class _Pieces:
     count: int
     asked: tuple[Asked, ...]
-    """Of one."""
+    """What one piece computes."""
 
 
 def _pieces(asked: tuple[Asked, ...], stages: int) -> _Pieces:
-    """As many as there are stages, if there is enough for each."""
+    """Pieces of a pass: as many as there are stages, if there is enough for each."""
     if stages == 1:
         return _Pieces(1, asked)
     most = max(max(one.num_requests, one.num_tokens) for one in asked)

@@ -67,18 +67,18 @@ class Pool:
     model: ReplicaModel
     scheduler: SchedulerConfig
     need: Need
-    """Of a mixed pool, as to later tokens; `first` is of its first ones."""
+    """Replicas needed; of a mixed pool, for later tokens, while `first` is for its first ones."""
     first: Need | None = None
     is_prefill: bool = False
 
     @property
     def num_replicas(self) -> int:
-        """As clients count them: each data place is one."""
+        """Replicas as clients count them: each data place is one."""
         return self.need.num_replicas
 
     @property
     def num_units(self) -> int:
-        """As Ray places them."""
+        """Replicas as Ray places them."""
         return -(-self.num_replicas // self.seat.mesh.data)
 
     @property
@@ -112,8 +112,8 @@ def seats(question: Question) -> tuple[Sequence[Seat], Sequence[Refusal]]:
 
 
 def layouts_of(question: Question) -> Iterator[Mesh]:
-    """Without context parallelism, which shortens the longest prompts alone; data places only with
-    experts spread over all of them."""
+    """Layouts to try: without context parallelism, which shortens the longest prompts alone; data
+    places only with experts spread over all of them."""
     has_experts = any(layer.moe is not None for layer in question.model.layers)
     size = 1
     while size <= question.max_ranks:
@@ -219,8 +219,8 @@ def _order(pool: Pool) -> tuple[bool, int, float]:
 
 
 def foreseen(pool: Pool, model: ReplicaModel, question: Question) -> tuple[Need, Need]:
-    """Of first and of later tokens, were its replicas as `model` says; of a pool that does one of
-    both alone, that twice."""
+    """The needs of first and of later tokens, were its replicas as `model` says; of a pool that
+    does one of both alone, that twice."""
     load, promise, num_replicas = question.load, question.promise, pool.num_replicas
     if pool.first is not None:
         return mixed_with(load, model, promise, num_replicas)

@@ -14,24 +14,24 @@ from baton.platform.size_plan.efficiency import ON_CPU, ON_GPU, Efficiency
 from baton.platform.traces.trace import Trace
 
 FRONT_S = 0.005
-"""From a client to a replica and back: HTTP, a template, tokens, messages. Assumed."""
+"""Seconds from a client to a replica and back: HTTP, a template, tokens, messages. Assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     config: DeploymentConfig
-    """Of the dtype, the cache and what else does not follow from the load."""
+    """Settings of the dtype, the cache and what else does not follow from the load."""
     model: ModelConfig
     accelerator: Accelerator
     precision: str
     stored_bits: int | None = None
-    """Of a weight, where the model's files have them quantised."""
+    """Bits of a weight, where the model's files have them quantised."""
     load: Load
     promise: Promise
     max_ranks: int = 8
-    """Of one replica."""
+    """Most ranks of one replica."""
     price: float | None = None
-    """Of an accelerator for an hour, in whatever money."""
+    """Price of an accelerator for an hour, in whatever money."""
     is_disaggregated: bool | None = None
     """None: whatever takes fewer accelerators."""
 
@@ -42,7 +42,8 @@ class Question:
 
 
 def load_of(trace: Trace, rate: float | None) -> Load:
-    """Of all its requests; a closed loop has no rate of its own. Raises InvalidConfig."""
+    """The load of all requests of a trace; a closed loop has no rate of its own. Raises
+    InvalidConfig."""
     lengths = [request.input_length for request in trace.requests]
     mean = fmean(lengths)
     if rate is None:

@@ -17,12 +17,12 @@ from baton.platform.size_plan.pass_time import BITS
 from baton.platform.size_plan.question import Question
 
 BITS_OF_METHODS = {"fp8": 8, "fbgemm_fp8": 8, "mxfp4": 4}
-"""Of those that do not say how many."""
+"""Bits of a weight, by quantisation methods that do not say how many."""
 ROUNDED = {"int8": 8, "int4": 4}
 
 
 def stored_bits(raw: Mapping[str, Any]) -> int | None:
-    """Of a weight in a model's files, by its config.json; None of one that is not quantised."""
+    """Bits of a weight in a model's files, by its config.json; None if it is not quantised."""
     found = (outer.get(name) for outer in (raw, raw.get("text_config") or {}) for name in SECTIONS)
     section = next((each for each in found if each), None)
     if section is None:

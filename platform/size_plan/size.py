@@ -35,7 +35,8 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Of the load on the chosen pools. Seconds are at the promised share, and of the median."""
+    """Forecast latency of the load on the chosen pools. Seconds are at the promised share, and of
+    the median."""
 
     ttft_s: Interval
     itl_s: Interval
@@ -47,7 +48,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Of a million tokens, and of all accelerators for an hour."""
+    """Price of a million tokens, and of all accelerators for an hour."""
 
     per_hour: float
     per_million_in: float
@@ -170,7 +171,7 @@ class _View:
         self._pools = [(pool, pool.at(efficiency)) for pool in pools]
 
     def needs(self, question: Question) -> tuple[Need, Need]:
-        """Of first tokens, and of later ones."""
+        """The needs of first tokens, and of later ones."""
         (prefill, of_prefill), (decode, of_decode) = self._pools
         first, _ = foreseen(prefill, of_prefill, question)
         _, later = foreseen(decode, of_decode, question)

@@ -11,7 +11,7 @@ from baton.platform.machine.accelerators import Accelerator
 
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "bf16"}
 LINK_GB_S = 2.0
-"""Through shared memory, one direction; a guess."""
+"""GB/s through shared memory, one direction; a guess."""
 GIB = 1 << 30
 
 

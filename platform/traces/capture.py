@@ -20,11 +20,11 @@ T = TypeVar("T")
 class Capture:
     head: CaptureHead
     trace: Trace
-    """Those whose prompts were computed by one of the head's replicas, in order of arrival."""
+    """The requests whose prompts one of the head's replicas computed, in order of arrival."""
     decisions: Sequence[CapturedDecision]
-    """Of each request of the trace."""
+    """The placement decision of each request of the trace."""
     num_left_out: int
-    """Whose prompts were computed by others: by the replicas that decode, for instance."""
+    """Requests whose prompts other replicas computed: those that decode, for instance."""
 
 
 def read_capture(file: Path) -> Capture:

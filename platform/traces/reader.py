@@ -47,7 +47,7 @@ class _Turn(_Line, frozen=True, kw_only=True):
 
 
 class _Kind(msgspec.Struct, frozen=True):
-    """Which of the two a line of JSON is."""
+    """Kind of a line of JSON, one of the two."""
 
     session: str | int | None = None
 

@@ -15,13 +15,13 @@ from statistics import median
 from baton.platform.traces.trace import Trace
 
 MIN_INSTANTS = 20
-"""Fewer are no evidence."""
+"""Least instants that are evidence."""
 SHARED = 0.05
-"""Of the requests, at least so many come at an instant that another has, too."""
+"""Least share of requests that arrive at the same instant as another."""
 ALIGNED = 0.95
-"""Of the gaps between instants, at least so many are whole ticks."""
+"""Least share of the gaps between instants that are whole ticks."""
 SLACK = 0.02
-"""Of a tick: by so much may a gap be off, for clocks that ran while the trace was recorded."""
+"""Tolerated error of a gap, as a share of a tick: clocks ran while the trace was recorded."""
 
 
 def tick_of(arrivals_s: Sequence[float]) -> float | None:

@@ -55,7 +55,7 @@ class Trace:
         return {session: tuple(turns) for session, turns in found.items()}
 
     def arriving_at(self, arrivals_s: Sequence[float]) -> Trace:
-        """The same requests, each at the time of its place, in the order of those times."""
+        """This trace with request i arriving at `arrivals_s[i]`, sorted by arrival."""
         moved = [
             replace(request, arrival_s=arrival_s)
             for request, arrival_s in zip(self.requests, arrivals_s, strict=True)

@@ -18,7 +18,7 @@ MAX_PROMPT = 160
 NUM_LOGPROBS = 2
 """Two: their distance tells a wrong token from a near tie."""
 PERIODS = (1, 2, 5)
-"""Of prompts that say the same again and again: methods that look texts up draft behind them."""
+"""Periods, in tokens, of repetitive prompts: prompt-lookup methods draft behind them."""
 
 GREEDY = SamplingParams(
     temperature=0.0, max_tokens=NUM_OUTPUT, ignore_eos=True, num_logprobs=NUM_LOGPROBS
@@ -44,7 +44,7 @@ class Case:
     name: str
     sampling: SamplingParams = GREEDY
     changes: Mapping[str, object] = field(default_factory=dict)
-    """To the configuration, by path."""
+    """Changes to the configuration, by path."""
     is_repeated: bool = False
     """Ask everything before, so that its prompts are in the prefix caches."""
     is_crowded: bool = False

@@ -23,11 +23,11 @@ class Difference:
 
     prompt_len: int
     position: int
-    """In the output."""
+    """Index of the first differing token in the output."""
     expected: int | None
     found: int | None
     top2_gap: float
-    """Between the two most probable tokens there, in nats: a small one is a near tie."""
+    """Nats between the two most probable tokens there: few make a near tie."""
 
     def __str__(self) -> str:
         return (
@@ -46,7 +46,7 @@ class Verdict:
     kv_bytes: int
     num_drafted: int
     num_accepted: int
-    """Of all drafted tokens those that were right."""
+    """Drafted tokens that were right."""
     ms: float
     first_difference: Difference | None
     problems: tuple[str, ...]
@@ -72,7 +72,7 @@ class Evidence:
     """The decoding side was to guess tokens."""
 
     def total(self, counted: Callable[[Receipt], int]) -> int:
-        """Of the receipts of all that was found."""
+        """Sum over the receipts of all answers found."""
         return sum(counted(answer.receipt) for answer in self.found)
 
 

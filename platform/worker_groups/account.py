@@ -49,7 +49,7 @@ class Account:
         return tuple(self._since_by_reason)
 
     def waits_for(self, reasons: Iterable[Reason]) -> None:
-        """From now on these hold, and no others. Each is logged once, while it lasts."""
+        """Set the reasons to wait from now on. Each is logged once, while it lasts."""
         before, now = self._since_by_reason, self.wall_clock()
         self._since_by_reason = {one: before.get(one, now) for one in reasons}
         for one in self._since_by_reason.keys() - before.keys():

@@ -48,9 +48,9 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 5.0
 LONGEST_S = 60.0
-"""Between two looks, while looks fail."""
+"""Most seconds between two looks, while looks fail."""
 REFUSED = (400, 401, 403, 404, 413, 415)
-"""By Kubernetes' word, which asking again does not change."""
+"""HTTP statuses of a refusal by Kubernetes, which a retry does not change."""
 
 
 class Kube(Protocol):

@@ -21,9 +21,9 @@ from baton.platform.worker_groups.kube_api import CLUSTERS, GONE, SERVICES, Kube
 log = logging.getLogger(__name__)
 
 BREATH_S = 1.0
-"""From being woken to the look: events come in bursts, of our own patches among others."""
+"""Seconds from an event to the look: events come in bursts, of our own patches among others."""
 PAUSE_S = 30.0
-"""After a watch that was refused, or broke."""
+"""Seconds after a watch that was refused, or broke."""
 STUCK_AFTER_S = 300.0
 """A look that takes so long never ends."""
 
@@ -37,7 +37,7 @@ class Following:
     _looked_s: float = field(default_factory=time.monotonic)
 
     async def follow(self, stop: asyncio.Event) -> None:
-        """Until then. The page is up from the beginning."""
+        """Follow until `stop`. The page is up from the beginning."""
         pages = ProcessPages(
             metrics=lambda: exposition(self.adapter.families()),
             is_well=lambda: time.monotonic() - self._looked_s < STUCK_AFTER_S,
@@ -78,7 +78,7 @@ class Following:
 def keep_watching(
     api: KubeApi, plural: str, wake: Callable[[], None], ended: threading.Event
 ) -> None:
-    """Until then. After a gap somebody looks, whatever was missed."""
+    """Watch until `ended`, and wake after every gap, whatever was missed."""
     is_told = False
     while not ended.is_set():
         pause_s = BREATH_S

@@ -34,7 +34,7 @@ class WorkerGroup:
     num_hosts: int = 1
     is_suspended: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Of its Ray nodes."""
+    """Labels of its Ray nodes."""
     num_cpus: float = 0.0
     num_gpus: float = 0.0
     """What Ray counts on one of its pods."""
@@ -48,7 +48,7 @@ class WorkerGroup:
 
     @property
     def num_pods(self) -> int:
-        """That it is to have."""
+        """Pods that the group is to have."""
         return 0 if self.is_suspended else self.desired * self.num_hosts
 
 
@@ -69,7 +69,7 @@ class Pod:
 
 
 def read_groups(cluster_spec: Mapping[str, Any]) -> dict[str, WorkerGroup]:
-    """By their names, in their order; of the spec of a RayCluster."""
+    """The worker groups of a RayCluster's spec by name, in their order."""
     found = (_read_group(spec) for spec in cluster_spec.get("workerGroupSpecs") or ())
     return {group.name: group for group in found}
 

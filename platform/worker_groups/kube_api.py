@@ -19,7 +19,7 @@ SERVICES, CLUSTERS = "rayservices", "rayclusters"
 OF_SERVICE = "ray.io/originated-from-cr-name"
 OF_CLUSTER, OF_GROUP, OF_TYPE = "ray.io/cluster", "ray.io/group", "ray.io/node-type"
 TIMEOUT_S = (3.0, 10.0)
-"""To connect, and to answer."""
+"""Seconds to connect, and to answer."""
 WATCH_S = 240
 """The server ends a watch after so long; another begins."""
 ENDED = ("Failed", "Succeeded")
@@ -118,7 +118,7 @@ class KubeApi:
 
 
 def connect(url: str | None, namespace: str, service_name: str) -> KubeApi:
-    """With the pod's own account; `url`: of another server, without one."""
+    """Connect with the pod's own service account; `url`: to another server, without an account."""
     from kubernetes import config
 
     if url is None:

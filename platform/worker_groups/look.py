@@ -37,7 +37,7 @@ class Look:
 
 
 def active_cluster(service: Manifest) -> tuple[str, str]:
-    """Its name; or why there is nothing to do with it now."""
+    """The active RayCluster's name; or why there is nothing to do with it now."""
     status = service.get("status") or {}
     if service["metadata"].get("deletionTimestamp"):
         return "", "the RayService is on its way out"

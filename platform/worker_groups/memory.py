@@ -21,8 +21,8 @@ class Memory:
     """A document of Serve's, and one of a RayService that has its numbers."""
     _empty_since_s: dict[str, float] = field(default_factory=dict)
     _counts: dict[str, set[int]] = field(default_factory=dict)
-    """Of each group what it may be by this adapter's word: a patch that was not answered may have
-    been made, or not."""
+    """Replica counts that this adapter may have set, by group: a patch that was not answered may
+    have been made, or not."""
     _held_until_s: dict[str, float] = field(default_factory=dict)
     _numbers: Any = None
 
@@ -42,7 +42,7 @@ class Memory:
             self._counts[name] = {group.replicas}
 
     def sets(self, group: str, replicas: int) -> None:
-        """To be called before it is tried."""
+        """Note a count that is about to be set; to be called before the patch."""
         self._counts.setdefault(group, set()).add(replicas)
 
     def hold_left_s(self, group: str, now_s: float) -> float:

@@ -36,8 +36,8 @@ def cluster_patch(cluster: Manifest, resizes: Sequence[Resize], there: Collectio
 
 
 def floor_patch(cluster: Manifest, resizes: Sequence[Resize]) -> Patch:
-    """Of the RayCluster alone: what its autoscaler owns is not touched, and the RayService keeps
-    what a person wants at least."""
+    """A patch of the RayCluster alone: what its autoscaler owns is not touched, and the RayService
+    keeps what a person wants at least."""
     patch = _same(cluster)
     places = _places(cluster["spec"])
     for one in resizes:

@@ -32,10 +32,10 @@ class Running:
     """One look at it."""
 
     document: Plain
-    """Of the application that nodes are made for, as Serve has it."""
+    """Serve's document of the application that nodes are made for."""
     config: DeploymentConfig
     busy_ips: frozenset[str]
-    """Of nodes with something on them that a removal would end."""
+    """Addresses of nodes with something on them that a removal would end."""
     registry_ips: frozenset[str]
     """The registry starts anew elsewhere and has lost nothing, but who may be spared it is."""
 

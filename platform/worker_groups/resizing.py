@@ -46,8 +46,8 @@ def resize(
     pods: Mapping[str, Sequence[Pod]],
     empty: Sequence[Pod],
 ) -> Verdict:
-    """For one pool. `pods`: of each group, those that do not leave yet. `empty`: those of them
-    that may go, the best first."""
+    """Resize the groups of one pool. `pods`: of each group, those that do not leave yet. `empty`:
+    those of them that may go, the best first."""
     spare = sum(group.desired * places_of(group) for group in groups) - wanted
     if spare < 0:
         return _grown(groups, -spare, places_of)
@@ -73,7 +73,7 @@ def floors(
     wanted: int,
     places_of: PlacesOf,
 ) -> Verdict:
-    """For one pool where Ray's autoscaler is on: each group's `minReplicas`, as `replicas` of the
+    """Each group's `minReplicas` for one pool where Ray's autoscaler is on, as `replicas` of the
     result. `own_floors`: what a person wants at least."""
     least = {group.name: min(own_floors.get(group.name, 0), group.max_replicas) for group in groups}
     lacking = wanted - sum(least[group.name] * places_of(group) for group in groups)
@@ -93,8 +93,9 @@ def best_first(
     busy: Iterable[Pod],
     topology: Callable[[Pod], Sequence[str]],
 ) -> list[Pod]:
-    """Those that leave the others near each other: from domains with the fewest pods that work,
-    the widest domain first; then those that nothing ever ran on, which have no node yet."""
+    """Pods in the order in which to remove them, so that the others stay near each other: from
+    domains with the fewest pods that work, the widest domain first; then those that nothing ever
+    ran on, which have no node yet."""
     working = Counter(domain for pod in busy for domain in _domains(topology(pod)))
 
     def order(pod: Pod) -> tuple[object, ...]:

@@ -29,7 +29,7 @@ STORED_NAMES: Mapping[torch.dtype, str] = {
     torch.int8: "I8",
     torch.uint8: "U8",
 }
-"""As safetensors calls them: the same weights have the same fingerprint in either form."""
+"""Dtypes as safetensors names them: the same weights have the same fingerprint in either form."""
 _AS_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 
 def give_back(tensor: Tensor) -> None:
-    """Only of memory that is mapped from a file and was never written to: else it would be lost."""
+    """Let the kernel drop a tensor's pages. They must be mapped from a file and never written to:
+    else they would be lost."""
     if not hasattr(mmap, "MADV_DONTNEED"):
         return
     first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -51,7 +51,7 @@ class SafetensorsEntry:
     shape: tuple[int, ...]
     start: int
     end: int
-    """Its bytes in the file."""
+    """Offsets of the tensor's bytes in the file."""
 
     @property
     def num_bytes(self) -> int:

@@ -22,7 +22,7 @@ class DescribedTensor:
     shape: tuple[int, ...]
     start: int
     end: int
-    """Its bytes in the file."""
+    """Offsets of the tensor's bytes in the file."""
 
 
 def read_header(path: Path) -> Mapping[str, DescribedTensor]:

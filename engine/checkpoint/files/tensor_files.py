@@ -19,7 +19,7 @@ class TensorEntry(Protocol):
 
     @property
     def dtype(self) -> str:
-        """As safetensors names it, such as BF16."""
+        """The dtype as safetensors names it, such as BF16."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -31,7 +31,7 @@ class TensorEntry(Protocol):
         """Some of its bytes, row by row, whatever the file they lie in."""
 
     def load(self, dtype: torch.dtype) -> Tensor:
-        """On the CPU; not to be written to."""
+        """The tensor on the CPU; read-only."""
 
     def load_matrix(self, matrix: int, dtype: torch.dtype) -> Tensor:
         """One of a stack, so that never all of them are wide at once."""
@@ -44,7 +44,7 @@ class StoredEntry(TensorEntry, Protocol):
     """One that lies in a file as it is."""
 
     def stored(self) -> Tensor:
-        """In the dtype of the file; memory-mapped where that can be. Not to be written to."""
+        """The tensor in the dtype of the file; memory-mapped where that can be. Read-only."""
 
 
 READERS: Mapping[str, Callable[[Path], Mapping[str, StoredEntry]]] = {

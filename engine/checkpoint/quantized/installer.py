@@ -59,14 +59,15 @@ class QuantizedInstaller:
         self._keeps = quantize == "none"
         self._sources_of: dict[str, list[str]] = defaultdict(list)
         self._meanings: dict[str, set[str | None]] = defaultdict(set)
-        """By target, of the bits that it is made of; None of what is not quantised."""
+        """Meanings of the bits that each target is made of; None for parts that are not
+        quantised."""
         for placement in placements:
             entry = entries[placement.source]
             meaning = entry.bits.meaning if isinstance(entry, QuantizedEntry) else None
             self._sources_of[placement.target].append(placement.source)
             self._meanings[placement.target].add(meaning)
         self._experts_stay: dict[str, bool] = {}
-        """By target, decided by the first."""
+        """Whether experts stay quantised, by target; the first expert decides."""
         self._num_bytes: dict[str, int] = {}
         """Bytes, by target."""
 

@@ -24,7 +24,7 @@ def is_for_cpu(quantized: QuantizedWeight) -> bool:
 
 
 def on_cpu(quantized: QuantizedWeight, *, is_gated: bool) -> PackedQuantizedWeight | None:
-    """The same weight for operators; None if there are none for it."""
+    """`quantized` packed for CPU operators; None if there are none for it."""
     if not is_for_cpu(quantized):
         return None
     if _is_int8(quantized):

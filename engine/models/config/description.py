@@ -30,7 +30,8 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def architecture_of(raw: Mapping[str, object]) -> str:
-    """Of a classifier that is made of some rows of a head, that of the model with that head."""
+    """The architecture that config.json names; for a classifier made of some rows of a language
+    model's head, that of the language model."""
     match raw.get("architectures"):
         case [str(architecture)]:
             if raw.get(CLASSIFIER_FROM_TOKEN):

@@ -11,7 +11,7 @@ from baton.core.kv_layout import INT4, QUANTIZED, KvLayout, SideCache
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     architecture: str
-    """As `config.json` names it."""
+    """The architecture as `config.json` names it."""
     vocab_size: int
     max_model_len: int
     """Tokens of prompt and output together that are served; some rotary positions depend on it."""
@@ -35,7 +35,7 @@ class ModelInfo:
 
     @property
     def num_logits(self) -> int:
-        """Of a token: one for each label, or each token."""
+        """Logits of a position: one for each label, or each token of the vocabulary."""
         return self.num_labels or self.vocab_size
 
     def layout(self, block_size: int, kv_dtype: str = "auto") -> KvLayout:

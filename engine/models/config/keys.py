@@ -30,7 +30,7 @@ class ConfigKeys:
         self._path = path
 
     def with_default(self, key: str, value: object) -> ConfigKeys:
-        """The same keys, where `key`, if absent or null, is `value`."""
+        """These keys with `key` set to `value` if it is absent or null."""
         if self.value(key) is not None:
             return self
         values = {**self._values, self._own(key): value}

@@ -70,9 +70,9 @@ class ModelConfig:
     """Whether attention's output has a bias."""
     has_ffn_bias: bool = False
     has_head_norm: bool = False
-    """Where a family's checkpoints differ in it."""
+    """Whether heads have norms, where a family's checkpoints differ in it."""
     has_ffn_norm: bool = True
-    """Else the feed-forward reads what attention reads."""
+    """Whether the feed-forward has a norm of its own; else it reads what attention reads."""
     logit_softcap: float | None = None
     num_labels: int | None = None
     """Set: the head gives a logit for each label, and nothing can be generated."""
@@ -122,11 +122,12 @@ class ModelConfig:
         return max(reaches)
 
     def serving(self, max_model_len: int) -> ModelConfig:
-        """The same model for requests of up to `max_model_len` tokens, as far as it allows."""
+        """This configuration for requests of up to `max_model_len` tokens, as far as the model
+        allows."""
         return replace(self, max_model_len=min(max_model_len, self.max_context))
 
     def streaming(self, window: Streaming) -> ModelConfig:
-        """The same model whose tokens see `window`, in layers where they would see all before them.
+        """This configuration with `window` in the layers of full attention.
 
         Raises InvalidConfig for attention of a kind that has no such window.
         """
@@ -197,7 +198,7 @@ def parse_windows(
 
 
 def parse_uniform_windows(keys: ConfigKeys, window: int | None) -> list[int | None]:
-    """The same window in every layer; `layer_types`, if there, must not say otherwise."""
+    """`window` for every layer; `layer_types`, if there, must not say otherwise."""
     num_layers = keys.count("num_hidden_layers")
     expected = FULL if window is None else SLIDING
     if keys.value("layer_types") is not None and set(_layer_types(keys, num_layers)) != {expected}:

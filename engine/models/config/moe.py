@@ -38,7 +38,7 @@ class MoeConfig:
 
 
 def parse_routing(keys: ConfigKeys, **options: Any) -> Routing:
-    """By the customary keys. Raises CheckpointError if so many cannot be chosen."""
+    """Routing by the customary keys. Raises CheckpointError if so many experts cannot be chosen."""
     names = [name for name in NUM_EXPERTS if keys.value(name) is not None]
     name = names[0] if names else NUM_EXPERTS[0]
     num_experts, num_choices = keys.count(name), keys.count("num_experts_per_tok")

@@ -47,7 +47,8 @@ class _Parameters:
     name: str
     values: Mapping[str, object]
     keys: ConfigKeys
-    """For what some families keep outside of the object, or leave out."""
+    """Keys of the whole config: some families keep parameters outside of the object, or leave them
+    out."""
     rotary_dim: int
 
     def number(self, key: str, default: float | None = None) -> float:

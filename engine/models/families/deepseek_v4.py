@@ -41,7 +41,7 @@ from baton.kernels.products.linear import GATES
 SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 """What `layer_types` has beside windows alone: entries that overlap and are chosen, and others."""
 KINDS = {0: SLIDING, 4: SPARSE, 128: HEAVY}
-"""By `compress_ratios`, as published."""
+"""Kind of attention by compression ratio, as published in `compress_ratios`."""
 BY_TOKEN, BY_ROUTER = "hash_moe", "moe"
 PLAIN_ROPE = RopeKeys(layer_type="main", is_scaled=False, may_be_partial=True)
 ROPE_OF_ENTRIES = RopeKeys(
@@ -96,9 +96,9 @@ def _parse_compressed(keys: ConfigKeys, heads: HeadShape) -> CompressedConfig:
 
 class _Ropes(NamedTuple):
     of_tokens: Rope
-    """In layers that see a window alone."""
+    """RoPE of layers that see a window alone."""
     of_entries: Rope
-    """In layers that compress, tokens included."""
+    """RoPE of layers that compress, for their entries and tokens."""
 
 
 def _parse_ropes(keys: ConfigKeys, head_dim: int) -> _Ropes:
@@ -241,9 +241,9 @@ CHECKPOINT = {
     "norm.weight": ("model.norm.weight",),
     "head.weight": ("head.weight",),
 }
-"""As transformers saves them. Of these a model has those that its configuration gives it."""
+"""Weight names as transformers saves them; a model has those that its configuration gives it."""
 PUBLISHED = {"embed.weight": ("embed.weight",), **_hyper("collapse", "hc_head")}
-"""Where the authors say it otherwise: all without `model.`"""
+"""Weight names where the authors' differ: all without `model.`"""
 
 DEEPSEEK_V4 = Family(
     description="DeepSeek V4-Flash: compressed contexts, hyper-connections, hashed experts",

@@ -27,7 +27,7 @@ YARN = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-"""Where `config.json` says nothing of rotary positions."""
+"""RoPE parameters where `config.json` says nothing of them."""
 
 
 def parse(keys: ConfigKeys) -> ModelConfig:

@@ -99,7 +99,8 @@ def _rope_layers(keys: ConfigKeys, num_layers: int) -> Sequence[bool]:
 
 
 def _chunked_layers(keys: ConfigKeys, has_rope: Sequence[bool]) -> Sequence[bool]:
-    """By `layer_types`, else those with rotary positions."""
+    """Whether each layer's attention is chunked, by `layer_types`; without it, layers with RoPE
+    are."""
     types = keys.value("layer_types")
     if types is None:
         return has_rope

@@ -42,7 +42,7 @@ def parse_experts(keys: ConfigKeys, config: ModelConfig) -> MoeConfig:
 
 
 def with_experts(keys: ConfigKeys, config: ModelConfig, moe: MoeConfig) -> ModelConfig:
-    """In the layers that are not dense."""
+    """`config` with `moe` in the layers that are not dense."""
     layers = zip(config.layers, parse_sparse_layers(keys), strict=True)
     return replace(
         config,

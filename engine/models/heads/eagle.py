@@ -69,7 +69,7 @@ class EagleHead(nn.Module):
     features = OUTPUTS
 
     def __init__(self, config: ModelConfig, *, has_bias: bool) -> None:
-        """Without weights. `has_bias`: of what joins a token and a hidden state.
+        """A head without weights as yet. `has_bias`: of what joins a token and a hidden state.
 
         Raises CheckpointError if it has several layers.
         """
@@ -113,7 +113,7 @@ class EagleHead(nn.Module):
         return self.model.logits(out)
 
     def mask(self) -> None:
-        """It guesses token by token."""
+        """None: this head drafts token by token."""
 
 
 def block_of(config: ModelConfig, layer: LayerConfig, *, attn_norm: nn.Module) -> Block:

@@ -73,7 +73,7 @@ def checkpoint(num_layers: int) -> dict[str, tuple[str, ...]]:
 
 
 OTHER_NAMES = _named(_FIRST, "", "layers.0.")
-"""As vLLM's tools call the first layer."""
+"""Names of the first layer as vLLM's tools write them."""
 ARRANGEMENTS: Mapping[str, Arrangement] = {
     "attn.qkv.first.weight": FIRST_HALF,
     "attn.qkv.second.weight": SECOND_HALF,
@@ -86,7 +86,7 @@ class FeatureJoin(nn.Module):
     """What a head makes of what it reads of a model, without the rest of it."""
 
     def __init__(self, width: int, taps: tuple[int, ...], *, features: str = "") -> None:
-        """Without weights. `features`: see `FeatureReader`."""
+        """A join without weights as yet. `features`: see `FeatureReader`."""
         super().__init__()
         self.width = width
         self.taps = taps
@@ -108,8 +108,9 @@ class Eagle3Head(FeatureJoin):
         features: str = "",
         mask_token: int | None = None,
     ) -> None:
-        """Without weights. `target_ids` [V']: the tokens that are drafted; None for all.
-        `features`: see `FeatureReader`. `mask_token`: that of a head that drafts several at once.
+        """A head without weights as yet. `target_ids` [V']: the tokens that are drafted; None for
+        all. `features`: see `FeatureReader`. `mask_token`: that of a head that drafts several at
+        once.
         """
         super().__init__(config.hidden_size, taps, features=features)
         width, eps, layer = config.hidden_size, config.norm_eps, config.layers[0]

@@ -36,7 +36,7 @@ class MedusaHeads(nn.Module):
         num_layers: int,
         has_own_heads: bool,
     ) -> None:
-        """Without weights. Heads that are not their own are all the model's."""
+        """Heads without weights as yet. Output heads that are not their own are all the model's."""
         super().__init__()
         self.blocks = nn.ModuleList(
             nn.ModuleList(

@@ -45,7 +45,8 @@ class MtpHead(nn.Module):
     features = OUTPUTS
 
     def __init__(self, config: ModelConfig, family: Family) -> None:
-        """Without weights. Its layer is made as the model's last, with an index of its own."""
+        """A head without weights as yet. Its layer is made as the model's last, with an index of
+        its own."""
         super().__init__()
         self.width = width = config.hidden_size
         eps = config.norm_eps
@@ -89,11 +90,11 @@ class MtpHead(nn.Module):
         return self.layer.logits(out)
 
     def mask(self) -> None:
-        """It guesses token by token."""
+        """None: this head drafts token by token."""
 
 
 def names_of(family: Family, layer: int) -> Family:
-    """The same family, whose checkpoints are known by the names of one layer behind the last."""
+    """The family with the checkpoint names of one layer behind the last."""
     prefix = family.further_layers.format(i=layer)
     own = {ours: tuple(prefix + name for name in theirs) for ours, theirs in OWN.items()}
     return replace(

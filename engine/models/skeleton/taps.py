@@ -23,7 +23,7 @@ class Taps:
         self.is_on = True
         """Whether anybody will read it: if not, passes need not fill it."""
         self.found: list[Tensor] = []  # [S, D] each
-        """Of the last pass, in the order of `layers`."""
+        """Hidden states tapped in the last pass, in the order of `layers`."""
 
     @property
     def features(self) -> Tensor:

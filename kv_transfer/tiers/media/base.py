@@ -55,7 +55,7 @@ class TierStats:
 class Tier(Protocol):
     @property
     def name(self) -> str:
-        """For receipts and metrics: "host", "disk", "store"."""
+        """The tier's name in receipts and metrics: "host", "disk", "store"."""
 
     @property
     def is_slow(self) -> bool:
@@ -78,7 +78,7 @@ class Tier(Protocol):
         """Look for what is there from before. Until this is done the tier is empty."""
 
     def holds(self, name: bytes) -> bool:
-        """As far as is known without asking a remote system."""
+        """Whether a block is here, as far as is known without asking a remote system."""
 
     def num_leading(self, names: Sequence[bytes]) -> int:
         """How many of `names`, from the first on, are here."""

@@ -35,7 +35,7 @@ from baton.kv_transfer.tiers.media.record import (
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 30.0
-"""So long nothing is written after the system has refused."""
+"""Seconds without writes after the system has refused one."""
 
 
 class DiskTier:
@@ -60,7 +60,7 @@ class DiskTier:
         self._slot: Slot | None = None
         self._paused_until = float("-inf")
         self._lru: Lru[str] = Lru()
-        """By file name within the slot; other layouts' files take room as well."""
+        """Files by name within the slot; other layouts' files take room as well."""
         self._lock = threading.Lock()
         self._writing = threading.Lock()
 

@@ -41,13 +41,13 @@ ABOUT_EQUAL = 0.6
 that does other things as well, tells no finer than that."""
 DEMOTED_S = 60.0
 UNMEASURED_S = 60.0
-"""Before a way that could not be measured is measured again."""
+"""Seconds before a transport that could not be measured is measured again."""
 MAX_CUTS = 2
 """Streams in a row that may break on a way before it is left alone."""
 MEETING_TIMEOUT_S = 5.0
 MAX_PEERS = 256
 SHARED_S = 600.0
-"""For how long what was measured of one peer holds for others of its host."""
+"""Seconds for which what was measured of one peer holds for others of its host."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -123,7 +123,7 @@ class AutoTransport:
         clock: Clock = monotonic,
     ) -> None:
         self.num_streams: Counter[str] = Counter()
-        """By way."""
+        """Streams opened, by transport."""
         self.num_demotions: Counter[str] = Counter()
         self.num_refused = 0
         """Times a peer was not used because nothing in `require` leads to it."""
@@ -135,10 +135,11 @@ class AutoTransport:
         self._peers: OrderedDict[str, _Peer] = OrderedDict()
         self._one_at_a_time = asyncio.Semaphore(1)
         self._shared: OrderedDict[tuple[Facts, str], tuple[ProbeRound, float]] = OrderedDict()
-        """By the facts of peers and by way: what was measured of one, and when."""
+        """Measurements of one peer and when they were made, by the facts of peers and by
+        transport."""
 
     async def check(self, address: str, sender: Epoch, receiver: Epoch) -> None:
-        """With `require`, a peer is met before anything is computed there."""
+        """Meet a peer before anything is computed there, if `require` is set."""
         if not self._require:
             return
         peer = self._peer(address, sender)
@@ -326,7 +327,7 @@ class AutoTransport:
             log.info("%s from %s %s", name, peer.address, record.reason)
 
     def _measured_elsewhere(self, peer: _Peer, name: str) -> ProbeRound | None:
-        """Of this way from another peer of the same host, of late."""
+        """Recent measurement of this transport from another peer of the same host."""
         if peer.theirs is None or not peer.theirs.host:
             return None
         measured, at = self._shared.get((peer.theirs, name), (None, 0.0))

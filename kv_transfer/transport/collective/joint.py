@@ -22,7 +22,7 @@ from baton.kv_transfer.transport.collective.staging import D_RANK, P_RANK, Point
 c10d: Any = torch.distributed  # whose stubs know little of what is used here
 
 PATIENCE_S = 10.0
-"""For the other side to join, and for P to send what it announced."""
+"""Seconds for the other side to join, and for P to send what it announced."""
 _UNLIMITED = timedelta(days=1)
 
 

@@ -46,14 +46,14 @@ class Staging(Protocol):
     """Tensors are flat, of bytes."""
 
     def of_pair(self) -> Staging:
-        """The same for one pair: nothing it does waits for another pair's peer."""
+        """The staging of one pair: nothing it does waits for another pair's peer."""
 
     def outgoing(self, piece: LentPiece) -> tuple[Tensor, Copied | None]:
         """A copy of a piece's bytes, end to end, and what tells when it is made: until then the
         piece's blocks are looked at. None: it is made already."""
 
     def incoming(self, num_bytes: int) -> Tensor:
-        """Where a piece is received."""
+        """A tensor to receive a piece in."""
 
     def send(self, group: PointToPoint, data: Tensor) -> Work: ...
 

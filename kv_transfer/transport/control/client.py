@@ -42,7 +42,7 @@ TELL_WITHIN_S = 0.002
 """How long what was taken may go untold while there is more to take: one message for several."""
 
 LAST_WORDS_S = 1.0
-"""For P to hear that all is taken, and to end a stream whose pieces are all there."""
+"""Seconds for P to hear that all is taken, and to end a stream whose pieces are all there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Announced:
     """A piece that P has announced. Call `take` once its bytes are read, or not wanted."""
 
     message: pb.KvPiece
-    """Without its data."""
+    """The piece's message without its data."""
     data: memoryview
     take: Callable[[], None]
     """Once, or more often; from any thread. Pieces may be taken in any order."""
@@ -270,7 +270,7 @@ class _Taking:
             ended.result()
 
     async def tell(self, line: Line) -> None:
-        """Until all is told, where it is known how many there are."""
+        """Tell P what was taken, until all is told, where it is known how many there are."""
         num_told = 0
         while not self.has_all or num_told < self._num_before:
             await self._changed.wait()

@@ -26,7 +26,7 @@ IDLE_S = 10.0
 MAX_IDLE_EACH = 4
 """Streams to one sender that are kept while nothing is open on them."""
 MAX_IDLE = 64
-"""To all of them."""
+"""Idle lines to all addresses together."""
 
 SERVICE = pb.DESCRIPTOR.services_by_name["KvTransfer"].full_name
 
@@ -42,7 +42,7 @@ class Line:
 
     @property
     def is_quiet(self) -> bool:
-        """It is open, and nothing has come that nobody read."""
+        """Whether the line is open, and everything that came was read."""
         return not self._call.done() and (self._reading is None or not self._reading.done())
 
     async def write(self, message: pb.OpenMessage) -> None:
@@ -77,7 +77,7 @@ class Lines:
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
         self._idle: dict[str, deque[tuple[Line, asyncio.TimerHandle]]] = {}
-        """By address; the one used last is last."""
+        """Idle lines by address; the one used last is last."""
 
     @property
     def num_idle(self) -> int:
@@ -105,7 +105,7 @@ class Lines:
         return line, await _opened(line, opening)
 
     def keep(self, address: str, line: Line) -> None:
-        """For the next transfer, unless it has ended, or there are too many."""
+        """Keep a line for the next transfer, unless it has ended, or there are too many."""
         if not line.is_quiet:
             line.close()
             return

@@ -43,7 +43,7 @@ from baton.proto import kv_pb2 as pb
 from baton.proto.kv_wire import layout_to_proto
 
 LAST_READS_S = 1.0
-"""When P gives a transfer up, D may finish reading what it was lent before."""
+"""Seconds for D to finish reading what it was lent before P gave the transfer up."""
 
 MAX_AGE_S = 60.0
 """An older stream is not kept. Who begins another shows anew who it is, as tokens and certificates
@@ -74,7 +74,7 @@ class KvTransferServicer:
         self._open: dict[StreamWindow, OpenTransfer] = {}
         """The transfers under way."""
         self._idle: set[StreamWindow] = set()
-        """Of streams that are kept, while nothing is open on them."""
+        """Windows of streams that are kept, while nothing is open on them."""
         self._is_leaving = False
 
     def serve(self, server: grpc.aio.Server) -> None:

@@ -29,7 +29,7 @@ MAX_UNTAKEN_S = 30.0
 """A stream whose D takes nothing for so long, though it could, is cut."""
 PATIENCE_S = 30.0
 MIN_BYTES_PER_S = 4 << 20
-"""For a whole stream P waits so long for D as its bytes take at this rate, and `PATIENCE_S`."""
+"""Least rate of a whole stream: P waits for D as long as its bytes take so, and `PATIENCE_S`."""
 MAX_READY = 32
 """Pieces waiting to be announced, and announced together."""
 MAX_BATCH_BYTES = 1 << 19
@@ -92,7 +92,7 @@ class StreamWindow:
                 self._lent.append(lent)
             parts.append(message)
             num_bytes += len(message)
-            # Of a stream all pieces but the last ones are about equally long.
+            # All pieces of a stream but the last ones are about equally long.
             is_full = num_bytes + len(message) > MAX_BATCH_BYTES or len(parts) == MAX_READY
             if is_full or len(self._lent) == MAX_UNTAKEN or (next_ := self._next_ready()) is None:
                 return parts[0] if len(parts) == 1 else b"".join(parts)

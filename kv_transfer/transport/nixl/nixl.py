@@ -46,7 +46,7 @@ from baton.kv_transfer.transport.nixl.reads import (
 )
 
 PATIENCE_S = 10.0
-"""For one piece."""
+"""Seconds for one piece."""
 MAX_PEERS = 64
 """Beyond it the one that was not used for longest is forgotten, unless it is in use."""
 
@@ -62,7 +62,7 @@ class _Arena(msgspec.Struct, frozen=True):
     """Addresses."""
     num_blocks: int
     block_bytes: list[int]
-    """By plane."""
+    """Bytes of a block, by plane."""
     mem_type: str
     device: int
 
@@ -101,7 +101,7 @@ class _Meeting:
     """Streams that read from it, or wait to."""
     is_idle: asyncio.Event = field(default_factory=asyncio.Event)
     was_cut: bool = False
-    """To be met anew, if it is still there: but not under the streams that go on."""
+    """Whether to meet it anew, if it is still there: but not under the streams that go on."""
     has_failed: bool = False
     """Nothing may come over this connection any more: nobody else begins on it."""
 

@@ -39,7 +39,7 @@ class Arrival:
         self.num_bytes = num_bytes
         self.is_dropped = False
         self.early: memoryview | None = None
-        """Its bytes, where another reader's turn came first."""
+        """The piece's bytes, where another reader's turn came first."""
         self._connection = connection
 
     def read(self, targets: Sequence[memoryview]) -> None:
@@ -52,7 +52,7 @@ class Arrival:
 
 
 class DataConnection:
-    """For one stream at a time."""
+    """A data connection for one stream at a time."""
 
     def __init__(self, connection: socket.socket, name: str) -> None:
         """`connection` was admitted by P. Belongs to this event loop."""
@@ -63,10 +63,10 @@ class DataConnection:
         self._socket = connection
         self._asks = bytearray()
         self._guard = threading.Lock()
-        """Of the asks, the failure, and of the socket being used by others than the reader."""
+        """Guards the asks, the failure, and the socket's use by others than the reader."""
         self._reading = threading.Lock()
         self._line: deque[Arrival] = deque()
-        """In the order asked; the first one's header is next on the wire."""
+        """Arrivals in the order asked; the first one's header is next on the wire."""
         self._failure: TransferCut | None = None
 
     @property
@@ -143,7 +143,7 @@ class DataConnection:
                 pass
         self._fail(TransferCut(f"{self.name}: the sender hears nothing"))
 
-    # With the lock.
+    # What follows is called with the lock held.
 
     def _read_until(self, arrival: Arrival) -> None:
         """Whatever is before it in the line, if it has not been read early itself."""
@@ -209,7 +209,7 @@ class DataConnection:
 
 
 def _nobody_cares(cut: TransferCut) -> None:
-    """It is in nobody's use."""
+    """Do nothing: the connection is in nobody's use."""
 
 
 def _copy(data: memoryview, targets: Sequence[memoryview]) -> None:

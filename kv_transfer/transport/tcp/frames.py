@@ -28,10 +28,10 @@ EPOCH_BYTES = 64
 SECRET_BYTES = 16
 MAX_PIECE_BYTES = 1 << 30
 MAX_PARTS = 1024
-"""Of memory, in one system call: IOV_MAX of Linux."""
+"""Memory areas in one system call: IOV_MAX of Linux."""
 PATIENCE_S = 10.0
 MIN_BYTES_PER_S = 4 << 20
-"""A piece may take so long as its bytes do at this rate, and `PATIENCE_S`."""
+"""Least rate of a piece, which may take `PATIENCE_S` besides."""
 SLICE_S = 1.0
 """A call that moves no byte comes back after so long, to see whether it is still wanted."""
 
@@ -46,10 +46,10 @@ _TICKET = struct.Struct(f"<Q{SECRET_BYTES}sQ")
 @dataclass(frozen=True, slots=True)
 class Ticket:
     number: int
-    """Of the piece, at its P: never used again."""
+    """Number of the piece at its P: never used again."""
     secret: bytes
     block_bytes: int
-    """Of each of the blocks, which come end to end."""
+    """Bytes of each of the blocks, which come end to end."""
 
     def pack(self) -> bytes:
         return _TICKET.pack(self.number, self.secret, self.block_bytes)
@@ -93,7 +93,8 @@ def seconds_for(num_bytes: int) -> float:
 
 
 def make_blocking(connection: socket.socket, *, receive_s: float, send_s: float) -> None:
-    """For a thread: a call waits so long, then tells what it moved, or raises BlockingIOError."""
+    """Make a socket blocking, for a thread: a call waits so long, then tells what it moved, or
+    raises BlockingIOError."""
     # Not `settimeout`: it would ask the system before each call whether there is anything.
     connection.setblocking(True)
     for option, seconds in ((socket.SO_RCVTIMEO, receive_s), (socket.SO_SNDTIMEO, send_s)):

@@ -30,7 +30,7 @@ class Loan:
 
 
 class Loans:
-    """For any thread."""
+    """Pieces lent to D until it asks for them. For any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

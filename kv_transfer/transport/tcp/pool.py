@@ -23,7 +23,7 @@ IDLE_S = 60.0
 MAX_IDLE_EACH = 4
 """Connections to one sender that are kept while no stream uses them."""
 MAX_IDLE = 64
-"""To all of them."""
+"""Idle connections to all senders together."""
 
 
 class Knock(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class Door(msgspec.Struct, frozen=True):
 
     port: int
     admission: bytes
-    """For this incarnation of D, on as many connections as P accepts."""
+    """Secret that admits this incarnation of D, on as many connections as P accepts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,14 +60,14 @@ class ConnectionPool:
         self._name = name
         self._control = control
         self._senders: dict[str, _Sender] = {}
-        """By address. One that is not connected to any more is forgotten, and met anew."""
+        """Senders by address. One that is not connected to any more is forgotten, and met anew."""
 
     @property
     def num_idle(self) -> int:
         return sum(len(sender.idle) for sender in self._senders.values())
 
     async def take(self, address: str, request: OpenTransfer) -> DataConnection:
-        """For one stream; give it back by `keep` or close it.
+        """A connection for one stream; give it back by `keep` or close it.
 
         Raises TransportFailed, StaleEpoch or TransferCut.
         """
@@ -88,7 +88,8 @@ class ConnectionPool:
             raise
 
     def keep(self, address: str, request: OpenTransfer, connection: DataConnection) -> None:
-        """For the next stream, unless something is on its way on it, or there are too many."""
+        """Keep a connection for the next stream, unless something is on its way on it, or there are
+        too many."""
         sender = self._senders.get(address)
         is_known = sender is not None and (sender.epoch, sender.receiver) == _epochs(request)
         if sender is None or not is_known or not connection.is_fresh:

@@ -48,7 +48,7 @@ class ServedConnection:
         self.idle_since: float | None = monotonic()
         """None while there is something to send."""
         self._guard = threading.Lock()
-        """Of the socket's end: its number may be another's at once."""
+        """Guards the socket's end: its number may be another's at once."""
         threading.Thread(target=self._serve, name="kv by tcp", daemon=True).start()
 
     def close(self) -> None:

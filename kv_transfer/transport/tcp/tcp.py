@@ -52,7 +52,7 @@ from baton.kv_transfer.transport.tcp.serving import ServedConnection
 MAX_READERS = 64
 """Streams whose pieces are read at once."""
 MAX_READERS_EACH = 16
-"""From one sender."""
+"""Reader threads for one sender."""
 MAX_HOSTS = 4
 """Addresses of its own at which a P listens."""
 MAX_SERVED = 512
@@ -61,7 +61,7 @@ MAX_STRANGERS = 64
 """Connections that have yet to say who they are."""
 HELLO_TIMEOUT_S = 3.0
 LAST_READS_S = 0.5
-"""When a stream ends early, what came with it may be read so much longer."""
+"""Seconds for which what came with a stream that ends early may still be read."""
 
 _Arrivals: TypeAlias = asyncio.Queue[KvPiece | TransferCut | None]
 """None, or what cut it, at the end."""
@@ -75,7 +75,7 @@ class TcpTransport:
         self._pool = ConnectionPool(self.name, control)
         self._readers = ThreadPoolExecutor(MAX_READERS, "kv by tcp")
         self._shares: WeakValueDictionary[str, Share] = WeakValueDictionary()
-        """Of the readers, by address: as long as pieces come from there."""
+        """Share of the reader threads, by address, as long as pieces come from there."""
 
     async def check(self, address: str, sender: Epoch, receiver: Epoch) -> None:
         """The first opening will tell."""
@@ -130,7 +130,7 @@ async def _ask(
     arrivals: _Arrivals,
     readers: Executor,
 ) -> None:
-    """For each piece as it is announced: no more than P lends at once."""
+    """Ask for each piece as it is announced: no more than P lends at once."""
     try:
         async with aclosing(announcements):
             async for announced in announcements:
@@ -177,7 +177,7 @@ class TcpSending:
         self._key = secrets.token_bytes(32)
         self._loans = Loans()
         self._doors: dict[str, tuple[int, asyncio.Task[None]]] = {}
-        """By host: the port, and who welcomes there."""
+        """Port by host, and the task that welcomes there."""
         self._opening = asyncio.Lock()
         self._strangers: dict[asyncio.Task[None], None] = {}
         """The one that came first is first."""

@@ -59,7 +59,7 @@ def deploy(
 
 
 def _judge(config: DeploymentConfig, check: StartCheck) -> None:
-    """As `baton serve` does before it starts: nothing is sent to the cluster that no node could
+    """Judge the start as `baton serve` does: nothing is sent to the cluster that no node could
     serve. Of a model that this machine does not have, its nodes find out.
 
     Raises CheckpointError or InvalidConfig. Memory and devices are the nodes'.

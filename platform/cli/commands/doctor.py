@@ -50,7 +50,7 @@ def doctor(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
     is_asked: bool
-    """For a deployment that is there."""
+    """Whether a running deployment is examined, too."""
     sample: int | None
     as_json: bool
 

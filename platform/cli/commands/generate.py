@@ -95,7 +95,8 @@ def _grammar(json_schema: Path | None, regex: str | None) -> Grammar | None:
 
 
 def texts_of(prompts: Iterable[str], stdin: TextIO) -> Iterator[str]:
-    """Who would type the lines of standard input is told so: else nothing seems to happen."""
+    """Prompts, with `-` replaced by the lines of standard input. A hint is printed if that is a
+    terminal: else nothing seems to happen."""
     for prompt in prompts:
         if prompt != "-":
             yield prompt

@@ -84,7 +84,8 @@ def serve(
 
 
 def _for_all_nodes(config: DeploymentConfig) -> DeploymentConfig:
-    """As nodes find the models by themselves, or borrow them: folders by their whole paths."""
+    """`config` as other nodes need it, which find or borrow models: folders by their whole
+    paths."""
     draft = config.decode.speculation.model
     changes = {
         "model": whole_name(config.model),
@@ -95,7 +96,7 @@ def _for_all_nodes(config: DeploymentConfig) -> DeploymentConfig:
 
 
 def _with_whole_path(config: DeploymentConfig) -> DeploymentConfig:
-    """Of the chat template, which the gateway reads from another folder."""
+    """`config` with an absolute chat template path: the gateway reads it from another folder."""
     setting = config.gateway.chat_template
     if not setting or is_inline(setting):
         return config

@@ -22,7 +22,7 @@ def cached_ids() -> list[str]:
 
 
 def cache_folder() -> Path:
-    """As huggingface_hub finds it, which takes half a second to import."""
+    """Hugging Face's cache, found as huggingface_hub does, which takes half a second to import."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
     home = Path(os.environ.get("HF_HOME", cache))
     return Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser()

@@ -20,9 +20,9 @@ GATEWAY, TRANSFER, HEALTH, RAY, LOG = "Gateway", "Transfer", "Health", "Ray", "L
 @dataclass(frozen=True, slots=True)
 class ConfigOption:
     flag: str
-    """As `typer.Option` takes it: `--port`, or `--this/--no-this`."""
+    """Flag as `typer.Option` takes it: `--port`, or `--this/--no-this`."""
     panel: str
-    """Under which heading `--help` lists it."""
+    """Heading under which `--help` lists it."""
     paths: tuple[str, ...]
     """What it sets; several at once for what both pools must, or usually do, agree on."""
     variable: str | None = None
@@ -121,7 +121,7 @@ SERVE_OPTIONS = (
 DEPLOY_OPTIONS = tuple(
     option for option in SERVE_OPTIONS if option.paths not in (("ray.address",), ("ray.dashboard",))
 )
-"""Those of `baton deploy`, which has an --address like its siblings, and starts no Ray."""
+"""Options of `baton deploy`, which has an --address like its siblings, and starts no Ray."""
 _OF_COST = (
     "--dtype", "--quantize", "--device", "--block-size", "--kv-cache-dtype",
     "--micro-batch-tokens", "--speculate", "--draft-model", "--draft-gib",

@@ -36,7 +36,7 @@ def admin_pages(
     ca_file: Path | None,
     config: GatewayConfig | None = None,
 ) -> GatewayPages:
-    """Of the gateway at `url`, or of the first on this machine that `config` says.
+    """Operator pages of the gateway at `url`, or of the first on this machine that `config` names.
 
     Raises Unavailable rather than give a key to another user of the machine, unless `url` says so.
     """

@@ -22,12 +22,12 @@ Command = Callable[..., None]
 class GeneratedOption:
     parameter: str
     flag: str
-    """As `typer.Option` takes it: `--port`, or `--this/--no-this`."""
+    """Flag as `typer.Option` takes it: `--port`, or `--this/--no-this`."""
     hint: Any
     """A type with its limits, as msgspec understands it. Lists may be given item by item."""
     help: str
     panel: str
-    """Under which heading `--help` lists it."""
+    """Heading under which `--help` lists it."""
     variable: str | None = None
     """An environment variable that stands for it."""
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # Ray is imported once its environment is set
     from ray.serve.schema import ApplicationStatusOverview
 
 Ports = tuple[int, int, int]
-"""Of HTTP, of gRPC, and of operators: 0 where they have none."""
+"""Ports of HTTP, gRPC and the operators' API; 0 where there is none."""
 
 PATIENCE_S = 0.5
 """How often the registry is looked at while replicas come up."""

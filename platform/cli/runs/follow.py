@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from baton.platform.worker_groups.following import Following
 
 PORT = 9480
-"""Of /metrics, /healthz and /readyz; by hand, the first that is free of the next 16."""
+"""Port of /metrics, /healthz and /readyz; when run by hand, the first that is free of the next 16.
+"""
 TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
 TOKEN_FILE_VARIABLE = "RAY_AUTH_TOKEN_PATH"
 

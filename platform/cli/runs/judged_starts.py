@@ -31,7 +31,7 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of this machine's memory."""
 
     start_bytes: int = 0
-    """Without which nothing comes up."""
+    """Bytes without which nothing comes up."""
     full_bytes: int = 0
     """Once all caches are full."""
 

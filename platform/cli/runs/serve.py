@@ -51,8 +51,8 @@ from baton.platform.observe.logs import Lines, start_log
 log = logging.getLogger(__name__)
 console = Console(highlight=False)
 RAY_STARTS = 2
-"""On a loaded machine. Ray's node gives its agents 15 s, which no setting makes more: they may need
-longer, and find in memory the next time what they read."""
+"""Attempts to start Ray on a loaded machine. Ray's node gives its agents 15 s, which no setting
+makes more: they may need longer, and find in memory the next time what they read."""
 WATCH_PERIOD_S = 1.0
 """How often it is looked whether the kernel had to end somebody."""
 

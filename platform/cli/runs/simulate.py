@@ -26,7 +26,7 @@ from baton.router.policies.by_name import ABLATIONS, POLICIES
 
 LOADS = (0.7, 1.0, 1.3)
 FILE_WIDTH = 100
-"""Of a table that is written elsewhere than to a terminal."""
+"""Width, in characters, of a table that is not written to a terminal."""
 C = TypeVar("C")
 GROUPS = {"all": tuple(POLICIES), "ablation": (DEFAULT_POLICY, *ABLATIONS)}
 

@@ -26,7 +26,7 @@ from baton.router.defaults import DEFAULT_POLICY
 MINUTE_S = 60.0
 HOUR_S = 3600.0
 NAME_WIDTH = 10
-"""Longer names go on in a second line: all of a table is read on 80 columns."""
+"""Width of names, of which longer ones go on in a second line: a table fits into 80 columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def _row(trace: str, seed: int, figures: PlannedFigures) -> dict[str, Any]:
 
 
 def changes(decisions: Sequence[Decision]) -> list[Decision]:
-    """Those that are other than the one before."""
+    """Decisions that differ from the one before."""
     found: list[Decision] = []
     for one in decisions:
         if not found or (one.prefill, one.decode) != (found[-1].prefill, found[-1].decode):

@@ -34,7 +34,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Whether that is the model's fault; else it is the configuration's."""
     warning: str = ""
     needs: Needs | None = None
-    """Of what may be started without a word."""
+    """The needs of a start that is neither refused nor warned of."""
 
 
 class StartCheck:

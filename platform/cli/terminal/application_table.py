@@ -11,7 +11,7 @@ COLUMNS = ("runs", "waits", "queued\ntokens", "KV\nused")
 
 
 def application_table(application: dict[str, Any]) -> Table:
-    """As `baton top` knows it: by Serve's word, and by its gateway's."""
+    """The application as `baton top` knows it: by Serve's word, and by its gateway's."""
     troubles = [
         f"{row['replica']}: {trouble}"
         for row in application["replicas"]
@@ -42,7 +42,7 @@ def application_table(application: dict[str, Any]) -> Table:
 
 
 def _state(row: dict[str, Any]) -> str:
-    """Of what runs by Serve's word, the gateway's."""
+    """State of a process: of one that Serve calls running, as the gateway sees it."""
     said, state = row["says"], row["state"].lower()
     if state != "running" or row["deployment"] in ("Gateway", "Registry"):
         return str(state)

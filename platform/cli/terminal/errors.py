@@ -47,7 +47,7 @@ class OneLineErrors(TyperGroup):
         try:
             sys.exit(run() or 0)
         except TyperException as error:
-            context: Any = getattr(error, "ctx", None)  # of usage errors
+            context: Any = getattr(error, "ctx", None)  # usage errors have one
             name = "baton" if context is None else context.command_path
             if message := error.format_message():  # none where the help text has been shown instead
                 complain(name, f"{message.rstrip('.')}; see `{name} --help`")
@@ -57,7 +57,7 @@ class OneLineErrors(TyperGroup):
 
 
 def complain(command: str, text: str) -> None:
-    """On one line, or one for each of several mistakes."""
+    """Print an error on one line, or one for each of several mistakes."""
     lines = ITEM.join(" ".join(item.split()) for item in text.split(ITEM))
     console = Console(stderr=True, highlight=False)
     console.print(Text.assemble((f"{command}: ", "red"), lines), soft_wrap=True)
@@ -65,7 +65,7 @@ def complain(command: str, text: str) -> None:
 
 @contextmanager
 def warnings_silenced() -> Iterator[None]:
-    """For commands whose output tells it better: the services' log is for operators."""
+    """Silence the services' log, which is for operators, in commands whose own output is better."""
     log = logging.getLogger("baton")
     level = log.level
     log.setLevel(logging.ERROR)

@@ -17,7 +17,7 @@ SHOWN_ANYWAY = ("wait_s", "work_s")
 
 
 def show(console: Console, request: Mapping[str, Any]) -> None:
-    """As GET /v1/requests/{id} answers."""
+    """Show what GET /v1/requests/{id} answers."""
     console.print(f"request {escape(request['id'])}")
     for decision in request["decisions"]:
         _show(console, decision)
@@ -62,7 +62,7 @@ def _predictions(candidates: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _decoders(candidates: Sequence[Mapping[str, Any]]) -> Table:
-    """Who might have decoded it, and what that would have cost all who decode there."""
+    """Candidate decode replicas, and what each would have cost all requests that decode there."""
     terms = list(candidates[0]["terms"])
     table = _table("to decode", *(name.removesuffix("_s") for name in terms), "age", "cost")
     for one in candidates:

@@ -22,7 +22,7 @@ OF_NODES = ("asked", "places")
 
 
 def show_planner(console: Console, told: Mapping[str, Any]) -> None:
-    """As GET /debug/planner answers."""
+    """Show what GET /debug/planner answers."""
     if not told["is_enabled"]:
         console.print(OFF)
         if "groups" in told:
@@ -59,7 +59,7 @@ def show_planner(console: Console, told: Mapping[str, Any]) -> None:
 
 
 def _show_groups(console: Console, groups: Mapping[str, Any]) -> None:
-    """As `baton k8s follow` answers, or why it does not."""
+    """Show what `baton k8s follow` answers, or why it does not."""
     if "trouble" in groups:
         console.print(f"worker groups: {escape(groups['trouble'])}\n")
         return

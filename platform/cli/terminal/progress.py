@@ -81,11 +81,11 @@ class StartBars:
         self._task_by_replica: dict[str, TaskID] = {}
 
     def write(self, text: str) -> None:
-        """Above the bars, as it is."""
+        """Print `text` above the bars, as it is."""
         self._bars.console.out(text, end="", highlight=False)
 
     def flush(self) -> None:
-        """For those who take this for a stream; what is written is seen at once."""
+        """No-op for callers that take this for a stream; what is written is seen at once."""
 
     def show(self, stage: str, fractions: Mapping[str, float]) -> None:
         """Replicas that are not in `fractions` any more have loaded."""

@@ -69,7 +69,7 @@ class StartReport:
             self._show()
 
     def wait_for(self, what: str) -> None:
-        """Which no stage is: only said if it lasts."""
+        """Wait for what is no stage: only said if it lasts."""
         with self._lock:
             self._stage = what
             self._show()
@@ -85,7 +85,7 @@ class StartReport:
 
     @contextmanager
     def ticking(self) -> Iterator[None]:
-        """On a thread of its own, for the main one may be held up by what it waits for."""
+        """Tick on a thread of its own, for the main one may be held up by what it waits for."""
         is_over = threading.Event()
 
         def run() -> None:

@@ -56,7 +56,7 @@ class ServedReplica:
     node_ip: str
     pid: int | None
     log_file: str
-    """Below the logs of its node."""
+    """Log file, below the logs of its node."""
 
 
 def start_serve(*, is_own_cluster: bool = False) -> None:
@@ -88,7 +88,7 @@ def deployed(name: str) -> Plain | None:
 
 
 def _standing(name: str) -> Plain | None:
-    """As `deployed`, but of an application that is to stay."""
+    """What `deployed` gives, but only of an application that is to stay."""
     details = served().get(name, {})
     document: Plain | None = details.get("deployed_app_config")
     return None if details.get("status") == LEAVING else document
@@ -241,7 +241,7 @@ def replicas(name: str) -> Iterator[ServedReplica]:
 
 
 def gateway_ports(name: str, timeout_s: float) -> tuple[int, int]:
-    """Of HTTP and gRPC, which several gateways share. Raises what Ray raises."""
+    """Ports of HTTP and gRPC, which several gateways share. Raises what Ray raises."""
     handle = serve.get_deployment_handle(GATEWAY, name)
     http, grpc, _ = handle.ports.remote().result(timeout_s=timeout_s)
     return http, grpc
@@ -296,7 +296,8 @@ def _ports_of(name: str, details: Plain) -> tuple[int, ...]:
 
 
 def _bound_ports(name: str) -> tuple[int, ...]:
-    """Of one without a document; none if it does not say, as it does not listen yet."""
+    """Ports of an application without a document; none if it does not say, as it does not listen
+    yet."""
     try:
         return gateway_ports(name, PORTS_TIMEOUT_S)
     except (TimeoutError, RayError, RayServeException):
@@ -304,7 +305,8 @@ def _bound_ports(name: str) -> tuple[int, ...]:
 
 
 def _put(document: Plain) -> None:
-    """To be called in a `sole_change`: others are sent as they were when they were read."""
+    """Send a document. To be called in a `sole_change`: others are sent as they were when they were
+    read."""
     check_ports(configuration(document))
     _send([*_others(document["name"]), document])
 

@@ -92,7 +92,7 @@ def scaled(
     held_until: Mapping[Role, float] | None = None,
     asked: Mapping[Role, int] | None = None,
 ) -> Plain:
-    """The same application with other numbers of replicas, by pool; nobody is started anew.
+    """The application's document with other numbers of replicas, by pool; nobody is started anew.
 
     `held_until`: the planner, if there is one, leaves these roles so until then. `asked`: for so
     many replicas it asks for nodes. Raises InvalidConfig for what cannot be in place.
@@ -127,7 +127,7 @@ def scaled(
 
 
 def asleep(deployed: Plain) -> Plain:
-    """The same application without prefill and decode replicas, until it is `scaled`.
+    """The application's document without prefill and decode replicas, until it is `scaled`.
 
     Raises InvalidConfig for a document whose numbers are no bounds: it would start all anew.
     """
@@ -173,7 +173,7 @@ def with_planned(
         return wanted
     try:
         before = configuration(deployed)
-    except InvalidConfig:  # of another version
+    except InvalidConfig:  # it is of another version
         return wanted
     if not before.planner.sets_counts:
         return wanted
@@ -240,7 +240,7 @@ def _deployment(config: DeploymentConfig, name: str, live: Plain) -> Plain:
 
 
 def _roles(config: DeploymentConfig) -> list[Role]:
-    """Those that have a pool."""
+    """Roles that have a pool."""
     return [role for role in Role if config.pool(role).replicas]
 
 

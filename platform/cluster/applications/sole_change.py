@@ -24,7 +24,7 @@ LIMIT_S = 60.0
 
 @contextmanager
 def sole_change() -> Iterator[None]:
-    """To be held from reading what is deployed until what follows from it is sent.
+    """A lock to be held from reading what is deployed until what follows from it is sent.
 
     Raises Unavailable where others do not come to an end.
     """

@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 NUM_ASKED = 8
 """Nodes that are asked at once; others once none of them has it."""
 MOST_ASKED = 32
-"""For what its source has, too. A folder of one of them is looked for on all."""
+"""Most nodes asked for what its source has, too. A folder of one of them is looked for on all."""
 PATIENCE_S = 30.0
-"""For an actor to start, or to answer."""
+"""Seconds for an actor to start, or to answer."""
 NUM_AHEAD = 2
 """Chunks of a file that are under way: all that a node borrows at once is 32 MiB, which the
 smallest object store holds."""
@@ -91,7 +91,7 @@ def _other_nodes() -> list[dict[str, Any]]:
 
 
 def _ask(model: str, version: str, nodes: Sequence[dict[str, Any]]) -> Iterator[_NodePeer | None]:
-    """Of each node that answers: None if it has nothing of it."""
+    """One peer for each node that answers: None if it has nothing of the model."""
     lender: Any = ray.remote(Lender)
     actors = [
         lender.options(

@@ -33,11 +33,12 @@ POLL_S = 0.5
 REASON = "DRAIN_NODE_REASON_PREEMPTION"
 """The one that Ray never declines."""
 TOLD_WITHIN_S = 15.0
-"""Of pods that end together each has told Ray by then: its command starts an interpreter first."""
+"""Seconds within which each of several pods that end together has told Ray: its command starts an
+interpreter first."""
 ANSWERED_WITHIN_S = 10.0
-"""By the head's own GCS, or the head goes."""
+"""Seconds in which the head's own GCS must answer, or the head goes."""
 CALL_S = 5.0
-"""For one answer of Ray's."""
+"""Seconds for one answer of Ray's."""
 CLOSED_WITHIN_S = 2.0
 """The connection to Ray, which asks the GCS once more."""
 
@@ -64,7 +65,7 @@ class LeavingNode(Protocol):
         """Raises NoAnswer, or Unavailable if Ray declines."""
 
     def num_actors(self) -> int:
-        """Those that are alive there. Raises NoAnswer."""
+        """Actors that are alive on the node. Raises NoAnswer."""
 
 
 def wait_until_empty(

@@ -51,7 +51,7 @@ class FetchStages:
         self._soon(self._startup.enter, stage)
 
     def _soon(self, tell: Callable[[T], None], what: T) -> None:
-        """In the loop's thread, one after the other."""
+        """Call `tell` in the loop's thread, one after the other."""
         self._loop.call_soon_threadsafe(tell, what)
 
 
@@ -90,7 +90,8 @@ def own_node() -> str:
 
 
 async def assigned_here(assignment: Assignment, startup: Startup | None = None) -> Assignment:
-    """As this node has the model: the first rank may be on another. Raises as `model_here`."""
+    """The assignment with this node's copy of the model: the first rank may be on another node.
+    Raises as `model_here`."""
     if assignment.node in ("", own_node()):
         return assignment
     asked = override(assignment.config, {"decode.speculation.model": assignment.draft})

@@ -18,8 +18,8 @@ def node_places(config: DeploymentConfig) -> dict[Role, int]:
 
 
 def places_of(nodes: Iterable[Mapping[str, Any]], config: DeploymentConfig) -> dict[Role, int]:
-    """By what each node has, not by what is free: a pool's nodes are its own, and replicas that
-    leave make room."""
+    """Replicas that the nodes have room for, by role. Counts what each node has, not what is free:
+    a pool's nodes are its own, and replicas that leave make room."""
     places = dict.fromkeys(Role, 0)
     for node in nodes:
         if not node["Alive"]:

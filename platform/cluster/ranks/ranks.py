@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from baton.engine.passes.runner import Runner
 
     Meeting = tuple[socket.socket, Rendezvous]
-    """And what the lead listens on there."""
+    """The lead's listening socket, and where the ranks meet."""
 
 log = logging.getLogger(__name__)
 NAMESPACE = "baton"
@@ -47,9 +47,9 @@ T = TypeVar("T")
 
 CALL_PERIOD_S = 1.0
 SILENT_S = 20.0
-"""After which a rank that does not answer is taken for gone."""
+"""Seconds after which a rank that does not answer is taken for gone."""
 PARTING_S = 5.0
-"""For a rank to end that was let go, or to say why it failed."""
+"""Seconds for a rank to end that was let go, or to say why it failed."""
 
 
 class Others(Protocol):

@@ -7,13 +7,14 @@ import urllib.request
 from typing import Any
 
 TIMEOUT_S = 2.0
-"""Less than a gateway waits for the registry."""
+"""Seconds to wait: less than a gateway waits for the registry."""
 MAX_BYTES = 1 << 20
 EXPLAIN = "/explain"
 
 
 def groups_account(url: str) -> dict[str, Any]:
-    """As its page answers; or why nothing is known, under `trouble`. Blocking."""
+    """What the page of `baton k8s follow` answers; or why nothing is known, under `trouble`.
+    Blocking."""
     if not url:
         return {"trouble": "set planner.groups_url to where `baton k8s follow` listens"}
     try:

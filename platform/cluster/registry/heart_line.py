@@ -32,9 +32,10 @@ from baton.proto.replica_pb2_grpc import RegistryStub
 log = logging.getLogger(__name__)
 
 ANSWER_S = 0.5
-"""Of a port that a firewall keeps from us, nothing is heard: a heartbeat is not late by more."""
+"""Seconds to wait for an answer: nothing is heard from a port behind a firewall, and a heartbeat is
+not late by more."""
 AVOIDED_S = 30.0
-"""For so long nothing is tried where nobody answered."""
+"""Seconds for which an address is not tried again after nobody answered."""
 
 
 class HeartLine:

@@ -1,4 +1,4 @@
-"""Between a gateway and the planner, which is in the registry: traffic there, decisions back."""
+"""The link of a gateway to the planner, which is in the registry: traffic there, decisions back."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PlannerLink:
         self._told_s = -inf
         self._registry: PlannerRegistry | None = None
         self.explained_by: PlannerRegistry | None = None
-        """Whom to ask for reasons; None: there are none."""
+        """The registry to ask for the planner's reasons; None: there are none."""
         self._reporting: asyncio.Task[None] | None = None
 
     def follow(self, registry: PlannerRegistry | None) -> None:
@@ -96,8 +96,8 @@ class PlannerLink:
             yield from self._told.families
 
     async def _report(self, registry: PlannerRegistry) -> None:
-        """For ever. What is not heard is in the next report, which does not wait for longer if
-        the one before took its time."""
+        """Report traffic for ever. What is not heard is in the next report, which does not wait for
+        longer if the one before took its time."""
         is_away = False
         while True:
             began_s = self._clock()

@@ -33,7 +33,7 @@ WAKE_S = 1.0
 LOOK_AT_SERVE_S = 30.0
 """How often Serve is asked why replicas do not come."""
 FLIP_SLACK_S = 10.0
-"""After its drain a replica takes less than that to begin in the other role."""
+"""Most seconds that a replica takes after its drain to begin in the other role."""
 
 Scale = Callable[[Counts, Counts, Counts], bool]
 """Blocking: from some numbers of replicas to others, and for how many nodes are asked for; False
@@ -74,7 +74,7 @@ async def keep_planned(
     messages: Messages,
     places: Places,
 ) -> None:
-    """For ever. One change at a time: while Ray's head is away there is none."""
+    """Plan and scale for ever, one change at a time; while Ray's head is away there is none."""
     looked_s = planner.clock() - LOOK_AT_SERVE_S
     while True:
         period_s = planner.rules.period_s

@@ -78,7 +78,7 @@ class RegistryActor:
         await self._port.start(own_address(config), config.security)
 
     def _plan(self, wanted: Planned | None) -> None:
-        """By these rules from now on; None: not at all."""
+        """Plan by these rules from now on; None: not at all."""
         if wanted is None:
             if self._planning is not None:
                 self._planning.cancel()
@@ -106,7 +106,7 @@ class RegistryActor:
         return PlannerTold() if self._planner is None else self._planner.hear(gateway, report)
 
     async def unix_time(self) -> float:
-        """By which what `baton scale` sets is held."""
+        """The clock by which `baton scale` holds are kept."""
         return time.time()
 
     async def explain_planner(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class RemoteRegistry:
 
     handle: Handle
     line: HeartLine | None = None
-    """Of a replica: where most of its heartbeats go."""
+    """A replica's direct line, which most of its heartbeats take."""
 
     @property
     def is_cut(self) -> bool:

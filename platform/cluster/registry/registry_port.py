@@ -34,7 +34,8 @@ class RegistryPort(RegistryServicer):
         self._server: grpc.aio.Server | None = None
 
     async def start(self, host: str, security: SecurityConfig) -> None:
-        """On a free port. Where it cannot be secured as configured, or bound, there is none."""
+        """Listen on a free port. Where it cannot be secured as configured, or bound, there is
+        none."""
         try:
             secured_by = load_security(security)
             self._server = new_server(secured_by, pings=False)
@@ -91,7 +92,7 @@ class RegistryPort(RegistryServicer):
         return await self.watch(request)
 
     async def watch(self, request: pb.WatchRequest) -> pb.MembershipUpdate:
-        """The same for who comes through Serve, and hears of this port."""
+        """Answer a watch. A caller that came through Serve learns this port's address."""
         incarnation = Epoch(request.incarnation) or None
         registry, version = self._registry, request.version
         await registry.until_news(incarnation, version, registry.patience_s)

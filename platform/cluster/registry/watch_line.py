@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = CALM_WATCH_S + 2.0
 THROUGH_SERVE_S = 30.0
-"""As often Serve is asked, which may know of another registry by now; and for so long a port that
-did not answer is left alone."""
+"""Seconds between questions to Serve, which may know of another registry by now; and for which a
+port that did not answer is left alone."""
 
 
 class WatchLine:
@@ -53,7 +53,7 @@ class WatchLine:
         self._address = ""
         self._channel: grpc.aio.Channel | None = None
         self._serve_at_s = float("-inf")
-        """When Serve is to be asked again."""
+        """Time at which Serve is to be asked again."""
         self._avoided_until_s = float("-inf")
 
     async def watch(self, incarnation: Epoch | None, version: int) -> Membership:
@@ -66,7 +66,7 @@ class WatchLine:
             incarnation=follower.incarnation or "", version=max(0, follower.version)
         )
         answer = await self._ask(asked)
-        self._follower = Follower()  # of what cannot be taken, all is asked for next
+        self._follower = Follower()  # news does not fit: all is asked for next
         known = {layout_id(layout): layout for layout in follower.layouts}
         membership = follower.take(update_from_proto(answer, known))
         if membership is None:

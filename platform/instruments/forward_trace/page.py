@@ -13,7 +13,7 @@ from baton.platform.instruments.forward_trace.trace import ForwardTrace
 
 TEMPLATE = Path(__file__).with_name("page.html")
 PLACES = 4
-"""After the point, of heat: a heat map of many heads would be much text."""
+"""Decimal places of heat: a heat map of many heads would be much text."""
 
 
 def page(trace: ForwardTrace) -> str:

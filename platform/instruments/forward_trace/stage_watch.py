@@ -69,7 +69,7 @@ class StageWatch:
         self._shape = shape
         self._chunk = Chunk(num_tokens, num_tokens)
         self.routed: dict[int, Routed] = {}
-        """By layer, of those that have experts: where each token went."""
+        """Expert routing of each token, by layer that has experts."""
         self._attended: list[tuple[SeesTokens, Any]] = []
         self._hooks = ExitStack()
 
@@ -110,7 +110,7 @@ class StageWatch:
                 self._after(
                     module, lambda inputs, out: self._product(name, layer, module, inputs[0], out)
                 )
-            case RmsNorm() | LayerNorm() if "." not in name:  # those over heads: part of attention
+            case RmsNorm() | LayerNorm() if "." not in name:  # norms of heads: part of attention
                 self._after(
                     module, lambda inputs, out: self._norm(name, layer, inputs[0], _first(out))
                 )

@@ -44,7 +44,7 @@ def show(console: Console, trace: ForwardTrace, *, every_layer: bool) -> None:
 
 
 def spelled(token: TracedToken) -> str:
-    """Its text, with spaces and line ends to be seen."""
+    """The token's text, with visible spaces and line ends."""
     text = token.text.replace(" ", "·").replace("\n", "⏎").replace("\t", "⇥")
     return text if text and text.isprintable() else f"<{token.token}>"
 

@@ -30,15 +30,15 @@ class GlobalValues(ChartNode, frozen=True, kw_only=True):
 
 
 class SurgeValues(ChartNode, frozen=True, kw_only=True):
-    """Of the upgrade NewClusterWithIncrementalUpgrade."""
+    """Settings of the upgrade strategy NewClusterWithIncrementalUpgrade."""
 
     gateway_class_name: str = ""
     max_surge_percent: Share = 100
-    """What the new cluster may have beside the old one, of its size."""
+    """Percent of its size that the new cluster may have beside the old one."""
     step_size_percent: Share = 10
-    """Traffic moved at a time."""
+    """Percent of the traffic that is moved at a time."""
     interval_seconds: Count = 30
-    """Between two such steps."""
+    """Seconds between two such steps."""
 
 
 class UpgradeValues(ChartNode, frozen=True, kw_only=True):
@@ -48,8 +48,8 @@ class UpgradeValues(ChartNode, frozen=True, kw_only=True):
     """`None`: such a change is ignored until the RayService is made anew. `NewCluster`: a second
     cluster comes up first, with as many GPUs again."""
     compare: bool = True
-    """With `None`: an upgrade whose `config` wants what the pods that run lack (a volume, a port, a
-    device) is refused. Helm reads the RayService and its RayCluster for it."""
+    """Whether, with `None`, an upgrade whose `config` wants what the pods that run lack (a volume,
+    a port, a device) is refused. Helm reads the RayService and its RayCluster for it."""
     surge: SurgeValues = SurgeValues()
 
 
@@ -107,7 +107,7 @@ class FaultToleranceValues(ChartNode, frozen=True, kw_only=True):
 
 
 class RayAuthValues(ChartNode, frozen=True, kw_only=True):
-    """Who may speak to Ray: its dashboard, jobs and processes."""
+    """Access to Ray: its dashboard, jobs and processes."""
 
     mode: Literal["disabled", "token"] = "token"
     """`token`: KubeRay makes a Secret, and all pods have it. Ray 2.52 or newer."""
@@ -167,7 +167,7 @@ class ModelStorageValues(ChartNode, frozen=True, kw_only=True):
 
 
 class ClusterSecurityValues(ChartNode, frozen=True, kw_only=True):
-    """Between Baton's own processes; see docs/operating/access.md."""
+    """Security between Baton's own processes; see docs/operating/access.md."""
 
     token: SecretRef = SecretRef()
     """BATON_CLUSTER_TOKEN, without which no call between Baton's processes is served."""

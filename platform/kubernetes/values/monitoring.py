@@ -16,7 +16,7 @@ class MonitorValues(ChartNode, frozen=True, kw_only=True):
     enabled: bool | None = None
     """null: where the cluster knows such objects."""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
-    """By which a Prometheus selects it."""
+    """Labels by which a Prometheus selects it."""
     interval: str = "15s"
     scrape_timeout: str = "10s"
     honor_labels: bool = False
@@ -47,9 +47,9 @@ class MonitoringValues(ChartNode, frozen=True, kw_only=True):
     """Prometheus and Grafana."""
 
     pod_monitor: MonitorValues = MonitorValues()
-    """Of Baton's processes and of Ray, on all pods."""
+    """A PodMonitor for Baton's processes and Ray, on all pods."""
     service_monitor: MonitorValues = MonitorValues(enabled=False)
-    """The same by a headless Service, in the place of the PodMonitor."""
+    """A ServiceMonitor with a headless Service, in the place of the PodMonitor."""
     prometheus_rule: RuleValues = RuleValues()
     dashboards: DashboardValues = DashboardValues()
 
@@ -63,7 +63,7 @@ class CollectorValues(PlacedValues, frozen=True, kw_only=True):
     """What `config.tracing.sample_ratio` is then, unless it is set: of requests that come without a
     trace of their own, whose caller has decided otherwise."""
     image: str = "otel/opentelemetry-collector-contrib:0.140.0"
-    """From `global.imageRegistry`, unless it names a registry itself."""
+    """Image, from `global.imageRegistry` unless it names a registry itself."""
     replicas: Count = 1
     resources: Free = msgspec.field(
         default_factory=lambda: {
@@ -74,4 +74,4 @@ class CollectorValues(PlacedValues, frozen=True, kw_only=True):
     exporters: Free = msgspec.field(default_factory=dict)
     """Where spans go, as the collector's own configuration writes it: at least one."""
     env: list[Free] = msgspec.field(default_factory=list)
-    """For credentials of exporters, from Secrets."""
+    """Environment variables, for credentials of exporters, from Secrets."""

@@ -10,7 +10,7 @@ from baton.core.config_node import Count, NonNegative
 from baton.platform.kubernetes.values.node import ChartNode, Free
 
 API_PATHS = ("/v1", "/v2", "/tokenize", "/detokenize", "/classify", "/score", "/rerank", "/pooling")
-"""Of gateways' public port, below which keys are asked for."""
+"""Paths of gateways' public port, below which keys are asked for."""
 GRPC_SERVICES = (
     "baton.v1.Inference",
     "grpc.health.v1.Health",
@@ -49,8 +49,8 @@ class IngressValues(ChartNode, frozen=True, kw_only=True):
     """Let its controller neither buffer answers nor cut long ones off."""
     hosts: list[IngressHostValues] = msgspec.field(default_factory=list)
     paths: list[str] = msgspec.field(default_factory=lambda: [*API_PATHS])
-    """Of all hosts that say nothing else: the whole API. What else a gateway answers (its front
-    page, `/docs`, `/health`) is not led outside."""
+    """Paths of all hosts that say nothing else: the whole API. What else a gateway answers (its
+    front page, `/docs`, `/health`) is not led outside."""
     tls: list[Free] = msgspec.field(default_factory=list)
 
 
@@ -71,7 +71,7 @@ class HttpRouteValues(RouteValues, frozen=True, kw_only=True):
     paths: list[str] = msgspec.field(default_factory=lambda: [*API_PATHS])
     """The whole API, likewise."""
     request_timeout: str = ""
-    """At least what gateways give a request. Empty: as long as the longest of
+    """Timeout, at least what gateways give a request. Empty: as long as the longest of
     `request_timeout_s` of `config.gateway` and its tenants."""
 
 
@@ -134,7 +134,7 @@ class NetworkPolicyValues(ChartNode, frozen=True, kw_only=True):
 
     enabled: bool = True
     clients: list[Free] = msgspec.field(default_factory=list)
-    """Who may call the gateways, as NetworkPolicy peers. Empty: everybody."""
+    """Clients that may call the gateways, as NetworkPolicy peers. Empty: everybody."""
     operator: list[Free] = msgspec.field(
         default_factory=lambda: [
             {
@@ -179,7 +179,7 @@ class DisruptionValues(ChartNode, frozen=True, kw_only=True):
 
     enabled: bool = True
     max_unavailable: Count = 1
-    """Of the pods that a group has at least; of groups of one pod any may go."""
+    """Most pods of a group's minimum that may be unavailable; of groups of one pod any may go."""
 
 
 class RayPortValues(ChartNode, frozen=True, kw_only=True):

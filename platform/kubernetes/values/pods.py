@@ -59,12 +59,12 @@ class PodValues(ChartNode, frozen=True, kw_only=True):
     affinity: Free = msgspec.field(default_factory=dict)
     tolerations: list[Free] = msgspec.field(default_factory=list)
     topology_spread_constraints: list[Free] = msgspec.field(default_factory=list)
-    """Without a `labelSelector` they count the pods of their own group."""
+    """Constraints without a `labelSelector` count the pods of their own group."""
     priority_class_name: str = ""
     scheduler_name: str = ""
     runtime_class_name: str = ""
     pod_labels: dict[str, str] = msgspec.field(default_factory=dict)
-    """Of the pods. A change is a new cluster."""
+    """Labels of the pods. A change is a new cluster."""
     pod_annotations: dict[str, str] = msgspec.field(default_factory=dict)
     env: list[Free] = msgspec.field(default_factory=list)
     env_from: list[Free] = msgspec.field(default_factory=list)
@@ -108,16 +108,16 @@ class WorkerValues(PodValues, frozen=True, kw_only=True):
     replicas: NonNegative = 1
     """Pods, or groups of `numOfHosts` pods."""
     min_replicas: NonNegative | None = None
-    """With the autoscaler or `config.planner.nodes`, at least. Empty: `replicas`."""
+    """Least pods with the autoscaler or `config.planner.nodes`. Empty: `replicas`."""
     max_replicas: NonNegative | None = None
-    """With the autoscaler or `config.planner.nodes`, at most. Empty: `replicas`."""
+    """Most pods with the autoscaler or `config.planner.nodes`. Empty: `replicas`."""
     num_of_hosts: Count = 1
     """Pods that come and go together, for replicas whose ranks are on several nodes."""
     processes: Annotated[int, msgspec.Meta(ge=1, le=16)] | None = None
     """Replicas that a pod can hold, each with a port for Prometheus. Empty: as many as its
     accelerators are enough for, or one."""
     idle_timeout_seconds: NonNegative = 0
-    """When the autoscaler takes an idle pod away. 0: as `autoscaler` says."""
+    """Seconds after which the autoscaler takes an idle pod away. 0: as `autoscaler` says."""
     priority: int = 0
     """Groups of a higher one are scaled up first (autoscaler v2)."""
     ray_labels: dict[str, str] = msgspec.field(default_factory=dict)

@@ -48,7 +48,7 @@ from baton.platform.kubernetes.values.node import ChartNode, Free
 from baton.platform.kubernetes.values.pods import HeadValues, WorkerGroupValues, WorkerValues
 
 ROLE_LABEL = "baton-role"
-"""Of Ray's nodes, so that each pool finds its own."""
+"""Label of Ray's nodes, so that each pool finds its own."""
 
 
 def default_config() -> dict[str, Any]:
@@ -72,13 +72,13 @@ class ChartValues(ChartNode, frozen=True, kw_only=True):
     fullname_override: str = ""
     """Name of the RayService and, with suffixes, of all else; at most 47 characters."""
     common_labels: dict[str, str] = msgspec.field(default_factory=dict)
-    """Of all objects but Ray's pods, for a label there is a new cluster."""
+    """Labels of all objects but Ray's pods, where a new label would mean a new cluster."""
     common_annotations: dict[str, str] = msgspec.field(default_factory=dict)
     global_: GlobalValues = msgspec.field(default_factory=GlobalValues, name="global")
     image: ImageValues = ImageValues()
     image_pull_secrets: list[Free] = msgspec.field(default_factory=list)
     ray_version: str = "2.60.0"
-    """That of the image."""
+    """Ray's version in the image."""
     config: DeploymentConfig = DeploymentConfig()
     """The deployment: the tree of `baton serve -f`, handed to the application as it is.
     docs/configuration.md has every setting."""

@@ -20,7 +20,7 @@ class Origin(Protocol):
     asked for. Called from several threads."""
 
     name: str
-    """For logs."""
+    """The origin as logs name it."""
 
     def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
         """The bytes of a file of the listing from `start` on, in pieces."""

@@ -19,7 +19,7 @@ from baton.core.errors import CheckpointError
 from baton.platform.models.origins.origin import Lost
 
 TIMEOUT_S = 30.0
-"""Of silence."""
+"""Seconds of silence after which a connection is given up."""
 NOT_THERE = (404, 410)
 HIDDEN = (*NOT_THERE, 403)
 """What is answered for what is not there to who may not list (S3, CloudFront); also for what is
@@ -42,11 +42,11 @@ class Answer:
         """Whether it is known of which bytes it is: a part may come without a word on that."""
         length = response.headers.get("Content-Length", "")
         self._num_bytes = int(length) if length.isdecimal() else None
-        """Of the body; None if it ends when the connection does."""
+        """Bytes of the body; None if it ends when the connection does."""
 
     @property
     def size(self) -> int | None:
-        """Of the whole file, if it is known."""
+        """Bytes of the whole file; None if they are not known."""
         return None if self._num_bytes is None else self._start + self._num_bytes
 
     @property

@@ -38,7 +38,7 @@ OPTIONAL = (
 )  # fmt: skip
 """What a model's folder may hold beside its configuration and weights."""
 MAX_TEXT_BYTES = 64 << 20
-"""Of SHA256SUMS and of an index."""
+"""Most bytes of SHA256SUMS and of an index."""
 
 
 class WebFolder:
@@ -71,7 +71,7 @@ class WebFolder:
     def _facts(
         self, names: Sequence[str], lacking: Collection[int] = NOT_THERE
     ) -> list[RemoteFile]:
-        """Of those that are there."""
+        """Size and ETag of the files that are there."""
         with ThreadPoolExecutor(NUM_AT_ONCE) as threads:
             facts = threads.map(self._fact, names, repeat(lacking))
             return [file for file in facts if file is not None]

@@ -1,4 +1,4 @@
-"""Whom the token for web servers is shown to.
+"""Servers that the token for web servers is sent to.
 
 BATON_MODEL_TOKEN_HOST=a.internal[:8443]   that server alone, by https or as the URL says
 not set                                    servers that are asked by https, and this machine

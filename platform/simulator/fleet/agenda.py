@@ -21,7 +21,7 @@ class Agenda:
 
     @property
     def next_s(self) -> float:
-        """When the next thing happens; infinite if nothing does."""
+        """Time of the next event; infinite if there is none."""
         return self._entries[0][0] if self._entries else inf
 
     def at(self, at_s: float, what: Callable[[], None]) -> None:

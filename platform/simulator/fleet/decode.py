@@ -67,9 +67,9 @@ class DecodeReplica:
         self._clients = clients
         self._is_draining = False
         self._open: dict[str, tuple[Turn, int]] = {}
-        """By request id, with the number of its gateway."""
+        """Open requests by id, each with the number of its gateway."""
         self._handoffs: list[Handoff] = []
-        """That have blocks, or wait for them; the oldest first."""
+        """Handoffs that have blocks, or wait for them; the oldest first."""
         self._numbers = count()
         self._places: Credits[int] = Credits(info.max_open)
 
@@ -83,7 +83,7 @@ class DecodeReplica:
         self._news.join(number, gateway, self.engine.pool, self.engine.events)
 
     def leave(self, number: int) -> None:
-        """That gateway is gone. What it sent is computed, for nobody."""
+        """Forget a gateway that is gone. What it sent is computed, for nobody."""
         self._places.leave(number)
         self._news.leave(number)
         self._publish()

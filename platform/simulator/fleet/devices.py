@@ -45,7 +45,8 @@ def devices_in(text: bytes, name: str) -> Devices:
 
 
 def devices_of(status: Mapping[str, Any], name: str) -> Devices:
-    """Of a gateway's /debug/status. Raises InvalidConfig if no replica knows its step times."""
+    """The devices that a gateway's /debug/status describes. Raises InvalidConfig if no replica
+    knows its step times."""
     by_role = {role: _device_of(rows) for role, rows in status["pools"].items()}
     decode = by_role.get("decode")
     prefill = by_role.get("prefill") or decode

@@ -36,7 +36,7 @@ class _Member:
     """It is not wanted any more before it was there."""
     becomes: Role | None = None
     idle_s: float = inf
-    """Since when it has nothing."""
+    """Time since which it has nothing to do."""
 
 
 class ElasticPools:
@@ -64,7 +64,7 @@ class ElasticPools:
         self._members.append(_Member(role, self._agenda.now, replica))
 
     def count(self, role: Role) -> PoolCount:
-        """Those that take this role next are starting in it."""
+        """Replicas of a role by state; those that take this role next are starting in it."""
         of_role = [one for one in self._members if one.role is role]
         flipping = sum(one.becomes is role for one in self._members)
         return PoolCount(

@@ -18,7 +18,8 @@ from baton.platform.traces.trace import Trace
 class FleetCase:
     trace: Trace
     load: float | None
-    """Of the time of those who compute prompts, if nothing were cached. None: as recorded."""
+    """Share of the prefilling replicas' time that prompts would take without a cache. None: as
+    recorded."""
     policy: str
     seed: int
     setup: FleetSetup
@@ -57,8 +58,8 @@ def play_fleet(case: FleetCase) -> Row:
 
 
 def at_load(trace: Trace, load: float, setup: FleetSetup) -> Trace:
-    """The same requests, sooner or later, so that computing every prompt whole takes `load` of the
-    time of all who compute prompts."""
+    """The trace with its arrivals stretched so that computing every prompt whole takes the share
+    `load` of the prefilling replicas' time."""
     device = setup.prefill if setup.num_prefill else setup.decode
     chunk = device.scheduler.max_chunk
     work_s = sum(

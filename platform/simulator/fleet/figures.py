@@ -16,14 +16,15 @@ class FleetFigures:
     p90_s: float
     p99_s: float
     itl_mean_s: float
-    """From one token to the next that did not come with it; so are the percentiles."""
+    """Mean seconds from one token to the next that did not come with it; the percentiles are of the
+    same."""
     itl_p50_s: float
     itl_p90_s: float
     itl_p99_s: float
     tpot_p50_s: float
-    """Of a request's tokens behind its first, on average."""
+    """Median over requests of the mean seconds per output token behind the first."""
     e2e_p50_s: float
-    """Until the last token."""
+    """Median seconds until the last token."""
     hit: float
     """Share of the prompts' tokens that were there when they were computed, pulled ones included.
     """
@@ -37,4 +38,4 @@ class FleetFigures:
     num_preempted: int
     num_pulled_tokens: int
     duration_s: float
-    """From the trace's start to its last token."""
+    """Seconds from the trace's start to its last token."""

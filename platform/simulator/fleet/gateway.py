@@ -33,7 +33,7 @@ class Decodes(Replica, Protocol):
 
 
 class Customer(Protocol):
-    """Who sends the requests; called when tokens have come."""
+    """The client that sends the requests; called when tokens have come."""
 
     def give(self, turn: Turn, num_tokens: int) -> None: ...
 
@@ -55,10 +55,10 @@ class SimulatedGateway:
         self._decodes: dict[Epoch, Decodes] = {}
         self._outside: FairQueue[Turn] = FairQueue({})
         self._in_line: dict[int, Turn] = {}
-        """By the prompt's number."""
+        """Waiting turns by the prompt's number."""
         self._customer: Customer | None = None
         self._under_way: dict[str, Turn] = {}
-        """By request id: all that are not over."""
+        """Turns that are not over, by request id."""
         self._is_dead = False
         self._is_serving = False
         self._is_looking = False

@@ -35,18 +35,18 @@ class Handoff:
     peer: ReplicaAddress
     """P."""
     others: tuple[ReplicaAddress, ...]
-    """To be asked if that one can not."""
+    """Prefill replicas to be asked if that one can not."""
     request: Request | None = None
-    """At P, once it has admitted the prompt."""
+    """The engine's request at P, once it has admitted the prompt."""
     sender: SenderState = field(default_factory=SenderState)
     lease: ReceiverLease | None = None
-    """Until D has reserved blocks: none."""
+    """D's lease; None until it has reserved blocks."""
     num_fresh_blocks: int = 0
-    """That the lease took from D's pool."""
+    """Blocks that the lease took from D's pool."""
     num_sent: int = 0
     """Tokens, those included that D had."""
     arrives_s: float = 0.0
-    """When the last of what was sent is there."""
+    """Time at which the last of what was sent is there."""
     is_given_up: bool = False
 
     @property

@@ -86,9 +86,9 @@ class Knowledge:
         self.num_cached = Matches(
             self._index, lambda epoch: self._links[epoch].info.layout
         ).num_tokens
-        """For the placer."""
+        """Cached prompt tokens per replica, for the placer."""
         self._booked: dict[str, _Booked] = {}
-        """By request id."""
+        """Bookings by request id."""
 
     def meet(self, replica: Replica) -> None:
         info = replica.info
@@ -194,7 +194,7 @@ class Knowledge:
 
 
 def _own(told: Capacity) -> Capacity:
-    """Without what it has to do for other gateways."""
+    """The capacity without what the replica has to do for other gateways."""
     return replace(told, num_running=0, num_waiting=0, num_queued_tokens=0, num_context_tokens=0)
 
 

@@ -21,10 +21,10 @@ class Served(NamedTuple):
     tpot_s: float
     """0 of one token."""
     place: int
-    """Of its arrival: of an open loop, in its trace."""
+    """Index of the request among arrivals; in an open loop, in its trace."""
     gateway: int
     num_tokens: int
-    """Of its prompt, of which so many were"""
+    """Tokens of its prompt, including cached ones."""
     num_cached: int
 
 
@@ -32,7 +32,7 @@ class Served(NamedTuple):
 class FleetOutcome:
     rejected: int = 0
     num_asked_again: int = 0
-    """Because a gateway died."""
+    """Requests asked again because a gateway died."""
     ttft_s: array[float] = field(default_factory=lambda: array("d"))
     e2e_s: array[float] = field(default_factory=lambda: array("d"))
     gaps_s: array[float] = field(default_factory=lambda: array("d"))
@@ -40,7 +40,7 @@ class FleetOutcome:
     served: list[Served] = field(default_factory=list)
     num_output_tokens: int = 0
     num_tokens: int = 0
-    """Of prompts; the next two, too."""
+    """Prompt tokens; the next two count prompt tokens, too."""
     num_cached: int = 0
     num_pulled: int = 0
     busy_s: Sequence[float] = ()

@@ -19,7 +19,7 @@ from baton.platform.simulator.fleet.turns import Turn
 
 @dataclass(slots=True)
 class Seen:
-    """Of requests at all gateways, since the beginning."""
+    """Request counts at all gateways, since the beginning."""
 
     num_arrived: int = 0
     prompt_tokens: int = 0

@@ -32,7 +32,7 @@ class PlannedFigures:
     itl_kept: float
     rejected: int
     replica_s: float
-    """Of both roles, until the last token."""
+    """Replica-seconds of both roles, until the last token."""
     prefill: float
     """Replicas on average; so is the next."""
     decode: float

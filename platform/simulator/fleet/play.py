@@ -58,7 +58,7 @@ class Fleet:
             held = setup.prefill.num_blocks * setup.prefill.block_size
             self._max_len = min(self._max_len, held)
         self._computing: list[PrefillReplica | DecodeReplica] = []
-        """Those that compute prompts."""
+        """Replicas that compute prompts."""
         self._decode: list[DecodeReplica] = []
         pools = ElasticPools(
             self.add,
@@ -150,11 +150,11 @@ class Fleet:
 
     @property
     def engines(self) -> Sequence[SimulatedEngine]:
-        """Of all replicas. To look at."""
+        """Engines of all replicas. Read-only."""
         return tuple(self._engine_by_id.values())
 
     def play(self) -> FleetOutcome:
-        """From the first request to the last token."""
+        """Simulate from the first request to the last token."""
         if self.pilot is not None:
             self.pilot.start()
         while True:

@@ -46,7 +46,7 @@ class Wiring:
     make_engine: Callable[[EngineHooks], SimulatedEngine]
     make_puller: Callable[[SimulatedEngine], Puller]
     engine_of: Callable[[str], SimulatedEngine]
-    """By replica id."""
+    """Looks up a replica's engine by its id."""
 
 
 class PrefillReplica:
@@ -61,7 +61,7 @@ class PrefillReplica:
         self._is_draining = False
         self._prompts = OpenPrompts(info.max_queued_tokens)
         self._handoffs: dict[str, tuple[Handoff, Receiver]] = {}
-        """By transfer id: those whose prompt is not computed."""
+        """Handoffs by transfer id, until their prompt is computed."""
         device = self.engine.device
         budget = lending_budget(
             device.step_times, device.scheduler.max_chunk, info.max_queued_tokens
@@ -78,7 +78,7 @@ class PrefillReplica:
         self._news.join(number, gateway, self.engine.pool, self.engine.events)
 
     def leave(self, number: int) -> None:
-        """That gateway is gone. What it sent is computed, for nobody."""
+        """Forget a gateway that is gone. What it sent is computed, for nobody."""
         self._credits.leave(number)
         self._news.leave(number)
         self._publish()

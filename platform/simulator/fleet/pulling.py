@@ -14,7 +14,7 @@ SALT = b""
 
 
 class Puller:
-    """Of one replica: what it receives comes one after the other."""
+    """KV pulls of one replica: what it receives comes one after the other."""
 
     def __init__(self, engine: SimulatedEngine, agenda: Agenda, links: Links) -> None:
         self._engine = engine
@@ -24,7 +24,7 @@ class Puller:
         self._free_s = 0.0
 
     def arrives_s(self, num_tokens: int, since_s: float) -> float:
-        """When KV of so many tokens is here that may travel from `since_s` on."""
+        """Time at which KV of `num_tokens` is here that may travel from `since_s` on."""
         num_bytes = num_tokens * self._engine.device.token_bytes
         self._free_s = max(self._free_s, since_s) + num_bytes / self._links.bytes_per_s
         return max(self._free_s, self._agenda.now) + self._links.latency_s

@@ -27,14 +27,14 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     num_blocks: Count = 3000
     block_size: Count = 512
     token_bytes: Rate = 160_000.0
-    """Of a token's KV, all layers."""
+    """Bytes of a token's KV, all layers."""
     max_batch_tokens: Count = 2048
     max_running: Count = 64
     prefill_chunk: Count | None = None
     max_open: Count = 128
     """Requests that a decode replica has at once."""
     max_queued_tokens: Count = 32_768
-    """Of prompts, at a prefill replica; more are refused."""
+    """Prompt tokens that a prefill replica queues; more are refused."""
 
     @property
     def layout(self) -> KvLayout:
@@ -61,11 +61,11 @@ class Links(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What joins clients, gateways and replicas."""
 
     front_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """From a client to the gateway's router: HTTP, a template, tokens."""
+    """Seconds from a client to the gateway's router: HTTP, a template, tokens."""
     latency_s: Annotated[float, msgspec.Meta(ge=0)] = 0.001
-    """Of a message from one process to another, however short."""
+    """Seconds that a message takes from one process to another, however short."""
     bytes_per_s: Rate = 10e9
-    """At which a replica receives KV."""
+    """Bytes a second at which a replica receives KV."""
 
 
 class Part(StrEnum):
@@ -96,9 +96,9 @@ class FleetSetup:
     num_decode: int
     num_gateways: int = 1
     gateway_dies_s: float | None = None
-    """When the first of them does; whoever has a request there asks another one, anew."""
+    """Time at which the first gateway dies; clients with a request there ask another one, anew."""
     gateway_joins_s: float | None = None
-    """When one more begins."""
+    """Time at which one more gateway begins."""
     prefill: Device
     decode: Device
     links: Links = field(default_factory=Links)
@@ -109,8 +109,9 @@ class FleetSetup:
     is_noisy: bool = True
     """Whether steps scatter by the spread of their step times."""
     rules: PlannerConfig | None = None
-    """With them the planner changes the numbers of replicas."""
+    """Planner rules by which the numbers of replicas change; None: they are fixed."""
     cold_start_s: float = 30.0
-    """That a replica takes until it serves."""
+    """Seconds that a replica takes until it serves."""
     flip_s: float = 2.0
-    """That one takes from its last request in one role until it serves in the other."""
+    """Seconds that a replica takes from its last request in one role until it serves in the other.
+    """

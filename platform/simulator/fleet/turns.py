@@ -34,26 +34,26 @@ class Turn:
     """What will be generated."""
     names: PromptNames
     gateway: int = 0
-    """Which one it came to."""
+    """Number of the gateway that it came to."""
     placement: Placement | None = None
     num_generated: int = 0
     """Tokens of the answer that its replica has."""
     num_given: int = 0
-    """Those that have come to the client."""
+    """Output tokens that have come to the client."""
     num_cached: int = 0
     """Tokens of the prompt that were there when it was computed, wherever that was."""
     num_pulled: int = 0
     first_token_s: float = 0.0
     last_token_s: float = 0.0
     gaps_s: list[float] = field(default_factory=list)
-    """Between tokens that did not come at once."""
+    """Seconds between tokens that did not come at once."""
 
     @property
     def arrived_s(self) -> float:
         return self.arrival.at_s
 
     def request(self, *, num_known: int = 0, max_new_tokens: int | None = None) -> Request:
-        """For an engine: behind the first `num_known` tokens of the answer."""
+        """The request as an engine takes it, behind the first `num_known` tokens of the answer."""
         return Request(
             self.request_id,
             self.prompt,
@@ -63,7 +63,7 @@ class Turn:
         )
 
     def give(self, num_tokens: int, now: float) -> None:
-        """So many tokens have come to the client, at once."""
+        """Note that `num_tokens` have come to the client, at once."""
         if self.num_given:
             self.gaps_s.append(now - self.last_token_s)
         else:
@@ -106,7 +106,7 @@ class Turns:
 
 
 def _next_turns(trace: Trace) -> dict[int, TraceRequest]:
-    """By the identity of a turn: the one after it in its session."""
+    """The next turn of its session, by `id` of the turn before."""
     return {
         id(turn): following
         for turns in trace.sessions().values()
