@@ -241,7 +241,10 @@ def test_a_clock_that_jumps_changes_nothing_that_is_timed() -> None:
     assert told == DATES
 
 
-DESCRIBED = ("client", "core", "gateway", "proto", "router")
+DESCRIBED = (
+    *("client", "core", "decode_service", "engine", "gateway", "kernels", "kv_transfer"),
+    *("platform", "prefill_service", "proto", "replica_core", "router"),
+)
 """Folders whose docstrings all have a subject."""
 WITHOUT_SUBJECT = re.compile(r"\s*(?:Of|Those|That|Whom) ")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from baton.core.errors import InvalidRequest, Overloaded
+from baton.core.errors import Overloaded
 
 T = TypeVar("T")
 
@@ -35,7 +35,8 @@ class GrammarReaders:
         self._free = threading.BoundedSemaphore(max_readers)
 
     def read(self, grammar: Callable[[], T]) -> T:
-        """Raises InvalidRequest if it takes too long, Overloaded if all readers are at it."""
+        """Raises Overloaded if it takes too long, as a good one may on a busy machine, or if all
+        readers are at it."""
         if not self._free.acquire(timeout=self._max_read_s):
             raise Overloaded("too many grammars are being read; try again later")
         reading: Future[T] = Future()
@@ -52,9 +53,9 @@ class GrammarReaders:
         try:
             return reading.result(self._max_read_s)
         except TimeoutError:
-            raise InvalidRequest(
-                f"the grammar cannot be followed: reading it took over {self._max_read_s:g} s; "
-                "write fewer intersections and repetitions"
+            raise Overloaded(
+                f"reading the grammar took over {self._max_read_s:g} s; try again later, and "
+                "should that not help, write fewer intersections and repetitions"
             ) from None
 
 

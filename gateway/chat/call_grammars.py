@@ -8,13 +8,13 @@ Once a mark has been written, nothing but a call that fits its schema can follow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from baton.gateway.chat.first_calls import harmony_output, llama3_output, llama4_output
 from baton.gateway.chat.functions import NO_PARAMETERS
 from baton.gateway.chat.gemma_grammar import gemma_calls
-from baton.gateway.chat.lark import BREAK, in_regex, json_of, quoted, without
+from baton.gateway.chat.lark import BREAK, NotHeld, in_regex, json_of, quoted, tokens, without
 from baton.gateway.chat.tagged_calls import dsml, tagged_calls
 from baton.gateway.chat.tool_definitions import ToolUse
 from baton.gateway.grammars.answer_grammar import NO_SPECIAL, written_mark
@@ -48,7 +48,32 @@ class _Writing:
 def calls_grammar(
     name: str, tools: ToolUse, special_by_mark: SpecialByMark = NO_SPECIAL
 ) -> str | None:
-    """Calls alone, in the format `name`, for `answer_grammar`. None where it is not known how."""
+    """Calls alone, in the format `name`, for `answer_grammar`. None where it is not known how, or
+    a schema says too much. Raises InvalidRequest."""
+    try:
+        return _calls_alone(name, tools, special_by_mark)
+    except (NotHeld, RecursionError):
+        return None
+
+
+def optional_calls(
+    name: str,
+    tools: ToolUse,
+    special_by_mark: SpecialByMark = NO_SPECIAL,
+    other_special: Collection[int] = (),
+) -> str | None:
+    """Any text, and calls in the format `name`: of a whole output. None as above.
+
+    `other_special` are tokens without a meaning here that a model may write between its words: the
+    marks of its reasoning, where nobody here knows them. Raises InvalidRequest.
+    """
+    try:
+        return _whole_output(name, tools, special_by_mark, other_special)
+    except (NotHeld, RecursionError):
+        return None
+
+
+def _calls_alone(name: str, tools: ToolUse, special_by_mark: SpecialByMark) -> str | None:
     if name == "llama3":
         more = ' ("; " call)*' if tools.is_parallel else ""
         return f"calls: call{more}\ncall: {json_of(tools.call_schema('parameters'))}"
@@ -63,14 +88,14 @@ def calls_grammar(
     return "\n".join((f"calls: call{more}", f"call: {call}", *writing.rules))
 
 
-def optional_calls(
-    name: str, tools: ToolUse, special_by_mark: SpecialByMark = NO_SPECIAL
+def _whole_output(
+    name: str, tools: ToolUse, special_by_mark: SpecialByMark, other_special: Collection[int]
 ) -> str | None:
-    """Any text, and calls in the format `name`: of a whole output. None where it is not known."""
     if name == "harmony":
         return harmony_output(tools, special_by_mark)
     if name in ("llama3", "llama4"):
-        return (llama3_output if name == "llama3" else llama4_output)(tools, special_by_mark)
+        write = llama3_output if name == "llama3" else llama4_output
+        return write(tools, special_by_mark, other_special)
     writing = _writing(name, tools, special_by_mark)
     if writing is None:
         return None
@@ -93,7 +118,11 @@ def optional_calls(
     some = "*" if tools.is_parallel and writing.between is not None else "?"
     called = " | ".join(f"text{index} call{index}" for index in range(len(rests)))
     lines += [f"FREE: {without(spelled)}", *writing.rules]
-    return "\n".join((f"calls: ({called}){some} FREE", *lines))
+    marked = ""
+    if other_special:
+        marked = "marked* "
+        lines.append(f"marked: FREE {tokens(other_special)}")
+    return "\n".join((f"calls: ({marked}({called})){some} {marked}FREE", *lines))
 
 
 def _is_special(begin: str, special_by_mark: SpecialByMark) -> bool:

@@ -10,10 +10,19 @@ An answer of Llama's may be JSON itself: it is a call once it begins with the na
 from __future__ import annotations
 
 import keyword
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from baton.gateway.chat.functions import NO_PARAMETERS
-from baton.gateway.chat.lark import ANY, COMMA, in_regex, json_of, members, not_begun, quoted
+from baton.gateway.chat.lark import (
+    ANY,
+    COMMA,
+    in_regex,
+    json_of,
+    members,
+    not_begun,
+    quoted,
+    tokens,
+)
 from baton.gateway.chat.tool_definitions import ToolUse
 from baton.gateway.chat.value_rules import required_of
 from baton.gateway.grammars.answer_grammar import written_mark
@@ -28,19 +37,23 @@ JSON_NAME = r"[ \n\t]*\"name\"[ \n\t]*:[ \n\t]*\"%s\""
 PYTHON_NAME = r"[ \n\t]*%s\("
 
 
-def llama3_output(tools: ToolUse, special_by_mark: SpecialByMark) -> str:
+def llama3_output(
+    tools: ToolUse, special_by_mark: SpecialByMark, other_special: Collection[int]
+) -> str:
     """A rule `calls`, in Lark's notation."""
     begins, begun = _marked(formats.LLAMA3_TAG, "OBJECT json_calls", special_by_mark)
     return "\n".join(
         (
-            f"calls: FREE | OBJECT (json_calls TAIL | OTHER) | {begun} TAIL",
+            f"calls: {_free(other_special)} | OBJECT (json_calls TAIL | OTHER) | {begun} TAIL",
             f"FREE: {not_begun('|'.join((OBJECT, *begins)))}",
             *_json_rules(tools),
         )
     )
 
 
-def llama4_output(tools: ToolUse, special_by_mark: SpecialByMark) -> str | None:
+def llama4_output(
+    tools: ToolUse, special_by_mark: SpecialByMark, other_special: Collection[int]
+) -> str | None:
     """A rule `calls`, in Lark's notation. None where arguments could not be written as Python."""
     arguments = [_python_arguments(tools, index) for index in range(len(tools.functions))]
     calls: list[str] = []
@@ -57,11 +70,10 @@ def llama4_output(tools: ToolUse, special_by_mark: SpecialByMark) -> str | None:
     first = "OBJECT (json_calls TAIL | OTHER) | LIST (python_calls REST | NO_CALL)"
     return "\n".join(
         (
-            f"calls: FREE | {first} | {begun} {end}?",
+            f"calls: {_free(other_special)} | {first} | {begun} {end}?",
             f"FREE: {not_begun('|'.join((OBJECT, LIST, *begins)))}",
             f"LIST: /{LIST}/",
             f"NO_CALL: {not_begun(PYTHON_NAME % _any_name(tools))}",
-            f"REST: {ANY}",
             rf"python_calls: python{more} /[ \n\t]*\]/",
             f"python: {some}",
             *calls,
@@ -109,12 +121,18 @@ def _marked(mark: str, calls: str, special_by_mark: SpecialByMark) -> tuple[tupl
     return (begin,), f"/{begin}/ {calls}"
 
 
+def _free(other_special: Collection[int]) -> str:
+    """An output without calls; behind a token that is no text, nothing is one."""
+    return f"FREE ({tokens(other_special)} REST)*" if other_special else "FREE"
+
+
 def _json_rules(tools: ToolUse) -> list[str]:
     """`json_calls` behind the bracket, what no call has there, and what stands behind calls."""
     indices = range(len(tools.functions))
     more = r" (/[ \n\t]*(;[ \n\t]*)?\{/ json_call)*" if tools.is_parallel else ""
     rules = [
         f"OBJECT: /{OBJECT}/",
+        f"REST: {ANY}",
         f"OTHER: {not_begun(JSON_NAME % _any_name(tools))}",
         r"TAIL: /[ \n\t]*([^ \n\t;{](?s:.*))?/",
         f"json_calls: json_call{more}",

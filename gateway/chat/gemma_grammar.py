@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from baton.gateway.chat.functions import NO_PARAMETERS
-from baton.gateway.chat.lark import ANY, quoted
+from baton.gateway.chat.lark import ANY, NotHeld, quoted
 from baton.gateway.chat.tool_definitions import ToolUse
-from baton.gateway.chat.value_rules import NotHeld, ValueRules
+from baton.gateway.chat.value_rules import ValueRules
 from baton.gateway.grammars.answer_grammar import written_mark
 from baton.gateway.output.gemma_calls import KEY, QUOTES
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from baton.gateway.grammars.answer_grammar import json_body
@@ -18,19 +18,29 @@ ANY = "/(?s:.*)/"
 """Any text. Special tokens are none."""
 BREAK = r"/\n?/"
 COMMA = r"/, ?/"
+MAX_OPTIONAL = 128
+"""Properties that may come next. Grammars have a limit of ways to go on (`grammar_check.py`), at
+which an output would fail in the middle of a call."""
 
 _NOTES = frozenset({"description", "title", "examples", "default", "$comment"})
 """What schemas tell a reader, and no grammar."""
 _BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 
 
+class NotHeld(Exception):
+    """The schema says what the rules of a format cannot, or too much for them."""
+
+
 def quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("&", r"\u0026")
 
 
 def json_of(schema: Any) -> str:
-    """A value that fits `schema`. Tools come with pages of words, and a grammar has a limit."""
-    return json_body(_without_notes(schema))
+    """A value that fits `schema`. Tools come with pages of words, and a grammar has a limit.
+
+    Raises NotHeld, RecursionError.
+    """
+    return json_body(without_notes(schema))
 
 
 def without(marks: Sequence[str]) -> str:
@@ -50,6 +60,11 @@ def in_regex(mark: str) -> str:
     return re.sub(r"([\[\]{}|()?*+./\\^$])", r"\\\1", mark)
 
 
+def tokens(ids: Collection[int]) -> str:
+    """Any one of these."""
+    return f"<[{','.join(map(str, sorted(ids)))}]>"
+
+
 def members(rule: str, items: Sequence[tuple[str, bool]], separator: str) -> list[str]:
     """Rules of a list of items in their order, each of which may be required. `rule` is all."""
     lines = [f'{rule}_first{len(items)}: ""', f'{rule}_more{len(items)}: ""']
@@ -61,19 +76,37 @@ def members(rule: str, items: Sequence[tuple[str, bool]], separator: str) -> lis
     return [f"{rule}: {rule}_first0", *lines]
 
 
-def _without_notes(schema: Any) -> Any:
+def without_notes(schema: Any) -> Any:
+    """Raises NotHeld, RecursionError."""
     if isinstance(schema, list):
-        return [_without_notes(item) for item in schema]
+        return [without_notes(item) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
+    if _num_optional(schema) > MAX_OPTIONAL:
+        raise NotHeld
     bare: dict[str, Any] = {}
     for key, value in schema.items():
         if key in _NOTES:
             continue
         if key in _BY_NAME and isinstance(value, Mapping):
-            bare[key] = {name: _without_notes(inner) for name, inner in value.items()}
+            bare[key] = {name: without_notes(inner) for name, inner in value.items()}
         elif key in ("enum", "const"):
             bare[key] = value
         else:
-            bare[key] = _without_notes(value)
+            bare[key] = without_notes(value)
     return bare
+
+
+def _num_optional(schema: Any) -> int:
+    """Of an object, with those of the schemas that it is a choice of."""
+    if not isinstance(schema, Mapping):
+        return 0
+    properties, required = schema.get("properties"), schema.get("required")
+    num = 0
+    if isinstance(properties, Mapping):
+        named = required if isinstance(required, list | tuple) else ()
+        num = len(properties.keys() - {name for name in named if isinstance(name, str)})
+    for several in ("anyOf", "oneOf", "allOf"):
+        options = schema.get(several)
+        num += sum(map(_num_optional, options)) if isinstance(options, list | tuple) else 0
+    return num

@@ -9,10 +9,13 @@ HTTP chats, gRPC chats and /v1/responses all come here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from baton.core.errors import InvalidRequest
+import msgspec
+
+from baton.core.errors import InvalidRequest, Overloaded
 from baton.core.parking import Parking
 from baton.core.sampling import Grammar, GrammarKind
 from baton.gateway.chat.cache_points import find_cache_points
@@ -24,9 +27,11 @@ from baton.gateway.chat.conversation import (
     render_chat,
     tool_format,
 )
-from baton.gateway.chat.functions import TextFunction
+from baton.gateway.chat.functions import NO_PARAMETERS, Function, TextFunction
+from baton.gateway.chat.lark import NotHeld, without_notes
 from baton.gateway.chat.tool_definitions import ToolMode, ToolUse
 from baton.gateway.chat.tool_detection import GENERIC, MARKERS, call_format
+from baton.gateway.grammars.structured_output import OutputRule
 from baton.gateway.output import formats, harmony
 from baton.gateway.output.formats import CallFormat
 from baton.gateway.output.output_parser import OutputParser
@@ -145,15 +150,30 @@ async def _grammar(
     if rule is not None or not _holds_to_schemas(gateway, parser, conversation):
         calls = _other_calls(parser, conversation, special_by_mark)
         return await gateway.grammars.accept(rule, reasoning=reasoning, calls=calls)
-    calls = optional_calls(parser, tools, special_by_mark)
+    other_special = gateway.model.tokenizer.special.difference(
+        special_by_mark.values(), gateway.model.eos_token_ids
+    )
+    calls = optional_calls(parser, tools, special_by_mark, other_special)
     if calls is None:
         return None
+    strict = [one for one in tools.functions if one.strict]
     try:
         return await gateway.grammars.accept_free(calls, tools.field, reasoning=reasoning)
-    except InvalidRequest:
-        if any(function.strict for function in tools.functions):
+    except Overloaded:
+        if strict:
             raise
-        return None  # the model is trusted with a schema that no grammar can be made of
+    except InvalidRequest:
+        # Nobody asked for this grammar: what is refused is a strict schema that is itself at fault.
+        for function in strict:
+            with suppress(NotHeld):
+                await gateway.grammars.accept(_schema_rule(function, tools.field))
+    return None  # the model is trusted
+
+
+def _schema_rule(function: Function, field: str) -> OutputRule:
+    """Raises NotHeld."""
+    schema = msgspec.json.encode(without_notes(function.parameters or NO_PARAMETERS)).decode()
+    return OutputRule(field=field, grammar=Grammar(GrammarKind.JSON_SCHEMA, schema))
 
 
 def _holds_to_schemas(gateway: Gateway, parser: str, conversation: Conversation) -> bool:

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.gateway.chat.functions import NO_PARAMETERS
-from baton.gateway.chat.lark import ANY, BREAK, in_regex, json_of, quoted, without
+from baton.gateway.chat.lark import ANY, BREAK, NotHeld, in_regex, json_of, quoted, without
 from baton.gateway.chat.tool_definitions import ToolUse
 from baton.gateway.chat.value_rules import (
     OF_ANY_PART,
-    NotHeld,
     ValueRules,
     any_text_fits,
     required_of,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.gateway.chat.lark import COMMA, json_of, members
+from baton.gateway.chat.lark import COMMA, NotHeld, json_of, members
 from baton.gateway.output.typed_arguments import TEXT, types_of
 
 MAX_DEPTH = 8
@@ -24,10 +24,6 @@ OBJECT_WORDS = frozenset(
 LIST_WORDS = PLAIN_WORDS | {"items"}
 OF_ANY_PART = frozenset({"string", "object", "array"})
 """Types of values that hold texts."""
-
-
-class NotHeld(Exception):
-    """The schema says what such rules cannot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

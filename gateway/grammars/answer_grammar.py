@@ -105,7 +105,8 @@ def json_body(schema: Any) -> str:
     """A schema in Lark's notation, with the layout that schemas have elsewhere."""
     if isinstance(schema, dict):
         schema = {**schema, "x-guidance": JSON_LAYOUT}
-    return "%json " + msgspec.json.encode(schema).decode()
+    # Outside of texts, `&` is an intersection, and those are counted.
+    return "%json " + msgspec.json.encode(schema).decode().replace("&", r"\u0026")
 
 
 def _body(grammar: Grammar) -> str:

@@ -62,6 +62,8 @@ ANTHROPICS_REQUEST_ID = "request-id"
 """The request's id once more, for Anthropic's clients, which look for it there."""
 IGNORED = "x-baton-ignored"
 """Fields of the body that have no effect."""
+MAX_TOLD = 2048
+"""Characters of them; `...` stands for the rest."""
 COUNTED_FIELDS = frozenset(
     {
         "betas",
@@ -260,7 +262,7 @@ class Edge:
     def _ignored(self, fields: Sequence[str]) -> Iterator[tuple[bytes, bytes]]:
         told = count_ignored(self._gateway, fields)
         if told:
-            yield IGNORED.encode(), ", ".join(told).encode()
+            yield IGNORED.encode(), _listed(told).encode()
 
 
 def count_ignored(gateway: Gateway, fields: Sequence[str]) -> tuple[str, ...]:
@@ -269,6 +271,14 @@ def count_ignored(gateway: Gateway, fields: Sequence[str]) -> tuple[str, ...]:
     for field in told:
         gateway.metrics.ignored_fields.add(1, field if field in COUNTED_FIELDS else "other")
     return told
+
+
+def _listed(fields: Sequence[str]) -> str:
+    """As many as a client's limit of headers has room for."""
+    text = ", ".join(fields)
+    if len(text) <= MAX_TOLD:
+        return text
+    return f"{text[:MAX_TOLD].rpartition(', ')[0]}, ..."
 
 
 def _fault(status: str) -> str:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from baton.core.errors import InvalidRequest
+from baton.gateway.http.batching.kept_lists import limit_of
 from baton.gateway.http.errors import json_response
 from baton.gateway.requests.gateway import Gateway
 
@@ -103,14 +104,12 @@ class ModelsApi:
 
 def _page(names: Sequence[str], query: Mapping[str, str]) -> tuple[Sequence[str], bool]:
     """And whether there are more, in the direction that is asked for. Raises InvalidRequest."""
-    limit = query.get("limit", "20")
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:5]) <= MAX_LIMIT):
-        raise InvalidRequest(f"limit must be from 1 to {MAX_LIMIT}", field="limit")
+    limit = limit_of(query, default=20, most=MAX_LIMIT)
     for field in ("after_id", "before_id"):
         if field in query and query[field] not in names:
             raise InvalidRequest(f"{field} is not the id of a model here", field=field)
     if "before_id" in query:
         before = names[: names.index(query["before_id"])]
-        return before[-int(limit) :], len(before) > int(limit)
+        return before[-limit:], len(before) > limit
     after = names[names.index(query["after_id"]) + 1 :] if "after_id" in query else names
-    return after[: int(limit)], len(after) > int(limit)
+    return after[:limit], len(after) > limit

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
 
 from baton.core.errors import InvalidRequest
+
+MAX_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +31,16 @@ class Page:
 def page_of(request: Request, *, default: int, most: int) -> Page:
     """Raises InvalidRequest."""
     asked = request.query_params
-    limit, order = asked.get("limit", str(default)), asked.get("order", "desc")
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= most):
-        raise InvalidRequest(f"limit must be 1 to {most}", field="limit")
+    limit, order = limit_of(asked, default=default, most=most), asked.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidRequest("order must be asc or desc", field="order")
-    return Page(int(limit[:9]), asked.get("after", ""), order == "desc")
+    return Page(limit, asked.get("after", ""), order == "desc")
+
+
+def limit_of(query: Mapping[str, str], *, default: int, most: int) -> int:
+    """Raises InvalidRequest."""
+    limit = query.get("limit", str(default))
+    is_number = limit.isascii() and limit.isdecimal() and len(limit) <= MAX_DIGITS
+    if not (is_number and 1 <= int(limit) <= most):
+        raise InvalidRequest(f"limit must be from 1 to {most}", field="limit")
+    return int(limit)

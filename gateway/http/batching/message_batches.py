@@ -17,7 +17,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from baton.core.errors import InvalidRequest, NotKept
+from baton.core.errors import InvalidRequest, NotKept, StorageUnavailable
 from baton.gateway.batches.batches import Batches, NewBatch
 from baton.gateway.batches.files import NewFile
 from baton.gateway.batches.input_lines import InputLine
@@ -25,6 +25,7 @@ from baton.gateway.batches.output import OutputLine
 from baton.gateway.batches.records import OVER, Batch
 from baton.gateway.batches.service import BatchService
 from baton.gateway.http.batching.files import BATCH, JSON_LINES, kept_service
+from baton.gateway.http.batching.kept_lists import limit_of
 from baton.gateway.http.errors import MESSAGES, json_response
 from baton.gateway.http.unknown_fields import read_known
 from baton.gateway.requests.gateway import Gateway
@@ -101,27 +102,31 @@ class MessageBatchesApi:
         async with service.files.writing(new) as writing:
             for one in body.requests:
                 line = InputLine(
-                    custom_id=one.custom_id, method="POST", url=ENDPOINT, body=one.params
+                    custom_id=one.custom_id,
+                    method="POST",
+                    url=ENDPOINT,
+                    body=msgspec.Raw(msgspec.json.format(one.params, indent=-1)),
                 )
                 await writing.write(msgspec.json.encode(line) + b"\n")
-        batch = await service.batches.create(
-            NewBatch(
-                endpoint=ENDPOINT,
-                input_file_id=writing.file_id,
-                metadata=None,
-                output_ttl_s=config.keep_s,
-                num_lines=len(body.requests),
-            ),
-            owner,
+        asked = NewBatch(
+            endpoint=ENDPOINT,
+            input_file_id=writing.file_id,
+            metadata=None,
+            output_ttl_s=config.keep_s,
+            num_lines=len(body.requests),
         )
+        try:
+            batch = await service.batches.create(asked, owner)
+        except BaseException:  # nobody was told of the file
+            with suppress(NotKept, StorageUnavailable):
+                await service.files.delete(writing.file_id, owner)
+            raise
         return json_response(_shown(batch))
 
     async def list_all(self, request: Request) -> Response:
         batches, owner = self._batches, request.state.caller.owner
         query = request.query_params
-        limit = query.get("limit", str(DEFAULT_PAGE))
-        if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:5]) <= MAX_PAGE):
-            raise InvalidRequest(f"limit must be from 1 to {MAX_PAGE}", field="limit")
+        limit = limit_of(query, default=DEFAULT_PAGE, most=MAX_PAGE)
         ids = await batches.ids(owner)  # the oldest first
         is_before = "before_id" in query
         if is_before:
@@ -134,9 +139,9 @@ class MessageBatchesApi:
                 batch = await batches.get(batch_id, owner)
                 if batch.endpoint == ENDPOINT:
                     found.append(batch)
-            if len(found) > int(limit):
+            if len(found) > limit:
                 break
-        shown = [_shown(batch) for batch in found[: int(limit)]]
+        shown = [_shown(batch) for batch in found[:limit]]
         if is_before:
             shown.reverse()
         return json_response(
@@ -232,6 +237,9 @@ def _check(requests: list[BatchedRequest], max_lines: int) -> None:
         if one.custom_id in seen:
             raise InvalidRequest(f"{field}: {one.custom_id!r} is there twice", field=field)
         seen.add(one.custom_id)
+        if not bytes(one.params).startswith(b"{"):
+            field = f"requests[{index}].params"
+            raise InvalidRequest(f"{field} must be an object, a body of {ENDPOINT}", field=field)
 
 
 def _shown(batch: Batch) -> MessageBatchAnswer:

@@ -43,7 +43,7 @@ class RequestBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     metadata: Label = None
     prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
-    safety_identifier: Ignored = None
+    safety_identifier: Label = None
     service_tier: Ignored = None
     store: Ignored = None
     user: Label = None

@@ -67,8 +67,8 @@ def thinking_switches(body: ThinkingSwitches) -> Iterator[Switch]:
     """Raises InvalidRequest."""
     if body.thinking is not None:
         yield "thinking", thinking_variables(_is_on(body.thinking), "thinking")
-        if isinstance(body.thinking, dict) and "budget_tokens" in body.thinking:
-            budget = body.thinking["budget_tokens"]
+        budget = body.thinking.get("budget_tokens") if isinstance(body.thinking, dict) else None
+        if budget is not None:
             yield "thinking.budget_tokens", {"thinking_budget": budget}
     if body.enable_thinking is not None:
         yield "enable_thinking", thinking_variables(body.enable_thinking, "enable_thinking")

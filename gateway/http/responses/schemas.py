@@ -13,7 +13,7 @@ from baton.core.errors import InvalidRequest
 from baton.gateway.chat.functions import CustomTool, Function, InputFormat
 from baton.gateway.http.completions.schemas import StreamOptions
 from baton.gateway.http.generation_body import GenerationBody
-from baton.gateway.requests.unsupported import Ignored, Refused, asks_for_nothing
+from baton.gateway.requests.unsupported import Ignored, Label, Refused, asks_for_nothing
 
 
 class ResponsesTool(msgspec.Struct, kw_only=True):
@@ -141,7 +141,7 @@ class ResponsesBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     max_tool_calls: Ignored = None
     prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
-    safety_identifier: Ignored = None
+    safety_identifier: Label = None
     service_tier: Ignored = None
 
     background: Refused = None

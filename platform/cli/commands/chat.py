@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -68,8 +69,15 @@ def chat(  # noqa: PLR0913 - one parameter an option
             messages.append({"role": "assistant", "content": "".join(answer)})
 
 
+GRPC_NAME = re.compile(r"(dns|ipv4|ipv6|unix|unix-abstract|vsock):(?!\d+$)")
+"""Names that gRPC resolves itself, in its own notation."""
+
+
 def grpc_target(url: str) -> tuple[str, bool]:
-    """host:port, and whether the URL wants it encrypted; other commands are given URLs, too."""
+    """What gRPC connects to, and whether the URL wants it encrypted; other commands are given URLs,
+    too."""
+    if GRPC_NAME.match(url):
+        return url, False
     scheme, separator, rest = url.rpartition("://")
     target = (rest if separator else url).partition("/")[0]
     _, colon, port = target.rpartition(":")

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from baton.core.errors import InvalidRequest, Overloaded
+from baton.core.errors import Overloaded
 from baton.engine.grammar.grammar_readers import STACK_BYTES, GrammarReaders
 
 
@@ -28,9 +28,9 @@ def test_threads_started_later_have_the_usual_stack() -> None:
 def test_a_grammar_that_takes_too_long_is_given_up_and_its_reader_comes_back_at_the_end() -> None:
     readers, is_done = GrammarReaders(max_read_s=0.01, max_readers=1), threading.Event()
 
-    with pytest.raises(InvalidRequest, match="took over"):
+    with pytest.raises(Overloaded, match="took over"):
         readers.read(is_done.wait)
-    with pytest.raises(Overloaded):
+    with pytest.raises(Overloaded, match="being read"):
         readers.read(lambda: 1)
     is_done.set()
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import anthropic
 import pytest
+from anthropic.types.messages import MessageBatch
 from tests.gateway.batches.test_batches import DyingDispatcher, keeping, openai_of
 from tests.gateway.chat_models import chat_model, dispatcher, said
 from tests.gateway.http.messages.asking import BODY, anthropic_of
@@ -128,6 +130,7 @@ async def test_batches_are_listed_to_their_owner_a_page_at_a_time(tmp_path: Path
         ([], "requests needs 1"),
         ([asked("a"), asked("a")], "requests[1].custom_id"),
         ([asked("a b")], "requests[0].custom_id"),
+        ([asked("a"), {"custom_id": "b", "params": [BODY]}], "requests[1].params"),
     ],
 )
 async def test_a_batch_that_is_none_is_refused_at_once(
@@ -138,3 +141,39 @@ async def test_a_batch_that_is_none_is_refused_at_once(
             await anthropic_of(gateway).messages.batches.create(requests=requests)
 
     assert told in refused.value.message
+
+
+async def test_requests_may_be_written_over_several_lines(tmp_path: Path) -> None:
+    written = json.dumps({"requests": [asked("a"), asked("b", temperature=-3)]}, indent=4)
+    async with keeping(tmp_path, dispatcher=dispatcher(said("hi")), model=chat_model()) as gateway:
+        client = anthropic_of(gateway)
+        begun = await client.post(
+            "/v1/messages/batches", content=written.encode(), cast_to=MessageBatch
+        )
+        await ended(client, begun.id)
+        results = await results_of(client, begun.id)
+
+    assert {name: result.type for name, result in results.items()} == {
+        "a": "succeeded",
+        "b": "errored",
+    }
+
+
+async def test_a_batch_that_is_refused_leaves_no_file_behind(tmp_path: Path) -> None:
+    settings = {"batches": BatchConfig(max_unfinished=1), "model": chat_model()}
+    dying = DyingDispatcher(num_before=0)
+    async with keeping(tmp_path, dispatcher=dying, **settings) as gateway:
+        client = anthropic_of(gateway)
+        await client.messages.batches.create(requests=[asked("a")])
+        with pytest.raises(anthropic.APIStatusError, match="max_unfinished"):
+            await client.messages.batches.create(requests=[asked("b")])
+        files = [one async for one in openai_of(gateway).files.list()]
+
+    assert len(files) == 1
+
+
+@pytest.mark.parametrize("path", ["messages/batches", "models", "batches"])
+async def test_a_limit_of_thousands_of_digits_is_refused(tmp_path: Path, path: str) -> None:
+    async with keeping(tmp_path, model=chat_model()) as gateway:
+        with pytest.raises(anthropic.BadRequestError, match="limit"):
+            await anthropic_of(gateway).get(f"/v1/{path}?limit=00010{'0' * 5000}", cast_to=object)

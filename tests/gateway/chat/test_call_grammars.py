@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.gateway.chat_models import USER, WEATHER, chat_model, dispatcher, said
-from tests.gateway.scripted import eos_token, serving, text_tokenizer
+from tests.gateway.chat_models import PARIS, USER, WEATHER, chat_model, dispatcher, said
+from tests.gateway.scripted import ScriptedDispatcher, eos_token, serving, text_tokenizer
 from tokenizers import AddedToken, Tokenizer
 
+from baton.core.errors import Overloaded
 from baton.core.sampling import Grammar, GrammarKind
 from baton.engine.grammar.grammar_check import GrammarChecker
+from baton.engine.grammar.grammar_readers import GrammarReaders
 from baton.gateway.chat.call_grammars import optional_calls
 from baton.gateway.chat.functions import Function
 from baton.gateway.chat.tool_definitions import ToolMode, ToolUse
 from baton.gateway.chat.tool_detection import MARKERS
 from baton.gateway.output import formats
 from baton.gateway.output.formats import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
+from baton.gateway.text.tokenizer import TextTokenizer
 
 PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -285,3 +289,127 @@ def test_tags_are_held_to_what_they_can_be(words: dict[str, Any], is_held: bool)
     function = Function(name="f", parameters={"type": "object", **words})
     tools = ToolUse(functions=(function,), mode=ToolMode.AUTO)
     assert (optional_calls("qwen3_coder", tools) is not None) == is_held
+
+
+THINKS = ("[THINK]", "[/THINK]")
+HERMES = "{{ tools | tojson }}{# <tool_call> #}{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize("template", [HERMES, LLAMA])
+async def test_a_model_may_write_marks_of_reasoning_that_nobody_here_knows(template: str) -> None:
+    tokenizer = Tokenizer.from_str(text_tokenizer().to_json())
+    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in THINKS])
+    model = replace(chat_model(template), tokenizer=TextTokenizer(tokenizer.to_str()))
+    async with serving(dispatcher=dispatcher(said("x")), model=model) as gateway:
+        await gateway.chat(messages=USER, tools=[weather()])
+        (grammar,) = (g.sampling.grammar for g in gateway.dispatcher.generations)
+
+    assert grammar is not None
+    checker = GrammarChecker(tokenizer.to_str, [eos_token()])
+
+    def takes(text: str) -> bool:
+        matcher, tokens = checker.start(grammar), tokenizer.encode(text, add_special_tokens=False)
+        return bool(matcher.try_consume_tokens(tokens.ids) == len(tokens.ids))
+
+    thought = "[THINK]Let me see.[/THINK]"
+    assert takes(f"{thought}Hello.") and takes(f"Well. {thought}Hello.")
+    if template == HERMES:
+        assert takes(f"{thought}So:\n<tool_call>\n{LISTED % PARIS}\n</tool_call>")
+        assert not takes(f"{thought}So:\n<tool_call>\n{LISTED % BAD}")
+
+
+def wide(num: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(num)}}
+
+
+def deep(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"anyOf": [schema]}
+    return {"type": "object", "properties": {"a": schema}, "additionalProperties": False}
+
+
+GEMMA = "{{ tools | tojson }}{# <start_function_call> #}{{ messages[0].content }}"
+ODD = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=a)"}}}
+
+
+@pytest.mark.parametrize(
+    ("template", "num_tools", "parameters"),
+    [(GEMMA, 40, PARAMETERS), (KIMI, 1, wide(200)), (HERMES, 2, wide(200))],
+)
+async def test_a_grammar_that_would_be_too_large_is_told_and_never_refused(
+    template: str, num_tools: int, parameters: dict[str, Any]
+) -> None:
+    tools = [
+        weather(name=f"tool_{i}", parameters=parameters, strict=True) for i in range(num_tools)
+    ]
+    model = replace(chat_model(template), context_len=100_000)
+    scripted = ScriptedDispatcher(said("x"), max_model_len=100_000)
+    async with serving(dispatcher=scripted, model=model) as gateway:
+        answer = await gateway.chat(messages=USER, tools=tools)
+        grammars = [g.sampling.grammar for g in gateway.dispatcher.generations]
+
+    assert answer.status_code == 200 and grammars == [None]
+    assert answer.headers[SCHEMAS] == "trusted"
+    assert answer.headers["x-baton-ignored"].startswith("tools[0].function.strict")
+
+
+async def test_a_strict_schema_that_is_itself_at_fault_is_refused() -> None:
+    async with serving(dispatcher=dispatcher(said("x")), model=chat_model(KIMI)) as gateway:
+        strict = await gateway.chat(messages=USER, tools=[weather(parameters=ODD, strict=True)])
+        plain = await gateway.chat(messages=USER, tools=[weather(parameters=ODD)])
+
+    assert (strict.status_code, plain.status_code) == (400, 200)
+    assert plain.headers[SCHEMAS] == "trusted"
+
+
+async def test_words_of_a_schema_are_no_intersections_of_its_grammar() -> None:
+    words = [f"{word} & co" for word in "abcdefghijklmnopqrst"]
+    cities = {"city": {"type": "string", "enum": words}}
+    parameters = {**PARAMETERS, "properties": cities, "required": ["city"]}
+    async with serving(dispatcher=dispatcher(said("x")), model=chat_model(KIMI)) as gateway:
+        answer = await gateway.chat(messages=USER, tools=[weather(parameters=parameters)])
+        (grammar,) = (g.sampling.grammar for g in gateway.dispatcher.generations)
+
+    assert grammar is not None and SCHEMAS not in answer.headers
+    tokenizer = Tokenizer.from_str(text_tokenizer().to_json())
+    for name in ("kimi", "qwen3_coder"):
+        call = kimi('{"city": "b & co"}') if name == "kimi" else AMPERSANDS
+        assert takes_all(name, tokenizer, {}, call, parameters)
+        assert not takes_all(name, tokenizer, {}, call.replace("b & co", "z & co"), parameters)
+
+
+AMPERSANDS = (
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\nb & co\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+
+
+@pytest.mark.parametrize("template", [KIMI, LLAMA, CODER, GEMMA])
+async def test_schemas_of_many_levels_are_an_answer_or_a_refusal(template: str) -> None:
+    async with serving(dispatcher=dispatcher(said("x")), model=chat_model(template)) as gateway:
+        answers = [
+            await gateway.chat(messages=USER, tools=[weather(parameters=deep(400), strict=strict)])
+            for strict in (True, None)
+        ]
+
+    assert {answer.status_code for answer in answers} <= {200, 400}
+
+
+@pytest.mark.parametrize(("strict", "status"), [(None, 200), (True, 429)])
+async def test_while_grammars_of_others_are_read_a_model_is_trusted(
+    strict: bool | None, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(self: GrammarReaders, grammar: object) -> None:
+        raise Overloaded("too many grammars are being read; try again later")
+
+    model = chat_model(KIMI)
+    async with serving(dispatcher=dispatcher(said("x")), model=model) as gateway:
+        with monkeypatch.context() as patched:
+            patched.setattr(GrammarReaders, "read", busy)
+            answer = await gateway.chat(messages=USER, tools=[weather(strict=strict)])
+        later = await gateway.chat(messages=USER, tools=[weather(strict=strict)])
+
+    assert answer.status_code == status
+    assert status != 200 or answer.headers[SCHEMAS] == "trusted"
+    assert later.status_code == 200 and SCHEMAS not in later.headers

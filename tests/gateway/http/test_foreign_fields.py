@@ -130,7 +130,6 @@ async def test_an_operator_may_have_all_unknown_fields_refused() -> None:
     [
         ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
         ({"store": True}, "store"),
-        ({"safety_identifier": "x"}, "safety_identifier"),
         ({"enable_thinking": False}, "enable_thinking"),
         ({"tools": [STRICT]}, "tools[0].function.strict"),
     ],
@@ -145,7 +144,9 @@ async def test_fields_that_do_nothing_on_this_model_are_refused_with_them(
         dispatcher=dispatcher(said("x")), model=model, unknown_fields="refuse"
     ) as gateway:
         response = await gateway.chat(messages=USER, **fields)
-        plain = await gateway.chat(messages=USER, temperature=0, user="u", store=False)
+        plain = await gateway.chat(
+            messages=USER, temperature=0, user="u", safety_identifier="s", store=False
+        )
 
     assert response.status_code == 400 and error_of(response)["param"] == param
     assert plain.status_code == 200
@@ -234,6 +235,30 @@ async def test_switches_of_reasoning_reach_the_template(fields: dict[str, Any]) 
 
     assert "[no thoughts]" in text_of(generation.prompt)
     assert "x-baton-ignored" not in response.headers
+
+
+async def test_no_budget_of_thinking_is_none_in_the_template() -> None:
+    template = "{% if thinking_budget is defined %}[budget]{% endif %}{{ messages[0].content }}"
+    async with serving(dispatcher=dispatcher(said("x")), model=chat_model(template)) as gateway:
+        thinking = {"type": "enabled", "budget_tokens": None}
+        await gateway.chat(messages=USER, thinking=thinking)
+        await gateway.chat(messages=USER, thinking={**thinking, "budget_tokens": 9})
+        without, having = (text_of(g.prompt) for g in gateway.dispatcher.generations)
+
+    assert "[budget]" not in without and "[budget]" in having
+
+
+async def test_thousands_of_ignored_fields_are_told_in_a_header_of_some() -> None:
+    tools = [{"type": f"kind_{number}"} for number in range(3000)]
+    async with serving(
+        dispatcher=dispatcher(said("x")), model=chat_model(), hosted_tools="ignore"
+    ) as gateway:
+        response = await gateway.chat(messages=USER, tools=tools)
+
+    told = response.headers["x-baton-ignored"].split(", ")
+    assert response.status_code == 200 and len(", ".join(told)) < 3000
+    assert told[0] == "tools[kind_0]" and told[-2] == f"tools[kind_{len(told) - 2}]"
+    assert told[-1] == "..."
 
 
 async def test_a_body_made_to_keep_the_gateway_busy_is_refused_or_answered_at_once() -> None:

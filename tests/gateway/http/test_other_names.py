@@ -91,7 +91,12 @@ def refusal(kind: type[msgspec.Struct], body: dict[str, Any]) -> str | None:
         (MessagesBody, {"include_reasoning": False}, "use thinking.display"),
         (MessagesBody, {"guided_whitespace_pattern": " "}, "structured_outputs.regex"),
         (EmbeddingBody, {"max_length": 5}, "use truncate_prompt_tokens"),
-        (EmbeddingBody, {"input_type": "query"}, "write it into the text"),
+        (EmbeddingBody, {"prompt_name": "query"}, "write it into the text"),
+        (EmbeddingBody, {"normalized": False}, "use normalize"),
+        (EmbeddingBody, {"embed_normalize": False}, "use normalize"),
+        (EmbeddingBody, {"truncate": "END"}, "use truncate_prompt_tokens"),
+        (ChatBody, {"think": False}, "use thinking"),
+        (ChatBody, {"enable_reasoning": False}, "use thinking"),
     ],
 )
 def test_the_remedy_is_what_this_body_has_for_it(
@@ -109,12 +114,32 @@ def test_the_remedy_is_what_this_body_has_for_it(
         (CompletionBody, {"tools": [], "tool_choice": "none", "enable_thinking": False}),
         (ChatBody, {"background": False, "truncation": "disabled", "previous_response_id": None}),
         (ResponsesBody, {"echo": False, "logprobs": False, "response_format": {"type": "text"}}),
+        (CompletionBody, {"n_probs": 0, "min_new_tokens": 0, "min_length": 0}),
+        (EmbeddingBody, {"normalized": True, "embed_normalize": True}),
+        (EmbeddingBody, {"truncation": False, "truncate": "NONE"}),
         (MessagesBody, {"parallel_tool_calls": True, "suffix": "", "include_reasoning": True}),
     ],
 )
 def test_what_asks_for_nothing_is_read_by_all(
     kind: type[msgspec.Struct], fields: dict[str, Any]
 ) -> None:
-    _, ignored = decode_known(msgspec.json.encode({**TEXT[kind], **fields}), kind)
+    body = {**TEXT, **VECTORS}[kind]
+    _, ignored = decode_known(msgspec.json.encode({**body, **fields}), kind)
 
     assert ignored == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (CompletionBody, {"repeat_last_n": 64, "samplers": ["top_k", "temperature"]}),
+        (EmbeddingBody, {"input_type": "query", "task": "retrieval.query"}),
+    ],
+)
+def test_what_changes_little_is_left_out_and_told(
+    kind: type[msgspec.Struct], fields: dict[str, Any]
+) -> None:
+    body = {**TEXT, **VECTORS}[kind]
+    _, ignored = decode_known(msgspec.json.encode({**body, **fields}), kind)
+
+    assert {*ignored} == {*fields}

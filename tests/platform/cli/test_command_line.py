@@ -289,6 +289,9 @@ def test_the_shell_completes_commands_options_and_models(tmp_path: Path) -> None
         ("http://there:9001/", ("there:9001", False)),
         ("https://there", ("there:8001", True)),
         ("[::1]:9001", ("[::1]:9001", False)),
+        ("dns:///there:9001", ("dns:///there:9001", False)),
+        ("unix:/run/x.sock", ("unix:/run/x.sock", False)),
+        ("dns:9001", ("dns:9001", False)),
     ],
 )
 def test_a_conversation_is_had_at_an_address_or_a_url(url: str, target: tuple[str, bool]) -> None:

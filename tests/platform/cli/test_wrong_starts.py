@@ -231,6 +231,11 @@ def test_the_replica_that_was_killed_is_named() -> None:
 
     assert "the kernel has ended a process (decode, process 8), and" in out_of_memory.news()
 
+    alive.clear()
+    now[0] = having(4, num_killed=2)
+    told = "a process (among those gone: prefill, process 7; decode, process 9), and"
+    assert told in out_of_memory.news()
+
 
 def test_replicas_are_known_by_what_ray_calls_them() -> None:
     title = "ray::ServeReplica:default:Decode"
