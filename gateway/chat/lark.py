@@ -98,7 +98,7 @@ def without_notes(schema: Any) -> Any:
 
 
 def _num_optional(schema: Any) -> int:
-    """Of an object, with those of the schemas that it is a choice of."""
+    """Properties of an object, with those of the schemas that it is a choice of."""
     if not isinstance(schema, Mapping):
         return 0
     properties, required = schema.get("properties"), schema.get("required")

@@ -128,7 +128,7 @@ def paged_decode(
 
 
 def _num_splits(sequences: Sequences, rules: ScoringRules, split: int, longest: int) -> int:
-    """Those of any request, at most."""
+    """Splits of any request, at most."""
     reach = sequences.max_context_len
     if rules.window is not None:
         # A window may begin and end amid splits, and the last token's ends behind the first's.

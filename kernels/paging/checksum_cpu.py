@@ -18,7 +18,7 @@ from baton.kernels.cpu.library import library
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Parts: TypeAlias = Sequence[Buffer] | Sequence[Sequence[memoryview]]
-"""Of memory, one behind the other; or several such sequences, likewise."""
+"""Stretches of memory, one behind the other; or several such sequences, likewise."""
 
 
 class _View(ctypes.Structure):
@@ -106,7 +106,7 @@ class _Looks:
         return addresses, sizes
 
     def _start(self, memory: memoryview, flags: int) -> int:
-        """Of what many blocks lie in, and so is met again and again."""
+        """The address of an arena, looked up once: many blocks lie in it."""
         start = self._starts.get(id(memory))
         if start is None:
             start, _ = self._at(memory, flags)
@@ -123,7 +123,7 @@ class _Looks:
 def _run(
     addresses: Sequence[int], sources: Sequence[int], sizes: Sequence[int], unit_bytes: int
 ) -> list[int]:
-    """Of what is at the addresses, once it is copied there, unless its source is 0."""
+    """Checksums of what is at `addresses`, copied there first where its source is not 0."""
     if any(size % unit_bytes for size in set(sizes)):
         raise ValueError(f"memory to be cut into units of {unit_bytes} bytes is no multiple")
     parts = array("q", bytes(3 * _WORD_BYTES * len(sizes)))  # `Part` of source/paging/checksum.cpp

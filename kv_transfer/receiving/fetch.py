@@ -95,15 +95,15 @@ class Listener(Protocol):
     def listening(self) -> AbstractContextManager[None]:
         """Within it one of the transfer's streams is awaited."""
 
-    def hear(self, num_bytes: int = 0) -> None:
-        """A piece of so many bytes has come; it is yet to be verified."""
+    def hear(self, num_bytes: int = 0, transport: str = "") -> None:
+        """A piece of so many bytes has come by this way; it is yet to be verified."""
 
 
 class _Nobody:
     def listening(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def hear(self, num_bytes: int = 0) -> None:
+    def hear(self, num_bytes: int = 0, transport: str = "") -> None:
         pass
 
 
@@ -346,7 +346,7 @@ async def _listened(
             piece = await anext(pieces, None)
         if piece is None:
             return
-        listener.hear(piece.num_bytes)
+        listener.hear(piece.num_bytes, piece.transport)
         yield piece
 
 

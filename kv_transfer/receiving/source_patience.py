@@ -11,13 +11,14 @@ each `HALF_LIFE_S`. Who was too late is given twice the silence the next time. H
 a stall ends, it counts once.
 
 Once all is there to be sent, it must come at a rate: a part of what the source's late transfers
-came at, shared by all that come at this moment. Who was too slow is given twice the time.
+came at by the same transport, shared by all that come at this moment. Who was too slow is given
+twice the time.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp2
 
 from baton.core.ids import Epoch
@@ -32,8 +33,9 @@ HALF_LIFE_S = 120.0
 AVOIDED_S = 5.0
 MAX_AVOIDED_S = 15.0
 MAX_REMEMBERED = 256
-TOO_SLOW = 8.0
-"""A transfer at less than its usual rate over this is too slow."""
+TOO_SLOW = 64.0
+"""A transfer at less than its usual rate over this is too slow. So much, since a source that sends
+to many others is slow to each, and the receiver cannot know."""
 UNKNOWN_BYTES_PER_S = float(1 << 20)
 """What a source must send at least of which no rate is known."""
 RATED_BYTES = 1 << 20
@@ -52,8 +54,8 @@ class _Record:
     """What it was last left alone for; 0 once a handoff has succeeded since."""
     avoided_until: float = float("-inf")
     why: str = ""
-    bytes_per_s: float = 0.0
-    """Usual rate of its transfers; 0 while that is not known."""
+    bytes_per_s: dict[str, float] = field(default_factory=dict)
+    """Usual rate of its transfers, by transport; none while that is not known."""
 
 
 class SourcePatience:
@@ -86,24 +88,26 @@ class SourcePatience:
         _raise_silence(record, MARGIN * longest_silence_s, now)
         record.avoided_s, record.avoided_until = 0.0, now
 
-    def least_bytes_per_s(self, epoch: Epoch) -> float:
+    def least_bytes_per_s(self, epoch: Epoch, transport: str) -> float:
         """Least bytes a second of a transfer from it, once all of it is there to be sent."""
         record = self._records.get(epoch)
-        usual = record.bytes_per_s if record is not None else 0.0
+        usual = record.bytes_per_s.get(transport, 0.0) if record is not None else 0.0
         return (usual / TOO_SLOW or UNKNOWN_BYTES_PER_S) / max(1, self.num_coming)
 
-    def came(self, epoch: Epoch, num_bytes: int, seconds: float, now: float) -> None:
+    def came(
+        self, epoch: Epoch, transport: str, num_bytes: int, seconds: float, now: float
+    ) -> None:
         """A transfer from it came to its end, and took so long from its first request on."""
         if num_bytes < RATED_BYTES or seconds <= 0:
             return
         record, rate = self._record(epoch, now), num_bytes / seconds
-        usual = record.bytes_per_s or rate
-        record.bytes_per_s = usual + RATE_WEIGHT * (rate - usual)
+        usual = record.bytes_per_s.get(transport, rate)
+        record.bytes_per_s[transport] = usual + RATE_WEIGHT * (rate - usual)
 
-    def was_slow(self, epoch: Epoch, now: float) -> None:
+    def was_slow(self, epoch: Epoch, transport: str, now: float) -> None:
         """Note that a source sent less than the least: perhaps that is its rate."""
-        record = self._record(epoch, now)
-        record.bytes_per_s = (record.bytes_per_s or TOO_SLOW * UNKNOWN_BYTES_PER_S) / 2
+        rates = self._record(epoch, now).bytes_per_s
+        rates[transport] = rates.get(transport, TOO_SLOW * UNKNOWN_BYTES_PER_S) / 2
 
     def missed(self, epoch: Epoch, why: str, began_at: float, now: float) -> None:
         """Note that a source got nowhere for too long, in a handoff that began at `began_at`."""

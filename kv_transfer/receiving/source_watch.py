@@ -46,6 +46,12 @@ class SourceWatch:
         """Seconds listened since all was there to be sent."""
         self._num_bytes = self._num_coming_bytes = 0
         """Bytes heard in all, and since all was there to be sent."""
+        self._due_bytes = 0.0
+        """Bytes due since then, summed at each look, as the least rate changes."""
+        self._transport = ""
+        """Transport by which the last piece came."""
+        self._is_by_one = True
+        """Whether all pieces came by that transport."""
         self._first_at = self._last_at = self._began_at
         """Times at which pieces were first awaited, and the last one came."""
         self._why = ""
@@ -69,7 +75,9 @@ class SourceWatch:
             self._patience.num_coming -= self._is_coming
         epoch, now = self._peer.epoch, self._loop.time()
         self._patience.succeeded(epoch, self._longest_s, now)
-        self._patience.came(epoch, self._num_bytes, self._last_at - self._first_at, now)
+        if self._is_by_one:
+            seconds = self._last_at - self._first_at
+            self._patience.came(epoch, self._transport, self._num_bytes, seconds, now)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -82,14 +90,16 @@ class SourceWatch:
         finally:
             self._num_awaited -= 1
 
-    def hear(self, num_bytes: int = 0) -> None:
-        """News have come; of a piece, its bytes."""
+    def hear(self, num_bytes: int = 0, transport: str = "") -> None:
+        """News have come; of a piece, its bytes and the way they took."""
         self._longest_s = max(self._longest_s, self._silent_s)
         self._silent_s = 0.0
         self._num_coming_bytes += num_bytes if self._is_coming else 0
-        self._num_bytes += num_bytes
         if num_bytes:
             self._last_at = self._loop.time()
+            self._is_by_one &= not self._num_bytes or transport == self._transport
+            self._transport = transport
+        self._num_bytes += num_bytes
 
     def granted(self) -> None:
         """Its pieces are asked for from now on."""
@@ -113,7 +123,10 @@ class SourceWatch:
     def _look(self) -> None:
         if self._num_awaited and self._is_armed:
             self._silent_s += LOOK_S
-            self._coming_s += LOOK_S if self._is_coming else 0.0
+            if self._is_coming:
+                least = self._patience.least_bytes_per_s(self._peer.epoch, self._transport)
+                self._coming_s += LOOK_S
+                self._due_bytes += LOOK_S * least
             if why := self._why_too_late():
                 self._why = why
                 self._scope.reschedule(self._loop.time())
@@ -125,11 +138,9 @@ class SourceWatch:
         allowed_s = self._patience.silence_s(epoch, self._loop.time())
         if self._silent_s >= allowed_s:
             return f"got nowhere for {self._silent_s:.1f} s"
-        least = self._patience.least_bytes_per_s(epoch)
-        if self._coming_s < allowed_s or self._num_coming_bytes >= least * self._coming_s:
+        if self._coming_s < allowed_s or self._num_coming_bytes >= self._due_bytes:
             return ""
-        self._patience.was_slow(epoch, self._loop.time())
-        rate = self._num_coming_bytes / self._coming_s
-        return (
-            f"sent {rate / 2**20:.3f} MiB/s for {self._coming_s:.1f} s: {least / 2**20:.3f} are due"
-        )
+        self._patience.was_slow(epoch, self._transport, self._loop.time())
+        rate = self._num_coming_bytes / self._coming_s / 2**20
+        due = self._due_bytes / self._coming_s / 2**20
+        return f"sent {rate:.3f} MiB/s for {self._coming_s:.1f} s: {due:.3f} are due"

@@ -167,8 +167,13 @@ class ScenarioRun:
         for _ in range(CALLS_A_GATEWAY * len(self._unruly_gateways)):
             if calmed >= self._unruly_gateways:
                 break
-            with suppress(Unavailable):  # it was killed meanwhile, say
+            try:
                 calmed.add(await self._deployment.unsettle_gateway((), self._scenario.seed))
+            except Unavailable:  # nobody is at the port for a while, where one was killed, say
+                await asyncio.sleep(POLL_S)
+        if unseen := sorted(self._unruly_gateways - calmed):
+            names = ", ".join(unseen)
+            self._note(f"not seen to end their chaos: gateways {names}; killed ones have none left")
 
     async def _come_to_rest(self) -> list[str]:
         left_over: list[str] = []

@@ -128,13 +128,14 @@ class RateMeter:
         """Learn from the receipt of one attempt: D's own. `pair`: what it was to pull between;
         `handed_off`: who computed the prompt, who decodes it.
 
-        A handoff's time contains the computing it waits for, so only what was pulled tells how
-        fast KV travels; what is left of a handoff's is what the request waited for its KV.
+        A handoff's time begins when the prompt is scheduled, behind its queue, and contains the
+        computing it waits for, so only what was pulled tells how fast KV travels; what is left of
+        a handoff's is what the request waited for its KV.
         """
         self.rates.links.pass_to(now)
         self.rates.handoffs.pass_to(now)
         if handed_off is not None and receipt.transfer_ms > 0 and receipt.kv_bytes > 0:
-            left_ms = receipt.transfer_ms - receipt.queue_ms - receipt.prefill_ms
+            left_ms = receipt.transfer_ms - receipt.prefill_ms
             self._hear_handoff(handed_off, receipt.kv_bytes, max(left_ms, 0.0) / 1e3)
         num_computed = receipt.prompt_tokens - receipt.cached_tokens
         if receipt.prefill_ms > 0 and num_computed >= MIN_MEASURED_TOKENS:

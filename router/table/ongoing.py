@@ -9,7 +9,7 @@ A replica whose conversations have just begun was sent little yet, and will be s
 from __future__ import annotations
 
 from collections import OrderedDict
-from math import exp, exp2, inf
+from math import exp, exp2, inf, isfinite
 from typing import NamedTuple, Protocol
 
 HALF_LIFE_S = 1200.0
@@ -78,7 +78,8 @@ class Ongoing:
         kept = exp2(min(self._counted_at_s - now, 0.0) / HALF_LIFE_S)
         self._num_begun, self._num_turns = self._num_begun * kept, self._num_turns * kept
         self._counted_at_s = max(self._counted_at_s, now)
-        if begins or last is None or last.home is home:
+        is_known = isfinite(work_s)  # what once is infinite, or no number, stays so for ever
+        if is_known and (begins or last is None or last.home is home):
             self._hear_work(work_s)
         if begins or last is None:
             self._num_begun += 1.0
@@ -87,7 +88,9 @@ class Ongoing:
             self._num_gaps += 1
             weight = max(WEIGHT, 1.0 / self._num_gaps)
             self._gap_s += (max(now - last.at_s, 0.0) - self._gap_s) * weight
-            if last.home is home:  # elsewhere it takes what it does not have there, too
+            if (
+                is_known and last.home is home
+            ):  # elsewhere it takes what it does not have there, too
                 self._num_at_home += 1
                 weight = max(WEIGHT, 1.0 / self._num_at_home)
                 self._turn_s += (work_s - self._turn_s) * weight

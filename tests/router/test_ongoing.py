@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
+from math import inf, nan
 from random import Random
 
 import pytest
@@ -84,6 +84,16 @@ def test_what_conversations_bring_is_supposed_until_many_are_known() -> None:
         turn(table, f"s{number}", number % 2, number / 10, first=True)
 
     assert ongoing.future_s(6.0) < 0.1  # none of them came back
+
+
+def test_work_without_a_number_is_not_heard() -> None:
+    ongoing, (home, _) = Ongoing(), fleet().all
+    for now, work_s in enumerate((2.0, inf, nan, 1.0)):
+        ongoing.goes_on("s", home, work_s, float(now), begins=now == 0)
+
+    assert ongoing.long_s == 2.0
+    assert ongoing.future_s() == pytest.approx(1.0 * 3 / (1 + NUM_SUPPOSED_BEGUN), rel=0.01)
+    assert home.num_ongoing == 1
 
 
 def test_a_long_prompt_is_one_in_a_hundred_of_those_that_began_or_stayed_there() -> None:

@@ -217,9 +217,9 @@ def handed_off(num_bytes: int, seconds: float) -> Receipt:
     return Receipt(
         prefill_replica="p",
         kv_bytes=num_bytes,
-        queue_ms=100.0,
+        queue_ms=5000.0,
         prefill_ms=400.0,
-        transfer_ms=500.0 + 1e3 * seconds,
+        transfer_ms=400.0 + 1e3 * seconds,  # it is opened once the prompt is scheduled
     )
 
 

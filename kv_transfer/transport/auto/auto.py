@@ -8,7 +8,7 @@ a way fails       it is left alone for a while, and the next best is taken
 With `require` no other way is ever taken, not even at first: a peer that none of them leads to is
 refused (`check`), so that nothing is computed there in vain. What was learnt belongs to one
 incarnation of a peer; how fast a way is, for a while, to all peers of its host that say the same of
-themselves: they are not measured one by one.
+themselves: to the others a way is set up and tried, and not measured.
 """
 
 from __future__ import annotations
@@ -311,17 +311,15 @@ class AutoTransport:
 
     async def _measure_way(self, peer: _Peer, name: str, receiver: Epoch) -> None:
         record, transport = peer.record_by_way[name], self._ways[name].transport()
-        measured = self._measured_elsewhere(peer, name)
-        if measured is not None:
-            record.measured, record.reason = measured, ""
-            return
+        elsewhere = self._measured_elsewhere(peer, name)
         try:
-            for num_bytes in PROBE_BYTES:
+            for num_bytes in PROBE_BYTES if elsewhere is None else PROBE_BYTES[:1]:
                 measured = await self._prober.measure(
                     transport, peer.address, peer.epoch, receiver, num_bytes
                 )
-            record.measured, record.reason = measured, ""
-            self._share(peer, name, measured)
+            record.measured, record.reason = elsewhere or measured, ""
+            if elsewhere is None:
+                self._share(peer, name, measured)
         except TransferError as error:
             record.reason = f"could not be measured: {error}"
             log.info("%s from %s %s", name, peer.address, record.reason)
@@ -333,8 +331,8 @@ class AutoTransport:
         measured, at = self._shared.get((peer.theirs, name), (None, 0.0))
         return measured if self._clock() < at + SHARED_S else None
 
-    def _share(self, peer: _Peer, name: str, measured: ProbeRound | None) -> None:
-        if peer.theirs is None or measured is None:
+    def _share(self, peer: _Peer, name: str, measured: ProbeRound) -> None:
+        if peer.theirs is None:
             return
         self._shared[peer.theirs, name] = measured, self._clock()
         self._shared.move_to_end((peer.theirs, name))

@@ -2,9 +2,11 @@
 
     P: lent blocks -> outgoing -> send          D: recv -> incoming -> landed -> views
 
-Gloo moves host memory, NCCL a device's. There, a stream of each pair's own does all of it, beside
-the model's and those of other pairs: none waits for another's peer. A piece lands in pinned host
-memory, where D verifies it. An event loop only launches; what waits for a device is a thread.
+Gloo moves host memory, NCCL a device's. There, streams of each pair's own do all of it, beside the
+model's and those of other pairs: none waits for another's peer. Another one waits for what was
+sent, for no piece is announced before those announced with it are copied, and D takes none before.
+A piece lands in pinned host memory, where D verifies it. An event loop only launches; what waits
+for a device is a thread.
 """
 
 from __future__ import annotations
@@ -145,6 +147,8 @@ class DeviceStaging:
         self._arena = arena
         here = torch.cuda.current_device() if arena is None else torch.device(arena.device)
         self._stream = torch.cuda.Stream(here)  # type: ignore[no-untyped-call]
+        self._sent = torch.cuda.Stream(here)  # type: ignore[no-untyped-call]
+        """Waits for D to take pieces: nothing that makes the next one comes behind it."""
         self._pinned = pinned or Buffers(is_pinned=True)
 
     def of_pair(self) -> DeviceStaging:
@@ -171,9 +175,9 @@ class DeviceStaging:
             return group.recv([data], P_RANK, ONE_TAG)
 
     def sent(self, work: Work) -> None:
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._sent):
             work.wait()  # only makes the stream wait
-        self._stream.synchronize()
+        self._sent.synchronize()
 
     def landed(self, work: Work, data: Tensor) -> Tensor:
         host = self._pinned.take(data.numel())

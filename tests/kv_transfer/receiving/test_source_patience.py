@@ -72,19 +72,21 @@ def test_a_stall_counts_once_however_many_handoffs_it_ends() -> None:
 
 def test_the_least_rate_is_a_part_of_the_usual_one_shared_by_all_that_come() -> None:
     patience = SourcePatience()
-    assert patience.least_bytes_per_s(P) == UNKNOWN_BYTES_PER_S
+    assert patience.least_bytes_per_s(P, "tcp") == UNKNOWN_BYTES_PER_S
 
-    patience.came(P, 1 << 10, 0.001, 0.0)  # too short to say anything
-    assert patience.least_bytes_per_s(P) == UNKNOWN_BYTES_PER_S
-    patience.came(P, 800 << 20, 1.0, 0.0)
-    patience.came(P, 400 << 20, 1.0, 0.0)
-    usual = patience.least_bytes_per_s(P) * TOO_SLOW
+    patience.came(P, "tcp", 1 << 10, 0.001, 0.0)  # too short to say anything
+    assert patience.least_bytes_per_s(P, "tcp") == UNKNOWN_BYTES_PER_S
+    patience.came(P, "tcp", 800 << 20, 1.0, 0.0)
+    patience.came(P, "tcp", 400 << 20, 1.0, 0.0)
+    usual = patience.least_bytes_per_s(P, "tcp") * TOO_SLOW
     assert 400 << 20 < usual < 800 << 20
+    assert patience.least_bytes_per_s(P, "tcp") < usual / 40  # it may send to forty at once
+    assert patience.least_bytes_per_s(P, "grpc") == UNKNOWN_BYTES_PER_S
     patience.num_coming = 4
-    assert patience.least_bytes_per_s(P) * TOO_SLOW == usual / 4
+    assert patience.least_bytes_per_s(P, "tcp") * TOO_SLOW == usual / 4
 
     patience.num_coming = 0
-    patience.was_slow(P, 0.0)
-    patience.was_slow(Epoch("another"), 0.0)
-    assert patience.least_bytes_per_s(P) * TOO_SLOW == usual / 2
-    assert patience.least_bytes_per_s(Epoch("another")) == UNKNOWN_BYTES_PER_S / 2
+    patience.was_slow(P, "tcp", 0.0)
+    patience.was_slow(Epoch("another"), "tcp", 0.0)
+    assert patience.least_bytes_per_s(P, "tcp") * TOO_SLOW == usual / 2
+    assert patience.least_bytes_per_s(Epoch("another"), "tcp") == UNKNOWN_BYTES_PER_S / 2

@@ -24,7 +24,14 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_patience, "MOST_S", 0.1)
 
 
-async def bring(watch: SourceWatch, piece_bytes: int, num_bytes: int, *, listens: bool) -> None:
+async def bring(
+    watch: SourceWatch,
+    piece_bytes: int,
+    num_bytes: int,
+    *,
+    listens: bool,
+    transport: str = "",
+) -> None:
     """Pieces that come one a turn of the event loop, until there were so many bytes, or looks."""
     watch.granted()
     watch.is_coming()
@@ -35,30 +42,60 @@ async def bring(watch: SourceWatch, piece_bytes: int, num_bytes: int, *, listens
                 await asyncio.sleep(0.001)
         else:
             await asyncio.sleep(0.001)
-        watch.hear(piece_bytes)
+        watch.hear(piece_bytes, transport)
         num_heard += piece_bytes
         num_turns += 1
 
 
 async def test_a_source_that_never_falls_silent_is_given_up_when_all_it_does_is_trickle() -> None:
     patience = SourcePatience()
-    patience.came(PEER.epoch, 100 << 20, 1.0, 0.0)  # as a rule 100 MiB/s
+    patience.came(PEER.epoch, "", 100 << 20, 1.0, 0.0)  # as a rule 100 MiB/s
     watch = SourceWatch(patience, PEER)
 
-    with pytest.raises(Unavailable, match=r"decode-1 sent 0\.\d+ MiB/s .* 12\.500 are due"):
+    with pytest.raises(Unavailable, match=r"decode-1 sent 0\.\d+ MiB/s .* 1\.56\d are due"):
         async with watch.waits():
             await bring(watch, 10, 1 << 30, listens=True)
 
     now = asyncio.get_running_loop().time()
     assert "MiB/s" in patience.why_avoided(PEER.epoch, now)
     assert patience.num_coming == 0
-    assert patience.least_bytes_per_s(PEER.epoch) == (100 << 20) / 2 / source_patience.TOO_SLOW
+    assert patience.least_bytes_per_s(PEER.epoch, "") == (100 << 20) / 2 / source_patience.TOO_SLOW
+
+
+async def test_what_was_due_while_many_came_is_not_more_once_one_is_left() -> None:
+    patience = SourcePatience()
+    patience.came(PEER.epoch, "", 100 << 20, 1.0, 0.0)
+    patience.num_coming = 999
+    watch = SourceWatch(patience, PEER)
+
+    async with watch.waits():
+        await bring(watch, 512, 400 * 512, listens=True)
+        patience.num_coming = 1
+        for _ in range(200):
+            with watch.listening():
+                await asyncio.sleep(0.001)
+            watch.hear(32 << 10)
+
+    assert watch._due_bytes < watch._num_coming_bytes
+
+
+async def test_what_comes_by_another_transport_is_not_held_to_the_rate_of_the_first() -> None:
+    patience = SourcePatience()
+    patience.came(PEER.epoch, "tcp", 1 << 40, 1.0, 0.0)
+    patience.num_coming = 999
+    watch = SourceWatch(patience, PEER)
+
+    async with watch.waits():
+        await bring(watch, 1 << 10, 400 << 10, listens=True, transport="grpc")
+
+    assert watch._coming_s >= 0.2
+    assert patience.least_bytes_per_s(PEER.epoch, "tcp") == (1 << 40) / 64 / 999
 
 
 @pytest.mark.parametrize("case", ["quick enough", "not listened to"])
 async def test_one_that_is_quick_enough_or_not_listened_to_is_waited_for(case: str) -> None:
     patience = SourcePatience()
-    patience.came(PEER.epoch, 100 << 20, 1.0, 0.0)
+    patience.came(PEER.epoch, "", 100 << 20, 1.0, 0.0)
     watch = SourceWatch(patience, PEER)
 
     async with watch.waits():

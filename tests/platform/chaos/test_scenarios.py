@@ -112,6 +112,31 @@ async def test_gateways_are_told_rules_for_them_and_the_end_of_these() -> None:
     assert other.gateways_told == []
 
 
+async def test_a_port_that_refuses_for_a_while_keeps_no_gateway_from_the_end_of_its_chaos() -> None:
+    class Refusing(FakeDeployment):
+        """For a while, once the chaos is to end; then one of the two is gone."""
+
+        opens_at = 0.0
+
+        async def unsettle_gateway(self, rules: Any, seed: int) -> Epoch:
+            now = asyncio.get_running_loop().time()
+            if not rules:
+                self.opens_at = self.opens_at or now + 0.2
+                if now < self.opens_at:
+                    raise Unavailable("connection refused")
+            told = await super().unsettle_gateway(rules, seed)
+            return told if rules else Epoch("g1")
+
+    deployment, notes = Refusing(), list[str]()
+    rules = (ChaosRule(at="registry.watch", fault=Fault.CUT, rate=0.5),)
+    planned = scenario(rules=rules, duration_s=0.8)
+
+    await ScenarioRun(planned, deployment, notes.append).run()  # type: ignore[arg-type]
+
+    assert deployment.gateways_told.count(0) > 0
+    assert [note for note in notes if "not seen to end their chaos: gateways g0;" in note]
+
+
 @pytest.mark.parametrize(
     ("fault", "broken"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -253,20 +254,40 @@ async def test_peers_of_one_host_are_measured_once_and_again_after_a_while() -> 
         }
 
     assert await learn_of(1, 2, 3) == {"shm"}
-    num_probes = len(auto.PROBE_BYTES) * 3
-    assert (it.control.num_met, it.control.num_offered) == (3, num_probes)
+    num_probes, num_tries = len(auto.PROBE_BYTES) * 3, 3
+    assert (it.control.num_met, it.control.num_offered) == (3, num_probes + 2 * num_tries)
 
     it.control.facts = Facts(("shm", "gloo", "grpc"), "another host", "cpu")
     assert await learn_of(4) == {"shm"}
-    assert it.control.num_offered == 2 * num_probes
+    assert it.control.num_offered == 2 * (num_probes + num_tries)
     it.control.facts = Facts(("shm", "gloo", "grpc"), "", "cpu")  # it does not say which
     assert await learn_of(5, 6) == {"shm"}
-    assert it.control.num_offered == 4 * num_probes
+    assert it.control.num_offered == 4 * num_probes + 2 * num_tries
 
     it.control.facts = Facts(("shm", "gloo", "grpc"), "host", "cpu")
     it.clock.now += auto.SHARED_S
     it.by_name["shm"].piece_s = 9.0
     assert await learn_of(7) == {"gloo"}
+
+
+async def test_a_way_that_leads_to_one_peer_of_a_host_is_not_believed_to_lead_to_another() -> None:
+    it = Neighbours({"shm": 1.0, "gloo": 2.0, "grpc": 3.0})
+    await it.fetch()
+    await it.auto.measured()
+    assert await it.fetch() == "shm"
+    fetch_from_another = partial(it.fetch, sender=Epoch("another"), address="there:2")
+    it.by_name["shm"].error = TransportFailed("no memory is shared with this one")
+
+    for _ in range(2):
+        await fetch_from_another()
+        await it.auto.measured()
+        assert await fetch_from_another() == "gloo"
+        it.clock.now += auto.UNMEASURED_S
+    it.by_name["shm"].error = None
+    await fetch_from_another()
+    await it.auto.measured()
+
+    assert await fetch_from_another() == "shm"
 
 
 async def test_what_was_learnt_belongs_to_one_incarnation() -> None:
