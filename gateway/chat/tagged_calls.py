@@ -9,7 +9,7 @@ Arguments come in the order of their schema. Texts stand as they are, other valu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +45,8 @@ class _Tags:
     end: str
     text: tuple[str, ...]
     """A rule `any_text`, of one and its end, and those that it needs."""
-    spelled_end: str = ""
-    """Where it is text: what ends a value, wherever it stands."""
+    spelled_ends: Sequence[str] = ()
+    """Where they are text: what ends a value, wherever it stands."""
     has_quoted_texts: bool = False
     """A value may be JSON even where its schema has texts."""
 
@@ -58,8 +58,8 @@ def tagged_calls(
     tags = _TAGS[name](special_by_mark)
     rules = ["tagged: " + " | ".join(f"tagged{index}" for index in range(len(tools.functions)))]
     rules += tags.text
-    if tags.spelled_end:
-        without_end = f"~/(?s:.*){in_regex(tags.spelled_end)}(?s:.*)/"
+    if tags.spelled_ends:
+        without_end = f"~/(?s:.*)({'|'.join(map(in_regex, tags.spelled_ends))})(?s:.*)/"
         rules.append(f"TEXT_IN_JSON: {JSON_TEXT} & {without_end}")
     for index, function in enumerate(tools.functions):
         schema = function.parameters or NO_PARAMETERS
@@ -92,7 +92,7 @@ def _value(
         return None
     value = {**schema, **{key: root[key] for key in ("$defs", "definitions") if key in root}}
     json = [f"{rule}_json: {json_of(value)}"]
-    if tags.spelled_end and not types.isdisjoint(OF_ANY_PART):
+    if tags.spelled_ends and not types.isdisjoint(OF_ANY_PART):
         json = _json_without_end(f"{rule}_json", schema, root) or json
     return [f"{rule}: {rule}_json {tags.end}", *json], False
 
@@ -121,7 +121,7 @@ def _qwen3_coder(special_by_mark: SpecialByMark) -> _Tags:
         call=lambda name, arguments: f'{quoted(f"{name}>{LINE}")} {arguments} "</function>"',
         key=lambda key, _: quoted(f"{xml_calls.PARAMETER}{key}>{LINE}"),
         end=end,
-        spelled_end=xml_calls.PARAMETER_END,
+        spelled_ends=ends,
         text=(f"any_text[suffix={end}]: {without(ends)}",),
     )
 
@@ -135,18 +135,19 @@ def _glm(special_by_mark: SpecialByMark) -> _Tags:
         return f"{begin} {BREAK} {mark(xml_calls.VALUE)}"
 
     end = f"{mark(xml_calls.VALUE_END)} {BREAK}"
-    spelled = [one for one in (xml_calls.KEY, HERMES_END) if one not in special_by_mark]
+    others = [one for one in (xml_calls.KEY, HERMES_END) if one not in special_by_mark]
+    is_special = xml_calls.VALUE_END in special_by_mark
 
     suffix = f"ended_text[suffix={quoted(xml_calls.VALUE_END)}]"
-    text = (f"any_text: ended_text {BREAK}", f"{suffix}: {without(spelled)}")
-    if xml_calls.VALUE_END in special_by_mark:
-        text = (f"any_text: ANY_TEXT {end}", f"ANY_TEXT: {without(spelled)}")
+    text = (f"any_text: ended_text {BREAK}", f"{suffix}: {without(others)}")
+    if is_special:
+        text = (f"any_text: ANY_TEXT {end}", f"ANY_TEXT: {without(others)}")
 
     return _Tags(
         call=lambda name, arguments: f"{quoted(name)} {BREAK} {arguments}",
         key=key,
         end=end,
-        spelled_end="" if xml_calls.VALUE_END in special_by_mark else xml_calls.VALUE_END,
+        spelled_ends=others if is_special else (xml_calls.VALUE_END, *others),
         text=text,
     )
 
@@ -175,7 +176,7 @@ def _deepseek_v32(special_by_mark: SpecialByMark) -> _Tags:
         call=call,
         key=key,
         end=f"{end} {BREAK}",
-        spelled_end="" if DSML in special_by_mark else xml_calls.DSML_KEY_END,
+        spelled_ends=() if DSML in special_by_mark else (xml_calls.DSML_KEY_END,),
         text=text,
         has_quoted_texts=True,
     )

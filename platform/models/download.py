@@ -116,6 +116,8 @@ class Download:
         size = self._file.size
         found = hasher(kind_of(self._file.digest), size)
         try:
+            for path in (self._partial, self._folder / self._file.name):
+                path.parent.mkdir(exist_ok=True)
             with self._partial.open("a+b") as partial:
                 here = _hashed(partial, found)
                 self._count(here)

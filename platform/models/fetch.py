@@ -24,6 +24,7 @@ from threading import Event, Lock
 import msgspec
 
 from baton.core.errors import CheckpointError, ModelUnreachable
+from baton.gateway.text.model_files import ADDITIONAL_TEMPLATES
 from baton.platform.models.borrowed_listing import listing_at_home, listing_of_most
 from baton.platform.models.download import Download, DownloadReport
 from baton.platform.models.listing import WEIGHTS, Listing, RemoteFile, weights_of
@@ -221,8 +222,10 @@ class _Fetching:
         finally:  # whatever ended it, Ctrl-C, too
             self._stop.set()
             threads.shutdown(cancel_futures=True)
-        with suppress(OSError):  # something of another fetch is there still
-            self._shelf.partial(self._listing).rmdir()
+        partial = self._shelf.partial(self._listing)
+        for emptied in (partial / ADDITIONAL_TEMPLATES, partial):
+            with suppress(OSError):  # something of another fetch is there still
+                emptied.rmdir()
         log.info("fetched %.1f MB in %.1f s", num_bytes / 1e6, time.monotonic() - began)
         return folder
 

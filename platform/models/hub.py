@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING
 
 from baton.core.errors import CheckpointError
 from baton.platform.models.digest import is_digest
-from baton.platform.models.listing import WEIGHTS, Listing, RemoteFile, is_plain, list_files
+from baton.platform.models.listing import (
+    WEIGHTS,
+    Listing,
+    RemoteFile,
+    files_in,
+    is_model_file,
+    list_files,
+)
 from baton.platform.models.node_cache import cache_root, size_of
 from baton.platform.models.origins.origin import Lost
 from baton.platform.models.origins.web import AUTHORIZATION
@@ -74,7 +81,7 @@ class Hub:
         files = [
             RemoteFile(one.rfilename, one.size or 0, _digest(one))
             for one in found.siblings or ()
-            if is_plain(one.rfilename)
+            if is_model_file(one.rfilename)
         ]
         listing = list_files(self.name, files, is_trusted=True, version=found.sha or "")
         self._commit = listing.version
@@ -111,12 +118,11 @@ def cached_snapshot(
 def snapshot_listing(model: HubModel, folder: Path) -> Listing:
     """What is in a snapshot of Hugging Face's cache, which calls files by their digests."""
     files = []
-    for path in sorted(folder.iterdir()):
+    for name, path in files_in(folder):
         blob = path.resolve().name if path.is_symlink() else ""
         kind = {64: "sha256", 40: "git"}.get(len(blob), "")
-        if path.is_file() and is_plain(path.name):
-            digest = f"{kind}:{blob}" if kind and is_digest(f"{kind}:{blob}") else ""
-            files.append(RemoteFile(path.name, path.stat().st_size, digest))
+        digest = f"{kind}:{blob}" if kind and is_digest(f"{kind}:{blob}") else ""
+        files.append(RemoteFile(name, path.stat().st_size, digest))
     return list_files(str(model), files, is_trusted=True, version=folder.name)
 
 

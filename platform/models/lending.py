@@ -12,7 +12,7 @@ import msgspec
 from baton.core.errors import CheckpointError
 from baton.platform.models.digest import digest_of
 from baton.platform.models.hub import HubModel, cached_snapshot, snapshot_listing
-from baton.platform.models.listing import Listing, RemoteFile, is_plain, list_files
+from baton.platform.models.listing import Listing, RemoteFile, files_in, list_files
 from baton.platform.models.model_folder import place_of
 from baton.platform.models.node_cache import Shelf, size_of
 
@@ -76,8 +76,7 @@ def _find(model: str, version: str) -> tuple[Lent, Path] | None:
 
 def _listed(model: str, folder: Path) -> Listing:
     files = []
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and is_plain(path.name):
-            status = path.stat()
-            files.append(RemoteFile(path.name, status.st_size, etag=str(status.st_mtime_ns)))
+    for name, path in files_in(folder):
+        status = path.stat()
+        files.append(RemoteFile(name, status.st_size, etag=str(status.st_mtime_ns)))
     return list_files(model, files, is_trusted=True)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
 import msgspec
 
 from baton.core.errors import CheckpointError
+from baton.gateway.text.model_files import ADDITIONAL_TEMPLATES
 from baton.platform.models.digest import is_digest
 
 DESCRIPTIONS = ("*.json", "*.jinja", "*.model")
@@ -38,7 +39,7 @@ class RemoteFile(msgspec.Struct, frozen=True):
     """What changes with the file, where that is known."""
 
     def __post_init__(self) -> None:
-        if not is_plain(self.name):
+        if not is_model_file(self.name):
             raise ValueError(f"{self.name!r} is no name of a file in a model's folder")
         if self.size < 0 or (self.digest and not is_digest(self.digest)):
             raise ValueError(f"{self.name}: no size, or no digest: {self.size}, {self.digest!r}")
@@ -82,22 +83,39 @@ def is_plain(name: str) -> bool:
     return bool(_NAME.fullmatch(name)) and Path(name).name == name
 
 
+def is_model_file(name: str) -> bool:
+    """The same, or a chat template of the one folder within that counts."""
+    folder, slash, inner = name.rpartition("/")
+    if not slash:
+        return is_plain(name)
+    return folder == ADDITIONAL_TEMPLATES and is_plain(inner) and inner.endswith(".jinja")
+
+
+def files_in(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The files of a model's folder that may be listed, and their names, in one order always."""
+    for path in sorted((*folder.iterdir(), *folder.glob(f"{ADDITIONAL_TEMPLATES}/*"))):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and is_model_file(name):
+            yield name, path
+
+
 def parse_sums(text: str) -> dict[str, str]:
-    """Digests by name; lines about files of other folders are left out."""
+    """Digests by name; lines about other files are left out."""
     found = {}
     for line in text.splitlines():
         match = _SUM.fullmatch(line.rstrip())
         name = match[2].removeprefix("./") if match else ""
-        if match and is_plain(name):
+        if match and is_model_file(name):
             found[name] = f"sha256:{match[1]}"
     return found
 
 
 def choose_files(names: Iterable[str], *, wants_weights: bool) -> list[str]:
-    """The files of a repository that Baton reads: nothing of subfolders, weights of one kind."""
-    top = [name for name in names if is_plain(name)]
-    chosen = [name for name in top if any(fnmatch(name, pattern) for pattern in DESCRIPTIONS)]
-    return chosen + (weights_of(top) if wants_weights else [])
+    """The files of a repository that Baton reads: of subfolders chat templates alone, weights of
+    one kind."""
+    known = [name for name in names if is_model_file(name)]
+    chosen = [name for name in known if any(fnmatch(name, pattern) for pattern in DESCRIPTIONS)]
+    return chosen + (weights_of([*filter(is_plain, known)]) if wants_weights else [])
 
 
 def weights_of(names: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from baton.core.errors import CheckpointError
+from baton.gateway.text.model_files import ADDITIONAL_TEMPLATES
 from baton.platform.config.model_url import scheme_of
 from baton.platform.models.listing import (
     SUMS,
@@ -37,7 +38,7 @@ class FileSystemFolder:
 
     def look(self) -> Listing:
         try:
-            names = sorted(map(_name, self._fs.ls(self._root, detail=True)))
+            names = self._names()
             sums = self._sums() if SUMS in names else {}
             self._fs.invalidate_cache()
             with ThreadPoolExecutor(NUM_AT_ONCE) as threads:
@@ -72,6 +73,17 @@ class FileSystemFolder:
         a link it may tell the link's own time, and of a file by another key."""
         info = self._fs.info(f"{self._root}/{name}")
         return name, int(info["size"] or 0), _etag(info)
+
+    def _names(self) -> list[str]:
+        entries = self._fs.ls(self._root, detail=True)
+        names = list(map(_name, entries))
+        for entry in entries:
+            path = str(entry["name"]).rstrip("/")
+            is_folder = entry.get("type") == "directory"
+            if is_folder and path.rpartition("/")[2] == ADDITIONAL_TEMPLATES:
+                inner = map(_name, self._fs.ls(path, detail=True))
+                names += [f"{ADDITIONAL_TEMPLATES}/{name}" for name in inner]
+        return sorted(names)
 
     def _sums(self) -> dict[str, str]:
         return parse_sums(self._fs.cat_file(f"{self._root}/{SUMS}").decode(errors="replace"))

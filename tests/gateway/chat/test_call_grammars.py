@@ -90,8 +90,12 @@ def test_a_text_within_json_within_tags_cannot_have_the_tag_that_ends_it(name: s
     def takes(place: str) -> bool:
         return takes_all(name, tokenizer, {}, PLACES[name] % json.dumps({"name": place}), PLACED)
 
-    assert takes("Oslo </b>") and takes('"') and takes("</tool_call>")
-    assert not takes("a</parameter>" if name == "qwen3_coder" else "a</arg_value>")
+    assert takes("Oslo </b>") and takes('"') and takes("<tool_call>")
+    ends = {
+        "qwen3_coder": ("</parameter>", "<parameter=", "</function>"),
+        "glm": ("</arg_value>", "<arg_key>", "</tool_call>"),
+    }
+    assert [end for end in ends[name] if takes(f"a{end}b")] == []
 
 
 UNIT = "<parameter=unit>\n%s\n</parameter>\n"

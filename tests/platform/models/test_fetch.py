@@ -28,6 +28,7 @@ from baton.platform.models.peers import Answers, Peer
 
 WEIGHTS = bytes(range(256)) * 12_000  # three pieces and some
 FILES = {"config.json": b"{}", "tokenizer.json": b'{"a": 1}', "model.safetensors": WEIGHTS}
+TEMPLATES = {"additional_chat_templates/tool_use.jinja": b"{{ tools }}"}
 INDEX = "model.safetensors.index.json"
 
 
@@ -51,7 +52,8 @@ def sums(files: dict[str, bytes]) -> bytes:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def final_names(cache: Path) -> set[str]:
@@ -150,7 +152,13 @@ def test_processes_of_a_node_fetch_it_once_between_them(web: FileServer) -> None
     assert sorted(web.fetched()) == [f"m/{name}" for name in sorted(FILES)]
 
 
-@pytest.mark.parametrize("name", ["../../evil.safetensors", "/etc/evil", "a/../evil", ".evil"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("../../evil.safetensors", "/etc/evil", "a/../evil", ".evil"),
+        *("additional_chat_templates/../a.jinja", "additional_chat_templates//a.jinja"),
+    ],
+)
 def test_no_name_of_a_file_leads_out_of_the_folder(web: FileServer, cache: Path, name: str) -> None:
     web.files[f"m/{INDEX}"] = json.dumps({"weight_map": {"w": name}}).encode()
     with pytest.raises(CheckpointError, match="names a file outside its folder"):
@@ -224,12 +232,14 @@ def test_any_file_system_will_do(
     url = f"{scheme}://{tmp_path}/far"
     fs, root = fsspec.core.url_to_fs(url)
     fs.makedirs(f"{root}/sub")
-    for name, data in {**FILES, "SHA256SUMS": sums(FILES), "sub/x.json": b""}.items():
+    fs.makedirs(f"{root}/additional_chat_templates")
+    files = {**FILES, **TEMPLATES}
+    for name, data in {**files, "SHA256SUMS": sums(FILES), "sub/x.json": b""}.items():
         fs.pipe_file(f"{root}/{name}", data)
 
     folder = find_model(url)
 
-    assert contents(folder) == FILES
+    assert contents(folder) == files
     with pytest.raises(CheckpointError, match=r"FileNotFoundError: .*correct the URL"):
         find_model(f"{url}/nowhere")
     with pytest.raises(CheckpointError, match=r"install the driver|give a model folder"):
@@ -375,9 +385,13 @@ def far(tmp_path: Path) -> Path:
 def test_a_folder_that_is_only_on_another_node_is_borrowed_from_there(
     cache: Path, tmp_path: Path, far: Path
 ) -> None:
+    (far / "additional_chat_templates").mkdir()
+    for name, data in TEMPLATES.items():
+        (far / name).write_bytes(data)
     folder = find_model(str(tmp_path / "not_here"), peers=Elsewhere(far))
 
-    assert contents(folder) == FILES
+    assert contents(folder) == {**FILES, **TEMPLATES}
+    assert not [*cache.glob("*/*.partial")]
     change(far / "config.json", b'{"b": 2}')
     newer = find_model(str(tmp_path / "not_here"), peers=Elsewhere(far))
     assert contents(newer)["config.json"] == b'{"b": 2}'

@@ -22,8 +22,13 @@ FILES = {
     "model.safetensors": b"s" * 5000,
     "pytorch_model.bin": b"b" * 5000,
     "onnx/config.json": b"{}",
+    "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
+    "additional_chat_templates/deeper/b.jinja": b"{{ tools }}",
 }
-NEEDED = {"config.json", "tokenizer.json", "model.safetensors"}
+NEEDED = {
+    *("config.json", "tokenizer.json", "model.safetensors"),
+    "additional_chat_templates/tool_use.jinja",
+}
 
 
 class Report:
@@ -59,6 +64,10 @@ def go_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
+def files_of(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
 def complaint(model: str) -> str:
     with pytest.raises(CheckpointError) as refusal:
         find_model(model)
@@ -75,7 +84,7 @@ def test_what_is_needed_is_downloaded_once_and_reported_in_bytes(
     again = find_model(REPO, report=second)
 
     assert again == folder
-    assert {path.name for path in folder.iterdir()} == NEEDED
+    assert files_of(folder) == NEEDED
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert sorted(hub.fetched) == sorted(NEEDED)
     assert report.done == report.total == {name: len(FILES[name]) for name in NEEDED}
@@ -97,7 +106,7 @@ def test_a_revision_may_be_named_and_must_exist(hub: FakeHub) -> None:
 def test_dummy_weights_need_no_download(hub: FakeHub) -> None:
     folder = find_model(REPO, wants_weights=False)
 
-    assert {path.name for path in folder.iterdir()} == {"config.json", "tokenizer.json"}
+    assert files_of(folder) == NEEDED - {"model.safetensors"}
 
 
 @pytest.mark.parametrize("trouble", ["offline", "down", "gone"])
