@@ -35,7 +35,7 @@ from baton.core.messages import PullOffered, PullRequest
 from baton.core.owner_thread import OwnerThread
 from baton.core.replicas import ReplicaAddress
 from baton.kv_transfer.pulling.prefix_fetch import PrefixOffer
-from baton.kv_transfer.receiving.fetch import Listener
+from baton.kv_transfer.receiving.listener import Listener
 from baton.kv_transfer.receiving.source_patience import SourcePatience
 from baton.kv_transfer.receiving.source_watch import SourceWatch
 from baton.proto import replica_pb2 as pb

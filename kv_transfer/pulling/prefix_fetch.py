@@ -25,7 +25,8 @@ from baton.core.kv_pool import Holder, HolderKind, KvPool
 from baton.core.owner_thread import OwnerThread
 from baton.kv_transfer.handoff.lease import ReceiverState
 from baton.kv_transfer.handoff.reservation import KvSource, Reservation, WantedKv
-from baton.kv_transfer.receiving.fetch import NOBODY, Fetcher, Listener, TransferReport
+from baton.kv_transfer.receiving.fetch import Fetcher, TransferReport
+from baton.kv_transfer.receiving.listener import NOBODY, Listener
 from baton.kv_transfer.receiving.receiver import AbortReason, Receiver
 
 log = logging.getLogger(__name__)

@@ -18,10 +18,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
 
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import (
@@ -46,6 +45,7 @@ from baton.kv_transfer.handoff.reservation import Reservation, ReservedStream
 from baton.kv_transfer.handoff.scores import SourceScores
 from baton.kv_transfer.handoff.transport import Transport
 from baton.kv_transfer.receiving.filling import Filling
+from baton.kv_transfer.receiving.listener import NOBODY, Listener
 from baton.kv_transfer.receiving.receiver import AbortReason, Receiver
 from baton.kv_transfer.receiving.writer import Writer, WriterParts
 
@@ -87,27 +87,6 @@ class TransferReport:
     """Pieces that came with wrong bytes at first."""
     notes: tuple[str, ...] = ()
     """Why another transport had to be taken, or a piece be asked for again."""
-
-
-class Listener(Protocol):
-    """A listener to the progress of a transfer."""
-
-    def listening(self) -> AbstractContextManager[None]:
-        """Within it one of the transfer's streams is awaited."""
-
-    def hear(self, num_bytes: int = 0, transport: str = "") -> None:
-        """A piece of so many bytes has come by this way; it is yet to be verified."""
-
-
-class _Nobody:
-    def listening(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def hear(self, num_bytes: int = 0, transport: str = "") -> None:
-        pass
-
-
-NOBODY = _Nobody()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -243,7 +222,8 @@ class Fetcher:
 
     async def _fill_stream(self, flight: _Flight, filling: Filling, index: int) -> None:
         stream, num_reopened = flight.reservation.streams[index], 0
-        writer, opening = Writer(filling, index, self._writing), _opening(flight, stream)
+        writer = Writer(filling, index, self._writing, flight.listener)
+        opening = _opening(flight, stream)
         try:
             while True:
                 cut = await self._read(flight, stream, opening, writer)
@@ -346,7 +326,8 @@ async def _listened(
             piece = await anext(pieces, None)
         if piece is None:
             return
-        listener.hear(piece.num_bytes, piece.transport)
+        # Of bytes that are yet to come, its writer tells.
+        listener.hear(0 if piece.executor is not None else piece.num_bytes, piece.transport)
         yield piece
 
 

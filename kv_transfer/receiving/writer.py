@@ -10,7 +10,8 @@ interpreter. Each piece is released once, whatever happens to it.
 
 A piece with wrong bytes does not end its stream: it is put down to be asked for again, unless there
 were too many. Pieces whose bytes are yet to come are waited for on their transport's threads, so
-that a slow sender holds up nobody else.
+that a slow sender holds up nobody else; it is listened to meanwhile, but not while they wait for a
+thread.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,6 +27,7 @@ from baton.core.clock import Clock
 from baton.core.errors import CorruptPiece, TransferCut
 from baton.kv_transfer.handoff.messages import KvPiece
 from baton.kv_transfer.receiving.filling import Fill, Filling
+from baton.kv_transfer.receiving.listener import Listener
 from baton.kv_transfer.receiving.placing import Unit, place_together
 
 
@@ -47,7 +50,9 @@ class WriterParts:
 class Writer:
     """Belongs to one event loop."""
 
-    def __init__(self, filling: Filling, stream: int, parts: WriterParts) -> None:
+    def __init__(
+        self, filling: Filling, stream: int, parts: WriterParts, listener: Listener
+    ) -> None:
         self.num_duplicates = 0
         self.num_corrupt = 0
         """Pieces that came with wrong bytes."""
@@ -56,6 +61,10 @@ class Writer:
         self._filling = filling
         self._stream = stream
         self._parts = parts
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._listening = ExitStack()
+        """While a thread waits for the bytes of a batch."""
         self._waiting: list[KvPiece] = []
         self._batch: asyncio.Future[None] | None = None
         self._num_unwritten = self._num_unwritten_bytes = 0
@@ -75,7 +84,7 @@ class Writer:
         self._num_unwritten_bytes += piece.num_bytes
         if self._batch is None and self._beginning is None:
             # Soon: what came together with it is put before.
-            self._beginning = asyncio.get_running_loop().call_soon(self._begin_batch)
+            self._beginning = self._loop.call_soon(self._begin_batch)
         await self._until(self._has_room)
 
     async def flush(self) -> None:
@@ -113,10 +122,9 @@ class Writer:
             return
         pieces, self._waiting = self._waiting, []
         num_bytes = sum(piece.num_bytes for piece in pieces)
-        loop = asyncio.get_running_loop()
         try:
             executor = pieces[0].executor or self._parts.executor  # a stream's are all alike
-            self._batch = loop.run_in_executor(executor, self._write, pieces)
+            self._batch = self._loop.run_in_executor(executor, self._write, pieces)
         except RuntimeError as error:  # the fetcher was closed
             for piece in pieces:
                 piece.release()
@@ -127,6 +135,7 @@ class Writer:
 
     def _end_batch(self, num_pieces: int, num_bytes: int, batch: asyncio.Future[None]) -> None:
         error = batch.exception()  # asked for in any case, or asyncio complains
+        self._listening.close()
         self._batch = None
         self._num_unwritten -= num_pieces
         self._num_unwritten_bytes -= num_bytes
@@ -137,7 +146,15 @@ class Writer:
         elif not self._is_closed:
             self._begin_batch()
 
+    def _listen(self) -> None:
+        self._listening.enter_context(self._listener.listening())
+
     # On a worker thread.
+
+    def _tell(self, function: Callable[[], None]) -> None:
+        """Run it on the loop."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(function)
 
     def _write(self, pieces: Sequence[KvPiece]) -> None:
         if pieces[0].executor is not None:
@@ -151,11 +168,13 @@ class Writer:
 
     def _write_as_they_come(self, pieces: Sequence[KvPiece]) -> None:
         """One that is cut short takes none of the others with it."""
+        self._tell(self._listen)
         left = iter(pieces)
         try:
             for piece in left:
                 try:
                     self._write_together((piece,))
+                    self._tell(partial(self._listener.hear, piece.num_bytes, piece.transport))
                 except TransferCut:
                     pass  # it stays missing; the stream, which broke, says so itself
                 finally:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
 
 import pytest
 from tests.kv_transfer.replicas import (
@@ -17,12 +20,17 @@ from tests.kv_transfer.replicas import (
     settling,
 )
 
-from baton.core.errors import StaleEpoch, TransferAborted, TransferCut
-from baton.core.ids import Epoch
+from baton.core.block_views import ArrivingBlocks
+from baton.core.errors import StaleEpoch, TransferAborted, TransferCut, Unavailable
+from baton.core.ids import Epoch, ReplicaId
 from baton.core.owner_thread import Inline
+from baton.core.replicas import ReplicaAddress
 from baton.kv_transfer.handoff.lease import ReceiverState
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
+from baton.kv_transfer.receiving import source_patience, source_watch
 from baton.kv_transfer.receiving.fetch import FetchConfig, Fetcher
+from baton.kv_transfer.receiving.source_patience import SourcePatience
+from baton.kv_transfer.receiving.source_watch import SourceWatch
 from baton.kv_transfer.sending import read_ahead
 from baton.kv_transfer.sending.outbox import Outbox
 from baton.kv_transfer.sending.pieces import Contents, Cut, read_together
@@ -101,6 +109,71 @@ async def test_blocks_stay_in_quarantine_while_a_cut_streams_thread_still_reads(
         while prefill.sender.lease_ids:
             await asyncio.sleep(0.001)
     assert_settled(prefill, decode)
+
+
+class Announcing(MemoryTransport):
+    """Tells of pieces at once; their bytes come on other threads, once the gate is open."""
+
+    def __init__(self, switchboard: Switchboard) -> None:
+        super().__init__(switchboard)
+        self.is_read, self.gate = threading.Event(), threading.Event()
+        self.readers = ThreadPoolExecutor(1)
+
+    async def open(self, address: str, request: OpenTransfer) -> AsyncGenerator[KvPiece, None]:
+        async with aclosing(super().open(address, request)) as pieces:
+            async for piece in pieces:
+                read = partial(self._read, [bytes(view) for view in piece.views])
+                views = ArrivingBlocks(len(piece.views), piece.views[0].nbytes, read)
+                yield replace(piece, views=views, executor=self.readers, transport="tcp")
+
+    def _read(self, blocks: Sequence[bytes], targets: Sequence[memoryview]) -> None:
+        self.is_read.set()
+        if not self.gate.wait(60):
+            raise TransferCut("nothing came")
+        data = b"".join(blocks)
+        for target in targets:
+            target[:], data = data[: target.nbytes], data[target.nbytes :]
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_a_piece_is_heard_of_when_its_bytes_are_there_and_missed_when_they_do_not_come(
+    monkeypatch: pytest.MonkeyPatch, is_open: bool
+) -> None:
+    monkeypatch.setattr(source_watch, "LOOK_S", 0.005)
+    monkeypatch.setattr(source_patience, "LEAST_S", 60.0 if is_open else 0.1)
+    monkeypatch.setattr(source_patience, "MOST_S", 60.0 if is_open else 0.1)
+    prefill, decode = PrefillReplica(), DecodeReplica()
+    switchboard = Switchboard()
+    switchboard.plug("p", Outbox(prefill.sender, Inline()))
+    transport = Announcing(switchboard)
+    fetcher = Fetcher(decode.receiver, Inline(), transport, clock=decode.clock, config=QUICK)
+    prefill.grant(decode.receiver.epoch)
+    prefill.compute()
+    prefill.finish()
+    reservation = decode.reserve(prefill.sender.epoch)
+    assert reservation is not None
+    peer = ReplicaAddress(replica_id=ReplicaId("p"), epoch=prefill.sender.epoch, address="p")
+    watch = SourceWatch(SourcePatience(), peer)
+    watch.granted()
+    watch.is_coming()
+
+    async def fetch() -> int:
+        async with asyncio.timeout(20), watch.waits():
+            return (await fetcher.fetch(reservation, watch)).num_bytes
+
+    fetching = asyncio.create_task(fetch())
+    if is_open:
+        assert await asyncio.to_thread(transport.is_read.wait, 20)
+        assert watch._num_bytes == 0
+        transport.gate.set()
+        assert await fetching == watch._num_bytes > 0
+        assert not watch._num_awaited
+    else:
+        with pytest.raises(Unavailable, match=r"p (got nowhere|sent 0\.000 MiB/s) for 0\.1 s"):
+            await fetching
+        transport.gate.set()
+    transport.readers.shutdown()
+    await fetcher.close()
 
 
 class Unreliable:
