@@ -22,7 +22,6 @@ from baton.engine.batch.batch import Chunk
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.passes.runner import Runner
 from baton.engine.request.request import Phase, Request
-from baton.engine.sampling.acceptance import without
 from baton.engine.sampling.sampler import chances_of, draw_and_weigh
 from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.speculation.drafter import NO_DRAFT, Draft
@@ -172,7 +171,8 @@ class ModelDrafter:
             has_own_noise=self._has_own_noise,
         )
         (tokens, are_finite), said = draw_and_weigh(logits, plan, self._eos_token_ids)
-        q = chances_of(logits, plan, self._eos_token_ids) if self._has_own_noise else {}
+        endings = [drawing[number].request.ending.tokens for number in kept]
+        q = chances_of(logits, plan, self._eos_token_ids, endings) if self._has_own_noise else {}
         found = zip(kept, tokens.tolist(), said.tolist(), are_finite.tolist(), strict=True)
         going: list[_Drafting] = []
         for row, (number, token, confidence, is_finite) in enumerate(found):
@@ -184,6 +184,6 @@ class ModelDrafter:
             each.tokens.append(token)
             each.confidences.append(confidence)
             if row in q:
-                each.q.append(without(q[row], each.request.ending.tokens))
+                each.q.append(q[row])
             going.append(each)
         return going

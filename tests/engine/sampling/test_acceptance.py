@@ -19,13 +19,14 @@ from baton.engine.passes.echo import EchoRunner
 from baton.engine.request.request import Request
 from baton.engine.sampling import sampling_plan
 from baton.engine.sampling.acceptance import are_kept, redrawn
-from baton.engine.sampling.sampler import draw
+from baton.engine.sampling.sampler import chances_of, draw
 from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.sampling.sampling_row import SamplingRow
 from baton.engine.schedule.verification import verified
 from baton.engine.speculation.draft_budget import FixedBudget
 from baton.engine.speculation.draft_model import ModelDrafter
 from baton.engine.speculation.speculation import Speculation
+from baton.kernels.sampling.draw_token import relate
 
 NUM_DRAWS = 1_000_000
 
@@ -87,6 +88,41 @@ def test_drafts_judged_a_few_at_a_time_come_to_the_same(monkeypatch: pytest.Monk
     monkeypatch.setattr(sampling_plan, "STRETCH_BYTES", 3 * 16 * 4)
     assert given() == at_once
     assert {len(tokens) for tokens in at_once} > {1}
+
+
+@pytest.mark.parametrize("typical_p", [1.0, 0.9])
+def test_what_drafts_are_drawn_from_is_worked_out_a_few_rows_at_a_time(
+    typical_p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What may end a request is left out: here a likely token of the rows that may."""
+    logits = torch.randn(7, 16, generator=torch.Generator().manual_seed(1))
+    params = SamplingParams(temperature=1.0, top_k=12, typical_p=typical_p, seed=5)
+    rows = [SamplingRow(params, (0,), ()) for _ in range(6)]
+    rows.insert(3, SamplingRow(replace(params, temperature=0.0), (0,), ()))
+    endings = [[*logits[row].topk(row % 3).indices.tolist(), 99] for row in range(7)]
+    nums_related: list[int] = []
+
+    def counted(scores: Tensor, temperature: Tensor) -> Tensor:
+        nums_related.append(len(scores))
+        return relate(scores, temperature)
+
+    monkeypatch.setattr(sampling_plan, "relate", counted)
+
+    def chances() -> dict[int, Tensor]:
+        return chances_of(logits, SamplingPlan(rows, "cpu"), (), endings)
+
+    at_once = chances()
+    assert max(nums_related) == 6
+    nums_related.clear()
+    monkeypatch.setattr(sampling_plan, "STRETCH_BYTES", 2 * 16 * 4)
+    few_at_a_time = chances()
+
+    assert max(nums_related) == 2
+    assert few_at_a_time.keys() == at_once.keys() == {0, 1, 2, 4, 5, 6}
+    for row, q in few_at_a_time.items():
+        assert torch.equal(q, at_once[row])
+        assert q.sum() == pytest.approx(1)
+        assert not any(q[token] for token in endings[row] if token < 16)
 
 
 def always_saying(scores: Tensor) -> EchoRunner:
