@@ -56,6 +56,11 @@ class _Drafting:
         self.num_sure = sure
         self.tokens, self.confidences, self.q, self.hope = [], [], [], 1.0
 
+    def done(self) -> Draft:
+        """The draft, and with it q, which is too much to be kept."""
+        q, self.q = self.q, []
+        return Draft(self.tokens, self.confidences, q)
+
     def next_tokens(self, most: int) -> list[int]:
         """The first of those that are not computed."""
         start, num_known = len(self.computed), len(self.request.tokens)
@@ -102,10 +107,7 @@ class ModelDrafter:
             if not going:
                 break
             going = self._pass(going)
-        return [
-            NO_DRAFT if each is None else Draft(each.tokens, each.confidences, each.q)
-            for each in drafting
-        ]
+        return [NO_DRAFT if each is None else each.done() for each in drafting]
 
     def forget(self, request: Request) -> None:
         if self._drafting.pop(request, None) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from weakref import ref
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from baton.engine.sampling.sampling_row import SamplingRow
 from baton.engine.schedule.verification import verified
 from baton.engine.speculation.draft_budget import FixedBudget
 from baton.engine.speculation.draft_model import ModelDrafter
+from baton.engine.speculation.drafter import Draft
 from baton.engine.speculation.speculation import Speculation
 from baton.kernels.sampling.draw_token import relate
 
@@ -178,6 +180,34 @@ def test_twenty_thousand_tokens_of_an_engine_are_distributed_as_without_drafts()
     both = [a * b for a in expected for b in expected]
     assert chi_square(pairs, both) < 60  # 24 degrees
     assert engine.stats.num_drafted > 2 * engine.stats.num_accepted > 4000
+
+
+def test_nothing_keeps_what_drafts_were_drawn_from_behind_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A row of the vocabulary for each token drafted: while drafts rest it would lie there long."""
+    engine = published_engine(torch.zeros(VOCAB))
+    drafter = ModelDrafter(
+        always_saying(torch.zeros(VOCAB)), max_batch_tokens=64, eos_token_ids=(), has_own_noise=True
+    )
+    engine.speculation = Speculation(drafter, FixedBudget(3))
+    told: list[ref[Tensor]] = []
+
+    def propose(requests: Sequence[Request], max_tokens: int) -> list[Draft]:
+        drafts = ModelDrafter.propose(drafter, requests, max_tokens)
+        told.extend(ref(q) for draft in drafts for q in draft.q)
+        return drafts
+
+    monkeypatch.setattr(drafter, "propose", propose)
+    for name in ("a", "b"):
+        sampling = SamplingParams(temperature=1.0, max_tokens=20, ignore_eos=True)
+        engine.add(Request(name, [7, 8, 9], sampling=sampling))
+
+    while len(told) < 6:
+        engine.step()
+
+    assert engine.stats.num_drafted == 6
+    assert [q() for q in told] == [None] * 6
 
 
 @pytest.mark.parametrize(
