@@ -97,11 +97,14 @@ def plan_cache(
         return plan.with_blocks(_num_blocks(config.cache, own, CPU_CACHE_BYTES, beside))
     gpu = CudaDevice(name) if gpu is None else gpu
     passes = measure(loaded, own, plan.widest_limits, gpu, taps)
-    left_bytes = gpu.free_bytes() - passes.num_bytes
+    draft_bytes = _draft_bytes(config, plan.max_drafted, loaded.info.num_logits)
+    left_bytes = gpu.free_bytes() - passes.num_bytes - draft_bytes
     logger.info(
-        "passes take %d bytes and their graphs %d; %d of the device are left",
+        "passes take %d bytes, their graphs %d and what drafts are drawn from %d; %d of the device "
+        "are left",
         passes.activation_bytes,
         passes.graph_bytes,
+        draft_bytes,
         left_bytes,
     )
     memory_bytes = int(left_bytes * config.cache.memory_fraction)
@@ -114,6 +117,15 @@ def _max_drafted(config: EngineConfig, device: str) -> int:
         return 0
     num_drafted = config.scheduler.max_running * config.speculation.max_tokens
     return min(num_drafted, MAX_DRAFTED) if device == "cpu" else num_drafted
+
+
+def _draft_bytes(config: EngineConfig, max_drafted: int, num_logits: int) -> int:
+    """What drafted tokens are drawn from, in float32, for the published rule: it lies beside the
+    pass that verifies them."""
+    speculation = config.speculation
+    if speculation.acceptance != "published" or speculation.looks_up:
+        return 0
+    return 4 * max_drafted * num_logits
 
 
 def _num_blocks(config: CacheConfig, layout: KvLayout, memory_bytes: int, beside: int = 0) -> int:

@@ -5,7 +5,7 @@ often that what comes of it is distributed as the model draws.
     else a token is drawn from                 max(0, p - q), renormalised
 
 A token that was looked up may have been chosen in whatever way: its q is 1, and of all others 0.
-One that was drawn counts as drawn from q only if it was offered whatever it is: see `without`.
+One that was drawn counts as drawn from q only if it was offered whatever it is: see `leave_out`.
 
 Its randomness is of streams of its own. Who drafts by chance has another one: whether a token is
 drafted at all may depend on it, and where none was the model draws with its own.
@@ -15,11 +15,12 @@ T drafted tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
+from baton.kernels.gpu.upload import uploaded
 from baton.kernels.sampling.best_token import best_token
 from baton.kernels.sampling.gumbel import gumbel, gumbel_all
 
@@ -39,14 +40,16 @@ def are_kept(p: Tensor, q: Tensor | float, drafted: Tensor, streams: Tensor) -> 
     return uniform * q < p
 
 
-def without(q: Tensor, tokens: Collection[int]) -> Tensor:
-    """[V] -> [V] What is drawn from where these are not offered if they are drawn: the others, as
-    likely to each other as before."""
-    known = [token for token in tokens if token < len(q)]
+def leave_out(q: Tensor, tokens: Sequence[Collection[int]]) -> None:
+    """Make each row of q [T, V] what is drawn from where its `tokens` are not offered if they are
+    drawn: the others, as likely to each other as before. A row without others means nothing."""
+    size = q.shape[-1]
+    known = [(row, token) for row, each in enumerate(tokens) for token in each if token < size]
     if not known:
-        return q
-    others = q.index_fill(0, torch.tensor(known, device=q.device), 0.0)
-    return others / others.sum()
+        return
+    rows, columns = uploaded(torch.tensor(known), q.device).unbind(-1)
+    q[rows, columns] = 0.0
+    q /= q.sum(-1, keepdim=True)
 
 
 def left_of(p: Tensor, q: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from baton.core.sampling import TokenLogprob
+from baton.engine.sampling.acceptance import leave_out
 from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.kernels.sampling.best_token import best_finite_token
 
@@ -62,12 +63,17 @@ def draw_and_weigh(
 
 
 def chances_of(
-    logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]
+    logits: Tensor,
+    plan: SamplingPlan,
+    eos_token_ids: Collection[int],
+    endings: Sequence[Collection[int]],
 ) -> dict[int, Tensor]:
-    """[V] By row of those that noise has a say in: what `draw_and_weigh` has drawn it from."""
+    """[V] By row of those that noise has a say in: what `draw_and_weigh` has drawn it from, if the
+    tokens in `endings`, those of each row, are not offered."""
     if not plan.drawn:
         return {}
     chances = plan.chances(plan.scores(logits, eos_token_ids))
+    leave_out(chances, [endings[row] for row in plan.drawn])
     return dict(zip(plan.drawn, chances, strict=True))
 
 

@@ -43,7 +43,7 @@ from baton.kernels.sampling.typical import keep_typical
 
 WORD = 0xFFFFFFFF
 STRETCH_BYTES = 32 << 20
-"""Bytes of scores of drafted rows that are judged at once, by the published rule."""
+"""Bytes of scores of rows whose probabilities are worked out at once, for the published rule."""
 NOTHING: Mapping[int, Tensor] = MappingProxyType({})
 MIN_TEMPERATURE = 1e-30
 """Below it float32 would divide by zero."""
@@ -171,7 +171,7 @@ class SamplingPlan:
 
     def _kept(self, scores: Tensor, draws: Draws, tokens: Tensor) -> Tensor:
         """`tokens`, where one was drafted what comes of that. What was not drawn q is sure of."""
-        stretch = max(1, STRETCH_BYTES // (scores.shape[-1] * scores.element_size()))
+        stretch = _stretch(scores)
         left = [place for place, row in enumerate(self.drawn) if row in self._drafted]
         while left:
             at, left = left[:stretch], left[stretch:]
@@ -200,8 +200,14 @@ class SamplingPlan:
 
     def chances(self, scores: Tensor) -> Tensor:
         """[n, V], by which the rows of `drawn` are."""
-        assert self._draws is not None
-        return self._probabilities(scores, self._draws, range(len(self.drawn)))
+        draws, stretch = self._draws, _stretch(scores)
+        assert draws is not None
+        places = range(len(self.drawn))
+        chances = scores.new_empty((len(places), scores.shape[-1]))
+        for first in places[::stretch]:
+            at = places[first : first + stretch]
+            chances[first : first + stretch] = self._probabilities(scores, draws, at)
+        return chances
 
     def _probabilities(self, scores: Tensor, draws: Draws, at: Sequence[int]) -> Tensor:
         """[n, V], by which some of those drawn are."""
@@ -285,3 +291,8 @@ class SamplingPlan:
     def _uploaded(self, values: Sequence[object]) -> Tensor:
         """float32 of floats, int64 of integers."""
         return uploaded(torch.tensor(values), self.device)
+
+
+def _stretch(scores: Tensor) -> int:
+    """Rows of `STRETCH_BYTES`."""
+    return max(1, STRETCH_BYTES // (scores.shape[-1] * scores.element_size()))

@@ -230,14 +230,18 @@ class Scheduler:
         return drafting
 
     def _room_for_drafts(self, request: Request, wanted: int) -> int:
-        """How many of them have, or now get, a place in the request's blocks."""
+        """How many of them have, or now get, a place in the request's blocks: as many of a long
+        draft as of a short one, for whether a token is verified must not hang on those behind it.
+        """
         layout, num_known = self.pool.layout, len(request.tokens)
         if layout.is_int4:  # a full block is quantised, and that cannot be undone
             wanted = min(wanted, layout.block_size - 1 - num_known % layout.block_size)
-        if not self.num_waiting and self.pool.grow(request.holder, num_known + wanted):
-            return wanted
-        num_places = len(self.pool.table(request.holder)) * layout.block_size
-        return min(wanted, num_places - num_known)
+        stop = num_known + wanted
+        if self.num_waiting:
+            stop = min(stop, len(self.pool.table(request.holder)) * layout.block_size)
+        while not self.pool.grow(request.holder, stop):
+            stop = (stop - 1) // layout.block_size * layout.block_size
+        return stop - num_known
 
     def _tokens_to_decode(self) -> dict[Request, int]:
         """Tokens to run for each request that decodes, or is adopted and may be admitted now: all

@@ -22,7 +22,6 @@ from baton.engine.batch.batch import Chunk
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.passes.runner import Runner
 from baton.engine.request.request import Phase, Request
-from baton.engine.sampling.acceptance import without
 from baton.engine.sampling.sampler import chances_of, draw_and_weigh
 from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.speculation.drafter import NO_DRAFT, Draft
@@ -57,6 +56,11 @@ class _Drafting:
         del computed[sure:]
         self.num_sure = sure
         self.tokens, self.confidences, self.q, self.hope = [], [], [], 1.0
+
+    def done(self) -> Draft:
+        """The draft, and with it q, which is too much to be kept."""
+        q, self.q = self.q, []
+        return Draft(self.tokens, self.confidences, q)
 
     def next_tokens(self, most: int) -> list[int]:
         """The first of those that are not computed."""
@@ -104,10 +108,7 @@ class ModelDrafter:
             if not going:
                 break
             going = self._pass(going)
-        return [
-            NO_DRAFT if each is None else Draft(each.tokens, each.confidences, each.q)
-            for each in drafting
-        ]
+        return [NO_DRAFT if each is None else each.done() for each in drafting]
 
     def forget(self, request: Request) -> None:
         if self._drafting.pop(request, None) is not None:
@@ -173,7 +174,8 @@ class ModelDrafter:
             has_own_noise=self._has_own_noise,
         )
         (tokens, are_finite), said = draw_and_weigh(logits, plan, self._eos_token_ids)
-        q = chances_of(logits, plan, self._eos_token_ids) if self._has_own_noise else {}
+        endings = [drawing[number].request.ending.tokens for number in kept]
+        q = chances_of(logits, plan, self._eos_token_ids, endings) if self._has_own_noise else {}
         found = zip(kept, tokens.tolist(), said.tolist(), are_finite.tolist(), strict=True)
         going: list[_Drafting] = []
         for row, (number, token, confidence, is_finite) in enumerate(found):
@@ -185,6 +187,6 @@ class ModelDrafter:
             each.tokens.append(token)
             each.confidences.append(confidence)
             if row in q:
-                each.q.append(without(q[row], each.request.ending.tokens))
+                each.q.append(q[row])
             going.append(each)
         return going

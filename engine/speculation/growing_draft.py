@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from baton.engine.request.request import Request
-from baton.engine.sampling.acceptance import without
 from baton.engine.sampling.sampler import chances_of, draw_and_weigh
 from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.sampling.sampling_row import SamplingRow
@@ -39,7 +38,7 @@ class GrowingDraft:
         self.tokens.append(token)
         self.confidences.append(confidence)
         if q is not None:
-            self.q.append(without(q, self.request.ending.tokens))
+            self.q.append(q)
         return True
 
     def done(self) -> Draft:
@@ -64,7 +63,10 @@ def grow(
         return []
     if len(kept) < len(rows):
         logits = logits[kept]
-    drawn = _draw(logits, [row for row in rows if row is not None], eos_token_ids, has_own_noise)
+    endings = [drafts[number].request.ending.tokens for number in kept]
+    drawn = _draw(
+        logits, [row for row in rows if row is not None], endings, eos_token_ids, has_own_noise
+    )
     return [number for number, each in zip(kept, drawn, strict=True) if drafts[number].add(*each)]
 
 
@@ -89,7 +91,8 @@ def grow_at_once(
     depths = logits.shape[1]
     anything = [0] * (depths - 1)  # only how many there are is asked
     rows = [row for draft in drafts for row in draft.request.row.behind(anything)]
-    drawn = _draw(logits.flatten(0, 1), rows, eos_token_ids, has_own_noise)
+    endings = [draft.request.ending.tokens for draft in drafts for _ in range(depths)]
+    drawn = _draw(logits.flatten(0, 1), rows, endings, eos_token_ids, has_own_noise)
     for first, draft in enumerate(drafts):
         for each in drawn[first * depths : (first + 1) * depths]:
             if not draft.add(*each):
@@ -99,13 +102,15 @@ def grow_at_once(
 def _draw(
     logits: Tensor,
     rows: Sequence[SamplingRow],
+    endings: Sequence[Collection[int]],
     eos_token_ids: Collection[int],
     has_own_noise: bool,
 ) -> list[tuple[int, float, bool, Tensor | None]]:
     """Sampled from each row of `logits` [S, V]: a token, its probability before noise is added,
-    whether all logits are finite and, if its noise is its own, what it was drawn from [V]."""
+    whether all logits are finite and, if its noise is its own, what it was drawn from [V],
+    its `endings` left out."""
     plan = SamplingPlan(rows, logits.device, has_own_noise=has_own_noise)
     (tokens, are_finite), said = draw_and_weigh(logits, plan, eos_token_ids)
-    q = chances_of(logits, plan, eos_token_ids) if has_own_noise else {}
+    q = chances_of(logits, plan, eos_token_ids, endings) if has_own_noise else {}
     drawn = zip(tokens.tolist(), said.tolist(), are_finite.tolist(), strict=True)
     return [(*each, q.get(row)) for row, each in enumerate(drawn)]

@@ -63,7 +63,7 @@ class Speculation:
         self._confidences: dict[Request, Sequence[float]] = {}
         """Confidence of each token drafted for this step."""
         self._drawn_from: dict[Request, Sequence[Tensor]] = {}
-        """What that was drawn from, where drafters tell."""
+        """What that was drawn from, where drafters tell; until it is verified, for it is much."""
         self.recall_s = 0.0
         """Seconds of the last `draft` until the reader had read the kept features of prompts."""
         self._num_proposed = 0
@@ -147,6 +147,7 @@ class Speculation:
     def verified(self, request: Request, num_drafted: int, num_accepted: int) -> None:
         """Note that `num_accepted` of the first `num_drafted` tokens drafted for `request` were
         right."""
+        self._drawn_from.pop(request, None)
         confidences = self._confidences[request][:num_drafted]
         self._survival.learn(request, confidences, num_accepted)
         _count(self._num_verified_at, num_drafted)
@@ -163,6 +164,7 @@ class Speculation:
         """Forget a request that has left the engine."""
         self.drafter.forget(request)
         self._survival.forget(request)
+        self._drawn_from.pop(request, None)
         self._budget.left()
 
     def discard(self, request: Request) -> None:

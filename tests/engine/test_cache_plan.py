@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 from weakref import finalize
 
 import pytest
@@ -159,6 +160,22 @@ def test_rows_of_drafts_are_drawn_from_where_the_largest_pass_is_tried(
     few, many = (PassLimits(max_drafted=number) for number in (0, 100))
     of_drafts = estimated_bytes(loaded, many) - estimated_bytes(loaded, few)
     assert of_drafts >= 100 * 4 * loaded.info.vocab_size
+
+
+def test_what_drafts_are_drawn_from_lies_beside_the_pass_that_judges_them(tmp_path: Path) -> None:
+    loaded = load_model(make_llama(tmp_path))
+
+    def num_blocks(method: Literal["suffix", "draft"], rule: Literal["draws", "published"]) -> int:
+        speculation = SpeculationConfig(method=method, max_tokens=8, acceptance=rule)
+        config = replace(CROWD, speculation=speculation)
+        return plan_cache(loaded, config, "cuda", PretendedGpu()).num_blocks
+
+    plain, drawn = num_blocks("draft", "draws"), num_blocks("draft", "published")
+    block_bytes = loaded.info.layout(CROWD.cache.block_size, "auto").block_bytes
+    of_draws = 12 * 8 * 4 * loaded.info.num_logits
+    assert abs((plain - drawn) * block_bytes - 0.85 * of_draws) <= block_bytes
+    assert plain > drawn
+    assert num_blocks("suffix", "published") == num_blocks("suffix", "draws")
 
 
 def test_where_no_graph_is_within_its_budget_it_is_said(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from weakref import ref
 
 import pytest
 import torch
@@ -19,13 +20,15 @@ from baton.engine.passes.echo import EchoRunner
 from baton.engine.request.request import Request
 from baton.engine.sampling import sampling_plan
 from baton.engine.sampling.acceptance import are_kept, redrawn
-from baton.engine.sampling.sampler import draw
+from baton.engine.sampling.sampler import chances_of, draw
 from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.sampling.sampling_row import SamplingRow
 from baton.engine.schedule.verification import verified
 from baton.engine.speculation.draft_budget import FixedBudget
 from baton.engine.speculation.draft_model import ModelDrafter
+from baton.engine.speculation.drafter import Draft
 from baton.engine.speculation.speculation import Speculation
+from baton.kernels.sampling.draw_token import relate
 
 NUM_DRAWS = 1_000_000
 
@@ -89,6 +92,41 @@ def test_drafts_judged_a_few_at_a_time_come_to_the_same(monkeypatch: pytest.Monk
     assert {len(tokens) for tokens in at_once} > {1}
 
 
+@pytest.mark.parametrize("typical_p", [1.0, 0.9])
+def test_what_drafts_are_drawn_from_is_worked_out_a_few_rows_at_a_time(
+    typical_p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What may end a request is left out: here a likely token of the rows that may."""
+    logits = torch.randn(7, 16, generator=torch.Generator().manual_seed(1))
+    params = SamplingParams(temperature=1.0, top_k=12, typical_p=typical_p, seed=5)
+    rows = [SamplingRow(params, (0,), ()) for _ in range(6)]
+    rows.insert(3, SamplingRow(replace(params, temperature=0.0), (0,), ()))
+    endings = [[*logits[row].topk(row % 3).indices.tolist(), 99] for row in range(7)]
+    nums_related: list[int] = []
+
+    def counted(scores: Tensor, temperature: Tensor) -> Tensor:
+        nums_related.append(len(scores))
+        return relate(scores, temperature)
+
+    monkeypatch.setattr(sampling_plan, "relate", counted)
+
+    def chances() -> dict[int, Tensor]:
+        return chances_of(logits, SamplingPlan(rows, "cpu"), (), endings)
+
+    at_once = chances()
+    assert max(nums_related) == 6
+    nums_related.clear()
+    monkeypatch.setattr(sampling_plan, "STRETCH_BYTES", 2 * 16 * 4)
+    few_at_a_time = chances()
+
+    assert max(nums_related) == 2
+    assert few_at_a_time.keys() == at_once.keys() == {0, 1, 2, 4, 5, 6}
+    for row, q in few_at_a_time.items():
+        assert torch.equal(q, at_once[row])
+        assert q.sum() == pytest.approx(1)
+        assert not any(q[token] for token in endings[row] if token < 16)
+
+
 def always_saying(scores: Tensor) -> EchoRunner:
     """A model that says the same wherever it is asked."""
     runner = make_engine(num_blocks=8192).runner
@@ -142,6 +180,34 @@ def test_twenty_thousand_tokens_of_an_engine_are_distributed_as_without_drafts()
     both = [a * b for a in expected for b in expected]
     assert chi_square(pairs, both) < 60  # 24 degrees
     assert engine.stats.num_drafted > 2 * engine.stats.num_accepted > 4000
+
+
+def test_nothing_keeps_what_drafts_were_drawn_from_behind_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A row of the vocabulary for each token drafted: while drafts rest it would lie there long."""
+    engine = published_engine(torch.zeros(VOCAB))
+    drafter = ModelDrafter(
+        always_saying(torch.zeros(VOCAB)), max_batch_tokens=64, eos_token_ids=(), has_own_noise=True
+    )
+    engine.speculation = Speculation(drafter, FixedBudget(3))
+    told: list[ref[Tensor]] = []
+
+    def propose(requests: Sequence[Request], max_tokens: int) -> list[Draft]:
+        drafts = ModelDrafter.propose(drafter, requests, max_tokens)
+        told.extend(ref(q) for draft in drafts for q in draft.q)
+        return drafts
+
+    monkeypatch.setattr(drafter, "propose", propose)
+    for name in ("a", "b"):
+        sampling = SamplingParams(temperature=1.0, max_tokens=20, ignore_eos=True)
+        engine.add(Request(name, [7, 8, 9], sampling=sampling))
+
+    while len(told) < 6:
+        engine.step()
+
+    assert engine.stats.num_drafted == 6
+    assert [q() for q in told] == [None] * 6
 
 
 @pytest.mark.parametrize(

@@ -275,3 +275,17 @@ def assert_priorities_are_kept(scheduler: Scheduler, before: set[Request]) -> No
     still = [request.priority for request in running if request in before]
     gone = [r.priority for r in before if r.phase is Phase.WAITING]
     assert not gone or max(still, default=0) <= min(gone)  # nobody paid for a lesser one
+
+
+@pytest.mark.parametrize("num_drafted", [4, 8])
+def test_a_long_draft_is_verified_as_far_as_a_short_one_where_blocks_run_out(
+    num_drafted: int,
+) -> None:
+    scheduler = make_scheduler(num_blocks=3, block_size=4)
+    request = make_request("r", prompt_len=7)
+    scheduler.add(request)
+    compute(scheduler, scheduler.step())  # its 8 tokens fill two of three blocks
+
+    [chunk] = scheduler.step(drafts={request: range(num_drafted)})
+
+    assert list(chunk.drafted) == [0, 1, 2, 3]
