@@ -7,6 +7,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from itertools import accumulate
 from math import prod
@@ -194,9 +195,12 @@ class KvCache:
         if data.nbytes != prod(shape):
             raise ValueError(f"{data.nbytes} bytes for {shape} planes, blocks and bytes")
         on_host = torch.frombuffer(data, dtype=torch.uint8).view(shape)
-        staged = on_host.to(self.device, non_blocking=True)
-        scatter_blocks(staged, arenas, uploaded(torch.tensor(blocks), self.device))
-        if self.device.type == "cuda":
+        is_on_gpu = self.device.type == "cuda"
+        # A thread's own device is the first until it takes another, and kernels are launched there.
+        with torch.cuda.device(self.device) if is_on_gpu else nullcontext():
+            staged = on_host.to(self.device, non_blocking=True)
+            scatter_blocks(staged, arenas, uploaded(torch.tensor(blocks), self.device))
+        if is_on_gpu:
             torch.cuda.current_stream(self.device).synchronize()
 
     def write(self, block: int, plane: int, data: memoryview[Any]) -> None:

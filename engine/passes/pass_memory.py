@@ -1,8 +1,8 @@
 """What passes take of a GPU beside weights and KV: known before KV is given the rest.
 
     free               once the weights are there
-      - activations    of the largest passes: all tokens, of as many as may run or of one, each
-                       behind as much as a request may have, and a draw for all, drafts included
+      - activations    of the largest passes: all tokens, of as many as may run or of one, or
+                       drafts alone, each behind as much as a request may have, and a draw for all
       - graphs         of the sizes that fit their budget (`baton.engine.passes.cuda_graphs`)
       = left           of which `cache.memory_fraction` becomes KV
 
@@ -42,6 +42,7 @@ from baton.engine.passes.cuda_graphs import (
 from baton.engine.sampling.sampler import draw
 from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.sampling.sampling_row import SamplingRow
+from baton.kernels.paging.sequences import MAX_RUN
 
 DRAWN = SamplingParams(temperature=1.0, top_p=0.9)
 """Needs as much as any: its scores are filtered."""
@@ -158,7 +159,8 @@ def measure(
 
 def largest_passes(limits: PassLimits, block_size: int, max_model_len: int) -> list[list[Chunk]]:
     """As many requests and tokens as may be, some with one token and the rest prompts, and logits
-    of as many drafted tokens; and as many tokens of one prompt, for which attention may be another.
+    of as many drafted tokens; as many tokens of one prompt, for which attention may be another; and
+    drafts of as many requests, for which it is yet another where nobody has more tokens.
 
     Each ends where a request may end: behind so much past that attention is cut into as many pieces
     as it ever is. What the past holds does not matter, so all of it is block 0, over and over.
@@ -176,7 +178,27 @@ def largest_passes(limits: PassLimits, block_size: int, max_model_len: int) -> l
         num_drafted -= num_outputs - 1
         crowd.append(_last_tokens(length, longest, block_size, first_own, num_outputs))
         first_own = crowd[-1].blocks[-1] + 1
-    return [crowd, [_last_tokens(min(limits.max_tokens, longest), longest, block_size, 1)]]
+    alone = [_last_tokens(min(limits.max_tokens, longest), longest, block_size, 1)]
+    runs = _runs(limits, longest, block_size)
+    return [crowd, alone, runs] if runs else [crowd, alone]
+
+
+def _runs(limits: PassLimits, longest: int, block_size: int) -> list[Chunk]:
+    """Drafts, of as many requests as may be; none if nothing is drafted."""
+    num_drafted = -(-limits.max_drafted // limits.max_decodes)
+    num_tokens = min(1 + num_drafted, MAX_RUN, limits.max_tokens, longest)
+    if num_tokens < 2:
+        return []
+    num_requests = min(
+        limits.max_decodes,
+        limits.max_tokens // num_tokens,
+        limits.max_drafted // (num_tokens - 1),
+    )
+    runs, first_own = [], 1
+    for _ in range(num_requests):
+        runs.append(_last_tokens(num_tokens, longest, block_size, first_own, num_tokens))
+        first_own = runs[-1].blocks[-1] + 1
+    return runs
 
 
 def _last_tokens(

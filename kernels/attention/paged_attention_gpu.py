@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from baton.kernels.attention import library_prefill_gpu as library_prefill
-from baton.kernels.attention.paged_decode_gpu import MAX_RUN, paged_decode
+from baton.kernels.attention.paged_decode_gpu import paged_decode
 from baton.kernels.attention.paged_prefill_gpu import paged_prefill
 from baton.kernels.attention.scoring import PLAIN, Scoring
 from baton.kernels.attention.scoring_gpu import ScoringRules
 from baton.kernels.paging.arena_gpu import PagedCache
-from baton.kernels.paging.sequences import Sequences
+from baton.kernels.paging.sequences import MAX_RUN, Sequences
 from baton.kernels.paging.window import Window
 
 

@@ -45,13 +45,11 @@ from baton.kernels.attention.softmax_tile_gpu import (
 )
 from baton.kernels.gpu.dot import dot
 from baton.kernels.paging.arena_gpu import PagedCache, as_computed, load_tile
-from baton.kernels.paging.sequences import Sequences
+from baton.kernels.paging.sequences import MAX_RUN, Sequences
 
 MIN_SPLIT_KEYS = 256
 """Reading fewer takes no longer than starting a program, and partial results weigh as much."""
 MAX_SPLITS = 256
-MAX_RUN = 16
-"""New tokens of a request: with more, products are worth more than reading side by side."""
 MAX_ROWS = 64
 MAX_PARTIAL_BYTES = 256 << 20
 ENOUGH_PROGRAMS = 4096

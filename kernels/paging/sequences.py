@@ -19,6 +19,10 @@ from torch import Tensor
 from baton.kernels.paging.attention_plan import ArenaShape, AttentionPlan, plan_attention
 from baton.kernels.paging.window import Window, within
 
+MAX_RUN = 16
+"""New tokens of a request that a GPU reads a context side by side for, as for one, in passes where
+nobody has more: beyond, products are worth more than that."""
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Sequences:

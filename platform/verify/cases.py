@@ -85,7 +85,8 @@ def make_prompts(vocab_size: int, block_size: int, max_model_len: int) -> list[P
         )
         for length in lengths
     ]
-    return [*varied, *(_repeated(shared[:period], longest - period) for period in PERIODS)]
+    periods = [period for period in PERIODS if period < longest]
+    return [*varied, *(_repeated(shared[:period], longest - period) for period in periods)]
 
 
 def _repeated(tokens: Sequence[int], length: int) -> Prompt:

@@ -156,7 +156,7 @@ def test_rows_of_drafts_are_drawn_from_where_the_largest_pass_is_tried(
     for config in (CROWD, drafting):
         plan_cache(loaded, config, "cuda", PretendedGpu())
 
-    assert nums_drawn == [12, 1, 36, 1]
+    assert nums_drawn == [12, 1, 36, 1, 36]
     few, many = (PassLimits(max_drafted=number) for number in (0, 100))
     of_drafts = estimated_bytes(loaded, many) - estimated_bytes(loaded, few)
     assert of_drafts >= 100 * 4 * loaded.info.vocab_size
@@ -226,3 +226,22 @@ def test_the_largest_passes_are_of_a_crowd_and_of_one_prompt_each_at_the_end_of_
     for chunks in (crowd, alone):
         written = [block for chunk in chunks for block in chunk.blocks[chunk.start // 4 :]]
         assert written == list(range(1, len(written) + 1))
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "max_drafted", "num_runs", "run"),
+    [(400, 96, 12, 9), (40, 96, 4, 9), (400, 360, 12, 16), (400, 4, 4, 2)],
+)
+def test_passes_of_drafts_alone_are_tried_as_well_for_gpus_attend_them_in_another_way(
+    max_tokens: int, max_drafted: int, num_runs: int, run: int
+) -> None:
+    limits = PassLimits(
+        max_tokens=max_tokens, max_requests=12, max_blocks=8, max_drafted=max_drafted
+    )
+
+    _, _, drafts = largest_passes(limits, 4, 32)
+
+    assert [(len(each.tokens), each.num_outputs) for each in drafts] == [(run, run)] * num_runs
+    assert {each.start + run for each in drafts} == {32}
+    written = [block for chunk in drafts for block in chunk.blocks[chunk.start // 4 :]]
+    assert written == list(range(1, len(written) + 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
 
@@ -152,3 +153,16 @@ def test_on_a_gpu_views_are_copies_and_writes_arrive() -> None:
 
     assert cache.view(2, 1) == cache.view(0, 0)
     assert torch.equal(cache.planes[1][2], cache.planes[0][0])
+
+
+@pytest.mark.multi_gpu
+def test_blocks_reach_a_second_gpu_from_a_thread_whose_own_is_the_first() -> None:
+    cache = make_cache(dtype="bfloat16", device="cuda:1")
+    data = cache.scratch(4 * cache.layout.layer_block_bytes)
+    data[:] = bytes(at % 251 for at in range(data.nbytes))
+
+    with ThreadPoolExecutor(1) as others:
+        others.submit(cache.write_blocks, [2, 0], range(2), data).result()
+
+    written = [bytes(cache.view(block, plane)) for plane in range(2) for block in (2, 0)]
+    assert b"".join(written) == bytes(data)

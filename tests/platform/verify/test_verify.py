@@ -279,6 +279,13 @@ def test_prompts_leave_room_for_the_output_and_end_around_blocks(max_model_len: 
     assert GREEDY.max_tokens == NUM_OUTPUT
 
 
+@pytest.mark.parametrize("max_model_len", range(NUM_OUTPUT + 2, 25))
+def test_where_hardly_a_prompt_fits_none_is_empty(max_model_len: int) -> None:
+    lengths = [len(prompt) for prompt in make_prompts(50, 16, max_model_len)]
+
+    assert 1 <= min(lengths) <= max(lengths) < max_model_len - NUM_OUTPUT
+
+
 def test_the_command_prints_a_table_or_json_and_exits_accordingly(folder: Path) -> None:
     options = ["--transport", "memory", "--case", "cold", "--block-size", "4"]
 
