@@ -89,6 +89,7 @@ async def test_what_asks_for_nothing_is_not_refused() -> None:
         "betas": ["x"],
         "container": None,
         "service_tier": "auto",
+        "response_format": {},
     }
     async with serving(dispatcher=dispatcher(said("x")), model=chat_model()) as gateway:
         response = await gateway.http.post("/v1/messages?beta=true", json=body)
