@@ -49,9 +49,16 @@ class UsualStep(NamedTuple):
     context_s: float
 
 
+UNMEASURED = (math.nan, math.nan, math.nan)
+"""Step times of a replica that has not measured enough; one tuple, so it equals itself."""
+
+
 class DecodeColumns:
     def __init__(self) -> None:
         self._numbers: NDArray[np.float64] = np.zeros((len(DecodeFact), 0))
+        self._rows = Rows(self._numbers.ctypes.data, 0, 0)
+        self._steps: list[tuple[float, float, float]] = []
+        """What `_step_s` said of each row when it was written."""
         self._usual: UsualStep | None = None
         self._is_usual_known = False
 
@@ -62,16 +69,20 @@ class DecodeColumns:
     @property
     def rows(self) -> Rows:
         """Where they lie."""
-        num = self._numbers.shape[1]
-        return Rows(self._numbers.ctypes.data, num, num)
+        return self._rows
 
     def add(self) -> None:
         """A row more."""
-        self._numbers = np.pad(self._numbers, ((0, 0), (0, 1)))
-        self._is_usual_known = False
+        self._lay(np.pad(self._numbers, ((0, 0), (0, 1))))
+        self._steps.append(UNMEASURED)
 
     def remove(self, row: int) -> None:
-        self._numbers = np.delete(self._numbers, row, axis=1)
+        self._lay(np.delete(self._numbers, row, axis=1))
+        del self._steps[row]
+
+    def _lay(self, numbers: NDArray[np.float64]) -> None:
+        num = numbers.shape[1]
+        self._numbers, self._rows = numbers, Rows(numbers.ctypes.data, num, num)
         self._is_usual_known = False
 
     def write(
@@ -92,8 +103,9 @@ class DecodeColumns:
             used = float(max(told.num_blocks - told.num_free_blocks, 1) * block_size)
         context = 0 if told is None else told.num_context_tokens
         heard_s = heard_at_s if is_awaited and heard_at_s is not None else math.inf
-        before = self._numbers[DecodeFact.CONSTANT_S : DecodeFact.CONTEXT_S + 1, row]
-        self._is_usual_known &= bool(np.array_equal(before, step_s, equal_nan=True))
+        if self._steps[row] != step_s:
+            self._steps[row] = step_s
+            self._is_usual_known = False
         self._numbers[:, row] = (
             *(num_requests, num_since, context),
             *step_s,
@@ -115,7 +127,7 @@ def _step_s(told: Capacity | None) -> tuple[float, float, float]:
     """What `DecodeFact` has from CONSTANT_S on; no numbers, if it has not measured enough."""
     times = None if told is None else told.step_times
     if told is None or times is None or times.num_decode_steps < ENOUGH_STEPS:
-        return (math.nan, math.nan, math.nan)
+        return UNMEASURED
     slowness = max(told.slowness, 1.0)
     steps = times.constant_s, times.token_s + times.request_s, times.context_s
     return (steps[0] * slowness, steps[1] * slowness, steps[2] * slowness)
