@@ -176,7 +176,7 @@ def registry_time(name: str) -> float:
     try:
         handle = serve.get_deployment_handle(REGISTRY, name)
         return float(handle.unix_time.remote().result(timeout_s=REGISTRY_TIMEOUT_S))
-    except (TimeoutError, RayError, RayServeException):
+    except (TimeoutError, KeyError, RayError, RayServeException):  # KeyError: it has no registry
         return time.time()
 
 

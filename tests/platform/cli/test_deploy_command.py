@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -59,6 +60,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, programs: dict[str, Any]) -> dict[s
     monkeypatch.setattr(applications, "served", served)
     monkeypatch.setattr(applications, "start_serve", lambda: None)
     monkeypatch.setattr(applications, "_send", send)
+    monkeypatch.setattr(applications, "registry_time", lambda name: time.time())
     for command in (deploy_command, scale_command):
         monkeypatch.setattr(command, "connected", lambda address: nullcontext())
     return documents
@@ -172,7 +174,6 @@ def test_ports_of_what_was_started_without_a_document_are_taken_as_well(
     assert taken.exit_code == 0, taken.output
 
 
-@pytest.mark.wide
 def test_the_planner_gives_way_to_whoever_sets_numbers_by_hand_and_a_file_to_the_planner(
     cluster: dict[str, Any], tmp_path: Path
 ) -> None:
