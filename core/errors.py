@@ -7,6 +7,7 @@
     │   ├── RequestNotFound   this gateway does not know of such a request any more  404
     │   ├── NotKept           nothing of that id is kept, or not for this caller     404
     │   ├── Forbidden         not with this API key                                  403
+    │   │   └── ModelForbidden    not this model with this API key                   403
     │   ├── RequestTooLarge   the body is larger than this server reads              413
     │   ├── RequestTooSlow    what was begun, or announced, does not come            408
     │   └── ContextExceeded   prompt and output do not fit the model's context       400
@@ -78,6 +79,10 @@ class NotKept(InvalidRequest):
 
 class Forbidden(InvalidRequest):
     """The API key is one of ours, but does not allow this."""
+
+
+class ModelForbidden(Forbidden):
+    """The model is served here, but the API key is not for it."""
 
 
 class RequestTooLarge(InvalidRequest):

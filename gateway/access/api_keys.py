@@ -5,8 +5,8 @@
     tenants.*          yes                  from its min_priority on     no
     api_keys           yes                  from min_priority on         no
 
-With no keys at all everybody may do everything. Each may stand there as its hash, with an end and
-with fewer scopes (`key_entry.py`).
+With no keys at all everybody may do everything. Each may stand there as its hash, with an end,
+with fewer scopes and for some models alone (`key_entry.py`); a tenant may have models, too.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Caller:
     is_operator: bool = True
     may_infer: bool = True
     """Use the models."""
+    models: tuple[frozenset[str], ...] = ()
+    """The only ones that it may use have a name in each of these: its tenant's, and its key's."""
     may_watch: bool = True
     """Read the metrics, as an operator may."""
     key: str = ""
@@ -101,6 +103,15 @@ class Caller:
         if not self.may_infer:
             raise Forbidden("this API key may not use the models: its scopes are without inference")
 
+    def usable(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Those of one model's names by which it may ask for it. Whoever may use the model by its
+        own name, the first, may by its aliases, too."""
+        return tuple(
+            name
+            for name in names
+            if all(name in allowed or names[0] in allowed for allowed in self.models)
+        )
+
 
 ANYBODY = Caller()
 """The caller where no keys are configured."""
@@ -110,6 +121,8 @@ ANYBODY = Caller()
 class KnownKey:
     entry: KeyEntry
     caller: Caller
+    owner_models: tuple[frozenset[str], ...]
+    """As `Caller.models`, of every key of its owner."""
 
 
 def known_keys(config: GatewayConfig) -> list[KnownKey]:
@@ -119,7 +132,8 @@ def known_keys(config: GatewayConfig) -> list[KnownKey]:
         common = Caller(min_priority=config.min_priority, is_operator=False)
         key = _known(line, TENANT_SCOPES, common)
         owner = f"key {key.entry.digest.hex()}"
-        found.append(replace(key, caller=replace(key.caller, owner=owner)))
+        caller = replace(key.caller, owner=owner)
+        found.append(replace(key, caller=caller, owner_models=caller.models))
     for name, tenant in config.tenants.items():
         least = config.min_priority if tenant.min_priority is None else tenant.min_priority
         caller = Caller(
@@ -127,6 +141,7 @@ def known_keys(config: GatewayConfig) -> list[KnownKey]:
             min_priority=least,
             is_operator=False,
             owner=f"tenant {name}",
+            models=(tenant.models,) if tenant.models else (),
             max_wait_s=tenant.max_wait_s,
             time_limit_s=tenant.request_timeout_s,
         )
@@ -142,8 +157,9 @@ def _known(line: str, scopes: frozenset[str], caller: Caller) -> KnownKey:
         is_operator=caller.is_operator and ADMIN in entry.scopes,
         may_infer=INFERENCE in entry.scopes,
         may_watch=METRICS in entry.scopes,
+        models=(*caller.models, entry.models) if entry.models else caller.models,
     )
-    return KnownKey(entry, narrowed)
+    return KnownKey(entry, narrowed, caller.models)
 
 
 def shown_key(headers: Mapping[str, str]) -> str | None:
@@ -179,14 +195,14 @@ class ApiKeys:
             raise Unauthenticated("this API key is not known here, or has expired")
         return known.caller
 
-    def caller_of(self, owner: str) -> Caller | None:
-        """One whose requests are `owner`'s, to do what was asked for earlier. None: nobody of that
-        name may use the models any more."""
+    def caller_of(self, owner: str, models: tuple[frozenset[str], ...] = ()) -> Caller | None:
+        """One whose requests are `owner`'s, to do what a caller with these `models` asked for
+        earlier. None: nobody of that name may use the models any more."""
         if not owner:
             return ANYBODY
         now = self._unix_time()
         for known in self._key_by_digest.values():
             caller = known.caller
             if caller.owner == owner and caller.may_infer and known.entry.is_valid(now):
-                return caller
+                return replace(caller, models=(*known.owner_models, *models))
         return None

@@ -25,6 +25,9 @@ class TenantConfig(ConfigNode, frozen=True, kw_only=True):
 
     api_keys: frozenset[str]
     """Its own keys; a key belongs to one tenant."""
+    models: frozenset[str] = frozenset()
+    """Names of the models that its keys are for: `served_model_name`, which stands for all names
+    of a model, or some of its `model_aliases`. Other models are refused (403). Empty: any."""
     kv_share: Fraction | None = None
     """Share of each replica's KV blocks that its requests and its cache may take, and that is kept
     for it. Empty: it may take what the shares of the others leave, and nothing is kept for it."""
@@ -49,6 +52,8 @@ class TenantConfig(ConfigNode, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.api_keys:
             raise ValueError("a tenant needs at least one key in api_keys")
+        if "" in self.models:
+            raise ValueError("a tenant's models has an empty name; leave it away for any model")
 
 
 class GatewayConfig(ConfigNode, frozen=True, kw_only=True):

@@ -1,11 +1,12 @@
 """A line that lets somebody in: a key, or better its hash, from which nobody can make the key.
 
     secret
-    sha256:9f86d081884c7d65...  name=ci  expires=2027-03-31  scopes=inference+admin
+    sha256:9f86d081884c7d65...  name=ci  expires=2027-03-31  scopes=inference  models=qwen3+small
 
 Words behind it, in any order: `name` for the log; `expires`, a date or time (UTC), from which on
-the key is unknown; `scopes`, some of those that keys of its place have, with `+` between them:
-where keys have commas between them, no line has any. `baton keys` draws a key and writes its line.
+the key is unknown; `scopes`, some of those that keys of its place have; `models`, the only ones
+that it is for. Several have `+` between them: where keys have commas between them, no line has
+any. `baton keys` draws a key and writes its line.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NAMED = ("file:", "env:")
 """How a secret begins that is only named, and read elsewhere."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NO_KEY = re.compile(
-    rf".*\s.*|#.*|sha256.*|(name|expires|scopes?)=.*|{'|'.join(sorted(SCOPES))}",
+    rf".*\s.*|#.*|sha256.*|(name|expires|scopes?|models?)=.*|{'|'.join(sorted(SCOPES))}",
     re.IGNORECASE | re.DOTALL,
 )
 """A comment, or a part of a line with a hash: whoever guesses it would be let in."""
@@ -37,6 +38,8 @@ class KeyEntry:
     expires_at: float | None = None
     """Seconds since 1970."""
     scopes: frozenset[str] = SCOPES
+    models: frozenset[str] = frozenset()
+    """Names of models. Empty: it is for all."""
 
     def is_valid(self, now: float) -> bool:
         return self.expires_at is None or now < self.expires_at
@@ -62,9 +65,11 @@ def read_entry(line: str, scopes: Set[str]) -> KeyEntry:
     if _DIGEST.fullmatch(text) is None:
         raise ValueError("a key of sha256:... needs 64 hexadecimal digits behind it")
     said = dict(word.partition("=")[::2] for word in words)
-    if unknown := said.keys() - {"name", "expires", "scopes"}:
-        raise ValueError(f"a key's line says {sorted(unknown)[0]!r}; give name, expires or scopes")
-    wanted = frozenset(re.split("[+,]", said["scopes"]) if "scopes" in said else scopes)
+    if unknown := said.keys() - {"name", "expires", "scopes", "models"}:
+        raise ValueError(
+            f"a key's line says {sorted(unknown)[0]!r}; give name, expires, scopes or models"
+        )
+    wanted = _several(said["scopes"]) if "scopes" in said else frozenset(scopes)
     if beyond := wanted - scopes:
         raise ValueError(
             f"a key's scope {sorted(beyond)[0]!r} is not for its place, which has "
@@ -75,7 +80,22 @@ def read_entry(line: str, scopes: Set[str]) -> KeyEntry:
         name=said.get("name") or text[:8],
         expires_at=_time(said["expires"]) if "expires" in said else None,
         scopes=wanted,
+        models=_models(said["models"]) if "models" in said else frozenset(),
     )
+
+
+def _several(text: str) -> frozenset[str]:
+    return frozenset(re.split("[+,]", text))
+
+
+def _models(text: str) -> frozenset[str]:
+    found = _several(text)
+    if "" in found:
+        raise ValueError(
+            f"a key's models={text} has an empty name; write models=one+other, or leave the word "
+            "away for a key of all models"
+        )
+    return found
 
 
 def _time(text: str) -> float:

@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from baton.core.errors import InvalidRequest, NotKept, Overloaded, StorageUnavailable
+from baton.gateway.access.api_keys import Caller
 from baton.gateway.access.batch_config import BatchConfig
 from baton.gateway.batches.disk import Disk
 from baton.gateway.batches.records import OVER, Batch, BatchOrder, RequestCounts, new_id
@@ -59,9 +60,9 @@ class Batches:
         self.is_new = asyncio.Event()
         """Set when there is one more, or one is to end."""
 
-    async def create(self, new: NewBatch, owner: str) -> Batch:
+    async def create(self, new: NewBatch, caller: Caller) -> Batch:
         """Raises Overloaded, StorageUnavailable."""
-        if len(await self._unfinished(owner)) >= self._max_unfinished:
+        if len(await self._unfinished(caller.owner)) >= self._max_unfinished:
             raise Overloaded(
                 f"{self._max_unfinished} of your batches wait or run already, which is "
                 "gateway.batches.max_unfinished; wait for one, or cancel one",
@@ -78,7 +79,9 @@ class Batches:
             metadata=new.metadata,
             request_counts=RequestCounts(total=new.num_lines),
         )
-        order = BatchOrder(owner=owner, batch=batch, output_ttl_s=new.output_ttl_s)
+        order = BatchOrder(
+            owner=caller.owner, models=caller.models, batch=batch, output_ttl_s=new.output_ttl_s
+        )
         await self._call(self._folder.create, order)
         self.is_new.set()
         return batch

@@ -101,6 +101,8 @@ class BatchOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     owner: str
     """The owner id, as `Caller.owner`."""
+    models: tuple[frozenset[str], ...] = ()
+    """As `Caller.models` was: another key of its owner's does not do more for it."""
     batch: Batch
     """As it was when it was made."""
     output_ttl_s: float

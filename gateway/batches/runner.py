@@ -142,7 +142,7 @@ class BatchRunner:
         """A batch whose owner has no key any more waits for one, or for its end; not at work, where
         it would keep others out."""
         means = self._means
-        if means.caller_of(order.owner) or order.batch.expires_at <= means.unix_time():
+        if means.caller_of(order) or order.batch.expires_at <= means.unix_time():
             return True
         return await means.disk(means.folder.cancelled_at, order.batch.id) is not None
 

@@ -11,6 +11,7 @@ from baton.gateway.batches.batches import Batches
 from baton.gateway.batches.disk import Disk
 from baton.gateway.batches.files import Files
 from baton.gateway.batches.pace import Pace
+from baton.gateway.batches.records import BatchOrder
 from baton.gateway.batches.runner import BatchRunner
 from baton.gateway.batches.work import AnswerLine, Means
 from baton.gateway.batches.work_folder import WorkFolder
@@ -60,9 +61,9 @@ def batch_service(gateway: Gateway, answer: AnswerLine) -> BatchService | None:
     return BatchService(files, batches, runner, disk)
 
 
-def _callers(gateway: Gateway) -> Callable[[str], Caller | None]:
-    def caller_of(owner: str) -> Caller | None:
-        caller = gateway.keys.caller_of(owner)  # of now: keys may change
+def _callers(gateway: Gateway) -> Callable[[BatchOrder], Caller | None]:
+    def caller_of(order: BatchOrder) -> Caller | None:
+        caller = gateway.keys.caller_of(order.owner, order.models)  # of now: keys may change
         return None if caller is None else replace(caller, is_background=True)
 
     return caller_of

@@ -89,8 +89,8 @@ class Means:
     files: Files
     pace: Pace
     answer: AnswerLine
-    caller_of: Callable[[str], Caller | None]
-    """The caller by owner id; None while nobody of that name may use the models."""
+    caller_of: Callable[[BatchOrder], Caller | None]
+    """Who a batch's lines are asked for by; None while nobody of its owner may use the models."""
     config: BatchConfig
     count: Callable[[str], None]
     """Hears how each line ended: ok, failed or given_up."""
@@ -203,7 +203,7 @@ class BatchWork:
                     return "expired"
                 if not workers:
                     return "completed"
-                if means.caller_of(self.order.owner) is None:
+                if means.caller_of(self.order) is None:
                     raise Unauthenticated("its owner's API key is gone")
                 done, still = await asyncio.wait(
                     workers, timeout=min(LOOK_S, left_s), return_when=asyncio.FIRST_EXCEPTION
@@ -254,7 +254,7 @@ class BatchWork:
             self.means.count("given_up")
 
     async def _try(self, line: InputLine, request_id: str) -> LineAnswer:
-        caller = self.means.caller_of(self.order.owner)
+        caller = self.means.caller_of(self.order)
         if caller is None:
             return LineAnswer(status=401, body=b"null", retry_after_s=AGAIN_S)
         return await self.means.answer(

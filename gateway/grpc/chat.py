@@ -57,7 +57,7 @@ async def chat_order(
     gateway: Gateway, request: pb.ChatRequest, caller: Caller, time_left_s: float | None
 ) -> tuple[CompletionOrder, ChatPlan]:
     """Raises InvalidRequest."""
-    gateway.model.check_name(request.model)
+    gateway.check_model(request.model, caller)
     options = sampling_options(request.sampling)
     plan = await plan_chat(gateway, conversation_of(request, gateway.model), caller.parking)
     order = CompletionOrder(

@@ -43,7 +43,7 @@ async def generated(
 async def generate_order(
     gateway: Gateway, request: pb.GenerateRequest, caller: Caller, time_left_s: float | None
 ) -> CompletionOrder:
-    gateway.model.check_name(request.model)
+    gateway.check_model(request.model, caller)
     options = sampling_options(request.sampling)
     return CompletionOrder(
         request_id=named_call(caller.call, request.request_id),

@@ -95,16 +95,16 @@ class InferenceService(InferenceServicer):
     async def Tokenize(
         self, given: Arriving[pb.TokenizeRequest], context: Context
     ) -> pb.TokenizeResponse:
-        async with self._answering(context, "Tokenize"):
+        async with self._answering(context, "Tokenize") as caller:
             request = await given.read()
-            return await answer_tokenize(self._gateway, request)
+            return await answer_tokenize(self._gateway, request, caller)
 
     async def Detokenize(
         self, given: Arriving[pb.DetokenizeRequest], context: Context
     ) -> pb.DetokenizeResponse:
-        async with self._answering(context, "Detokenize"):
+        async with self._answering(context, "Detokenize") as caller:
             request = await given.read()
-            return await answer_detokenize(self._gateway, request)
+            return await answer_detokenize(self._gateway, request, caller)
 
     async def Embed(self, given: Arriving[pb.EmbedRequest], context: Context) -> pb.EmbedResponse:
         async with self._answering(context, "Embed") as caller:
@@ -121,13 +121,13 @@ class InferenceService(InferenceServicer):
     async def ListModels(
         self, given: Arriving[pb.ListModelsRequest], context: Context
     ) -> pb.ListModelsResponse:
-        async with self._answering(context, "ListModels"):
+        async with self._answering(context, "ListModels") as caller:
             await given.read()
             model = self._gateway.model
             max_len = self._gateway.max_model_len
             known = [
                 pb.Model(id=name, created=model.created, max_model_len=max_len)
-                for name in model.names
+                for name in caller.usable(model.names)
             ]
             return pb.ListModelsResponse(models=known)
 

@@ -26,9 +26,11 @@ POOLINGS = {
 }
 
 
-async def answer_tokenize(gateway: Gateway, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
+async def answer_tokenize(
+    gateway: Gateway, request: pb.TokenizeRequest, caller: Caller
+) -> pb.TokenizeResponse:
     """Raises InvalidRequest, as the others do."""
-    gateway.model.check_name(request.model)
+    gateway.check_model(request.model, caller)
     match request.WhichOneof("input"):
         case "text":
             adds = not request.HasField("add_special_tokens") or request.add_special_tokens
@@ -55,9 +57,9 @@ async def _chat_tokens(gateway: Gateway, request: pb.TokenizeRequest) -> tuple[i
 
 
 async def answer_detokenize(
-    gateway: Gateway, request: pb.DetokenizeRequest
+    gateway: Gateway, request: pb.DetokenizeRequest, caller: Caller
 ) -> pb.DetokenizeResponse:
-    gateway.model.check_name(request.model)
+    gateway.check_model(request.model, caller)
     check_tokens(request.ids, gateway.model.vocab_size, field="ids")
     return pb.DetokenizeResponse(text=gateway.model.tokenizer.decode(request.ids))
 
@@ -65,7 +67,7 @@ async def answer_detokenize(
 async def answer_embed(
     gateway: Gateway, request: pb.EmbedRequest, caller: Caller, time_left_s: float | None
 ) -> pb.EmbedResponse:
-    gateway.model.check_name(request.model)
+    gateway.check_model(request.model, caller)
     if request.pooling not in POOLINGS:
         raise InvalidRequest(f"pooling {request.pooling} is not known here", field="pooling")
     order = EmbeddingOrder(

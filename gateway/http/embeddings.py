@@ -148,7 +148,7 @@ class EmbeddingsApi:
     async def _order(self, request: Request, body: EmbeddingBody) -> EmbeddingOrder:
         """Raises InvalidRequest."""
         gateway = self._gateway
-        gateway.model.check_name(body.model)
+        gateway.check_model(body.model, request.state.caller)
         inputs = await self._inputs(body)
         return EmbeddingOrder(
             request_id=request.state.request_id,

@@ -62,7 +62,7 @@ class ModelsApi:
         self._gateway = gateway
 
     async def list_all(self, request: Request) -> Response:
-        names = self._gateway.model.names
+        names = request.state.caller.usable(self._gateway.model.names)
         if ANTHROPICS_VERSION not in request.headers:
             return json_response(ModelListAnswer(data=[self._model(name) for name in names]))
         shown, has_more = _page(names, request.query_params)
@@ -77,7 +77,7 @@ class ModelsApi:
 
     async def get(self, request: Request) -> Response:
         name = request.path_params["model_id"]
-        self._gateway.model.check_name(name)
+        self._gateway.check_model(name, request.state.caller)
         if ANTHROPICS_VERSION in request.headers:
             return json_response(self._anthropics_model(name))
         return json_response(self._model(name))

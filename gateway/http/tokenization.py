@@ -83,7 +83,7 @@ class TokenizationApi:
     async def tokenize(self, request: Request) -> Response:
         gateway = self._gateway
         body = await read_known(request, gateway.config, TokenizeBody)
-        gateway.model.check_name(body.model)
+        gateway.check_model(body.model, request.state.caller)
         tokens = await self._tokens(request, body)
         token_text = gateway.model.tokenizer.token_text
         answer = TokenizeAnswer(
@@ -97,7 +97,7 @@ class TokenizationApi:
     async def detokenize(self, request: Request) -> Response:
         gateway = self._gateway
         body = await read_known(request, gateway.config, DetokenizeBody)
-        gateway.model.check_name(body.model)
+        gateway.check_model(body.model, request.state.caller)
         check_tokens(body.tokens, gateway.model.vocab_size, field="tokens")
         return json_response(DetokenizeAnswer(prompt=gateway.model.tokenizer.decode(body.tokens)))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from functools import partial
 
 from baton.core.chaos import Chaos
 from baton.core.clock import Clock, monotonic
-from baton.core.errors import ContextExceeded
+from baton.core.errors import ContextExceeded, ModelForbidden, ModelNotFound
 from baton.core.metrics import exposition
 from baton.gateway.access.api_keys import ApiKeys, Caller, known_keys
 from baton.gateway.access.cache_salt import CacheSalts
@@ -31,6 +32,8 @@ from baton.gateway.text.echo import EchoedPrompt
 from baton.gateway.text.output_text import OutputText
 from baton.gateway.text.served_model import ServedModel
 from baton.gateway.text.tokenizer import CHARS_PER_TOKEN
+
+log = logging.getLogger(__name__)
 
 LEFT_BY_BACKGROUND = 0.5
 """The share of a tenant's rate limits that its batches leave to requests that somebody waits
@@ -58,7 +61,7 @@ class Gateway:
         self.model = model
         self.dispatcher = dispatcher
         self.config = config
-        self.keys = ApiKeys(known_keys(config))
+        self.keys = self._known_keys(config)
         self.limits = RateLimits(config.tenants, clock)
         self.salts = CacheSalts(config.cache_secret)
         self.grammars = OutputGrammars(model)
@@ -79,16 +82,48 @@ class Gateway:
         """Go by these from now on: limits, keys, tenants. Who was let in stays; ports stay, too."""
         self.config = config
         self._wanted = wanted
-        self.keys = ApiKeys(known_keys(config))
+        self.keys = self._known_keys(config)
         self.limits.reconfigure(config.tenants)
         self.keeper.streams.max_bytes = config.max_resumable_bytes
         self.keeper.streams.window_s = config.resume_window_s
+
+    def _known_keys(self, config: GatewayConfig) -> ApiKeys:
+        known = known_keys(config)
+        useless = sorted(
+            {one.entry.name for one in known if not one.caller.usable(self.model.names)}
+        )
+        if useless:
+            log.warning(
+                "these API keys are for other models than %s, by their `models` or their tenant's, "
+                "and are refused: %s",
+                self.model.name,
+                ", ".join(useless),
+            )
+        return ApiKeys(known)
 
     @property
     def max_model_len(self) -> int:
         """The replicas' limit; while none is connected, that of those before, or the model's."""
         self._last_max_model_len = self.dispatcher.max_model_len or self._last_max_model_len
         return self._last_max_model_len or self.model.context_len
+
+    def check_model(self, name: str | None, caller: Caller) -> None:
+        """A request that names no model means the only one.
+
+        Raises ModelNotFound, or ModelForbidden if it is there, but not for this caller.
+        """
+        usable = caller.usable(self.model.names)
+        if name in usable or (usable and not name):
+            return
+        known = " or ".join(f"`{one}`" for one in usable) or "none of this server's models"
+        if not name or name in self.model.names:
+            what = f"the model `{name}`" if name else "this server's model"
+            raise ModelForbidden(
+                f"this API key does not have access to {what}: it is for {known}", field="model"
+            )
+        raise ModelNotFound(
+            f"the model `{name}` does not exist; this server has {known}", field="model"
+        )
 
     def is_ready(self) -> bool:
         return not self.is_draining and self.dispatcher.is_ready()

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from baton.core.errors import InvalidRequest, ModelNotFound
+from baton.core.errors import InvalidRequest
 from baton.gateway.text.chat_template import ChatTemplate
 from baton.gateway.text.chat_templates import ChatTemplates
 from baton.gateway.text.classifier import Classifier
@@ -73,14 +73,6 @@ class ServedModel:
     def names(self) -> tuple[str, ...]:
         """The first is its own."""
         return tuple(dict.fromkeys((self.name, *self.aliases)))
-
-    def check_name(self, name: str | None) -> None:
-        """A request that names no model means the only one. Raises ModelNotFound."""
-        if name and name not in self.names:
-            known = " or ".join(f"`{one}`" for one in self.names)
-            raise ModelNotFound(
-                f"the model `{name}` does not exist; this server has {known}", field="model"
-            )
 
     def check_generates(self) -> None:
         """Raises InvalidRequest."""

@@ -28,6 +28,7 @@ from baton.platform.cluster.applications.serve_document import (
 )
 from baton.platform.config.docs import is_node, is_secret, json_schema, settings
 from baton.platform.config.live import LIVE, REGISTRY
+from baton.platform.config.mistakes import node_by_name
 from baton.platform.kubernetes.values.node import ChartNode
 from baton.platform.kubernetes.values.pods import WorkerGroupValues
 from baton.platform.kubernetes.values.tree import ChartValues, default_values
@@ -162,6 +163,23 @@ def setting_rows() -> Iterator[str]:
             yield "| setting | default | |\n|---|---|---|"
         default = "" if is_secret(setting.path) else _inline(msgspec.to_builtins(setting.default))
         yield f"| `{name}` | {f'`{default}`' if default else ''} | {_cell(setting.doc)} |"
+    for setting in settings().values():
+        node = node_by_name(setting.type)
+        if node is not None:
+            yield f"\n## Each of `{setting.path}`\n"
+            yield "| setting | default | |\n|---|---|---|"
+            yield from _rows_of_named(node, setting.path)
+
+
+def _rows_of_named(node: type, path: str) -> Iterator[str]:
+    """The settings that each has to which an operator gives a name."""
+    docs = attribute_docs(node)
+    for field in msgspec.structs.fields(node):
+        given = not (field.required or is_secret(f"{path}.*.{field.name}"))
+        value = field.default if field.default is not msgspec.NODEFAULT else ()
+        default = _inline(msgspec.to_builtins(value)) if given else ""
+        shown = f"`{default}`" if default else ""
+        yield f"| `{field.name}` | {shown} | {_cell(docs[field.name])} |"
 
 
 def live_settings() -> dict[str, Any]:

@@ -57,7 +57,8 @@ class BatchesApi:
         self._service = service
 
     async def create(self, request: Request) -> Response:
-        service, owner = kept_service(self._service), request.state.caller.owner
+        service, caller = kept_service(self._service), request.state.caller
+        self._gateway.check_model(None, caller)
         body = await read_known(request, self._gateway.config, BatchBody)
         _check(body)
         keep_s = self._gateway.config.batches.keep_s
@@ -65,14 +66,14 @@ class BatchesApi:
         ttl_s = keep_s
         if expiry is not None:
             ttl_s = checked_ttl_s(expiry.seconds, keep_s, "output_expires_after.seconds")
-        await _check_input(service, body.input_file_id, owner)
+        await _check_input(service, body.input_file_id, caller.owner)
         new = NewBatch(
             endpoint=body.endpoint,
             input_file_id=body.input_file_id,
             metadata=body.metadata,
             output_ttl_s=ttl_s,
         )
-        return json_response(await service.batches.create(new, owner))
+        return json_response(await service.batches.create(new, caller))
 
     async def list_all(self, request: Request) -> Response:
         batches, owner = self._batches, request.state.caller.owner

@@ -92,7 +92,8 @@ class MessageBatchesApi:
 
     async def create(self, request: Request) -> Response:
         service, config = kept_service(self._service), self._gateway.config.batches
-        owner = request.state.caller.owner
+        caller, owner = request.state.caller, request.state.caller.owner
+        self._gateway.check_model(None, caller)
         body = await read_known(request, self._gateway.config, MessageBatchBody)
         _check(body.requests, config.max_lines)
         await service.files.check_room(owner, config.max_kept_bytes)
@@ -116,7 +117,7 @@ class MessageBatchesApi:
             num_lines=len(body.requests),
         )
         try:
-            batch = await service.batches.create(asked, owner)
+            batch = await service.batches.create(asked, caller)
         except BaseException:  # nobody was told of the file
             with suppress(NotKept, StorageUnavailable):
                 await service.files.delete(writing.file_id, owner)

@@ -84,7 +84,7 @@ async def chat_order(
     gateway: Gateway, body: ChatBody, who: Asker
 ) -> tuple[CompletionOrder, ChatPlan]:
     """Raises InvalidRequest."""
-    gateway.model.check_name(body.model)
+    gateway.check_model(body.model, who.caller)
     refuse_unsupported(body)
     options = _options(body)
     plan = await plan_chat(gateway, conversation_of(body, gateway), who.caller.parking)

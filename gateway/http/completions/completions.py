@@ -77,7 +77,7 @@ class CompletionsApi:
 
 async def completion_order(gateway: Gateway, body: CompletionBody, who: Asker) -> CompletionOrder:
     """Raises InvalidRequest."""
-    gateway.model.check_name(body.model)
+    gateway.check_model(body.model, who.caller)
     refuse_unsupported(body)
     prompts = await read_prompts(
         gateway,

@@ -113,7 +113,7 @@ class MessagesApi:
 
     async def _read(self, request: Request) -> MessagesBody:
         body = await read_known(request, self._gateway.config, MessagesBody)
-        self._gateway.model.check_name(body.model)
+        self._gateway.check_model(body.model, request.state.caller)
         refuse_foreign(body)
         body.tools = without_hosted(request, self._gateway.config, body.tools, ANTHROPICS)
         return body

@@ -131,7 +131,7 @@ class ResponsesApi:
         """Raises InvalidRequest."""
         config = self._gateway.config
         body = await read_known(request, config, ResponsesBody)
-        self._gateway.model.check_name(body.model)
+        self._gateway.check_model(body.model, request.state.caller)
         refuse_unknown_ways(body)
         body.tools = without_hosted(request, config, body.tools, OPENAIS)
         return body

@@ -53,7 +53,7 @@ class ClassifyApi:
     async def create(self, request: Request) -> AwaitedResponse:
         gateway = self._gateway
         body = await read_known(request, gateway.config, ClassifyBody)
-        gateway.model.check_name(body.model)
+        gateway.check_model(body.model, request.state.caller)
         require_classifier(gateway)
         inputs = await text_prompts(
             gateway,

@@ -102,7 +102,7 @@ class ScoresApi:
     async def score(self, request: Request) -> AwaitedResponse:
         gateway = self._gateway
         body = await read_known(request, gateway.config, ScoreBody)
-        gateway.model.check_name(body.model)
+        gateway.check_model(body.model, request.state.caller)
         first = _side(("text_1", body.text_1), ("queries", body.queries))
         second = _side(("text_2", body.text_2), ("documents", body.documents))
         return AwaitedResponse(self._scored(_order(request, body, first, second)))
@@ -110,7 +110,7 @@ class ScoresApi:
     async def rerank(self, request: Request) -> AwaitedResponse:
         gateway = self._gateway
         body = await read_known(request, gateway.config, RerankBody)
-        gateway.model.check_name(body.model)
+        gateway.check_model(body.model, request.state.caller)
         if body.top_n is not None and body.top_n < 0:
             raise InvalidRequest(f"top_n must be at least 0; got {body.top_n}", field="top_n")
         texts = tuple(each if isinstance(each, str) else each.text for each in body.documents)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
@@ -23,12 +24,24 @@ def keys(
         list[str] | None,
         typer.Option(help="inference, admin or metrics. Empty: what its place allows."),
     ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="A model, or alias, that it is for. Empty: what its place allows."),
+    ] = None,
 ) -> None:
     """Draw an API key. Only its hash is to be kept where gateways run."""
     if name.split() not in ([], [name]) or "," in name:
         raise InvalidConfig(f"--name {name!r}: a key's name is one word, without spaces or commas")
+    for one in model or ():
+        if one.split() != [one] or set("+,") & set(one):
+            raise InvalidConfig(
+                f"--model {one!r}: a line of a key takes names without spaces, commas and `+`; "
+                "give the tenant `models` (gateway.tenants.NAME.models), or the model an alias"
+            )
     key = f"bk_{secrets.token_urlsafe(KEY_BYTES)}"
-    line = line_of(key, datetime.now(UTC), name=name, days=days, scopes=scope or ())
+    line = line_of(
+        key, datetime.now(UTC), name=name, days=days, scopes=scope or (), models=model or ()
+    )
     try:
         read_entry(line, SCOPES)
     except ValueError as error:
@@ -43,7 +56,13 @@ def keys(
 
 
 def line_of(
-    key: str, now: datetime, *, name: str, days: int | None, scopes: list[str] | tuple[str, ...]
+    key: str,
+    now: datetime,
+    *,
+    name: str,
+    days: int | None,
+    scopes: Sequence[str],
+    models: Sequence[str] = (),
 ) -> str:
     words = [f"{HASHED}{digest_of(key).hex()}"]
     if name:
@@ -52,4 +71,6 @@ def line_of(
         words.append(f"expires={(now + timedelta(days=days)).date().isoformat()}")
     if scopes:
         words.append(f"scopes={'+'.join(scopes)}")
+    if models:
+        words.append(f"models={'+'.join(models)}")
     return "  ".join(words)

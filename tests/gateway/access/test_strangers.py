@@ -6,13 +6,14 @@ import asyncio
 import logging
 import resource
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
 import pytest
 import pytest_asyncio
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from tests.gateway.scripted import Serving, serving
+from tests.gateway.scripted import MODEL, Serving, make_model, serving
 from tests.raw_grpc import answer_to_path
 
 from baton.core.tracing import UNTRACED, TracedCall
@@ -26,7 +27,7 @@ from baton.proto.inference_pb2_grpc import InferenceStub
 
 OPERATOR, ACME, BELL = "operator-key", "acme-key", "bell-key"
 EXPIRED, WATCHER, HASHED = "expired-key", "watcher-key", "hashed-key"
-SCRAPER = "scraper-key"
+SCRAPER, SMALL, ELSEWHERE = "scraper-key", "small-key", "elsewhere-key"
 
 
 def line(key: str, words: str = "") -> str:
@@ -42,7 +43,14 @@ CONFIG: dict[str, Any] = {
             line(SCRAPER, "name=prometheus scopes=metrics"),
         }
     ),
-    "api_keys": frozenset({line(HASHED, "name=ci expires=2999-01-01"), LATE}),
+    "api_keys": frozenset(
+        {
+            line(HASHED, "name=ci expires=2999-01-01"),
+            LATE,
+            line(SMALL, "name=small models=small+other"),
+            line(ELSEWHERE, "name=elsewhere models=org/large"),
+        }
+    ),
     "tenants": {
         name: TenantConfig(api_keys=frozenset({key}))
         for name, key in (("acme", ACME), ("bell", BELL))
@@ -87,6 +95,53 @@ ROWS: dict[str, Row] = {
     "the key in the query": (f"{COMPLETE}?api_key={ACME}", None, {}, BODY, 401),
     "a key without the scope": (COMPLETE, WATCHER, {}, BODY, 403),
     "a completion with a scraper's key": (COMPLETE, SCRAPER, {}, BODY, 403),
+    "a model that the key is for": (COMPLETE, SMALL, {}, BODY.replace(MODEL, "small"), 200),
+    "a model that the key is not for": (COMPLETE, SMALL, {}, BODY, 403),
+    "no model with a key of other models": (COMPLETE, ELSEWHERE, {}, '{"prompt": [5]}', 403),
+    "a model that is not there, with such a key": (
+        COMPLETE,
+        ELSEWHERE,
+        {},
+        BODY.replace(MODEL, "org/large"),
+        404,
+    ),
+    "a message to a model that the key is not for": (
+        "POST /v1/messages",
+        SMALL,
+        {},
+        f'{{"model": "{MODEL}", "max_tokens": 1, "messages": []}}',
+        403,
+    ),
+    "a response of a model that the key is not for": (
+        "POST /v1/responses",
+        SMALL,
+        {},
+        f'{{"model": "{MODEL}", "input": "x"}}',
+        403,
+    ),
+    "tokens of a model that the key is not for": (
+        "POST /tokenize",
+        SMALL,
+        {},
+        f'{{"model": "{MODEL}", "prompt": "x"}}',
+        403,
+    ),
+    "embeddings of a model that the key is not for": (
+        "POST /v1/embeddings",
+        SMALL,
+        {},
+        f'{{"model": "{MODEL}", "input": "x"}}',
+        403,
+    ),
+    "reranking by a model that the key is not for": (
+        "POST /v1/rerank",
+        SMALL,
+        {},
+        f'{{"model": "{MODEL}", "query": "x", "documents": ["y"]}}',
+        403,
+    ),
+    "an estimate of a model that the key is not for": ("POST /v1/estimate", SMALL, {}, BODY, 403),
+    "a name of the model that the key is not for": (f"GET /v1/models/{MODEL}", SMALL, {}, "", 403),
     "models without a key": ("GET /v1/models", None, {}, "", 401),
     "tokenising without a key": ("POST /tokenize", None, {}, "{}", 401),
     "embeddings without a key": ("POST /v1/embeddings", None, {}, "{}", 401),
@@ -196,7 +251,8 @@ ADMIN_ROWS: dict[str, Row] = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served() -> AsyncIterator[Serving]:
-    async with serving(**CONFIG) as gateway:
+    model = replace(make_model(), aliases=("small", "other"))
+    async with serving(model=model, **CONFIG) as gateway:
         yield gateway
 
 
@@ -286,6 +342,7 @@ async def test_the_log_tells_who_operated_and_who_was_refused_but_no_key_and_no_
     caplog.set_level(logging.INFO, "baton.gateway.access")
 
     await status_of(served.server.http_port, ROWS["an unknown key"])
+    await status_of(served.server.http_port, ROWS["a model that the key is not for"])
     await status_of(served.server.admin_port, ADMIN_ROWS["a drain of nobody"])
     await status_of(served.server.http_port, ROWS["a key kept as its hash"])
 
@@ -297,7 +354,11 @@ async def test_the_log_tells_who_operated_and_who_was_refused_but_no_key_and_no_
         ]
 
     operator = digest_of(OPERATOR).hex()[:8]
-    assert told("audit") == [("refused", "401", ""), ("operated", "400", operator)]
+    assert told("audit") == [
+        ("refused", "401", ""),
+        ("refused", "403", "small"),
+        ("operated", "400", operator),
+    ]
     assert told("calls")[-1] == ("call", "200", "ci")
     text = " ".join(str(vars(record)) for record in caplog.records)
     assert OPERATOR not in text and HASHED not in text and "guess" not in text

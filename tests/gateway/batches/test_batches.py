@@ -15,12 +15,21 @@ import openai
 import pytest
 from openai.types import Batch
 from tests.gateway.http.test_scores import JUDGE
-from tests.gateway.scripted import MODEL, Script, ScriptedDispatcher, Serving, serving, tokens_of
+from tests.gateway.scripted import (
+    MODEL,
+    Script,
+    ScriptedDispatcher,
+    Serving,
+    make_model,
+    serving,
+    tokens_of,
+)
 
 from baton.core.clock import ManualClock
 from baton.core.errors import Overloaded, StorageUnavailable
 from baton.gateway.access.batch_config import BatchConfig
 from baton.gateway.access.config import TenantConfig
+from baton.gateway.access.key_entry import digest_of
 from baton.gateway.batches import batches as batches_module
 from baton.gateway.batches import runner as runner_module
 from baton.gateway.batches import work as work_module
@@ -288,6 +297,28 @@ async def test_a_batch_whose_owners_key_is_gone_keeps_no_other_out(
     assert (first.status, second.status) == ("completed", "completed")
     assert first.completed_at is not None and second.completed_at is not None
     assert gateway.dispatcher.generations[-1].tenant == "a"
+
+
+async def test_a_batch_may_use_the_models_of_the_key_that_asked_for_it(tmp_path: Path) -> None:
+    """Whichever key of its tenant is there when it runs."""
+    narrow = f"sha256:{digest_of('narrow').hex()} models=small"
+    other = f"sha256:{digest_of('other').hex()} models=org/large"
+    tenants = {"a": TenantConfig(api_keys=frozenset({"wide", narrow, other}))}
+    model = replace(make_model(), aliases=("small",))
+    lines = [chat_line("a"), chat_line("b", model="small")]
+    async with keeping(tmp_path, model=model, tenants=tenants) as gateway:
+        client = openai_of(gateway, "narrow")
+        batch = await ended(client, await begun(client, lines))
+        answers = await lines_of(client, batch.output_file_id)
+        failures = await lines_of(client, batch.error_file_id)
+        wide = openai_of(gateway, "wide")
+        whole = await ended(wide, await begun(wide, lines))
+        with pytest.raises(openai.PermissionDeniedError):
+            await begun(openai_of(gateway, "other"), lines)
+
+    assert set(answers) == {"b"}
+    assert failures["a"]["response"]["status_code"] == 403
+    assert whole.request_counts is not None and whole.request_counts.completed == 2
 
 
 async def begun_with(client: openai.AsyncOpenAI, file_id: str) -> Batch:

@@ -47,9 +47,13 @@ def test_a_drawn_key_lets_in_under_its_name_until_it_expires() -> None:
         ("sha256:12", "64 hexadecimal digits"),
         (f"sha256:{'0' * 64} expires=soon", "no date"),
         (f"sha256:{'0' * 64} until=2027-01-01", "'until'"),
+        (f"sha256:{'0' * 64} models=a++b", "empty name"),
         (f"sha256:{'0' * 64} scopes=admin", "'admin' is not for its place"),
         *((part, "looks like") for part in ("# of ci", "name=ci", "expires=2027-01-01", "a b")),
-        *((part, "looks like") for part in ("scopes=admin", "admin", "Inference", "SHA256:12")),
+        *(
+            (part, "looks like")
+            for part in ("scopes=admin", "models=a", "admin", "Inference", "SHA256:12")
+        ),
     ],
 )
 def test_a_line_that_cannot_be_is_refused_by_what_is_wrong_with_it(line: str, message: str) -> None:
@@ -62,6 +66,7 @@ def test_a_line_that_cannot_be_is_refused_by_what_is_wrong_with_it(line: str, me
     [
         (("--name", "my ci"), "one word"),
         (("--name", "a,b"), "one word"),
+        (("--model", "a b"), "gateway.tenants.NAME.models"),
         (("--scope", "all"), "'all' is not for its place"),
     ],
 )
