@@ -121,13 +121,14 @@ class PoolConfig(ConfigNode, frozen=True, kw_only=True):
                 "others as a group; leave it empty"
             )
 
-    def places_on(self, num_cpus: float, num_gpus: float) -> int:
-        """Replicas that a node with so much holds. One with `parallel.data` 1 is on one node."""
+    def places_on(self, num_cpus: float, num_gpus: float, *, num_nodes: int = 1) -> int:
+        """Replicas that so many nodes hold, each with so much. Each engine of one is on one node;
+        those that share experts (`parallel.data`) may be on several."""
         asked = ((num_cpus, self.resources.num_cpus), (num_gpus, self.resources.num_gpus))
-        places = min(
-            int(there / (each * self.parallel.size) + ROUNDING) for there, each in asked if each
-        )
-        return min(places, self.placement.max_per_node or places)
+        ranks = self.parallel.size // self.parallel.data
+        engines = min(int(there / (each * ranks) + ROUNDING) for there, each in asked if each)
+        engines = min(engines, self.placement.max_per_node or engines)
+        return engines * num_nodes // self.parallel.data
 
     @property
     def num_engines(self) -> int:

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import yaml
@@ -29,7 +30,16 @@ from baton.platform.cluster.applications.serve_document import with_numbers_of
 from baton.platform.config.live import Plain
 from baton.platform.worker_groups.account import Account, Cause, Reason
 from baton.platform.worker_groups.follow_metrics import FollowMetrics, GroupSeen
-from baton.platform.worker_groups.groups import Manifest, Pod, WorkerGroup, by_role, read_groups
+from baton.platform.worker_groups.groups import (
+    Hosts,
+    Manifest,
+    Pod,
+    WorkerGroup,
+    by_role,
+    hosts_of,
+    places_of,
+    read_groups,
+)
 from baton.platform.worker_groups.kube_api import OVERTAKEN, KubeTrouble
 from baton.platform.worker_groups.look import Look, active_cluster, missing_pods
 from baton.platform.worker_groups.memory import Memory
@@ -172,28 +182,34 @@ class Adapter:
     def _verdict(
         self, look: Look, role: Role, groups: list[WorkerGroup], wanted: int, held: set[str]
     ) -> Verdict:
-        pool = look.running.config.pool(role)
-
-        def places_of(group: WorkerGroup) -> int:
-            return pool.places_on(group.num_cpus, group.num_gpus)
-
+        of_pool = partial(places_of, look.running.config.pool(role))
         if look.is_autoscaled:
             own = read_groups(look.service["spec"][CLUSTER])
             least = {name: group.min_replicas for name, group in own.items()}
-            return floors(groups, least, wanted, places_of)
+            return floors(groups, least, wanted, of_pool)
         free = [group for group in groups if group.name not in held]
-        wanted -= sum(group.desired * places_of(group) for group in groups if group.name in held)
+        wanted -= sum(group.desired * of_pool(group) for group in groups if group.name in held)
         staying = look.staying()
         pods = {group.name: [p for p in staying if p.group == group.name] for group in free}
-        return resize(free, wanted, places_of, pods, self._empty(look, staying))
+        return resize(free, wanted, of_pool, pods, self._empty(look, free, staying))
 
-    def _empty(self, look: Look, staying: Sequence[Pod]) -> list[Pod]:
-        now_s, busy_ips = self.clock(), look.running.busy_ips
-        empty = [pod for pod in staying if self._memory.may_go(pod, now_s)]
+    def _empty(
+        self, look: Look, groups: Sequence[WorkerGroup], staying: Sequence[Pod]
+    ) -> list[Hosts]:
+        """What may go, the best first; a group's replica once all its pods may."""
+        now_s, running = self.clock(), look.running
+        may_go = {pod.name for pod in staying if self._memory.may_go(pod, now_s)}
+        empty: list[Hosts] = []
+        for group in groups:
+            own = [pod for pod in staying if pod.group == group.name]
+            own.sort(key=lambda pod: (pod.name not in may_go, pod.ip in running.registry_ips))
+            empty += [hosts for hosts in hosts_of(group, own) if may_go.issuperset(hosts.names)]
         if not empty:
             return []
-        ranked = best_first(empty, (pod for pod in staying if pod.ip in busy_ips), self._domains_of)
-        return sorted(ranked, key=lambda pod: pod.ip in look.running.registry_ips)
+        busy = [pod for pod in staying if pod.ip in running.busy_ips]
+        ranked = best_first(empty, busy, self._domains_of)
+        registry = running.registry_ips
+        return sorted(ranked, key=lambda hosts: any(pod.ip in registry for pod in hosts.pods))
 
     def _domains_of(self, pod: Pod) -> Sequence[str]:
         if not (self.topology_keys and pod.node):
@@ -231,7 +247,9 @@ class Adapter:
             for one in found:
                 before = look.groups[one.group].desired
                 victims = f", without {', '.join(one.victims)}" if one.victims else ""
-                self.account.did(f"{one.group}: {before} -> {one.replicas} pods{victims}")
+                hosts = look.groups[one.group].num_hosts
+                what = "pods" if hosts == 1 else f"replicas of {hosts} pods"
+                self.account.did(f"{one.group}: {before} -> {one.replicas} {what}{victims}")
                 self.metrics.moved(one.group)
         # While a named pod is there KubeRay counts it: a cluster that is written anew, without its
         # name, must not be one too small.
@@ -288,13 +306,12 @@ class Adapter:
 
     def _seen(self, look: Look, role: Role, group: WorkerGroup) -> GroupSeen:
         staying = [pod for pod in look.staying() if pod.group == group.name]
-        places = look.running.config.pool(role).places_on(group.num_cpus, group.num_gpus)
         return GroupSeen(
             group=group.name,
             role=role.value,
             wanted_places=_wanted(look.running, role),
-            places=group.desired * places,
-            pods=group.desired,
+            places=group.desired * places_of(look.running.config.pool(role), group),
+            pods=group.num_pods,
             up=sum(pod.is_up for pod in staying),
             busy=sum(pod.ip in look.running.busy_ips for pod in staying),
         )

@@ -2,6 +2,8 @@
 
 RayService   what is to be: kept when KubeRay writes the cluster's spec anew
 RayCluster   what is: KubeRay makes pods by it
+
+Each of a group's replicas is `numOfHosts` pods, which KubeRay makes and deletes together.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from msgspec import structs
 
 from baton.core.replicas import Role
 from baton.platform.config.deployment import DeploymentConfig
-from baton.platform.config.pools import PlacementConfig
+from baton.platform.config.pools import PlacementConfig, PoolConfig
 
 Manifest = dict[str, Any]
 
@@ -56,6 +58,9 @@ class WorkerGroup:
 class Pod:
     name: str
     group: str
+    replica: str = ""
+    """Which of the group's replicas it belongs to, where each is several pods and KubeRay tells
+    (its gate RayMultiHostIndexing, on since 1.6)."""
     ip: str = ""
     """Empty before it has one."""
     node: str = ""
@@ -66,6 +71,34 @@ class Pod:
     @property
     def is_up(self) -> bool:
         return bool(self.ip) and not self.trouble
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """One replica of a group: a pod, or several that come and go together."""
+
+    group: str
+    pods: tuple[Pod, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(pod.name for pod in self.pods)
+
+
+def hosts_of(group: WorkerGroup, pods: Sequence[Pod]) -> list[Hosts]:
+    """The replicas of a group that are there as a whole. Of pods that are not said to belong
+    together any do, in their order: KubeRay only counts them then."""
+    by_replica: dict[str, list[Pod]] = {}
+    loose: list[Pod] = []
+    for pod in pods:
+        if pod.replica and group.num_hosts > 1:
+            by_replica.setdefault(pod.replica, []).append(pod)
+        else:
+            loose.append(pod)
+    size = group.num_hosts
+    whole = [own for own in by_replica.values() if len(own) == size]
+    whole += [loose[i : i + size] for i in range(0, len(loose) - size + 1, size)]
+    return [Hosts(group.name, tuple(own)) for own in whole]
 
 
 def read_groups(cluster_spec: Mapping[str, Any]) -> dict[str, WorkerGroup]:
@@ -87,15 +120,18 @@ def by_role(
             notes.append(f"{group.name}: both pools may be on it; give them labels of their own")
         if len(own) != 1:
             continue
-        if group.num_hosts > 1:
-            notes.append(f"{group.name}: a planned replica is on one pod; set numOfHosts to 1")
-        elif group.is_suspended:
+        if group.is_suspended:
             notes.append(f"{group.name}: it is suspended")
-        elif not pools[own[0]].places_on(group.num_cpus, group.num_gpus):
+        elif not places_of(pools[own[0]], group):
             notes.append(f"{group.name}: its pods are too small for a {own[0].value} replica")
         else:
             found[own[0]].append(group)
     return found, notes
+
+
+def places_of(pool: PoolConfig, group: WorkerGroup) -> int:
+    """Replicas of the pool that each of the group's holds."""
+    return pool.places_on(group.num_cpus, group.num_gpus, num_nodes=group.num_hosts)
 
 
 def _is_for(placement: PlacementConfig, group: WorkerGroup) -> bool:

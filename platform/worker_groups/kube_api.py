@@ -18,6 +18,7 @@ GROUP, VERSION = "ray.io", "v1"
 SERVICES, CLUSTERS = "rayservices", "rayclusters"
 OF_SERVICE = "ray.io/originated-from-cr-name"
 OF_CLUSTER, OF_GROUP, OF_TYPE = "ray.io/cluster", "ray.io/group", "ray.io/node-type"
+OF_REPLICA = "ray.io/worker-group-replica-name"
 TIMEOUT_S = (3.0, 10.0)
 """Seconds to connect, and to answer."""
 WATCH_S = 240
@@ -152,6 +153,7 @@ def _pod(one: Any) -> Pod:
     return Pod(
         name=meta.name,
         group=(meta.labels or {}).get(OF_GROUP, ""),
+        replica=(meta.labels or {}).get(OF_REPLICA, ""),
         ip=(status and status.pod_ip) or "",
         node=(one.spec and one.spec.node_name) or "",
         is_leaving=meta.deletion_timestamp is not None or bool(status and status.phase in ENDED),

@@ -1,8 +1,8 @@
-"""How many pods each worker group is to have, and which may go.
+"""How many replicas each worker group is to have, each of one pod or several, and which may go.
 
     more replicas wanted than places    groups grow, the first first, to their maxReplicas
-    more places than that               groups shrink, the last first, to their minReplicas: by pods
-                                        that are empty, each of them named
+    more places than that               groups shrink, the last first, to their minReplicas: by
+                                        replicas whose pods are all empty, each of them named
     Ray's autoscaler is on              only minReplicas moves, between the RayService's own and
                                         maxReplicas: the autoscaler adds, chooses and removes
 
@@ -16,10 +16,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from baton.platform.worker_groups.groups import Pod, WorkerGroup
+from baton.platform.worker_groups.groups import Hosts, Pod, WorkerGroup
 
 PlacesOf = Callable[[WorkerGroup], int]
-"""Replicas that a pod of a group holds; at least one."""
+"""Replicas of the pool that each replica of a group holds; at least one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +44,28 @@ def resize(
     wanted: int,
     places_of: PlacesOf,
     pods: Mapping[str, Sequence[Pod]],
-    empty: Sequence[Pod],
+    empty: Sequence[Hosts],
 ) -> Verdict:
     """Resize the groups of one pool. `pods`: of each group, those that do not leave yet. `empty`:
-    those of them that may go, the best first."""
+    what of them may go, the best first."""
     spare = sum(group.desired * places_of(group) for group in groups) - wanted
     if spare < 0:
         return _grown(groups, -spare, places_of)
     found: list[Resize] = []
     for group in reversed(groups):
         there = len(pods.get(group.name, ()))
-        candidates = [pod.name for pod in empty if pod.group == group.name]
-        # Pods beyond `desired` are leaving by somebody else's word, who may mean any of them. Those
-        # that KubeRay has yet to make are no reason to want fewer: it may have made them since.
-        if there > group.desired:
+        candidates = [hosts for hosts in empty if hosts.group == group.name]
+        # Pods beyond those that it is to have are leaving by somebody else's word, who may mean any
+        # of them. Those that KubeRay has yet to make are no reason to want fewer: it may have made
+        # them since.
+        if there > group.desired * group.num_hosts:
             continue
         most = group.desired - group.min_replicas
-        victims = tuple(candidates[: min(most, spare // places_of(group))])
-        if victims:
-            spare -= len(victims) * places_of(group)
-            found.append(Resize(group.name, group.desired - len(victims), victims))
+        gone = candidates[: min(most, spare // places_of(group))]
+        if gone:
+            spare -= len(gone) * places_of(group)
+            victims = tuple(name for hosts in gone for name in hosts.names)
+            found.append(Resize(group.name, group.desired - len(gone), victims))
     return Verdict(tuple(found))
 
 
@@ -89,20 +91,21 @@ def floors(
 
 
 def best_first(
-    empty: Iterable[Pod],
+    empty: Iterable[Hosts],
     busy: Iterable[Pod],
     topology: Callable[[Pod], Sequence[str]],
-) -> list[Pod]:
-    """Pods in the order in which to remove them, so that the others stay near each other: from
-    domains with the fewest pods that work, the widest domain first; then those that nothing ever
-    ran on, which have no node yet."""
+) -> list[Hosts]:
+    """What is empty in the order in which to remove it, so that the others stay near each other:
+    what has no node yet, as nothing ever ran there; then from domains with the fewest pods that
+    work, the widest domain first."""
     working = Counter(domain for pod in busy for domain in _domains(topology(pod)))
 
-    def order(pod: Pod) -> tuple[object, ...]:
+    def order(hosts: Hosts) -> tuple[object, ...]:
+        near = [[working[domain] for domain in _domains(topology(pod))] for pod in hosts.pods]
         return (
-            bool(pod.node),
-            [working[domain] for domain in _domains(topology(pod))],
-            pod.name,
+            all(pod.node for pod in hosts.pods),
+            [sum(each) for each in zip(*near, strict=False)],
+            hosts.names,
         )
 
     return sorted(empty, key=order)

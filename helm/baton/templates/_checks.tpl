@@ -22,9 +22,6 @@ Each failure names the value and the remedy.
   {{- end -}}
   {{- $num := 0 -}}
   {{- range (include "baton.groups" . | fromYaml).groups -}}
-    {{- if and (ne .role "gateway") (gt (.numOfHosts | int) 1) -}}
-    {{- fail (printf "workerGroups, %s: numOfHosts is %v, and a planned replica is on one pod (config.planner.nodes kuberay); set it to 1, or planner.nodes to fixed" .name .numOfHosts) -}}
-    {{- end -}}
     {{- $min := kindIs "invalid" .minReplicas | ternary .replicas .minReplicas | int -}}
     {{- $max := kindIs "invalid" .maxReplicas | ternary .replicas .maxReplicas | int -}}
     {{- if and (ne .role "gateway") (lt $min $max) -}}{{- $num = add $num 1 -}}{{- end -}}

@@ -1,7 +1,9 @@
 """A RayService of Baton as KubeRay, Ray and Serve keep it, each a step at a time.
 
 `operate` does what KubeRay 1.7 does with a RayCluster's groups (raycluster_controller.go): it
-deletes those that are named, and then, without an autoscaler, any that are too many.
+deletes those that are named, and then, without an autoscaler, any that are too many. Replicas of
+several pods it deletes as a whole, where its gate RayMultiHostIndexing is on: those with a named
+pod, those that miss one, and those that are too many.
 """
 
 from __future__ import annotations
@@ -21,14 +23,17 @@ from baton.platform.worker_groups.groups import Pod
 from baton.platform.worker_groups.kube_api import AWAY, KubeTrouble
 from baton.platform.worker_groups.ray_cluster import Running
 
+OF_REPLICA = "ray.io/worker-group-replica-name"
 SERVICE, CLUSTER, NAMESPACE = "baton", "baton-x7k2p", "llm"
 Counts = Mapping[str, int]
 T = TypeVar("T")
 
 
-def config_of(counts: Counts, asked: Counts | None = None, **planner: Any) -> DeploymentConfig:
-    """`counts`: replicas by pool."""
-    rules = {"nodes": "kuberay", "enabled": True, "hold_s": 600.0} | planner
+def config_of(
+    counts: Counts, asked: Counts | None = None, *, engines: int = 1, **planner: Any
+) -> DeploymentConfig:
+    """`counts`: replicas by pool. `engines`: of each decode replica."""
+    rules = {"nodes": "kuberay", "enabled": engines == 1, "hold_s": 600.0} | planner
     rules |= {f"asked_{role}": number for role, number in (asked or {}).items()}
     pools = {
         role: {
@@ -38,6 +43,8 @@ def config_of(counts: Counts, asked: Counts | None = None, **planner: Any) -> De
         }
         for role in ("prefill", "decode")
     }
+    if engines > 1:
+        pools["decode"]["parallel"] = {"data": engines, "expert": engines}
     gateway = {"placement": {"labels": {"baton-role": "gateway"}}}
     return parse_config({"planner": rules, "gateway": gateway, **pools})
 
@@ -66,14 +73,18 @@ class SimulatedCluster:
     config: DeploymentConfig
     kube: FakeKube = field(default_factory=FakeKube)
     is_autoscaled: bool = False
+    is_indexing: bool = True
+    """KubeRay's gate RayMultiHostIndexing."""
     chance: random.Random = field(default_factory=lambda: random.Random(1))
     is_ray_away: bool = False
     placed: dict[str, list[str]] = field(default_factory=dict)
-    """Replicas on each pod, by their pool."""
+    """Engines on each pod: of which pool, and of which of its replicas where those have several."""
     killed: list[str] = field(default_factory=list)
     """Pods with replicas on them that were named, or that KubeRay chose. What Serve places on one
     that is named already leaves drained, before the pod stops (`baton k8s leave`)."""
     num_pods: int = 0
+    num_replicas: int = 0
+    """Of several pods, or of several engines, that ever began."""
 
     def __post_init__(self) -> None:
         cluster = {"enableInTreeAutoscaling": self.is_autoscaled, "workerGroupSpecs": self.groups}
@@ -124,24 +135,58 @@ class SimulatedCluster:
 
     def want(self, counts: Counts, asked: Counts | None = None) -> None:
         """As the planner tells Serve."""
-        self.config = config_of(counts, asked)
+        self.config = config_of(counts, asked, engines=self.config.decode.parallel.data)
         self.deployed = application(self.config)
 
     def operate(self) -> None:
         """KubeRay's turn: pods that go leave at once."""
         for spec in self.specs():
-            there = self.pods(spec["groupName"])
-            for name in named(spec):
-                if name in there:
-                    there.remove(name)
-                    self.placed.pop(name, None)
-                    self._end(name)
+            size = int(spec.get("numOfHosts", 1))
             wanted = max(spec["minReplicas"], min(spec["replicas"], spec["maxReplicas"]))
-            for _ in range(wanted - len(there)):
-                self._begin(spec["groupName"])
-            if not self.is_autoscaled:
-                for name in self.chance.sample(there, max(len(there) - wanted, 0)):
+            if size > 1 and self.is_indexing:
+                self._operate_whole(spec, size, wanted)
+            else:
+                self._operate_pods(spec, wanted * size)
+
+    def _operate_pods(self, spec: Manifest, wanted: int) -> None:
+        there = self.pods(spec["groupName"])
+        for name in named(spec):
+            if name in there:
+                there.remove(name)
+                self.placed.pop(name, None)
+                self._end(name)
+        for _ in range(wanted - len(there)):
+            self._begin(spec["groupName"])
+        if not self.is_autoscaled:
+            for name in self.chance.sample(there, max(len(there) - wanted, 0)):
+                self._end(name)
+
+    def _operate_whole(self, spec: Manifest, size: int, wanted: int) -> None:
+        of = spec["groupName"]
+        whole = self._by_replica(of)
+        for replica, own in list(whole.items()):
+            is_named = not set(own).isdisjoint(named(spec))
+            if is_named or len(own) < size:
+                del whole[replica]
+                for name in own:
+                    if name in named(spec):
+                        self.placed.pop(name, None)
                     self._end(name)
+        for _ in range(wanted - len(whole)):
+            self.num_replicas += 1
+            for _ in range(size):
+                self._begin(of, f"{of}-r{self.num_replicas}")
+        if not self.is_autoscaled:
+            for replica in self.chance.sample(list(whole), max(len(whole) - wanted, 0)):
+                for name in whole[replica]:
+                    self._end(name)
+
+    def _by_replica(self, of: str) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name in self.pods(of):
+            labels = self.kube.get("pods", name)["metadata"]["labels"]
+            found.setdefault(labels[OF_REPLICA], []).append(name)
+        return found
 
     def serve(self) -> None:
         """Serve's turn: replicas that are too many leave, drained; missing ones find a place."""
@@ -152,15 +197,28 @@ class SimulatedCluster:
             room = int(
                 spec["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
             )
-            wanted = getattr(self.config, role).replicas
-            own = [name for name in self.pods() for _ in self.placed.get(name, []) if _ == role]
-            for name in self.chance.sample(own, max(len(own) - wanted, 0)):
-                self.placed[name].remove(role)
-            missing = wanted - len(own)
-            for name in self.pods(of):
-                while missing > 0 and len(self.placed.setdefault(name, [])) < room:
-                    self.placed[name].append(role)
-                    missing -= 1
+            pool = getattr(self.config, role)
+            own = [one for name in self.pods() for one in self.placed.get(name, [])]
+            own = [one for one in own if one.partition("#")[0] == role]
+            if pool.parallel.data > 1:
+                own = list(dict.fromkeys(own))  # of a replica that lost one engine, none serves
+            for one in self.chance.sample(own, max(len(own) - pool.replicas, 0)):
+                for name in [name for name in self.placed if one in self.placed[name]]:
+                    self.placed[name].remove(one)
+                    if pool.parallel.data == 1:
+                        break
+            missing = pool.replicas - len(own)
+            free = [
+                name
+                for name in self.pods(of)
+                for _ in range(room - len(self.placed.setdefault(name, [])))
+            ]
+            while missing > 0 and len(free) >= pool.parallel.data:
+                self.num_replicas += 1
+                one = role if pool.parallel.data == 1 else f"{role}#{self.num_replicas}"
+                for name in free[: pool.parallel.data]:
+                    self.placed[name].append(one)
+                free, missing = free[pool.parallel.data :], missing - 1
 
     def _see_named(self, patch: list[Manifest]) -> None:
         for one in patch:
@@ -169,10 +227,12 @@ class SimulatedCluster:
                 news = set(one["value"]["workersToDelete"]) - still
                 self.killed += [name for name in news if self.placed.get(name)]
 
-    def _begin(self, of: str) -> None:
+    def _begin(self, of: str, replica: str = "") -> None:
         self.num_pods += 1
         name = f"{of}-{self.num_pods}"
         labels = {"ray.io/cluster": CLUSTER, "ray.io/group": of, "ray.io/node-type": "worker"}
+        if replica:
+            labels[OF_REPLICA] = replica
         self.kube.put(
             "pods",
             {
@@ -215,6 +275,7 @@ class DirectKube:
             Pod(
                 name=one["metadata"]["name"],
                 group=one["metadata"]["labels"]["ray.io/group"],
+                replica=one["metadata"]["labels"].get(OF_REPLICA, ""),
                 ip=one["status"]["podIP"],
                 node=one["spec"]["nodeName"],
                 is_leaving="deletionTimestamp" in one["metadata"],

@@ -27,15 +27,25 @@ class World:
     """The adapter and all others, a turn each."""
 
     def __init__(
-        self, *, decode: int = 2, is_autoscaled: bool = False, keys: tuple[str, ...] = ()
+        self,
+        *,
+        decode: int = 2,
+        hosts: int = 1,
+        engines: int = 1,
+        is_indexing: bool = True,
+        is_autoscaled: bool = False,
+        keys: tuple[str, ...] = (),
     ) -> None:
+        """`hosts`: pods of each replica of the decode group; `engines`: of each decode replica."""
+        several = {"numOfHosts": hosts} if hosts > 1 else {}
         groups = [
             group("gateway", "gateway", 1),
             group("prefill", "prefill", 1),
-            group("decode", "decode", decode),
+            group("decode", "decode", decode, **several),
         ]
+        config = config_of({"prefill": 1, "decode": decode * hosts // engines}, engines=engines)
         self.ray = SimulatedCluster(
-            groups, config_of({"prefill": 1, "decode": decode}), is_autoscaled=is_autoscaled
+            groups, config, is_autoscaled=is_autoscaled, is_indexing=is_indexing
         )
         self.keys = keys
         self.clock = ManualClock(100.0)
@@ -158,6 +168,68 @@ def test_the_rayservice_is_lowered_once_the_pods_have_left() -> None:
     world.adapter.follow()
 
     assert world.decode == (1, 1)
+
+
+@pytest.mark.parametrize("is_indexing", [True, False])
+@pytest.mark.parametrize("engines", [1, 2])
+def test_groups_of_several_hosts_grow_and_shrink_by_whole_replicas(
+    engines: int, is_indexing: bool
+) -> None:
+    """Of a pool whose replicas are on a pod each, and of one whose replicas have two engines."""
+    world = World(decode=1, hosts=2, engines=engines, is_indexing=is_indexing)
+    world.ray.want({"decode": 6 // engines})
+    world.turn()
+    assert world.decode == (3, 3) and len(world.ray.pods("decode")) == 6
+    world.settle()
+    assert all(world.ray.placed[name] for name in world.ray.pods("decode"))
+
+    [first, second, third] = (world.ray.pods("decode")[at : at + 2] for at in (0, 2, 4))
+    leaving = "decode" if engines == 1 else world.ray.placed[third[0]][0]
+    world.ray.want({"decode": 4 // engines})
+    for name in third:
+        world.ray.placed[name].remove(leaving)
+    world.settle()
+
+    assert world.decode == (2, 2) and world.ray.pods("decode") == [*first, *second]
+    assert world.ray.killed == []
+    assert any("3 -> 2 replicas of 2 pods" in what for _, what in world.adapter.account._done)
+
+
+@pytest.mark.parametrize("is_indexing", [True, False])
+def test_a_replica_of_several_pods_stays_while_there_is_work_on_one_of_them(
+    is_indexing: bool,
+) -> None:
+    world = World(decode=3, hosts=2, is_indexing=is_indexing)
+    [_, one, _, other, *_] = world.ray.pods("decode")  # of two of the group's replicas
+
+    world.ray.want({"decode": 4})
+    world.ray.placed[one].clear()
+    world.ray.placed[other].clear()
+    world.settle()
+
+    assert world.ray.killed == []
+    if is_indexing:
+        assert world.decode == (3, 3) and one in world.ray.pods()
+    else:  # KubeRay counts pods alone: any two are one of its replicas
+        assert world.decode == (2, 2)
+        assert {one, other}.isdisjoint(world.ray.pods())
+
+
+def test_a_replica_that_lost_a_pod_is_kuberays_to_make_anew_and_costs_no_other() -> None:
+    world = World(decode=3, hosts=2)
+    [first, second, *busy] = world.ray.pods("decode")
+    for name in (first, second):
+        world.ray.placed[name].clear()
+    world.ray.want({"decode": 4})
+    world.turn()
+    world.clock.advance(EMPTY_FOR_S)
+    world.ray.kube.remove("pods", first)  # evicted
+    world.adapter.follow()
+    assert world.decode == (3, 3), "what is not whole goes by KubeRay's own word"
+    world.settle()
+
+    assert world.decode == (2, 2) and world.ray.pods("decode") == busy
+    assert world.ray.killed == []
 
 
 def test_where_rays_autoscaler_is_on_only_the_clusters_floor_moves() -> None:
@@ -352,7 +424,8 @@ def test_pods_that_are_alone_in_their_zone_go_first() -> None:
 def test_no_pod_ends_with_work_on_it_whatever_happens_and_in_the_end_all_is_as_wanted() -> None:
     chance = random.Random(7)
     for _ in range(4):
-        world = World(decode=chance.randint(1, 4))
+        hosts = chance.choice([1, 1, 2, 3])
+        world = World(decode=chance.randint(1, 4), hosts=hosts)
         for _ in range(40):
             something_happens(world, chance)
             for part in chance.sample(["follow", "operate", "serve"], 3):
@@ -368,7 +441,9 @@ def test_no_pod_ends_with_work_on_it_whatever_happens_and_in_the_end_all_is_as_w
 
         assert world.ray.killed == []
         need = max(world.ray.config.decode.replicas, world.ray.config.planner.asked_decode)
-        assert world.decode == (need, need)
+        in_service, in_cluster = world.decode
+        assert in_service == in_cluster >= -(-need // hosts)
+        assert hosts > 1 or in_cluster == need  # of several pods some may be empty, and stay
         assert kept(world) == world.ray.config.decode.replicas
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -34,6 +35,17 @@ from baton.platform.worker_groups.ray_cluster import ACTORS, NODES, Dashboard  #
 def cluster() -> SimulatedCluster:
     groups = [group("prefill", "prefill", 1), group("decode", "decode", 2)]
     return SimulatedCluster(groups, config_of({"decode": 2}))
+
+
+def test_pods_tell_which_of_a_groups_replicas_they_belong_to() -> None:
+    groups = [group("prefill", "prefill", 1), group("decode", "decode", 2, numOfHosts=2)]
+    ray = SimulatedCluster(groups, config_of({"decode": 4}))
+    with ray.kube.serve() as url:
+        pods = kube_api.connect(url, NAMESPACE, SERVICE).pods(CLUSTER)
+
+    found = Counter(pod.replica for pod in pods if pod.group == "decode")
+    assert len(found) == 2 and set(found.values()) == {2} and "" not in found
+    assert [pod.replica for pod in pods if pod.group == "prefill"] == [""]
 
 
 def test_an_adapter_over_http_grows_and_shrinks_and_tells_refusals_apart() -> None:
