@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
 
 import torch
@@ -30,9 +31,13 @@ class RandomPool:
     """Uniform in [-1, 1) times a scale, the same in every process."""
 
     def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(SEED)
-        self._values = torch.rand(POOL_SIZE, generator=generator).mul_(2).sub_(1)  # [P]
         self._scaled: dict[tuple[float, torch.dtype], Tensor] = {}
+
+    @cached_property
+    def _values(self) -> Tensor:
+        """[P], drawn for the first weight: who only judges a model has none."""
+        generator = torch.Generator().manual_seed(SEED)
+        return torch.rand(POOL_SIZE, generator=generator).mul_(2).sub_(1)
 
     def cut(
         self, start: int, size: int, scale: float = 1.0, dtype: torch.dtype = torch.float32

@@ -126,6 +126,7 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
             wanted,
         )
     _check_quantize(quantize, device, wanted)
+    _tell_of_slowness(quantize, device, wanted)
     cutter = None
     stages: Stages = ()
     if groups.mesh.size > 1:
@@ -214,7 +215,12 @@ def _check_quantize(quantize: str, device: str, dtype: str) -> None:
             f"quantize {quantize!r} with dtype {dtype!r} on a CPU: nothing multiplies such weights "
             f"there; set dtype to {compiled}, or quantize to none"
         )
-    if device == "cpu" and not operators.runs(torch.empty(0, dtype=getattr(torch, dtype))):
+
+
+def _tell_of_slowness(quantize: str, device: str, dtype: str) -> None:
+    if quantize in AS_STORED or device != "cpu":
+        return
+    if not operators.runs(torch.empty(0, dtype=getattr(torch, dtype))):
         logger.warning("nothing is compiled for %s weights in %s: they are slow", quantize, dtype)
 
 

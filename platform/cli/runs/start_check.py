@@ -3,23 +3,31 @@
     serve    -> check    the configuration and the model folder, JSON, on its standard input
     check    -> serve    the verdict, JSON, on its standard output; nothing: it could not judge
 
-Judging needs torch, which takes a second or two to import: meanwhile Ray is. What was judged well
-before, and has room, is not judged again.
+It has no torch, which would take it longer than all the rest, but the shapes that models are
+told by (`baton.platform.doctor.torch_of_shapes`); what these do not tell is judged with torch.
+What was judged well before, and has room, is not judged again.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from tempfile import TemporaryFile
+from typing import NoReturn, Self
 
 import msgspec
 
 from baton.core.errors import BatonError, CheckpointError, InvalidConfig
 from baton.platform.cli.runs.judged_starts import JudgedStart, Needs
 from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.doctor import torch_of_shapes
 from baton.platform.machine.memory import MemoryFacts
+
+COMMAND = (sys.executable, "-m", "baton.platform.cli.runs.start_check")
+WITH_TORCH = "--with-torch"
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +71,7 @@ class StartCheck:
             return
         question = Question(config=config, folder=str(folder), memory=memory)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -103,13 +111,35 @@ def judge(question: Question) -> Verdict:
     return Verdict(needs=Needs(start_bytes=wanted.start_bytes, full_bytes=wanted.full_bytes))
 
 
-def main() -> None:
+def judge_by_shapes(question: Question) -> Verdict | None:
+    """The verdict of a process that has not imported torch, and cannot any more; None if it takes
+    torch to know."""
+    torch_of_shapes.install()
+    try:
+        return judge(question)
+    except (torch_of_shapes.NeedsTorch, Exception):  # whatever modules did with what is not there
+        return None
+
+
+def _begin_again_with_torch(line: bytes) -> NoReturn:
+    with TemporaryFile() as asked:
+        asked.write(line)
+        asked.seek(0)
+        os.dup2(asked.fileno(), sys.stdin.fileno())
+        os.execv(sys.executable, [*COMMAND, WITH_TORCH])
+
+
+def main(arguments: Sequence[str]) -> None:
     line = sys.stdin.buffer.readline()
-    if line:
-        verdict = judge(msgspec.json.decode(line, type=Question))
-        sys.stdout.buffer.write(msgspec.json.encode(verdict) + b"\n")
-        sys.stdout.buffer.flush()
+    if not line:
+        return
+    question = msgspec.json.decode(line, type=Question)
+    verdict = judge(question) if WITH_TORCH in arguments else judge_by_shapes(question)
+    if verdict is None:
+        _begin_again_with_torch(line)
+    sys.stdout.buffer.write(msgspec.json.encode(verdict) + b"\n")
+    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

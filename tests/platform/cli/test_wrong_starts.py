@@ -9,7 +9,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
+from safetensors.torch import load_file
 from tests.platform.cli.wrong_starts import LLAMA_70B, WRONG_STARTS, WrongStart, changed
+from tests.tiny_checkpoints import FAMILIES, make_llama
 from typer.testing import CliRunner
 
 from baton.core.errors import InvalidConfig
@@ -47,7 +50,7 @@ def by_name(starts: tuple[WrongStart, ...]) -> list[object]:
 
 
 @pytest.mark.parametrize(
-    "start", by_name(tuple(start for start in WRONG_STARTS if not start.needs_torch))
+    "start", by_name(tuple(start for start in WRONG_STARTS if not start.needs_model))
 )
 def test_what_files_tell_is_told_at_once(start: WrongStart, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["serve", *start.words(tmp_path)])
@@ -154,6 +157,66 @@ def test_many_replicas_of_a_small_model_want_room_for_their_processes() -> None:
 
 def test_the_memory_of_a_cluster_that_is_joined_is_not_this_machines() -> None:
     assert verdict(DEMO, having(0.1), ray__address="10.0.0.1:6379") == Verdict(needs=Needs())
+
+
+SETTINGS: tuple[dict[str, object], ...] = (
+    {"quantize": "int4", "decode.speculation.method": "mtp"},
+    {
+        "load_format": "dummy",
+        "prefill.parallel.tensor": 2,
+        "decode.parallel.tensor": 2,
+        "decode.parallel.pipeline": 2,
+    },
+)
+BY_SHAPES = """
+import sys
+import msgspec
+from baton.platform.cli.runs.start_check import Question, judge
+from baton.platform.doctor import torch_of_shapes
+
+torch_of_shapes.install()
+questions = msgspec.json.decode(sys.stdin.buffer.read(), type=list[Question])
+sys.stdout.buffer.write(msgspec.json.encode([judge(each) for each in questions]))
+"""
+
+
+def test_shapes_tell_of_all_families_what_torch_tells(tmp_path: Path) -> None:
+    folders = [make(tmp_path / name) for name, make in FAMILIES.items()]
+    misfit = changed(tmp_path, intermediate_size=648)[0]
+    questions = [
+        Question(
+            config=override(DeploymentConfig(), changes), folder=str(folder), memory=having(64)
+        )
+        for folder in (*folders, misfit)
+        for changes in SETTINGS
+    ]
+
+    told = subprocess.run(
+        [sys.executable, "-c", BY_SHAPES],
+        input=msgspec.json.encode(questions),
+        capture_output=True,
+        check=True,
+    )
+
+    assert msgspec.json.decode(told.stdout, type=list[Verdict]) == list(map(judge, questions))
+
+
+@pytest.mark.wide
+def test_what_shapes_do_not_tell_is_judged_with_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
+    folder = make_llama(tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    config = DeploymentConfig()
+
+    with StartCheck() as check:
+        check.ask(config, folder, having(8))
+        assert check.warning() == ""
+
+    assert JudgedStart(config, folder).is_known(having(8))  # only of what was judged
 
 
 @pytest.mark.wide

@@ -36,7 +36,7 @@ class WrongStart:
     """What follows `baton serve`, once files are made in a folder."""
     complaint: str
     """Part of what is to be said."""
-    needs_torch: bool = False
+    needs_model: bool = False
     """Only the process that builds the model can tell."""
 
 
@@ -104,18 +104,18 @@ WRONG_STARTS = (
         lambda _: ["--quantize", "int5"],
         "'int5' is not one of 'none', 'wide', 'int8', 'int4'",
     ),
-    WrongStart("a tensor missing", without_tensor, f"missing tensors: {TENSOR}", needs_torch=True),
+    WrongStart("a tensor missing", without_tensor, f"missing tensors: {TENSOR}", needs_model=True),
     WrongStart(
         "tensors of another shape",
         lambda folder: changed(folder, intermediate_size=648),
         "gate_proj.weight is [640, 256], not [648, 256]",
-        needs_torch=True,
+        needs_model=True,
     ),
     WrongStart(
         "a model larger than the machine",
         lambda folder: [*changed(folder, **LLAMA_70B), "--load-format", "dummy"],
         "too little memory: 1 decode and 1 prefill replicas want 510.",
-        needs_torch=True,
+        needs_model=True,
     ),
     WrongStart(
         "too many replicas",
