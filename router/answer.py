@@ -183,15 +183,18 @@ class Answers:
         """The ranking of the candidates at these places; the first has `source` to fetch from."""
         costs, places = options.costs, np.array(ranked)
         every = list(map(options.replicas.known, ranked))
-        wait_s, work_s = self._delays_s(asked, options, places)
-        num_held, fetch_s = options.held.usable.take(places), np.zeros(len(ranked))
-        if options.held.fetch_s is not None:
-            fetch_s = options.held.fetch_s.take(places)
+        terms = None if costs.terms is None else costs.terms.take(places, axis=1)
+        wait_s, work_s = self._delays_s(asked, options, places, terms)
+        num_held = options.held.usable.take(places)
         # Of the first it is known whom it asks: the nearest of those that have much of the prompt.
         first, num_first = every[0], int(options.held.tokens[ranked[0]])
+        fetched_s = options.held.fetch_s
+        fetch_s = np.zeros(len(ranked)) if fetched_s is None else fetched_s.take(places)
         fetch_s[0] = 0.0 if source is None else _fetch_s(asked, source, first.info, num_first)
         num_held[0] = num_first if source is None else max(num_first, source.num_tokens)
         work_s[0] = first.candidate.speed.prefill_s(asked.prompt.num_tokens, int(num_held[0]))
+        if source is not None or fetched_s is not None:
+            fetch_s = np.maximum(fetch_s - wait_s, 0.0)  # it is fetched while it waits
         return Ranking(
             known=[(one.info, one.candidate.corrected_s, one.heard_at_s) for one in every],
             decided_s=asked.now,
@@ -200,24 +203,25 @@ class Answers:
             wait_s=wait_s,
             work_s=work_s,
             latency_s=asked.view.rates.latency_s,
-            fetch_s=np.maximum(fetch_s - wait_s, 0.0),  # it is fetched while it waits
+            fetch_s=fetch_s,
             names=costs.names,
-            terms=None if costs.terms is None else costs.terms.take(places, axis=1),
+            terms=terms,
         )
 
     def _delays_s(
-        self, asked: Question, options: Options, places: Places
+        self, asked: Question, options: Options, places: Places, terms: Numbers | None
     ) -> tuple[Numbers, Numbers]:
         """How long each waits before, for what the replica has to do and for those in line who go
-        before it, and what it has to compute of the prompt."""
-        candidates, turns = options.candidates, self._policy.turns
-        work_s, wait_s = options.costs.term("work_s"), options.costs.term("wait_s")
-        if work_s is None or wait_s is None:
-            work_s = candidates.prefill_s(asked.prompt.num_tokens, options.held.usable)
-            wait_s = candidates.busy_s(asked.now)
-            if turns is not None and candidates.has_lines:
-                due_s = turns.dues_s(asked.prompt, work_s, candidates.line_s)
-                wait_s = wait_s + candidates.ahead(due_s)[0]
+        before it, and what it has to compute of the prompt: as the cost's `terms` have it, if they
+        do."""
+        candidates, turns, names = options.candidates, self._policy.turns, options.costs.names
+        if terms is not None and "work_s" in names and "wait_s" in names:
+            return terms[names.index("wait_s")], terms[names.index("work_s")].copy()
+        work_s = candidates.prefill_s(asked.prompt.num_tokens, options.held.usable)
+        wait_s = candidates.busy_s(asked.now)
+        if turns is not None and candidates.has_lines:
+            due_s = turns.dues_s(asked.prompt, work_s, candidates.line_s)
+            wait_s = wait_s + candidates.ahead(due_s)[0]
         return wait_s.take(places), work_s.take(places)
 
 

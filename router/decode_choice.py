@@ -7,12 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from baton.router.decode_costs import TERMS, asked_to_decode, decode_costs
+from baton.router.decode_costs import TERMS, asked_to_decode, least_to_decode
 from baton.router.eligible import opened
 from baton.router.explain.decisions import DecodeConsidered
 from baton.router.explain.ranking import MAX_TOLD, DecodeRanking
 from baton.router.placement import PlacementRequest
-from baton.router.policies.routing_policy import least_by
 from baton.router.prompt import drawn
 from baton.router.replicas.view import PoolView, ReplicaView, View
 
@@ -67,14 +66,13 @@ def _cheapest(
     of them."""
     num_output, rate = typical.of(request), view.rates.tokens_per_s
     asked = asked_to_decode(replicas, now, request.num_tokens, num_output, rate)
-    terms = decode_costs(asked, replicas)
-    order = least_by(drawn(request.request_id), replicas.candidates, terms[-1], MAX_TOLD)
-    known = [replicas.known(place) for place in order]
+    order, terms, num_held = least_to_decode(asked, replicas, drawn(request.request_id), MAX_TOLD)
+    known = map(replicas.known, order)
     told = DecodeRanking(
         known=[(one.info, one.heard_at_s) for one in known],
         decided_s=now,
-        num_held=replicas.soon.take(order),
+        num_held=num_held,
         names=TERMS,
-        terms=terms.take(order, axis=1),
+        terms=terms,
     )
     return DecodeChoice(replicas[order[0]], False, told)

@@ -1,4 +1,4 @@
-"""What decoding one request would cost at each of several replicas, in seconds.
+"""Where decoding one request would cost least of several replicas, and what, in seconds.
 
     cost = queued + silent + decode + harm + blocks + lacks
 
@@ -19,6 +19,7 @@ Compiled where the library is there (`kernels/cpu/source/routing/choices.cpp`), 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,8 @@ import numpy as np
 from baton.core.replicas import HEARTBEAT_S
 from baton.kernels.cpu.library import library_without_torch
 from baton.kernels.routing import choices_cpu as compiled
+from baton.router.policies.routing_policy import least_by
+from baton.router.replicas.candidate import LATE_S
 from baton.router.replicas.view import PoolView
 from baton.router.table.columns import Numbers
 from baton.router.table.decode_columns import DecodeFact, UsualStep
@@ -63,26 +66,44 @@ def asked_to_decode(
     return AskedToDecode(now, num_tokens, num_output, tokens_per_s, PATIENCE_S, usual)
 
 
-def decode_costs(asked: AskedToDecode, replicas: PoolView) -> Numbers:
-    """[term, place]: those of `TERMS`, and their sum."""
+class Cheapest(NamedTuple):
+    """The replicas where it costs least, the least first."""
+
+    order: Sequence[int]
+    """Their places."""
+    terms: Numbers
+    """[term, found]: those of `TERMS`, and their sum."""
+    num_held: Numbers
+    """Leading tokens of the prompt that each has or will have."""
+
+
+def least_to_decode(asked: AskedToDecode, replicas: PoolView, draw: int, num: int) -> Cheapest:
+    """The `num` where it costs least, or all if they are fewer; equals are drawn by `draw`."""
+    num = min(num, len(replicas))
     found = library_without_torch()
     if found is None:
-        return reference(asked, replicas)
-    terms = np.empty((len(TERMS) + 1, len(replicas)))
+        terms = reference(asked, replicas)
+        least = list(least_by(draw, replicas.candidates, terms[-1], num))
+        return Cheapest(least, terms.take(least, axis=1), replicas.soon.take(least))
+    told = np.empty((len(TERMS) + 2, num))
+    now, *rest = asked[:-1]
     pool = replicas.pool
-    compiled.decode_costs(
+    columns = pool.candidates.columns
+    order = compiled.least_to_decode(
         found,
-        (*asked[:-1], *asked.usual),
-        pool.decoding.rows,
-        (pool.candidates.busy_s(asked.now), replicas.cached, replicas.expected),
-        replicas.places,
-        terms,
+        (now, LATE_S, *rest, *asked.usual),
+        compiled.Decoders(
+            *(columns.rows, pool.decoding.rows, replicas.cached, replicas.expected),
+            *(columns.draws, replicas.places),
+        ),
+        draw,
+        told,
     )
-    return terms
+    return Cheapest(order, told[:-1], told[-1])
 
 
 def reference(asked: AskedToDecode, replicas: PoolView) -> Numbers:
-    """The definition."""
+    """The definition: [term, place], those of `TERMS` and their sum."""
     terms = np.empty((len(TERMS) + 1, len(replicas)))
     queued_s, silent_s, decode_s, harm_s, blocks_s, lacks_s, total_s = terms
     facts, busy_s = replicas.pool.decoding.numbers, replicas.pool.candidates.busy_s(asked.now)

@@ -7,10 +7,12 @@
     handoff    seconds after the first token until the KV is where the request is decoded
 
 Both are by what was measured between the two replicas lately, and as between all others else.
+Compiled where the library is there (`kernels/cpu/source/routing/choices.cpp`), to the same bits.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -18,6 +20,8 @@ import numpy as np
 
 from baton.core.ids import Epoch
 from baton.core.replicas import ReplicaInfo
+from baton.kernels.cpu.library import library_without_torch
+from baton.kernels.routing import choices_cpu as compiled
 from baton.router.cache.pulling import CLEARLY, PullRates
 from baton.router.placement import PlacementRequest
 from baton.router.policies.routing_policy import Held
@@ -41,18 +45,36 @@ def held_by(
     holder = _holder(view, request)
     if holder is None:
         return Held(tokens, handoff_s=handoff_s)
-    num_more = holder.num_tokens - tokens
-    num_bytes = np.maximum(num_more, 0.0) * _token_bytes(holder.info)
-    fetch_s = rates.latency_s + num_bytes / rates.bytes_per_s
+    found = _fetches(replicas, rates, holder)
+    if found is None:
+        return Held(tokens, handoff_s=handoff_s)
+    return Held(tokens, *found, handoff_s)
+
+
+def _fetches(
+    replicas: PoolView, rates: PullRates, holder: Holder
+) -> tuple[Numbers, Numbers] | None:
+    """The tokens that each has or fetches from the holder, where that pays, and in how many
+    seconds; None: it pays for no replica."""
+    tokens, token_bytes = replicas.soon, _token_bytes(holder.info)
     by_taker = rates.links.from_lender(holder.info.epoch)
+    library = library_without_torch()
+    if library is not None and not by_taker:
+        usable, fetch_s = out = np.empty((2, len(tokens)))
+        all_ = (holder.num_tokens, token_bytes, *rates.usual, rates.tokens_per_s, rates.min_tokens)
+        return (
+            (usable, fetch_s) if compiled.fetches(library, (*all_, CLEARLY), tokens, out) else None
+        )
+    num_more = holder.num_tokens - tokens
+    num_bytes = np.maximum(num_more, 0.0) * token_bytes
+    fetch_s = rates.latency_s + num_bytes / rates.bytes_per_s
     for place, line in _places(replicas, by_taker):
         fetch_s[place] = line.seconds(float(num_bytes[place]))
     pays = num_more >= rates.min_tokens
     pays &= num_more / rates.tokens_per_s >= CLEARLY * fetch_s
     if not pays.any():
-        return Held(tokens, handoff_s=handoff_s)
-    usable = np.where(pays, float(holder.num_tokens), tokens)
-    return Held(tokens, usable, np.where(pays, fetch_s, 0.0), handoff_s)
+        return None
+    return np.where(pays, float(holder.num_tokens), tokens), np.where(pays, fetch_s, 0.0)
 
 
 def _handoffs_s(
@@ -89,18 +111,27 @@ def _holder(view: View, request: PlacementRequest) -> Holder | None:
         least = max(view.rates.min_tokens, best.num_tokens + 1 if best else 1)
         if replicas.most_cached < least:
             continue
-        pool = replicas.pool
-        can_lend = pool.is_connected & ~pool.is_away
-        if request.lost:
-            can_lend &= ~pool.is_one_of(request.lost)
-        cached = np.where(can_lend, replicas.cached, 0.0)
-        most = float(cached.max())
-        if most >= least:
-            places = (cached == most).nonzero()[0]
-            draws = mix(pool.candidates.draws.take(places), drawn(request.request_id))
-            row = int(places[draws.argmin()])
-            best = Holder(pool.replicas[row].info, int(most))
+        row = lender_with_most(replicas, request, least)
+        if row >= 0:
+            best = Holder(replicas.pool.replicas[row].info, int(replicas.cached[row]))
     return best
+
+
+def lender_with_most(replicas: PoolView, request: PlacementRequest, least: float) -> int:
+    """The row of the pool that has most of the prompt and can lend it; -1: none has `least`."""
+    pool, draw = replicas.pool, drawn(request.request_id)
+    is_away = pool.is_away | pool.is_one_of(request.lost) if request.lost else pool.is_away
+    draws = pool.candidates.draws
+    found = library_without_torch()
+    if found is not None:
+        lenders = compiled.Lenders(replicas.cached, pool.is_connected, is_away, draws)
+        return compiled.most_of(found, lenders, draw, least)
+    cached = np.where(pool.is_connected & ~is_away, replicas.cached, -math.inf)
+    most = cached.max()
+    if most < least:
+        return -1
+    rows = (cached == most).nonzero()[0]
+    return int(rows[mix(draws.take(rows), draw).argmin()])
 
 
 def _token_bytes(info: ReplicaInfo) -> float:

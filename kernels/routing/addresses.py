@@ -6,7 +6,7 @@ import ctypes
 from typing import Any, TypeAlias
 
 Writable: TypeAlias = Any
-"""An array of numbers of 64 bits that lie end to end, whosever it is: nothing here knows numpy."""
+"""An array whose items lie end to end, whosever it is: nothing here knows numpy."""
 
 _of, _first = ctypes.byref, ctypes.c_char.from_buffer
 

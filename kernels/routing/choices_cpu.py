@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from functools import cache
 from struct import Struct
 from types import SimpleNamespace
+from typing import NamedTuple
 
 from baton.kernels.routing.addresses import Writable, address
 from baton.kernels.routing.cost_terms_cpu import Rows
 
-_ASKED_TO_DECODE = Struct("8d")
+_ASKED_TO_DECODE, _LENDER = Struct("9d"), Struct("7d")
 _ADDRESS, _NUM, _DRAW = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64
 
 
@@ -43,32 +44,83 @@ def least(
     return found
 
 
-def decode_costs(
-    library: ctypes.CDLL,
-    asked: Sequence[float],
-    facts: Rows,
-    by_row: tuple[Writable, Writable, Writable],
-    places: Writable | None,
-    out: Writable,
-) -> None:
-    """Write what decoding a request costs at each of `places`, or at all rows if that is None.
-    `by_row`: seconds until it is free, tokens of the prompt that it has, that are on their way
-    there. `out`: [term, place], the sum last."""
-    at = None if places is None else address(places)
-    num = facts.num if places is None else len(places)
-    _calls(library).decode_costs(
+class Decoders(NamedTuple):
+    """The replicas that might decode a request."""
+
+    columns: Rows
+    facts: Rows
+    cached: Writable
+    """By row: leading tokens of the prompt that each has,"""
+    expected: Writable
+    """and that are on their way there."""
+    draws: Writable
+    places: Writable | None
+    """Row of each; None: the first `columns.num` rows."""
+
+
+def least_to_decode(
+    library: ctypes.CDLL, asked: Sequence[float], decoders: Decoders, draw: int, out: Writable
+) -> array.array[int]:
+    """Places of those where decoding a request costs least, the least first; equals by `draws` and
+    `draw`. `out`: [term, found], their sum, and last the tokens of the prompt that each has or will
+    have."""
+    columns, facts, cached, expected, draws, places = decoders
+    num = columns.num if places is None else len(places)
+    num_found = len(out[0])
+    found = array.array("q", bytes(8 * num_found))
+    _calls(library).least_to_decode(
         _ASKED_TO_DECODE.pack(*asked),
-        *(facts.address, facts.stride),
-        *map(address, by_row),
-        *(at, num, address(out)),
+        *(columns.address, columns.stride, facts.address, facts.stride),
+        *(address(cached), address(expected), address(draws)),
+        *(None if places is None else address(places), num),
+        *(draw, num_found, found.buffer_info()[0], address(out)),
     )
+    return found
+
+
+class Lenders(NamedTuple):
+    """All replicas of a pool, by row."""
+
+    cached: Writable
+    """Leading tokens of the prompt that each has."""
+    is_connected: Writable
+    is_away: Writable
+    draws: Writable
+
+
+def most_of(library: ctypes.CDLL, lenders: Lenders, draw: int, least: float) -> int:
+    """The row that has most of a prompt, of those that can lend it; equals by draw. -1: no row has
+    `least` tokens."""
+    cached, is_connected, is_away, draws = lenders
+    row: int = _calls(library).most_of(
+        *(address(cached), address(is_connected), address(is_away), len(cached)),
+        *(address(draws), draw, least),
+    )
+    return row
+
+
+def fetches(library: ctypes.CDLL, lender: Sequence[float], tokens: Writable, out: Writable) -> int:
+    """For how many of the replicas that have so many tokens of a prompt fetching the rest pays.
+    `out`: [usable tokens, seconds to fetch them; by replica]."""
+    num_paid: int = _calls(library).fetches(
+        _LENDER.pack(*lender), address(tokens), len(tokens), address(out)
+    )
+    return num_paid
 
 
 @cache
 def _calls(library: ctypes.CDLL) -> SimpleNamespace:
     of_costs = (_ADDRESS, _NUM, _ADDRESS, _ADDRESS, _DRAW, _NUM, _ADDRESS)
-    of_facts = (ctypes.c_char_p, _ADDRESS, _NUM, *[_ADDRESS] * 4, _NUM, _ADDRESS)
+    of_decoders = (
+        *(ctypes.c_char_p, _ADDRESS, _NUM, _ADDRESS, _NUM, *[_ADDRESS] * 4, _NUM),
+        *(_DRAW, _NUM, _ADDRESS, _ADDRESS),
+    )
+    of_lenders = (_ADDRESS, _ADDRESS, _ADDRESS, _NUM, _ADDRESS, _DRAW, ctypes.c_double)
     return SimpleNamespace(
         least=ctypes.PYFUNCTYPE(None, *of_costs)(("baton_least", library)),
-        decode_costs=ctypes.PYFUNCTYPE(None, *of_facts)(("baton_decode_costs", library)),
+        least_to_decode=ctypes.PYFUNCTYPE(None, *of_decoders)(("baton_least_to_decode", library)),
+        fetches=ctypes.PYFUNCTYPE(_NUM, ctypes.c_char_p, _ADDRESS, _NUM, _ADDRESS)(
+            ("baton_fetches", library)
+        ),
+        most_of=ctypes.PYFUNCTYPE(_NUM, *of_lenders)(("baton_most_of", library)),
     )

@@ -59,13 +59,6 @@ class Costs(NamedTuple):
     terms: Numbers | None = None
     """[name, candidate]"""
 
-    def term(self, name: str) -> Numbers | None:
-        """One of the parts; None if there is none of this name."""
-        if self.terms is None or name not in self.names:
-            return None
-        part: Numbers = self.terms[self.names.index(name)]
-        return part
-
 
 class RoutingPolicy(Protocol):
     @property

@@ -12,10 +12,13 @@ import pytest
 from tests.gateway.fleet.known_replicas import view_of
 from tests.router.placing import LONG, decode, place, place_at, prefill
 
+from baton.core.ids import RequestId
 from baton.core.replicas import Capacity
 from baton.core.step_times import StepTimes
-from baton.router import decode_costs
+from baton.router import decode_costs, fetching
+from baton.router.cache.pulling import PullRates
 from baton.router.decode_choice import DecodeChoice, TypicalOutput, choose_decode
+from baton.router.fetching import held_by
 from baton.router.policies import routing_policy
 from baton.router.policies.routing_policy import Costs, least
 from baton.router.prompt import Prompt
@@ -244,10 +247,19 @@ def test_who_is_least_does_not_depend_on_what_is_compiled(monkeypatch: pytest.Mo
                 )
                 for n in range(8)
             ]
-            found.append(list(chosen(*replicas, request_id=f"r{number}", now=5.0).considered))
+            request = replace(LONG, request_id=RequestId(f"r{number}"))
+            choice = chosen(*replicas, request_id=request.request_id, now=5.0)
+            found.append(list(choice.considered))
+            peers = [prefill(f"p{n}", num_cached_tokens=32 * draw.randrange(3)) for n in range(5)]
+            peers[draw.randrange(5)].replica.is_away = True
+            rates = PullRates(bytes_per_s=draw.choice([1e4, 1e9]), latency_s=1e-3)
+            view = view_of(replicas, peers, rates)
+            held = held_by(view.prefill, view, request, choice.replica.info)
+            found.append([None if one is None else one.tolist() for one in held])
+            found.append(fetching.lender_with_most(view.prefill, request, 48))
         return found
 
     compiled = answers()
-    for module in (decode_costs, routing_policy):
+    for module in (decode_costs, fetching, routing_policy):
         monkeypatch.setattr(module, "library_without_torch", lambda: None)
     assert answers() == compiled

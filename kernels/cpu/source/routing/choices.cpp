@@ -1,10 +1,16 @@
-// Who is least of several replicas, equals being settled by draw; and what decoding costs at each. The definitions
-// are in numpy, in router/policies/routing_policy.py and router/decode_costs.py: to the same bits.
+// Who is least of several replicas, equals being settled by draw; where decoding costs least; who has most of a
+// prompt. The definitions are in numpy, in router/policies/routing_policy.py, router/decode_costs.py and
+// router/fetching.py: to the same bits.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <vector>
+
+#include "columns.h"
 
 namespace {
+
+using namespace baton;
 
 // router/prompt.py: `mixed`.
 uint64_t mixed(uint64_t one, uint64_t other) {
@@ -47,42 +53,95 @@ void baton_least(const double* costs, int64_t num, const uint64_t* draws, const 
   }
 }
 
-// One request that is to be decoded, and what holds for all replicas; router/decode_costs.py fills it in.
+// One request that is to be decoded, and what holds for all replicas; kernels/routing/choices_cpu.py packs it.
 struct BatonAskedToDecode {
-  double now, num_tokens, num_output, tokens_per_s, patience_s;
+  double now, late_s, num_tokens, num_output, tokens_per_s, patience_s;
   double constant_s, request_s, context_s;  // of those that have measured no steps
 };
 
-// What decoding costs at each of `num` replicas. `facts`: [rows of DecodeFact][stride]; by row: seconds until it
-// is free, `cached` and `expected` tokens of the prompt. `rows`: each place's; null: a place is its row.
-// Out: [queued, silent, decode, harm, blocks, lacks, total][num].
-void baton_decode_costs(const BatonAskedToDecode* asked, const double* facts, int64_t stride,
-                        const double* busy_s, const double* cached, const double* expected, const int64_t* rows,
-                        int64_t num, double* out) {
+constexpr int64_t NUM_DECODE_TERMS = 6;  // queued, silent, decode, harm, blocks, lacks
+
+// Write the places of the `num_out` of `num` replicas, at most `num`, where decoding it costs least, the least
+// first; into `told` what each costs there: [term, total, tokens of the prompt that it has or will have][num_out].
+// `numbers`: [rows of Column][stride]; `facts`: [rows of DecodeFact][facts_stride]; by row: `cached` and `expected`
+// tokens of the prompt, and draws. `rows`: each place's; null: a place is its row.
+void baton_least_to_decode(const BatonAskedToDecode* asked, const double* numbers, int64_t stride,
+                           const double* facts, int64_t facts_stride, const double* cached, const double* expected,
+                           const uint64_t* draws, const int64_t* rows, int64_t num, uint64_t draw, int64_t num_out,
+                           int64_t* out, double* told) {
   const BatonAskedToDecode a = *asked;
   const auto measured = [](double its, double usual) { return std::isnan(its) ? usual : its; };
   const double length = a.num_tokens + a.num_output / 2.0;
-  for (int64_t place = 0; place < num; place++) {
+  const auto costs = [&](int64_t place, double* found) {
     const int64_t row = rows ? rows[place] : place;
-    const auto of = [&](DecodeFact fact) { return facts[fact * stride + row]; };
+    const auto of = [&](DecodeFact fact) { return facts[fact * facts_stride + row]; };
     const double constant_s = measured(of(CONSTANT), a.constant_s);
     const double request_s = measured(of(REQUEST), a.request_s), context_s = measured(of(CONTEXT), a.context_s);
     const double requests = of(NUM_REQUESTS), since = of(NUM_SINCE);
     const double step_s = constant_s + (requests + 1.0) * request_s +
                           (of(CONTEXT_TOKENS) + (since + 1.0) * length) * context_s;
-    const double silent_s = std::max(a.now - of(HEARD_AT) - a.patience_s, 0.0);
     const double decode_s = step_s * a.num_output;
-    const double harm_s = requests * a.num_output * (request_s + length * context_s);
     const double wanted = (since + 1.0) * (a.num_tokens + a.num_output);
     const double lack = std::max(wanted - of(FREE_TOKENS), 0.0);
-    const double blocks_s = lack / a.tokens_per_s + lack / of(USED_TOKENS) * decode_s;
-    const double lacks_s = std::max(a.num_tokens - std::max(cached[row], expected[row]), 0.0) / a.tokens_per_s;
-    const double terms[] = {busy_s[row], silent_s, decode_s, harm_s, blocks_s, lacks_s};
-    double total_s = terms[0];
-    for (int term = 1; term < 6; term++) total_s += terms[term];
-    for (int term = 0; term < 6; term++) out[term * num + place] = terms[term];
-    out[6 * num + place] = total_s;
+    const double has = std::max(cached[row], expected[row]);
+    found[0] = busy_s(numbers, stride, row, a.now, a.late_s);
+    found[1] = std::max(a.now - of(HEARD_AT) - a.patience_s, 0.0);
+    found[2] = decode_s;
+    found[3] = requests * a.num_output * (request_s + length * context_s);
+    found[4] = lack / a.tokens_per_s + lack / of(USED_TOKENS) * decode_s;
+    found[5] = std::max(a.num_tokens - has, 0.0) / a.tokens_per_s;
+    found[NUM_DECODE_TERMS] = found[0];
+    for (int64_t term = 1; term < NUM_DECODE_TERMS; term++) found[NUM_DECODE_TERMS] += found[term];
+    return has;
+  };
+  double found[NUM_DECODE_TERMS + 1];
+  std::vector<double> totals(static_cast<size_t>(num));
+  for (int64_t place = 0; place < num; place++) {
+    costs(place, found);
+    totals[static_cast<size_t>(place)] = found[NUM_DECODE_TERMS];
   }
+  baton_least(totals.data(), num, draws, rows, draw, num_out, out);
+  for (int64_t at = 0; at < num_out; at++) {
+    const double held = costs(out[at], found);
+    for (int64_t term = 0; term <= NUM_DECODE_TERMS; term++) told[term * num_out + at] = found[term];
+    told[(NUM_DECODE_TERMS + 1) * num_out + at] = held;
+  }
+}
+
+// The row that has most of a prompt, of those that can lend it: connected and not away. Equals by draw. -1: nobody
+// has `least` tokens, at least one.
+int64_t baton_most_of(const double* cached, const bool* is_connected, const bool* is_away, int64_t num,
+                      const uint64_t* draws, uint64_t draw, double least) {
+  int64_t best = -1;
+  for (int64_t row = 0; row < num; row++) {
+    if (!is_connected[row] || is_away[row] || !(cached[row] >= least)) continue;
+    const bool is_better = best < 0 || cached[row] > cached[best] ||
+                           (cached[row] == cached[best] && mixed(draws[row], draw) < mixed(draws[best], draw));
+    if (is_better) best = row;
+  }
+  return best;
+}
+
+// What one replica that has `num_held` tokens of a prompt could lend; router/fetching.py fills it in.
+struct BatonLender {
+  double num_held, token_bytes, latency_s, bytes_per_s;
+  double tokens_per_s, min_tokens, clearly;  // when it pays: `router/cache/pulling.py`
+};
+
+// Of `num` replicas that have so many `tokens` themselves, where fetching the rest pays: `usable` tokens then, and
+// seconds to fetch them. Out: [usable, fetch][num]. Returns for how many it pays.
+int64_t baton_fetches(const BatonLender* lender, const double* tokens, int64_t num, double* out) {
+  const BatonLender a = *lender;
+  int64_t num_paid = 0;
+  for (int64_t place = 0; place < num; place++) {
+    const double num_more = a.num_held - tokens[place];
+    const double fetch_s = a.latency_s + std::max(num_more, 0.0) * a.token_bytes / a.bytes_per_s;
+    const bool pays = num_more >= a.min_tokens && num_more / a.tokens_per_s >= a.clearly * fetch_s;
+    out[place] = pays ? a.num_held : tokens[place];
+    out[num + place] = pays ? fetch_s : 0.0;
+    num_paid += pays;
+  }
+  return num_paid;
 }
 
 }

@@ -5,13 +5,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "columns.h"
+
 namespace {
 
-// Rows of `numbers`, as router/table/columns.py has them.
-enum Column {
-  NEXT_FREE, OLDEST_ENDS, TOLD_UNTIL, RECENT, NUM_RECENT, NUM_OPEN, NUM_OPEN_TOKENS, NUM_OPEN_BLOCKS, CREDIT,
-  NUM_RUNNING, LINE, NUM_WAITING, NUM_ONGOING, STEP, TOKEN, PAIR, MAX_CHUNK, RATE
-};
+using namespace baton;
 
 // Piecewise linear between (ends, sums), which begin at 0; what is behind the last end has its sum.
 double interpolated(double x, const double* ends, const double* sums, int64_t num_ends) {
@@ -73,10 +71,8 @@ void baton_cost_terms(const BatonAsked* asked, const double* numbers, int64_t st
   }
   for (int64_t i = 0; i < num; i++) {
     const int64_t row = places ? places[i] : i;
-    const double overdue_s = -std::min(of(OLDEST_ENDS, row) - a.now + a.late_s, 0.0);
-    const double left_s = std::max(of(NEXT_FREE, row) - a.now, 0.0) + overdue_s;
     double num_harmed = of(NUM_RUNNING, row);
-    wait_s[i] = std::max(left_s, of(TOLD_UNTIL, row) - a.now);
+    wait_s[i] = busy_s(numbers, stride, row, a.now, a.late_s);
     if (num_line) {
       wait_s[i] += ahead_s[size_t(row)];
       num_harmed += of(NUM_WAITING, row) - num_ahead[size_t(row)];
