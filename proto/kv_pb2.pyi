@@ -347,16 +347,16 @@ class KvPiece(message.Message):
     """index within the prompt, not within any pool"""
     data: builtins.bytes
     """[planes][blocks][KV heads] units, as the sender stores them"""
+    checksums: builtins.bytes
+    """XXH3-64 of each (plane, block, head), in the order of data, 8 bytes each, the lowest first: the
+    bytes of a packed `repeated fixed64`, which older peers take it for.
+    """
     ticket: builtins.bytes
     """where data is empty: the transport's way to the bytes"""
     num_blocks: builtins.int
     """of each plane"""
     num_planes: builtins.int
     """from `plane` on; 0, as older peers say, is 1"""
-    @builtins.property
-    def checksums(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
-        """XXH3-64 of each (plane, block, head), in the order of data"""
-
     def __init__(
         self,
         *,
@@ -366,7 +366,7 @@ class KvPiece(message.Message):
         plane: builtins.int = ...,
         first_block: builtins.int = ...,
         data: builtins.bytes = ...,
-        checksums: abc.Iterable[builtins.int] | None = ...,
+        checksums: builtins.bytes = ...,
         ticket: builtins.bytes = ...,
         num_blocks: builtins.int = ...,
         num_planes: builtins.int = ...,

@@ -51,15 +51,16 @@ def is_compiled() -> bool:
     return library() is not None
 
 
-def checksums(parts: Parts, unit_bytes: int) -> list[int]:
-    """The checksums of the units of all parts; only where `is_compiled`.
+def checksums(parts: Parts, unit_bytes: int) -> bytes:
+    """The checksums of the units of all parts, 8 bytes each, the lowest first; only where
+    `is_compiled`.
 
     Raises ValueError for a part that is not some units long.
     """
     return cpu.checksums(parts, unit_bytes)
 
 
-def copy_checksums(sources: Parts, targets: Parts, unit_bytes: int) -> list[int]:
+def copy_checksums(sources: Parts, targets: Parts, unit_bytes: int) -> bytes:
     """Copy each source to its target, in one pass over memory; only where `is_compiled`.
 
     The checksums are the targets': a source may be memory that another process writes to.
@@ -76,9 +77,9 @@ def device_checksums(units: Tensor) -> Tensor:
 
         return on_gpu(units)
     if is_compiled():
-        sums = cpu.tensor_checksums(units.contiguous())
-    else:
-        sums = [reference(bytes(unit.tolist())) for unit in units]
+        packed = bytearray(cpu.tensor_checksums(units.contiguous()))
+        return torch.frombuffer(packed, dtype=torch.int64)
+    sums = [reference(bytes(unit.tolist())) for unit in units]
     return torch.tensor([signed(each) for each in sums], dtype=torch.int64)
 
 

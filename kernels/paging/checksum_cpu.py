@@ -48,14 +48,14 @@ _release.argtypes = (ctypes.c_void_p,)
 _release.restype = None
 
 
-def checksums(parts: Parts, unit_bytes: int) -> list[int]:
+def checksums(parts: Parts, unit_bytes: int) -> bytes:
     """Raises BufferError for a part that is not contiguous."""
     with _Looks() as looks:
         addresses, sizes = looks.at(parts, _CONTIGUOUS)
         return _run(addresses, [0] * len(sizes), sizes, unit_bytes)
 
 
-def copy_checksums(sources: Parts, targets: Parts, unit_bytes: int) -> list[int]:
+def copy_checksums(sources: Parts, targets: Parts, unit_bytes: int) -> bytes:
     """Raises BufferError for a target that cannot be written."""
     with _Looks() as looks:
         addresses, sizes = looks.at(targets, _WRITABLE)
@@ -68,7 +68,7 @@ def copy_checksums(sources: Parts, targets: Parts, unit_bytes: int) -> list[int]
         return _run(addresses, source_addresses, sizes, unit_bytes)
 
 
-def tensor_checksums(units: Tensor) -> list[int]:
+def tensor_checksums(units: Tensor) -> bytes:
     """The checksums of units, uint8 [U, unit bytes], contiguous."""
     return _run([units.data_ptr()], [0], [units.nbytes], units.shape[1])
 
@@ -122,16 +122,16 @@ class _Looks:
 
 def _run(
     addresses: Sequence[int], sources: Sequence[int], sizes: Sequence[int], unit_bytes: int
-) -> list[int]:
+) -> bytes:
     """Checksums of what is at `addresses`, copied there first where its source is not 0."""
     if any(size % unit_bytes for size in set(sizes)):
         raise ValueError(f"memory to be cut into units of {unit_bytes} bytes is no multiple")
     parts = array("q", bytes(3 * _WORD_BYTES * len(sizes)))  # `Part` of source/paging/checksum.cpp
     parts[0::3], parts[1::3] = array("q", addresses), array("q", sources)
     parts[2::3] = array("q", [size // unit_bytes for size in sizes])
-    sums = array("Q", bytes(_WORD_BYTES * sum(parts[2::3])))
-    _function()(parts.buffer_info()[0], len(sizes), unit_bytes, sums.buffer_info()[0])
-    return sums.tolist()
+    sums = ctypes.create_string_buffer(_WORD_BYTES * sum(parts[2::3]))
+    _function()(parts.buffer_info()[0], len(sizes), unit_bytes, ctypes.addressof(sums))
+    return sums.raw
 
 
 @cache

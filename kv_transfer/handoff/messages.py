@@ -79,8 +79,8 @@ class KvPiece:
     first_block: int
     views: Sequence[memoryview]
     """Views by plane and block: [KV heads][2][block size][head dim] as bytes."""
-    checksums: tuple[int, ...]
-    """XXH3-64 of each (plane, block, head), in the order of the views."""
+    checksums: bytes
+    """XXH3-64 of each (plane, block, head), in the order of the views, as in `integrity`."""
     release: Callable[[], None] = _nothing_to_release
     executor: Executor | None = None
     """Threads that may wait for bytes that have yet to come; None: they are there."""

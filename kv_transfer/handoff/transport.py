@@ -36,8 +36,8 @@ class LentPiece:
     """Views by plane and block: [KV heads][2][block size][head dim] as bytes."""
     blocks: tuple[int, ...]
     """Their numbers in P's pool, for a D that reads P's memory by itself."""
-    checksums: tuple[int, ...]
-    """XXH3-64 of each (plane, block, head), in the order of the views."""
+    checksums: bytes
+    """XXH3-64 of each (plane, block, head), in the order of the views, as in `integrity`."""
     give_back: Callable[[], None]
     """The views will not be read again. Once, or more often; from any thread."""
     block_offset: int = 0

@@ -3,6 +3,9 @@
 A unit is K and V of one block and one head, or its latents, contiguous in every layout, so a
 checksum stays valid however blocks are grouped into pieces. It guards against broken memory, links
 and software, not against an attacker.
+
+    checksums   8 bytes for each unit, the lowest first, end to end: as they are computed, as they
+                travel, and as they are compared. None of them is a number of Python's on the way
 """
 
 from __future__ import annotations
@@ -16,29 +19,31 @@ from baton.core.block_views import num_bytes_of
 from baton.kernels.paging import checksum
 from baton.kernels.paging.checksum import Buffer
 
+CHECKSUM_BYTES = 8
 
-def unit_checksums(data: Buffer, unit_bytes: int) -> tuple[int, ...]:
+
+def unit_checksums(data: Buffer, unit_bytes: int) -> bytes:
     """The checksum of each unit of `data`, whose length is a multiple of `unit_bytes`."""
     return checksums_of((data,), unit_bytes)
 
 
-def checksums_of(parts: Sequence[Buffer], unit_bytes: int) -> tuple[int, ...]:
+def checksums_of(parts: Sequence[Buffer], unit_bytes: int) -> bytes:
     """The checksums of the units of several parts, one after the other."""
     if checksum.is_compiled():
-        return tuple(checksum.checksums(parts, unit_bytes))
-    return tuple([each for part in parts for each in _digests(memoryview(part), unit_bytes)])
+        return checksum.checksums(parts, unit_bytes)
+    return b"".join([_digests(memoryview(part), unit_bytes) for part in parts])
 
 
 def copied_checksums(
     sources: Sequence[Buffer], targets: Sequence[memoryview], unit_bytes: int
-) -> tuple[int, ...]:
+) -> bytes:
     """Copy each source to the target of its length; the checksums are of the targets' units.
 
     What comes from memory that another process can write to may change while it is read: only the
     copy stays as it was verified.
     """
     if checksum.is_compiled():
-        return tuple(checksum.copy_checksums(sources, targets, unit_bytes))
+        return checksum.copy_checksums(sources, targets, unit_bytes)
     for source, target in zip(sources, targets, strict=True):
         target[:] = source
     return checksums_of(targets, unit_bytes)
@@ -46,7 +51,7 @@ def copied_checksums(
 
 def copied_together(
     copies: Sequence[tuple[Sequence[memoryview], Sequence[memoryview]]], unit_bytes: int
-) -> list[tuple[int, ...]]:
+) -> list[bytes]:
     """As `copied_checksums` of each (sources, targets), in one call where it is compiled."""
     if not checksum.is_compiled():
         return [copied_checksums(sources, targets, unit_bytes) for sources, targets in copies]
@@ -55,41 +60,32 @@ def copied_together(
     return _cut(sums, targets, unit_bytes)
 
 
-def checksums_together(
-    groups: Sequence[Sequence[memoryview]], unit_bytes: int
-) -> list[tuple[int, ...]]:
+def checksums_together(groups: Sequence[Sequence[memoryview]], unit_bytes: int) -> list[bytes]:
     """As `checksums_of` each of the groups, in one call where it is compiled."""
     if not checksum.is_compiled():
         return [checksums_of(group, unit_bytes) for group in groups]
     return _cut(checksum.checksums(groups, unit_bytes), groups, unit_bytes)
 
 
-def _cut(
-    checksums: Sequence[int], groups: Sequence[Sequence[memoryview]], unit_bytes: int
-) -> list[tuple[int, ...]]:
+def _cut(checksums: bytes, groups: Sequence[Sequence[memoryview]], unit_bytes: int) -> list[bytes]:
     """The checksums of all groups, by group."""
-    found: list[tuple[int, ...]] = []
+    found: list[bytes] = []
     start = 0
     for group in groups:
-        stop = start + num_bytes_of(group) // unit_bytes
-        found.append(tuple(checksums[start:stop]))
+        stop = start + num_bytes_of(group) // unit_bytes * CHECKSUM_BYTES
+        found.append(checksums[start:stop])
         start = stop
     return found
 
 
-def _digests(view: memoryview, unit_bytes: int) -> list[int]:
+def _digests(view: memoryview, unit_bytes: int) -> bytes:
     starts, digest = range(0, len(view), unit_bytes), xxhash.xxh3_64_intdigest
-    return [digest(view[start : start + unit_bytes]) for start in starts]
+    digests = [digest(view[start : start + unit_bytes]) for start in starts]
+    return struct.pack(f"<{len(digests)}Q", *digests)
 
 
-def combined_checksums(checksums: tuple[int, ...], num_each: int) -> tuple[int, ...]:
-    """The combined checksum of each so many, one after the other."""
-    if num_each == 1:
-        return checksums
-    packed = struct.pack(f"<{len(checksums)}Q", *checksums)
-    return unit_checksums(packed, 8 * num_each)
-
-
-def combined_checksum(checksums: tuple[int, ...]) -> int:
-    """One number that stands for several checksums, to remember and compare later."""
-    return int(xxhash.xxh3_64_intdigest(b"".join([c.to_bytes(8, "little") for c in checksums])))
+def combined_checksums(checksums: bytes, num_each: int) -> tuple[int, ...]:
+    """The combined checksum of each so many, one after the other, as numbers."""
+    if num_each > 1:
+        checksums = unit_checksums(checksums, CHECKSUM_BYTES * num_each)
+    return struct.unpack(f"<{len(checksums) // CHECKSUM_BYTES}Q", checksums)

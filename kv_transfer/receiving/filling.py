@@ -15,7 +15,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import NoReturn
 
 from baton.core.block_views import chosen, sizes_of
@@ -31,7 +30,7 @@ from baton.kv_transfer.handoff.lease import (
 from baton.kv_transfer.handoff.messages import KvPiece
 from baton.kv_transfer.handoff.reservation import Reservation, ReservedStream
 from baton.kv_transfer.handoff.slots import Slots
-from baton.kv_transfer.layouts.integrity import combined_checksums
+from baton.kv_transfer.layouts.integrity import CHECKSUM_BYTES, combined_checksums
 from baton.kv_transfer.layouts.plan import BlockPlacement
 
 
@@ -84,14 +83,13 @@ class Fill:
             return self.piece.views
         return chosen(self.piece.views, self._positions(blocks))
 
-    def checksums(self, blocks: Sequence[int]) -> tuple[int, ...]:
+    def checksums(self, blocks: Sequence[int]) -> bytes:
         """Checksums by plane, block and head, as the sender computed them."""
         if len(blocks) == self.piece.num_blocks:
             return self.piece.checksums
-        num_heads = self.placement.arriving.num_kv_heads
-        starts = [position * num_heads for position in self._positions(blocks)]
-        of_blocks = [self.piece.checksums[start : start + num_heads] for start in starts]
-        return tuple(chain.from_iterable(of_blocks))
+        size = CHECKSUM_BYTES * self.placement.arriving.num_kv_heads
+        starts = [position * size for position in self._positions(blocks)]
+        return b"".join([self.piece.checksums[start : start + size] for start in starts])
 
     @property
     def num_duplicates(self) -> int:
@@ -260,12 +258,12 @@ class Filling:
         has_other_size = sizes_of(piece.views) != {layout.layer_block_bytes} or num_views % len(
             wanted_planes
         )
-        num_checksums = num_views * layout.num_kv_heads
+        checksum_bytes = CHECKSUM_BYTES * num_views * layout.num_kv_heads
         if not 0 <= piece.first_block <= stop <= stream.blocks.stop:
             self._refuse(piece, f"{num_blocks} blocks from {piece.first_block} are out of range")
-        if not num_blocks or has_other_size or len(piece.checksums) != num_checksums:
+        if not num_blocks or has_other_size or len(piece.checksums) != checksum_bytes:
             wanted = range(max(piece.first_block, stream.blocks.start), stop)
-            what = f"{piece.num_bytes} bytes, {len(piece.checksums)} checksums"
+            what = f"{piece.num_bytes} bytes, {len(piece.checksums)} of checksums"
             self._refuse(piece, what, wanted)
 
     def _refuse(self, piece: KvPiece, what: str, blocks: range = range(0)) -> NoReturn:
@@ -285,5 +283,6 @@ class Filling:
 def _by_plane(piece: KvPiece) -> list[tuple[int, ...]]:
     """One checksum a block."""
     num_blocks = piece.num_blocks
-    found = combined_checksums(piece.checksums, len(piece.checksums) // len(piece.views))
+    num_each = len(piece.checksums) // (CHECKSUM_BYTES * len(piece.views))
+    found = combined_checksums(piece.checksums, num_each)
     return [found[at : at + num_blocks] for at in range(0, len(found), num_blocks)]

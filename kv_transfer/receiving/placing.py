@@ -17,7 +17,12 @@ from typing import NamedTuple
 
 from baton.core.block_views import ArrivingBlocks, BlockViews, joined, part_of
 from baton.kv_transfer.layouts.convert import converted
-from baton.kv_transfer.layouts.integrity import checksums_of, copied_checksums, copied_together
+from baton.kv_transfer.layouts.integrity import (
+    CHECKSUM_BYTES,
+    checksums_of,
+    copied_checksums,
+    copied_together,
+)
 from baton.kv_transfer.receiving.filling import Fill
 
 
@@ -118,9 +123,7 @@ def _regroup(fill: Fill, block: int, own: memoryview) -> None:
         fill.targets.write(copy.block, plane, copy.target, part)
 
 
-def _written(
-    views: Sequence[memoryview], targets: Sequence[memoryview], unit_bytes: int
-) -> tuple[int, ...]:
+def _written(views: Sequence[memoryview], targets: Sequence[memoryview], unit_bytes: int) -> bytes:
     """Write what is there, or comes, to the targets; the checksums of their units."""
     if not isinstance(views, ArrivingBlocks):
         return copied_checksums(views, targets, unit_bytes)
@@ -140,7 +143,7 @@ def _copy(fill: Fill, block: int, target: memoryview) -> list[Unit]:
     return _compared(fill, (block,), actual).get(0, [])
 
 
-def _compared(fill: Fill, blocks: Sequence[int], actual: tuple[int, ...]) -> dict[int, list[Unit]]:
+def _compared(fill: Fill, blocks: Sequence[int], actual: bytes) -> dict[int, list[Unit]]:
     """The units that are not what their sender computed, by the position of their block: first the
     blocks of the first plane, and so on."""
     expected = fill.checksums(blocks)
@@ -148,9 +151,11 @@ def _compared(fill: Fill, blocks: Sequence[int], actual: tuple[int, ...]) -> dic
         return {}
     bad: dict[int, list[Unit]] = {}
     num_heads = fill.placement.arriving.num_kv_heads
-    for index, (got, wanted) in enumerate(zip(actual, expected, strict=True)):
-        if got != wanted:
-            position, head = divmod(index, num_heads)
+    assert len(actual) == len(expected), "checked when the fill was begun"
+    for start in range(0, len(actual), CHECKSUM_BYTES):
+        stop = start + CHECKSUM_BYTES
+        if actual[start:stop] != expected[start:stop]:
+            position, head = divmod(start // CHECKSUM_BYTES, num_heads)
             unit = Unit(blocks[position % len(blocks)], head)
             bad.setdefault(position, []).append(unit)
     return bad

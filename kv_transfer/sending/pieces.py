@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, compress, pairwise
+from math import ceil
 from operator import lt
 from typing import Protocol
 
@@ -236,18 +237,30 @@ class Contents:
 
     views: Sequence[memoryview]
     """Views of the heads that travel, by plane and block, [heads] units as bytes."""
-    checksums: tuple[int, ...]
+    checksums: bytes
     """The checksum of each (plane, block, head), in the order of the views."""
 
 
-def cuts(reading: BlockRead, max_piece_bytes: int) -> Iterator[Cut]:
-    """The pieces to make of a reading: each at most `max_piece_bytes` long, or one block."""
-    num_blocks = max(1, max_piece_bytes // reading.heads.layout.layer_block_bytes)
-    num_planes = max(1, num_blocks // len(reading.blocks))
-    for first in range(0, len(reading.sources), num_planes):
-        planes = range(first, min(first + num_planes, len(reading.sources)))
-        for start in range(0, len(reading.blocks), num_blocks):
-            yield Cut(reading, planes, start, min(start + num_blocks, len(reading.blocks)))
+def cuts(reading: BlockRead, max_piece_bytes: Callable[[], int]) -> Iterator[Cut]:
+    """The pieces to make of a reading: whole planes, or part of one.
+
+    `max_piece_bytes` is asked for the length of each; one block may be longer.
+    """
+    num_planes, num_blocks = len(reading.sources), len(reading.blocks)
+    block_bytes = reading.heads.layout.layer_block_bytes
+    plane = start = 0
+    while plane < num_planes:
+        most, left = max(1, max_piece_bytes() // block_bytes), num_blocks - start
+        if not start and most >= num_blocks:
+            planes = range(plane, min(plane + most // num_blocks, num_planes))
+            yield Cut(reading, planes, 0, num_blocks)
+            plane = planes.stop
+            continue
+        size = ceil(left / ceil(left / most))  # about equally long: none is left over
+        yield Cut(reading, range(plane, plane + 1), start, start + size)
+        start += size
+        if start == num_blocks:
+            plane, start = plane + 1, 0
 
 
 def read(cut: Cut) -> Contents:

@@ -96,7 +96,7 @@ class ReadAhead:
         self._hashing = hashing
         self._max_piece_bytes = max_piece_bytes
         self._num_bytes = 0
-        """Bytes of all readings that were begun."""
+        """Bytes of all pieces that were cut."""
         self._room = asyncio.Semaphore(MAX_AHEAD)
         self._shelf: asyncio.Queue[_Batch | BaseException | None] = asyncio.Queue()
         self._is_closed = False
@@ -151,11 +151,15 @@ class ReadAhead:
         return batch
 
     def _shares(self, reading: BlockRead) -> list[_Share]:
-        piece_bytes = max(BATCH_BYTES, self._num_bytes // GROWTH)
-        found = list(cuts(reading, min(self._max_piece_bytes, piece_bytes)))
-        self._num_bytes += sum(cut.num_bytes for cut in found)
+        found: list[Cut] = []
+        for cut in cuts(reading, self._piece_bytes):
+            found.append(cut)
+            self._num_bytes += cut.num_bytes
         loan = _Loan(len(found), lambda: self._source.end(reading))
         return [_Share(cut, _once(loan.give_back)) for cut in found]
+
+    def _piece_bytes(self) -> int:
+        return min(self._max_piece_bytes, max(BATCH_BYTES, self._num_bytes // GROWTH))
 
     def _produced(self, producing: asyncio.Task[None]) -> None:
         """Note that producing has ended, or failed, or has no listener any more."""

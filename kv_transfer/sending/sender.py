@@ -53,7 +53,7 @@ _OUTCOMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderConfig:
-    max_blocks_per_read: int = 512
+    max_blocks_per_read: int = 8192
     """Blocks of all planes together: bounds what one stream begins at once."""
     max_remembered: int = 4096
     """Transfers that are over but whose outcome a peer may still ask for."""

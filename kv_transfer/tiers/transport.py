@@ -100,7 +100,7 @@ class TierTransport:
                 plane=plane,
                 first_block=block,
                 views=tuple(view for view, _ in parts),
-                checksums=tuple(checksum for _, checksums in parts for checksum in checksums),
+                checksums=b"".join([checksums for _, checksums in parts]),
                 transport=batch.tier,
             )
 

@@ -28,7 +28,7 @@ import xxhash
 from baton.core.block_hash import DIGEST_BYTES
 from baton.core.errors import CorruptPiece
 from baton.core.kv_layout import KvLayout
-from baton.kv_transfer.layouts.integrity import unit_checksums
+from baton.kv_transfer.layouts.integrity import CHECKSUM_BYTES, unit_checksums
 
 MAGIC = b"BATON-KV"
 VERSION = 1
@@ -42,12 +42,13 @@ _CHECKSUM = struct.Struct("<Q")
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRecord:
     name: bytes
-    checksums: tuple[int, ...]
+    checksums: bytes
+    """As in `integrity`."""
     payload: memoryview
 
     @property
     def num_bytes(self) -> int:
-        return self.payload.nbytes + _CHECKSUM.size * len(self.checksums)
+        return self.payload.nbytes + len(self.checksums)
 
 
 class RecordFormat:
@@ -63,7 +64,7 @@ class RecordFormat:
     @property
     def record_bytes(self) -> int:
         """The bytes of one block in memory, its checksums included."""
-        return self.layout.block_bytes + _CHECKSUM.size * self.num_checksums
+        return self.layout.block_bytes + CHECKSUM_BYTES * self.num_checksums
 
     @property
     def file_bytes(self) -> int:
@@ -90,9 +91,10 @@ class RecordFormat:
 
     def encode(self, record: BlockRecord) -> tuple[bytes, memoryview]:
         """The header and the payload."""
-        header = _FIXED.pack(
+        fixed = _FIXED.pack(
             MAGIC, VERSION, self.num_checksums, record.name, self.digest, record.payload.nbytes
-        ) + struct.pack(f"<{self.num_checksums}Q", *record.checksums)
+        )
+        header = fixed + record.checksums
         return header + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(header)), record.payload
 
     def decode(self, data: bytes | bytearray, name: bytes) -> BlockRecord:
@@ -107,26 +109,25 @@ class RecordFormat:
         ours = (MAGIC, VERSION, self.num_checksums, name, self.digest, payload.nbytes)
         if _FIXED.unpack(header[: _FIXED.size]) != ours:
             raise CorruptPiece("its header is of another format, layout or block")
-        checksums = struct.unpack(f"<{self.num_checksums}Q", header[_FIXED.size : -_CHECKSUM.size])
+        checksums = bytes(header[_FIXED.size : -_CHECKSUM.size])
         record = BlockRecord(name, checksums, payload)
         if not self.is_whole(record):
             raise CorruptPiece("its bytes do not match their checksums")
         return record
 
-    def planes(self, record: BlockRecord) -> Iterator[tuple[memoryview, tuple[int, ...]]]:
+    def planes(self, record: BlockRecord) -> Iterator[tuple[memoryview, bytes]]:
         """The bytes of each, and the checksums of its units."""
         first = 0
         for plane, data in zip(self.layout.planes, self._split(record.payload), strict=True):
-            yield data, record.checksums[first : first + plane.num_kv_heads]
-            first += plane.num_kv_heads
+            stop = first + CHECKSUM_BYTES * plane.num_kv_heads
+            yield data, record.checksums[first:stop]
+            first = stop
 
-    def _checksums(self, payload: memoryview) -> tuple[int, ...]:
+    def _checksums(self, payload: memoryview) -> bytes:
         if self._is_even:
             return unit_checksums(payload, self.layout.unit_bytes)
         parts = zip(self._split(payload), self.layout.planes, strict=True)
-        return tuple(
-            checksum for part, plane in parts for checksum in unit_checksums(part, plane.unit_bytes)
-        )
+        return b"".join([unit_checksums(part, plane.unit_bytes) for part, plane in parts])
 
     def _split(self, payload: memoryview) -> Iterator[memoryview]:
         start = 0

@@ -205,11 +205,11 @@ async def _read(piece: KvPiece, unit_bytes: int) -> None:
         raise CorruptPiece("a probe arrived with other bytes than were sent")
 
 
-def _copied_checksums(views: Sequence[memoryview], unit_bytes: int) -> tuple[int, ...]:
+def _copied_checksums(views: Sequence[memoryview], unit_bytes: int) -> bytes:
     if isinstance(views, ArrivingBlocks):
         return checksums_of(list(views), unit_bytes)  # they come into memory of our own
-    sums: list[int] = []
+    sums = b""
     for view in views:
         own = memoryview(bytearray(view.nbytes))
         sums += copied_checksums((view,), (own,), unit_bytes)
-    return tuple(sums)
+    return sums

@@ -83,7 +83,7 @@ class Announced:
             num_planes=self.num_planes,
             first_block=message.first_block,
             views=views,
-            checksums=tuple(message.checksums),
+            checksums=message.checksums,
             release=self.take,
         )
 

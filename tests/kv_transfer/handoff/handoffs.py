@@ -149,7 +149,7 @@ class Handoffs:
     def copy(self, pick: int, which: int) -> None:
         """A worker thread gets round to copying; the transfer may be over by now."""
         for handoff, reading in picked(self.readings, pick):
-            for cut in picked(list(cuts(reading, (1, 128, 1 << 20)[pick % 3])), which):
+            for cut in picked(list(cuts(reading, lambda: (1, 128, 1 << 20)[pick % 3])), which):
                 piece = copied(cut)
                 for each in piece.by_plane():
                     for block, view in enumerate(each.views, each.first_block):
@@ -185,7 +185,7 @@ class Handoffs:
             except (UnknownTransfer, TransferAborted):
                 self.d.receiver.abort(handoff.transfer_id, AbortReason.FAILED)
                 continue
-            pieces = [copied(cut) for reading in readings for cut in cuts(reading, 128)]
+            pieces = [copied(cut) for reading in readings for cut in cuts(reading, lambda: 128)]
             for reading in readings:
                 self.p.sender.end_read(reading)
             self.network += pieces if which % 4 == 0 else pieces[: which % 3]

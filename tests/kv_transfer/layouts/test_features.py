@@ -91,7 +91,7 @@ def test_tiers_tell_blocks_with_features_from_others() -> None:
 
     *_, (features, checksums) = format_.planes(record)
 
-    assert (features.nbytes, len(checksums)) == (WITH.planes[-1].layer_block_bytes, 1)
+    assert (features.nbytes, len(checksums)) == (WITH.planes[-1].layer_block_bytes, 8)
     assert layout_digest(WITH) != layout_digest(LAYOUT)
 
 

@@ -57,7 +57,7 @@ def piece_of(
     )
 
 
-def checksums_of(views: Sequence[memoryview]) -> tuple[int, ...]:
+def checksums_of(views: Sequence[memoryview]) -> bytes:
     return unit_checksums(b"".join(views), LAYOUT.unit_bytes)
 
 
@@ -194,8 +194,8 @@ def malformed() -> Iterator[tuple[str, KvPiece]]:
     good = piece_of(decode, 0)
     size = LAYOUT.layer_block_bytes
     yield "short", replace(good, views=(*good.views[:-1], good.views[-1][:-1]))
-    yield "empty", replace(good, views=(), checksums=())
-    yield "checksum missing", replace(good, checksums=good.checksums[1:])
+    yield "empty", replace(good, views=(), checksums=b"")
+    yield "checksum missing", replace(good, checksums=good.checksums[8:])
     yield "beyond the prompt", replace(good, first_block=1)
     yield "before the prompt", replace(good, first_block=-1)
     yield "too many blocks", resealed(good, *map(bytes, good.views), bytes(size))

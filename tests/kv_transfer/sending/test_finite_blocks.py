@@ -46,7 +46,7 @@ def test_bytes_that_were_refused_do_not_stay_in_the_block() -> None:
     decode.reserve(prefill.sender.epoch)
     prefill.compute()
     stream = prefill.sender.open(opening(prefill, decode))
-    [cut, *_] = cuts(prefill.sender.begin_read(stream)[0], LAYOUT.layer_block_bytes)
+    [cut, *_] = cuts(prefill.sender.begin_read(stream)[0], lambda: LAYOUT.layer_block_bytes)
     bad = NAN * (LAYOUT.layer_block_bytes // len(NAN))
     piece = replace(copied(cut), views=(memoryview(bad),))
 

@@ -97,7 +97,7 @@ class PreparedSide:
             first_block=number,
             views=(memoryview(bytes([number % 256]) * self.piece_bytes),),
             blocks=(number,),
-            checksums=(1, 2),
+            checksums=bytes(16),
             give_back=give_back,
         )
 

@@ -50,7 +50,7 @@ class Orderly:
                 plane=0,
                 first_block=number,
                 views=(memoryview(bytes([number]) * 8), memoryview(bytes([number]) * 8)),
-                checksums=(number,),
+                checksums=number.to_bytes(8, "little"),
                 release=lambda number=number: self.released.append(number),  # type: ignore[misc]
             )
 

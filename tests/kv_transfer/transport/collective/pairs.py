@@ -38,7 +38,7 @@ def a_piece(*blocks: bytes) -> LentPiece:
         first_block=0,
         views=tuple(memoryview(block) for block in blocks),
         blocks=tuple(range(len(blocks))),
-        checksums=(),
+        checksums=b"",
         give_back=lambda: None,
     )
 

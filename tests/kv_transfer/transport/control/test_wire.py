@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from contextlib import suppress
 
 import pytest
@@ -26,7 +27,7 @@ def lent(layer: int, first_block: int, views: list[bytes], checksums: list[int])
         first_block=first_block,
         views=tuple(map(memoryview, views)),
         blocks=tuple(range(len(views))),
-        checksums=tuple(checksums),
+        checksums=struct.pack(f"<{len(checksums)}Q", *checksums),
         give_back=lambda: None,
     )
 
@@ -47,7 +48,7 @@ def test_what_is_written_is_read_here_and_by_protobuf(
 
     assert bytes(data) == b"".join(views)
     assert (header.plane, header.first_block, header.num_blocks) == (layer, first_block, len(views))
-    assert (header.sender_epoch, list(header.checksums)) == (piece.sender_epoch, checksums)
+    assert (header.sender_epoch, header.checksums) == (piece.sender_epoch, piece.checksums)
     [whole] = pb.KvPieces.FromString(message).pieces
     assert whole.data == data
     whole.ClearField("data")

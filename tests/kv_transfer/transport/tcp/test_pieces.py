@@ -94,7 +94,7 @@ def a_piece(give_back: Callable[[], None]) -> LentPiece:
         first_block=0,
         views=(memoryview(bytes(8)),),
         blocks=(0,),
-        checksums=(1,),
+        checksums=bytes(8),
         give_back=give_back,
     )
 
