@@ -196,7 +196,7 @@ class Scheduler:
         """Set the lineup if each request that runs has its chunk, and with it blocks for the next
         token."""
         requests = [chunk.request for chunk in chunks]
-        if requests == self._running and all(map(Lineup.fits, requests)):
+        if requests and requests == self._running and all(map(Lineup.fits, requests)):
             self._lineup = Lineup(self._running, self.pool)
             self._lineup_chunks = chunks
 

@@ -208,6 +208,20 @@ def test_somebody_who_comes_is_taken_in_after_the_pass_in_flight() -> None:
     assert second.output == echo_output(second.prompt, 9, VOCAB)
 
 
+def test_no_pass_is_launched_while_transfers_hold_the_blocks_and_nobody_runs() -> None:
+    engine, runner = late_engine(num_blocks=4)
+    lease = Holder(HolderKind.LEASE, "transfer")
+    engine.pool.reserve(lease, range(100, 100 + 4 * BLOCK_SIZE), b"")
+    engine.add(make_request(prompt=range(7), max_tokens=3))
+
+    report = engine.step()
+
+    assert report.is_stalled and not runner.num_launched
+    engine.pool.release(lease)
+    run(engine)
+    assert runner.num_launched == 3
+
+
 def test_blocks_that_are_shared_are_not_written_to_until_the_next_step() -> None:
     """As when a request moves to another replica."""
     engine, runner = late_engine()
