@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from baton.client.async_stream import AsyncStream
+from baton.client.async_stream import AsyncStream, noting_closed
 from baton.client.calls import HEALTH_TIMEOUT_S, SERVICE, Calls, UnaryCall
 from baton.client.connection import CHANNEL_OPTIONS, ClientOptions, connection_to
 from baton.client.errors import from_rpc_error
@@ -127,9 +127,10 @@ class AsyncBatonClient:
     async def health(self) -> bool:
         """Whether the server can take a request now. Raises Unavailable if it cannot be reached."""
         try:
-            response = await self._health.Check(
-                health_pb2.HealthCheckRequest(service=SERVICE), timeout=HEALTH_TIMEOUT_S
-            )
+            with noting_closed():
+                response = await self._health.Check(
+                    health_pb2.HealthCheckRequest(service=SERVICE), timeout=HEALTH_TIMEOUT_S
+                )
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
@@ -138,12 +139,12 @@ class AsyncBatonClient:
         attempts = self._calls.attempts(call.timeout_s)
         while True:
             try:
-                return call.read(
-                    await getattr(self._stub, call.method)(
+                with noting_closed():
+                    response = await getattr(self._stub, call.method)(
                         call.request,
                         timeout=attempts.time_left_s,
                         metadata=self._connection.metadata,
                     )
-                )
+                return call.read(response)
             except grpc.RpcError as error:
                 await asyncio.sleep(attempts.delay_s_after(from_rpc_error(error)))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -13,7 +13,7 @@ import grpc.aio
 
 from baton.client.calls import END_TIMEOUT_S, StreamCall
 from baton.client.connection import Connection
-from baton.client.errors import from_rpc_error
+from baton.client.errors import RequestCancelled, client_closed, from_rpc_error
 from baton.client.retry import Attempts
 from baton.client.stream_progress import StreamProgress
 from baton.proto import inference_pb2 as pb
@@ -60,7 +60,12 @@ class AsyncStream(Generic[D, T]):
     async def __anext__(self) -> D:
         while not self._is_closed:
             try:
-                response = await self._responses.read()
+                with noting_closed():
+                    response = await self._responses.read()
+            except RequestCancelled:
+                if not self._is_closed:  # the client has been closed, not the stream
+                    self._is_closed = True
+                    raise
             except grpc.RpcError as error:
                 await self._go_on_after(error)
             else:
@@ -92,22 +97,26 @@ class AsyncStream(Generic[D, T]):
 
     async def _go_on_after(self, error: grpc.RpcError) -> None:
         """Call again after a wait, or raise `error` if that is not worth it, or not safe."""
+        if self._is_closed:  # by another task, which is why the call has failed
+            return
         try:
             delay_s = self._progress.delay_s_after(from_rpc_error(error))
         except BaseException:
             self._is_closed = True
             raise
         await asyncio.sleep(delay_s)
-        self._responses = self._open()
+        if not self._is_closed:  # by another task
+            self._responses = self._open()
 
     def _open(self) -> _Responses:
         resumption = self._progress.resumption()
         method = self._call.method if resumption is None else self._call.resume_method
-        responses: _Responses = getattr(self._stub, method)(
-            self._call.request if resumption is None else resumption,
-            timeout=self._progress.attempts.time_left_s,
-            metadata=self._metadata,
-        )
+        with noting_closed():
+            responses: _Responses = getattr(self._stub, method)(
+                self._call.request if resumption is None else resumption,
+                timeout=self._progress.attempts.time_left_s,
+                metadata=self._metadata,
+            )
         return responses
 
     async def _end_on_server(self) -> None:
@@ -119,3 +128,17 @@ class AsyncStream(Generic[D, T]):
                 metadata=self._metadata,
             )
             await end.code()  # awaiting `end` itself raises, CancelledError too
+
+
+@contextmanager
+def noting_closed() -> Iterator[None]:
+    """Raise RequestCancelled where gRPC has a call that was cancelled cancel whoever awaits it."""
+    try:
+        yield
+    except grpc.aio.UsageError as error:
+        raise client_closed() from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise client_closed() from error

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.client.calls import HEALTH_TIMEOUT_S, SERVICE, Calls, UnaryCall
 from baton.client.connection import CHANNEL_OPTIONS, ClientOptions, connection_to
-from baton.client.errors import from_rpc_error
+from baton.client.errors import client_closed, from_rpc_error
 from baton.client.options import ChatOptions, EmbedOptions, EstimateOptions, GenerateOptions, Prompt
 from baton.client.requests import ChatMessage
 from baton.client.results import (
@@ -132,12 +132,14 @@ class BatonClient:
         attempts = self._calls.attempts(call.timeout_s)
         while True:
             try:
-                return call.read(
-                    getattr(self._stub, call.method)(
-                        call.request,
-                        timeout=attempts.time_left_s,
-                        metadata=self._connection.metadata,
-                    )
+                response = getattr(self._stub, call.method)(
+                    call.request,
+                    timeout=attempts.time_left_s,
+                    metadata=self._connection.metadata,
                 )
             except grpc.RpcError as error:
                 time.sleep(attempts.delay_s_after(from_rpc_error(error)))
+            except ValueError as error:  # as gRPC says it
+                raise client_closed() from error
+            else:
+                return call.read(response)

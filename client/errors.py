@@ -5,6 +5,7 @@ BatonClientError
 │   ├── ModelNotFound     no such model is served there              NOT_FOUND
 │   └── StreamNotFound    the stream to be resumed is not held       NOT_FOUND
 ├── Unauthenticated       no API key, or an unknown one              UNAUTHENTICATED
+├── Forbidden             not with this API key                      PERMISSION_DENIED
 ├── Overloaded            refused before any work was done           RESOURCE_EXHAUSTED
 ├── Unavailable           the server, or its replicas, are away      UNAVAILABLE
 ├── DeadlineExceeded      `timeout_s` has passed                     DEADLINE_EXCEEDED
@@ -31,11 +32,14 @@ class BatonClientError(Exception):
     """The root of the tree drawn above."""
 
     def __init__(self, message: str, code: grpc.StatusCode, *, reason: str = "") -> None:
-        super().__init__(message)
+        super().__init__(message, code)  # both, or it could not be copied, nor pickled
         self.message = message
         self.code = code
         self.reason = reason
         """The server's stable name for it; empty if the server had no say."""
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class InvalidRequest(BatonClientError):
@@ -54,6 +58,10 @@ class StreamNotFound(InvalidRequest):
 
 class Unauthenticated(BatonClientError):
     """No API key was sent, or one the server does not know."""
+
+
+class Forbidden(BatonClientError):
+    """The server knows the API key, and does not allow it this."""
 
 
 class Overloaded(BatonClientError):
@@ -86,6 +94,7 @@ _KINDS: dict[grpc.StatusCode, type[BatonClientError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.NOT_FOUND: ModelNotFound,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: Forbidden,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
@@ -118,6 +127,11 @@ def invalid_request(message: str, *, field: str) -> InvalidRequest:
 def out_of_time(cause: BatonClientError) -> DeadlineExceeded:
     """The error of a wait that would end after the deadline."""
     return DeadlineExceeded(cause.message, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+def client_closed() -> RequestCancelled:
+    """The error of a call by, or still under way in, a client that has been closed."""
+    return RequestCancelled("the client has been closed", grpc.StatusCode.CANCELLED)
 
 
 def from_rpc_error(error: grpc.RpcError) -> BatonClientError:

@@ -16,6 +16,9 @@ from baton.client.errors import (
     out_of_time,
 )
 
+MAX_TIMEOUT_S = 1e8
+"""Three years. Of much longer limits gRPC makes some that have passed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
@@ -40,10 +43,17 @@ class RetryPolicy:
         """
         if num_failed >= self.max_attempts or not _is_passing(error):
             return None
-        ceiling = min(self.max_delay_s, self.first_delay_s * self.growth ** (num_failed - 1))
+        ceiling = self._ceiling_s(num_failed)
         delay_s = random.uniform(ceiling / 2, ceiling)  # so that many clients do not return as one
         advised_s = error.retry_after_s if isinstance(error, Overloaded) else None
         return max(delay_s, advised_s or 0.0)
+
+    def _ceiling_s(self, num_failed: int) -> float:
+        try:
+            grown_s = self.first_delay_s * self.growth ** (num_failed - 1)
+        except OverflowError:  # who repeats a call for hours comes as far
+            return self.max_delay_s
+        return min(self.max_delay_s, grown_s)
 
 
 class Attempts:
@@ -81,12 +91,12 @@ class Attempts:
 
 
 def checked_timeout_s(timeout_s: float) -> float:
-    """Raises InvalidRequest for what is no time limit."""
+    """The limit, or the longest that gRPC can tell. Raises InvalidRequest for what is none."""
     if not (math.isfinite(timeout_s) and timeout_s > 0):
         raise invalid_request(
             f"timeout_s must be a positive number of seconds, not {timeout_s}", field="timeout_s"
         )
-    return timeout_s
+    return min(timeout_s, MAX_TIMEOUT_S)
 
 
 def _is_passing(error: BatonClientError) -> bool:

@@ -12,7 +12,7 @@ import grpc
 
 from baton.client.calls import END_TIMEOUT_S, StreamCall
 from baton.client.connection import Connection
-from baton.client.errors import from_rpc_error
+from baton.client.errors import client_closed, from_rpc_error
 from baton.client.retry import Attempts
 from baton.client.stream_progress import StreamProgress
 from baton.proto import inference_pb2 as pb
@@ -107,16 +107,22 @@ class Stream(Generic[D, T]):
             self._is_closed = True
             raise
         time.sleep(delay_s)
-        self._responses = self._open()
+        if not self._is_closed:
+            self._responses = self._open()
+        if self._is_closed:  # by another thread, which knew of the failed call alone
+            self._responses.cancel()
 
     def _open(self) -> _Responses:
         resumption = self._progress.resumption()
         method = self._call.method if resumption is None else self._call.resume_method
-        responses: _Responses = getattr(self._stub, method)(
-            self._call.request if resumption is None else resumption,
-            timeout=self._progress.attempts.time_left_s,
-            metadata=self._metadata,
-        )
+        try:
+            responses: _Responses = getattr(self._stub, method)(
+                self._call.request if resumption is None else resumption,
+                timeout=self._progress.attempts.time_left_s,
+                metadata=self._metadata,
+            )
+        except ValueError as error:
+            raise client_closed() from error
         return responses
 
     def _end_on_server(self) -> None:

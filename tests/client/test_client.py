@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 from collections.abc import Iterator
@@ -278,6 +279,7 @@ async def test_a_stream_that_went_with_its_gateway_is_unavailable(kind: str) -> 
         (grpc.StatusCode.INVALID_ARGUMENT, errors.InvalidRequest),
         (grpc.StatusCode.NOT_FOUND, errors.ModelNotFound),
         (grpc.StatusCode.UNAUTHENTICATED, errors.Unauthenticated),
+        (grpc.StatusCode.PERMISSION_DENIED, errors.Forbidden),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.Overloaded),
         (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlineExceeded),
         (grpc.StatusCode.CANCELLED, errors.RequestCancelled),
@@ -295,7 +297,9 @@ async def test_lasting_failures_are_typed_and_not_retried(
 
     assert len(service.requests) == 1
     assert (caught.value.code, caught.value.reason) == (code, "SOME_REASON")
-    assert caught.value.message == "as scripted"
+    assert caught.value.message == str(caught.value) == "as scripted"
+    sent = pickle.loads(pickle.dumps(caught.value))  # to who waits in another process
+    assert (type(sent), vars(sent)) == (expected, vars(caught.value))
     if isinstance(caught.value, errors.InvalidRequest):
         assert caught.value.field == "sampling.top_p"
 
@@ -323,6 +327,12 @@ async def test_what_is_no_time_limit_is_refused(kind: str, timeout_s: float) -> 
             await client.generate("x", timeout_s=timeout_s)
 
     assert caught.value.field == "timeout_s"
+
+
+async def test_a_time_limit_may_be_as_good_as_none(kind: str) -> None:
+    with fake_server(answering(last_response("a"))) as (_, target):
+        async with client_of(kind, target) as client:
+            assert (await client.generate("x", timeout_s=1e12)).text == "a"
 
 
 async def test_a_server_that_is_not_there_is_unavailable(kind: str) -> None:

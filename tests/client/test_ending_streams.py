@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,11 +13,12 @@ from typing import Any
 import grpc
 import pytest
 from tests.client.both_clients import KINDS, client_of
-from tests.client.fake_server import FakeService, fake_server, numbered, response
+from tests.client.fake_server import FakeService, failing, fake_server, numbered, response
 from tests.gateway.scripted import Script, serving, soon, tokens_of
 
-from baton.client import calls
+from baton.client import calls, errors
 from baton.client.async_client import AsyncBatonClient
+from baton.client.retry import RetryPolicy
 from baton.proto import inference_pb2 as pb
 from baton.proto.inference_pb2_grpc import add_InferenceServicer_to_server
 
@@ -127,3 +128,48 @@ async def test_a_client_that_closes_meanwhile_cancels_nobodys_task() -> None:
         await closing
 
     assert not closing.cancelled()
+
+
+async def test_a_stream_that_another_task_closes_has_an_end_for_who_reads_it() -> None:
+    with fake_server(endless, endless) as (_, target):
+        async with AsyncBatonClient(target) as client:
+            ended, cut = client.stream("x"), client.stream("x")
+            readers = [asyncio.create_task(anext(each, None)) for each in (ended, cut)]
+            await asyncio.gather(*readers)
+            readers = [asyncio.create_task(anext(each, None)) for each in (ended, cut)]
+            await asyncio.sleep(0)  # they wait for what does not come
+
+            await ended.aclose()
+            await client.aclose()
+            first, second = await asyncio.gather(*readers, return_exceptions=True)
+
+    assert first is None
+    assert isinstance(second, errors.RequestCancelled)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClosingMeanwhile(RetryPolicy):
+    """Somebody closes the stream while it waits before its next attempt."""
+
+    close: Callable[[], Any]
+
+    def delay_s(self, error: errors.BatonClientError, num_failed: int) -> float:
+        self.close()
+        return 0.01
+
+
+@both
+async def test_a_stream_that_is_closed_before_it_asks_again_does_not_ask_again(kind: str) -> None:
+    def close() -> None:
+        if kind == "sync":
+            asyncio.run(stream.aclose())
+        else:
+            closings.append(asyncio.create_task(stream.aclose()))
+
+    closings: list[asyncio.Task[None]] = []
+    with fake_server(failing(grpc.StatusCode.UNAVAILABLE), endless) as (service, target):
+        async with client_of(kind, target, retry=ClosingMeanwhile(close=close)) as client:
+            stream = client.stream("x")
+
+            assert await anext(stream, None) is None
+    assert service.methods == ["Generate"]

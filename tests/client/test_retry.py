@@ -14,7 +14,7 @@ from baton.client.errors import (
 )
 from baton.client.retry import Attempts, RetryPolicy
 
-POLICY = RetryPolicy(max_attempts=6, first_delay_s=1, max_delay_s=5, growth=2)
+POLICY = RetryPolicy(max_attempts=10**4, first_delay_s=1, max_delay_s=5, growth=2)
 
 
 def unavailable() -> Unavailable:
@@ -27,7 +27,7 @@ def overloaded(retry_after_s: float | None) -> Overloaded:
     return error
 
 
-@pytest.mark.parametrize(("num_failed", "ceiling_s"), [(1, 1), (2, 2), (3, 4), (4, 5), (5, 5)])
+@pytest.mark.parametrize(("num_failed", "ceiling_s"), [(1, 1), (2, 2), (4, 5), (5, 5), (9999, 5)])
 def test_waits_grow_up_to_a_limit(num_failed: int, ceiling_s: float) -> None:
     delays = [POLICY.delay_s(unavailable(), num_failed) for _ in range(50)]
 
@@ -36,7 +36,7 @@ def test_waits_grow_up_to_a_limit(num_failed: int, ceiling_s: float) -> None:
 
 
 def test_the_last_attempt_is_the_last() -> None:
-    assert POLICY.delay_s(unavailable(), 6) is None
+    assert POLICY.delay_s(unavailable(), 10**4) is None
 
 
 def test_the_servers_advice_is_the_least_that_is_waited() -> None:
