@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest
+# Bytecode is kept, whatever the shell says: three workers and hundreds of processes would compile all of it anew.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 # Which build of torch: the registry's own, with CUDA's libraries, or one that uv knows from PyTorch's own indexes (cpu ...).

@@ -18,6 +18,7 @@ from tests.engine.model_runs import (
     scrambled_tables,
 )
 from tests.exact_logits import assert_rounded_only, exact_logits, times_the_bound
+from tests.far_apart import with_wide
 from tests.tiny_checkpoints import (
     DEEPSEEK_YARN,
     FAMILIES,
@@ -198,22 +199,36 @@ VARIANTS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
 }
 
 
+MAIN = {name for name in VARIANTS if "," not in name}
+"""One of each family. What a variant changes is arithmetic, which each position of a prompt shows,
+whole and in chunks; how else tokens come to a pass is the same for all of a family."""
+
+
 @pytest.fixture(scope="module", params=list(VARIANTS))
+def any_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_variant(request.param, tmp_path_factory)
+
+
+@pytest.fixture(scope="module", params=with_wide(VARIANTS, MAIN))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    make, overrides = VARIANTS[request.param]
-    return make(tmp_path_factory.mktemp("model"), **overrides)
+    return make_variant(request.param, tmp_path_factory)
 
 
-def test_every_position_of_a_whole_prompt(folder: Path) -> None:
+def make_variant(name: str, folders: pytest.TempPathFactory) -> Path:
+    make, overrides = VARIANTS[name]
+    return make(folders.mktemp("model"), **overrides)
+
+
+def test_every_position_of_a_whole_prompt(any_folder: Path) -> None:
     """All prefixes in one batch, so that the last token of each is a position of the prompt."""
     prompt = make_prompt(21)
     tables = scrambled_tables(range(1, 22))
 
     logits = answer(
-        make_runner(folder), [Chunk(prompt[: end + 1], 0, tables[end], 1) for end in range(21)]
+        make_runner(any_folder), [Chunk(prompt[: end + 1], 0, tables[end], 1) for end in range(21)]
     )
 
-    assert_rounded_only(logits, exact_logits(folder, prompt))
+    assert_rounded_only(logits, exact_logits(any_folder, prompt))
 
 
 def test_token_by_token(folder: Path) -> None:
@@ -224,12 +239,12 @@ def test_token_by_token(folder: Path) -> None:
     assert_rounded_only(logits, exact_logits(folder, prompt))
 
 
-def test_in_chunks_of_seven(folder: Path) -> None:
+def test_in_chunks_of_seven(any_folder: Path) -> None:
     prompt = make_prompt(75)
 
-    logits = logits_in_chunks(make_runner(folder), prompt, 7)
+    logits = logits_in_chunks(make_runner(any_folder), prompt, 7)
 
-    assert_rounded_only(logits, exact_logits(folder, prompt)[[*range(6, 75, 7), 74]])
+    assert_rounded_only(logits, exact_logits(any_folder, prompt)[[*range(6, 75, 7), 74]])
 
 
 def test_requests_of_all_kinds_in_one_batch(folder: Path) -> None:

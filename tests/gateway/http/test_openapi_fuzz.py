@@ -1,60 +1,134 @@
-"""Whatever the OpenAPI document allows, and what it forbids: never a fault of the server."""
+"""Whatever the OpenAPI document allows, and what it forbids: never a fault of the server.
+
+schemathesis reads 11,700 requests off the document, each with one value that is at a limit or past
+it, and draws more at random. `make test` sends some of each endpoint's, spread evenly, and leaves
+out second paths to the same answer; a wide run sends all. They are made when a test wants them:
+what is made while tests are collected every worker would make.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, settings
-from schemathesis.checks import CHECKS
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.gateway.scripted import Script, ScriptedDispatcher, make_model
 
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.http.app import build_app
+from baton.gateway.http.openapi.endpoint import Endpoint
+from baton.gateway.http.openapi.endpoints import ENDPOINTS
 from baton.gateway.requests.gateway import Gateway
 
-schemathesis.checks.load_all_checks()
-CHECKED: list[Any] = CHECKS.get_by_names(
-    [
-        "not_a_server_error",
-        "status_code_conformance",
-        "content_type_conformance",
-        "response_schema_conformance",
-        "response_headers_conformance",
-    ]
+if TYPE_CHECKING:
+    import schemathesis
+    from schemathesis.schemas import APIOperation
+
+CHECKED = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "response_headers_conformance",
 )
+FEW, MANY = 60, 25
+"""Requests read off the document, at most about twice as many; drawn ones of a wide run."""
 
 
-def make_app() -> Any:
+@functools.cache
+def read_document() -> Any:
+    import schemathesis
+
     dispatcher = ScriptedDispatcher(Script(tokens=[5, 6, 7]))
-    return build_app(
-        Gateway(model=make_model(), dispatcher=dispatcher, config=GatewayConfig(max_choices=8))
+    gateway = Gateway(
+        model=make_model(), dispatcher=dispatcher, config=GatewayConfig(max_choices=8)
     )
+    return schemathesis.openapi.from_asgi("/openapi.json", build_app(gateway), timeout=120)
 
 
-schema = schemathesis.openapi.from_asgi("/openapi.json", make_app(), timeout=120)
+def send(case: schemathesis.Case[Any]) -> None:
+    from schemathesis.checks import CHECKS, load_all_checks
+
+    load_all_checks()
+    case.call_and_validate(checks=CHECKS.get_by_names(list(CHECKED)))
 
 
-def examples(num: int) -> settings:
-    """So many requests an endpoint, always the same."""
-    return settings(
+def send_drawn(cases: st.SearchStrategy[schemathesis.Case[Any]], num: int) -> None:
+    """So many, always the same."""
+
+    @settings(
         max_examples=num,
         derandomize=True,
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
+    @given(case=cases)
+    def each(case: schemathesis.Case[Any]) -> None:
+        send(case)
+
+    each()
 
 
-@schema.parametrize()
-@examples(2)
-def test_no_request_is_a_fault_of_the_server(case: schemathesis.Case[Any]) -> None:
-    case.call_and_validate(checks=CHECKED)
+def read_off(operation: APIOperation[Any, Any, Any, Any]) -> list[schemathesis.Case[Any]]:
+    """Every limit of every field, from both sides."""
+    from schemathesis.generation import GenerationMode
+
+    schema = operation.schema
+    generation = schema.config.generation_for(operation=operation)
+    modes = list(GenerationMode)
+    return list(
+        schema.iter_coverage_cases(operation, generation_modes=modes, generation_config=generation)
+    )
+
+
+def operation_at(label: str) -> APIOperation[Any, Any, Any, Any]:
+    operation = read_document().find_operation_by_label(label)
+    assert operation is not None
+    return operation
+
+
+def label(endpoint: Endpoint) -> str:
+    return f"{endpoint.method.upper()} {endpoint.path}"
+
+
+def first_paths() -> list[Endpoint]:
+    """The endpoints without those that are like an earlier one but for the path."""
+    first: dict[str, Endpoint] = {}
+    for each in ENDPOINTS:
+        first.setdefault(repr(dataclasses.replace(each, path="")), each)
+    return list(first.values())
+
+
+def test_the_document_has_no_endpoint_that_is_left_out_here() -> None:
+    found = {each.ok().label for each in read_document().get_all_operations()}
+
+    assert found <= {label(each) for each in ENDPOINTS}
+
+
+@pytest.mark.parametrize("at", [label(each) for each in first_paths()])
+def test_no_request_is_a_fault_of_the_server(at: str) -> None:
+    operation = operation_at(at)
+    cases = read_off(operation)
+
+    assert cases
+    for case in cases[:: max(1, len(cases) // FEW)]:
+        send(case)
+    for example in operation.get_strategies_from_examples():
+        send_drawn(example, 1)
 
 
 @pytest.mark.wide
-@schema.parametrize()
-@examples(25)
-def test_nor_is_any_of_many(case: schemathesis.Case[Any]) -> None:
-    case.call_and_validate(checks=CHECKED)
+@pytest.mark.parametrize("at", [label(each) for each in ENDPOINTS])
+def test_nor_is_any_of_many(at: str) -> None:
+    from schemathesis.generation import GenerationMode
+
+    operation = operation_at(at)
+
+    for case in read_off(operation):
+        send(case)
+    for mode in GenerationMode:
+        send_drawn(operation.as_strategy(generation_mode=mode), MANY)
