@@ -144,7 +144,9 @@ def _print_diagnoses(console: Console, points: Sequence[Point]) -> None:
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(title=title, box=SIMPLE, pad_edge=False, title_justify="left")
+    table = Table(
+        title=title, box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), title_justify="left"
+    )
     for column in columns:
         table.add_column(column, justify="left" if column == "bound by" else "right", no_wrap=True)
     for row in rows:

@@ -130,7 +130,7 @@ def use_table(use: DraftUse) -> Table:
 
 
 def _table(title: str, first: Sequence[str]) -> Table:
-    table = Table(title=title, box=SIMPLE, pad_edge=False, title_justify="left")
+    table = Table(title=title, box=SIMPLE, pad_edge=False, padding=0, title_justify="left")
     of_use = (
         "tokens\na step", "proposed", "verified", "wasted", "drafting\nof time",
         "right, by\nposition",
@@ -149,7 +149,7 @@ def _cells(use: DraftUse) -> list[str]:
         f"{use.num_verified:,}",
         wasted,
         f"{use.draft_s / use.seconds:.1%}" if use.seconds else "-",
-        " ".join(shares) or "-",
+        "\n".join(" ".join(shares[i : i + 4]) for i in range(0, len(shares), 4)) or "-",
     ]
 
 

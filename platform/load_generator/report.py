@@ -61,7 +61,7 @@ def show(
 
 
 def _latencies(summary: Summary) -> Table:
-    table = Table(box=SIMPLE, pad_edge=False)
+    table = Table(box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("ms", no_wrap=True)
     for name in ("mean", *(f"p{percent}" for percent in PERCENTS), "max"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -159,7 +159,7 @@ def _rooflines(answer: Answer, pools: Sequence[tuple[str, Pool]]) -> Table:
     ridge = question.accelerator.ridge(question.precision)
     table = _table(
         f"rooflines; the ridge is at {ridge:.0f} FLOPs a byte",
-        ("pass", "FLOPs/byte", "bound", "ms", "of them ranks"),
+        ("pass", "FLOPs/byte", "bound", "ms", "of them\nranks"),
     )
     load = question.load
     for name, pool in pools:
@@ -182,15 +182,14 @@ def _add_pass(table: Table, what: str, took: PassTime, ridge: float) -> None:
 def _layouts(answer: Answer) -> Table:
     table = _table(
         "layouts: replicas and accelerators of a pool apart; * does not keep the promise",
-        ("layout", "ranks", "KV tokens", "prefill", "TTFT ms", "decode", "at once", "ITL ms"),
+        ("layout", "KV\ntokens", "prefill", "TTFT\nms", "decode", "at\nonce", "ITL\nms"),
     )
     decode = {pool.seat.name: pool for pool in answer.decode_layouts}
     for pool in answer.prefill_layouts[:MAX_LAYOUTS]:
         other = decode[pool.seat.name]
         table.add_row(
             pool.seat.name,
-            str(pool.seat.mesh.size),
-            f"{pool.seat.budget.num_tokens:,}",
+            f"{pool.seat.budget.num_tokens / 1e3:,.0f}k",
             _counted(pool),
             _ms(pool.need.seconds),
             _counted(other),

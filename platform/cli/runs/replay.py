@@ -49,6 +49,12 @@ def _show(console: Console, capture: Capture, found: Sequence[Replayed]) -> None
             f"left out: {first.num_left_out} whose prompts other replicas computed, or ones that "
             "have left"
         )
+    console.print(table_of(found))
+
+
+def table_of(found: Sequence[Replayed]) -> Table:
+    """A row for what was captured, and one a policy."""
+    first = found[0]
     table = Table("policy", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for title in ("in time", "gained", "lost", "median s", "p99 s"):
         table.add_column(title, justify="right")
@@ -63,7 +69,7 @@ def _show(console: Console, capture: Capture, found: Sequence[Replayed]) -> None
             f"{len(one.lost):,}",
             *_percentiles(would_be_s),
         )
-    console.print(table)
+    return table
 
 
 def _percentiles(seconds: Sequence[float]) -> tuple[str, ...]:

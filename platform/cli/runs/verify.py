@@ -80,7 +80,8 @@ def run(config: DeploymentConfig, folder: Path, trial: Trial, *, is_json: bool) 
     else:
         method = config.decode.speculation.method
         drafting = "" if method == "off" else f", drafted by {method}"
-        _print(verdicts, f"{config.model_name}, {loaded.info.dtype}{sums}{drafting}")
+        title = f"{config.model_name}, {loaded.info.dtype}{sums}{drafting}"
+        show(Console(highlight=False), verdicts, title)
     return all(verdict.is_good for verdict in verdicts)
 
 
@@ -107,28 +108,35 @@ async def _collect(verifying: AsyncIterator[Verdict]) -> list[Verdict]:
     return verdicts
 
 
-def _print(verdicts: Sequence[Verdict], title: str) -> None:
-    table = Table(title=title, box=SIMPLE, pad_edge=False)
+def show(console: Console, verdicts: Sequence[Verdict], title: str) -> None:
+    """A row a case, and what was wrong with some below, where there is room for it."""
+    console.print(_table(verdicts, title))
+    for one in verdicts:
+        found = [*one.problems, *([str(one.first_difference)] if one.first_difference else [])]
+        if found:
+            console.print(Text(f"{one.transport}, {one.case}: {'; '.join(found)}", "red"))
+
+
+def _table(verdicts: Sequence[Verdict], title: str) -> Table:
+    table = Table(title=title, box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("transport", "case"):
         table.add_column(name, no_wrap=True)
     has_drafts = any(one.num_drafted for one in verdicts)
-    for name in ("equal", "KV bytes", *(["accepted"] if has_drafts else []), "ms"):
+    has_ties = any(one.num_near_ties for one in verdicts)
+    optional = [*(["drafts\nright"] if has_drafts else []), *(["near\nties"] if has_ties else [])]
+    for name in ("equal", "KV bytes", *optional, "ms"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for one in verdicts:
-        found = [*one.problems, *([str(one.first_difference)] if one.first_difference else [])]
+        right = f"{one.num_accepted / one.num_drafted:.0%}" if one.num_drafted else "-"
         table.add_row(
             one.transport,
             one.case,
-            f"{one.num_equal} of {one.num_prompts}",
+            f"{one.num_equal}/{one.num_prompts}",
             f"{one.kv_bytes}",
-            *([f"{one.num_accepted} of {one.num_drafted}"] if has_drafts else []),
+            *([right] if has_drafts else []),
+            *([f"{one.num_near_ties}"] if has_ties else []),
             f"{one.ms:.0f}",
-            _good(one) if one.is_good else Text("; ".join(found), "red"),
+            Text("good", "green") if one.is_good else Text("wrong", "red"),
         )
-    Console(highlight=False).print(table)
-
-
-def _good(verdict: Verdict) -> Text:
-    ties = f", {verdict.num_near_ties} near ties" if verdict.num_near_ties else ""
-    return Text(f"good{ties}", "green")
+    return table
