@@ -167,9 +167,11 @@ class Level:
         while (record := self._next()) is not None:
             self._surely(partial(self._store, record), None)
             with self._changed:
-                is_wanted = self._waiting.pop(record.name, None) is not None
+                is_wanted = self._waiting.get(record.name) is record
+                if is_wanted:
+                    del self._waiting[record.name]
                 self._changed.notify_all()
-            if not is_wanted:  # discarded while it was being written
+            if not is_wanted:  # discarded while it was being written, and perhaps made anew
                 self.tier.remove(record.name)
 
     def _next(self) -> BlockRecord | None:

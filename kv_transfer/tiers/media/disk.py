@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 30.0
 """Seconds without writes after the system has refused one."""
+END_OF_WRITE_S = 1.0
+"""The time limit of a write that is under way when the tier is closed."""
 
 
 class DiskTier:
@@ -63,6 +65,7 @@ class DiskTier:
         """Files by name within the slot; other layouts' files take room as well."""
         self._lock = threading.Lock()
         self._writing = threading.Lock()
+        self._is_closed = False
 
     @property
     def num_bytes(self) -> int:
@@ -75,6 +78,7 @@ class DiskTier:
     def open(self) -> None:
         with self._writing:
             self._try_to_claim()
+            self._let_go_if_closed()
 
     def holds(self, name: bytes) -> bool:
         return self._format.file_name(name) in self._lru
@@ -105,23 +109,10 @@ class DiskTier:
         return [block_name(key) for key in keys if self._format.is_ours(key)]
 
     def put(self, record: BlockRecord) -> bool:
-        key = self._format.file_name(record.name)
         with self._writing:
-            if key in self._lru:
-                return True
-            size = self._format.file_bytes
-            if not self._is_writable() or self._lru.num_bytes + size > self.capacity_bytes:
-                return False
-            try:
-                with self.stats.timed("write_s"):
-                    self._write(key, record)
-            except OSError as error:
-                self._pause(error)
-                return False
-            with self._lock:
-                self._lru.add(key, size)
-        self.stats.count(num_written=1)
-        return True
+            is_here = self._put(record)
+            self._let_go_if_closed()
+        return is_here
 
     def remove(self, name: bytes) -> None:
         self._remove(self._format.file_name(name))
@@ -130,8 +121,30 @@ class DiskTier:
         return []  # it is all still there for whoever comes next
 
     def close(self) -> None:
-        with self._writing:
-            self._let_go()
+        """A write that hangs is not waited for: it lets the slot go when the disk is back."""
+        self._is_closed = True
+        if self._writing.acquire(timeout=END_OF_WRITE_S):
+            try:
+                self._let_go()
+            finally:
+                self._writing.release()
+
+    def _put(self, record: BlockRecord) -> bool:
+        key, size = self._format.file_name(record.name), self._format.file_bytes
+        if key in self._lru:
+            return True
+        if not self._is_writable() or self._lru.num_bytes + size > self.capacity_bytes:
+            return False
+        try:
+            with self.stats.timed("write_s"):
+                self._write(key, record)
+        except OSError as error:
+            self._pause(error)
+            return False
+        with self._lock:
+            self._lru.add(key, size)
+        self.stats.count(num_written=1)
+        return True
 
     def _read(self, name: bytes) -> BlockRecord | None:
         key, slot = self._format.file_name(name), self._slot
@@ -140,7 +153,6 @@ class DiskTier:
         path = slot.path / key
         try:
             record = self._format.decode(read_whole(path, self._format.file_bytes), name)
-            os.utime(path)  # the next incarnation finds what is used, in order
         except CorruptPiece as error:
             log.warning("%s is dropped: %s", path, error)
             self.stats.count(num_corrupt=1)
@@ -152,6 +164,8 @@ class DiskTier:
             self.stats.count(num_errors=1)
             self._remove(key)
             return None
+        with suppress(OSError):  # on a disk that became read-only, say
+            os.utime(path)  # the next incarnation finds what is used, in order
         with self._lock:
             self._lru.touch(key)
         return record
@@ -172,7 +186,7 @@ class DiskTier:
                 (slot.path / key).unlink()
 
     def _is_writable(self) -> bool:
-        if self._clock() < self._paused_until:
+        if self._is_closed or self._clock() < self._paused_until:
             return False
         if self._slot is None:
             self._try_to_claim()
@@ -191,6 +205,10 @@ class DiskTier:
             self._index(self._slot.path)
         except OSError as error:
             self._pause(error)
+
+    def _let_go_if_closed(self) -> None:
+        if self._is_closed:  # whoever closed it did not wait
+            self._let_go()
 
     def _let_go(self) -> None:
         slot, self._slot = self._slot, None

@@ -15,6 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -192,7 +193,8 @@ class StoreTier:
             if not self._is_folder:
                 data: bytes = self._fs.cat_file(path)
                 return data
-            os.utime(path)
+            with suppress(OSError):  # it may be read-only here, or somebody else's
+                os.utime(path)
             return read_whole(Path(path), self._format.file_bytes)
         except FileNotFoundError:
             return None

@@ -145,9 +145,10 @@ class SlowTier(HostTier):
         super().__init__(FORMAT, num_blocks * FORMAT.record_bytes)
         self.name = "disk"
         self.may_go_on = threading.Event()
-        self.num_reading = 0
+        self.num_reading = self.num_writing = 0
 
     def put(self, record: BlockRecord) -> bool:
+        self.num_writing += 1
         self.may_go_on.wait(30)
         return super().put(record)
 
@@ -168,6 +169,24 @@ async def test_a_disk_that_hangs_holds_up_nobody_and_what_it_cannot_take_is_coun
         slow.may_go_on.set()
         await all_written(stack)
         assert slow.num_blocks >= 3
+
+
+async def test_a_block_made_anew_while_the_wrong_one_is_being_written_is_the_one_that_is_kept() -> (
+    None
+):
+    slow = SlowTier(100)
+    async with running(slow) as stack:
+        stack.put(record_of(1))
+        becomes_true(lambda: slow.num_writing == 1)
+        stack.discard(name_of(1))
+        again = record_of(1)
+        stack.put(again)
+
+        slow.may_go_on.set()
+        await all_written(stack)
+
+        [batch] = [batch async for batch in stack.read(names_of(1))]
+        assert batch.records[0] is again
 
 
 async def test_readers_stuck_in_a_tier_make_it_a_miss_for_the_others() -> None:

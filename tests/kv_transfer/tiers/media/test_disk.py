@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -177,6 +178,52 @@ def test_when_writing_fails_reading_goes_on_and_writing_is_tried_again_later(
     assert len(tier.read(names_of(1))) == 1
     clock.advance(RETRY_AFTER_S)
     assert tier.put(record_of(2)) and tier.holds(name_of(2))
+
+
+def test_what_lies_on_a_disk_that_became_read_only_is_still_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = opened(tmp_path)
+    tier.put(record_of(1))
+
+    def refuse(*args: object, **options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "utime", refuse)
+
+    assert [is_record_of(record, 1) for record in tier.read(names_of(1))] == [True]
+    assert tier.holds(name_of(1))
+
+
+def test_a_write_that_hangs_does_not_hold_up_the_end_and_its_slot_is_let_go_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_module, "END_OF_WRITE_S", 0.01)
+    tier = opened(tmp_path)
+    is_writing, may_go_on = threading.Event(), threading.Event()
+
+    def hang(*args: object, **options: object) -> None:
+        is_writing.set()
+        may_go_on.wait(60)
+
+    monkeypatch.setattr(disk_module, "write_whole", hang)
+    writer = threading.Thread(target=tier.put, args=(record_of(1),))
+    writer.start()
+    is_writing.wait(60)
+    closer = threading.Thread(target=tier.close, daemon=True)
+
+    closer.start()
+    closer.join(20)
+    has_ended = not closer.is_alive()
+    other = opened(tmp_path)  # nobody else may have the slot that is being written to
+    may_go_on.set()
+    writer.join(60)
+
+    assert has_ended
+    assert [path.name for path in sorted((tmp_path / "v1").iterdir())] == ["slot-0", "slot-1"]
+    other.close()
+    opened(tmp_path).put(record_of(2))
+    assert len(list((tmp_path / "v1").iterdir())) == 2
 
 
 def test_a_really_full_disk_leaves_no_half_file(tmp_path: Path) -> None:

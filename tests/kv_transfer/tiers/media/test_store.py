@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from pathlib import Path
@@ -48,6 +49,20 @@ def test_what_one_replica_writes_another_finds(url: str) -> None:
 
     assert [is_record_of(record, number) for number, record in enumerate(found)] == [True] * 20
     assert len(objects_in(url)) == 20
+
+
+def test_what_lies_in_a_folder_that_is_read_only_here_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = opened(str(tmp_path))
+    tier.put(record_of(1))
+
+    def refuse(*args: object, **options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "utime", refuse)
+
+    assert [is_record_of(record, 1) for record in tier.read(names_of(1))] == [True]
 
 
 def test_equal_blocks_of_two_replicas_are_one_object(url: str) -> None:
