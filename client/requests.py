@@ -69,7 +69,11 @@ def chat_request(messages: Iterable[ChatMessage], options: ChatOptions) -> pb.Ch
         request.tools.append(_tool(f"tools[{index}]", tool))
     choice = options.get("tool_choice")
     if isinstance(choice, Mapping):
-        _set(request, "function", choice.get("function", choice)["name"])
+        named = choice.get("function", choice)
+        name = named.get("name") if isinstance(named, Mapping) else None
+        if not isinstance(name, str):
+            raise TypeError(f"tool_choice names no function: {choice!r}")
+        _set(request, "function", name)
     elif choice is not None:
         if choice not in TOOL_MODES:
             raise invalid_request(
@@ -237,5 +241,7 @@ def _message(kind: type[M], path: str, **fields: Any) -> M:
     """Refuses what has no wire form, such as a negative count, as the server would."""
     try:
         return kind(**fields)
+    except TypeError as error:  # which says nothing of where
+        raise TypeError(f"{path} has a value of the wrong type: {error}") from error
     except ValueError as error:
         raise invalid_request(f"{path}: {error}", field=path) from error

@@ -7,7 +7,9 @@ from contextlib import aclosing
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.struct_pb2 import Struct
 
+from baton.core.errors import InvalidRequest
 from baton.gateway.access.api_keys import Caller
 from baton.gateway.chat.choice_reader import ChoiceReader
 from baton.gateway.chat.conversation import Conversation
@@ -87,7 +89,7 @@ def conversation_of(request: pb.ChatRequest, model: ServedModel) -> Conversation
         template=template,
         tools=tools,
         rule=output_rule(request.sampling),
-        variables=_whole_numbers(MessageToDict(request.chat_template_kwargs)),
+        variables=_variables(request.chat_template_kwargs),
         adds_special_tokens=request.add_special_tokens,
         ignores_eos=request.sampling.ignore_eos,
     )
@@ -155,6 +157,15 @@ def _message(message: pb.ChatMessage) -> Message:
         reasoning_content=message.reasoning or None,
         cache_control=cache_control(message),
     )
+
+
+def _variables(given: Struct) -> Any:
+    """Raises InvalidRequest."""
+    try:
+        return _whole_numbers(MessageToDict(given))
+    except ValueError as error:  # a number that JSON does not have
+        field = "chat_template_kwargs"
+        raise InvalidRequest(f"{field} has NaN or Infinity; leave it out", field=field) from error
 
 
 def _whole_numbers(value: Any) -> Any:

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable
 
-from baton.gateway.output.text_reader import Malformed, Parse, TextReader
+from baton.gateway.output.text_reader import Malformed, Parse, TextReader, sendable
 
 KEY = '"input"'
 PLAIN = re.compile(r'[^"\\]+')
@@ -82,7 +82,6 @@ def _taken(reader: TextReader, num_chars: int) -> Parse[str]:
 def _readable(escape: str) -> str:
     """What the escape means; one that means nothing, or was cut, is nothing that can be shown."""
     try:
-        text = str(json.loads(f'"{escape}"'))
+        return sendable(json.loads(f'"{escape}"'))
     except ValueError:
         return ""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

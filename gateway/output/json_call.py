@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 
 from baton.gateway.output.pieces import PieceWriter
-from baton.gateway.output.text_reader import Malformed, Parse, TextReader
+from baton.gateway.output.text_reader import Malformed, Parse, TextReader, sendable
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 NO_ARGUMENTS = "{}"
@@ -87,7 +87,8 @@ def _as_object(text: str) -> str:
         if value is None:
             return NO_ARGUMENTS
         if isinstance(value, str):
-            text, value = value, json.loads(value)
+            text = sendable(value)
+            value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Malformed from error
     if not isinstance(value, dict):
@@ -152,6 +153,6 @@ def _read_string(reader: TextReader) -> Parse[str]:
     pieces: list[str] = []
     yield from _copy_string(reader, pieces.append)
     try:
-        return str(json.loads("".join(pieces)))
+        return sendable(json.loads("".join(pieces)))
     except ValueError as error:
         raise Malformed from error

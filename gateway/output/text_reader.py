@@ -25,6 +25,11 @@ MAX_HELD = 65_536
 """Characters that can be read before it is known what they are."""
 
 
+def sendable(text: str) -> str:
+    """Half of a pair of surrogates, which JSON can spell, has no UTF-8: U+FFFD stands for it."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 class Malformed(Exception):
     """The text does not go on as it began."""
 

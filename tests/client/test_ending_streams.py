@@ -13,7 +13,15 @@ from typing import Any
 import grpc
 import pytest
 from tests.client.both_clients import KINDS, client_of
-from tests.client.fake_server import FakeService, failing, fake_server, numbered, response
+from tests.client.fake_server import (
+    FakeService,
+    answering,
+    failing,
+    fake_server,
+    last_response,
+    numbered,
+    response,
+)
 from tests.gateway.scripted import Script, serving, soon, tokens_of
 
 from baton.client import calls, errors
@@ -167,9 +175,11 @@ async def test_a_stream_that_is_closed_before_it_asks_again_does_not_ask_again(k
             closings.append(asyncio.create_task(stream.aclose()))
 
     closings: list[asyncio.Task[None]] = []
-    with fake_server(failing(grpc.StatusCode.UNAVAILABLE), endless) as (service, target):
+    failure, answer = failing(grpc.StatusCode.UNAVAILABLE), answering(last_response("y"))
+    with fake_server(failure, answer) as (service, target):
         async with client_of(kind, target, retry=ClosingMeanwhile(close=close)) as client:
             stream = client.stream("x")
 
             assert await anext(stream, None) is None
-    assert service.methods == ["Generate"]
+            assert (await client.generate("y")).text == "y"
+    assert [request.text for request in service.requests] == ["x", "y"]

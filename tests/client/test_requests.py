@@ -203,6 +203,14 @@ def test_tool_choices_are_modes_or_a_function() -> None:
     assert chat_request(HI, {"tool_choice": function}).function == "add"
     with pytest.raises(InvalidRequest, match="tool_choice"):
         chat_request(HI, {"tool_choice": "must"})  # type: ignore[typeddict-item]
+    with pytest.raises(TypeError, match="tool_choice names no function"):
+        chat_request(HI, {"tool_choice": {"type": "function"}})
+
+
+def test_a_value_of_the_wrong_type_is_named() -> None:
+    parts = [{"type": "text", "text": "hi"}]
+    with pytest.raises(TypeError, match=r"^messages\[0\] has a value of the wrong type"):
+        chat_request([{"role": "user", "content": parts}], {})
 
 
 def test_template_variables_are_any_json() -> None:

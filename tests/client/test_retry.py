@@ -14,7 +14,7 @@ from baton.client.errors import (
 )
 from baton.client.retry import Attempts, RetryPolicy
 
-POLICY = RetryPolicy(max_attempts=10**4, first_delay_s=1, max_delay_s=5, growth=2)
+POLICY = RetryPolicy(max_attempts=10**4, first_delay_s=1, max_delay_s=5, growth=2.0)
 
 
 def unavailable() -> Unavailable:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 
 import grpc.aio
 import pytest
+from google.protobuf.struct_pb2 import Struct, Value
 from google.rpc import error_details_pb2, status_pb2
 from tests.gateway.chat_models import (
     HERMES,
@@ -122,6 +124,9 @@ WRONG = {
     ),
     "sampling.structured_output.json_schema": pb.ChatRequest(
         sampling=pb.SamplingOptions(structured_output=pb.StructuredOutput(json_schema="{"))
+    ),
+    "chat_template_kwargs": pb.ChatRequest(
+        chat_template_kwargs=Struct(fields={"x": Value(number_value=math.nan)})
     ),
 }
 

@@ -170,6 +170,14 @@ def test_llama4_may_write_json() -> None:
     assert parsed("llama4", ["[get_weather(days='3')]"]) == call(0, "get_weather", '{"days": 3}')
 
 
+def test_half_of_a_pair_of_surrogates_in_a_call_can_be_sent() -> None:
+    text = r'{"name": "f\ud83d", "parameters": "{\"a\": \"\ud83d\", \"b\": \"\ud83d\ude00\"}"}'
+
+    pieces = parsed("hermes", list(f"<tool_call>{text}</tool_call>"))
+
+    assert pieces == call(0, "f\ufffd", '{"a": "\ufffd", "b": "\U0001f600"}')
+
+
 @pytest.mark.parametrize("between", ["", "\n", "; "])
 def test_llama4_calls_behind_its_marks(between: str) -> None:
     one = '{"name": "f", "parameters": {"a": 1}}'
