@@ -216,7 +216,7 @@ def test_no_pass_is_launched_while_transfers_hold_the_blocks_and_nobody_runs() -
 
     report = engine.step()
 
-    assert report.is_stalled and not runner.num_launched
+    assert report.is_stalled and runner.num_launched < 1
     engine.pool.release(lease)
     run(engine)
     assert runner.num_launched == 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from baton.core.clock import ManualClock
@@ -12,7 +14,7 @@ from baton.gateway.access.rate_limits import RateLimits
 KEYS = frozenset({"k"})
 
 
-def limits(clock: ManualClock, **settings: int) -> RateLimits:
+def limits(clock: ManualClock, **settings: Any) -> RateLimits:
     return RateLimits({"acme": TenantConfig(api_keys=KEYS, **settings)}, clock)
 
 
