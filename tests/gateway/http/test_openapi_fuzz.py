@@ -53,7 +53,8 @@ def send(case: schemathesis.Case[Any]) -> None:
     from schemathesis.checks import CHECKS, load_all_checks
 
     load_all_checks()
-    case.call_and_validate(checks=CHECKS.get_by_names(list(CHECKED)))
+    checks: Any = CHECKS.get_by_names(list(CHECKED))
+    case.call_and_validate(checks=checks)
 
 
 def send_drawn(cases: st.SearchStrategy[schemathesis.Case[Any]], num: int) -> None:
@@ -86,6 +87,7 @@ def read_off(operation: APIOperation[Any, Any, Any, Any]) -> list[schemathesis.C
 
 
 def operation_at(label: str) -> APIOperation[Any, Any, Any, Any]:
+    operation: APIOperation[Any, Any, Any, Any] | None
     operation = read_document().find_operation_by_label(label)
     assert operation is not None
     return operation
