@@ -5,7 +5,6 @@ The others are started once and follow one lead after the other.
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.warm_processes import warm_processes
 
 from baton.engine.assemble import assemble_engine, follow_lead
 from baton.engine.config import EngineConfig
@@ -60,9 +60,9 @@ class RankProcesses:
 
 
 def _start() -> Follower:
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=_follow_leads, args=(theirs,), daemon=True)
+    warm = warm_processes()
+    ours, theirs = warm.Pipe()
+    process = warm.Process(target=_follow_leads, args=(theirs,), daemon=True)
     process.start()
     theirs.close()
     return Follower(process, ours)

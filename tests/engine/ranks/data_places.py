@@ -5,7 +5,6 @@ Each is given its own requests, computes them, and keeps pace until all are done
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 from tests.engine.rank_processes import END_S, HOST
+from tests.warm_processes import warm_processes
 
 from baton.core.sampling import SamplingParams
 from baton.engine.assemble import assemble_engine, follow_lead
@@ -109,9 +109,9 @@ MAX_TOKENS = 10
 
 
 def _start() -> Place:
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=_take_places, args=(theirs,), daemon=True)
+    warm = warm_processes()
+    ours, theirs = warm.Pipe()
+    process = warm.Process(target=_take_places, args=(theirs,), daemon=True)
     process.start()
     theirs.close()
     return Place(process, ours)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,13 +43,6 @@ PROMPTS = [
 ]
 PROMPTS.append([*PROMPTS[3][:70], 5, *PROMPTS[2]])  # a prefix hit, once the others are done
 GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[RankProcesses]:
-    processes = RankProcesses()
-    yield processes
-    processes.close()
 
 
 def answers(engine: Engine, sampling: SamplingParams = GREEDY) -> list[list[int]]:

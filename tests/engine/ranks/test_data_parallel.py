@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,13 +31,6 @@ def some_prompts(*lengths: int) -> Prompts:
 FEW, MANY = some_prompts(3), some_prompts(1, 9, 22, 30, 12)
 
 
-@pytest.fixture(scope="module")
-def processes() -> Iterator[DataPlaces]:
-    processes = DataPlaces()
-    yield processes
-    processes.close()
-
-
 RESTLESS = replace(CONFIG, scheduler=replace(CONFIG.scheduler, step_ahead="on"), rebalance_passes=3)
 CASES: dict[str, tuple[str, Mesh, EngineConfig]] = {
     "mixtral, DP2 x EP2": ("mixtral", Mesh(data=2, expert=2), CONFIG),
@@ -62,42 +54,42 @@ FAR_APART = {
 
 @pytest.mark.parametrize("case", with_wide(CASES, FAR_APART))
 def test_each_engine_gives_what_transformers_gives(
-    case: str, processes: DataPlaces, tmp_path: Path
+    case: str, places: DataPlaces, tmp_path: Path
 ) -> None:
     family, mesh, config = CASES[case]
     folder = FAMILIES[family](tmp_path)
     expected = transformers_greedy(folder, [*FEW, *MANY], MAX_TOKENS)
 
     others = [MANY] + [()] * (mesh.data - 2)
-    with first_of(processes, folder, config, mesh, others, dtype="float32") as (engine, places):
+    with first_of(places, folder, config, mesh, others, dtype="float32") as (engine, far):
         few = greedy(engine, FEW, MAX_TOKENS)
         leave(engine)
 
     assert few == expected[: len(FEW)]
-    assert places[mesh.tensor - 1].outcome() == expected[len(FEW) :]
-    rest = places[: mesh.tensor - 1] + places[mesh.tensor :]
+    assert far[mesh.tensor - 1].outcome() == expected[len(FEW) :]
+    rest = far[: mesh.tensor - 1] + far[mesh.tensor :]
     assert all(place.outcome() in (None, []) for place in rest)
 
 
 @pytest.mark.parametrize(("own", "of_other"), [((), MANY), (MANY, ())])
 def test_an_engine_that_has_nothing_to_do_lets_the_other_compute(
-    own: Prompts, of_other: Prompts, processes: DataPlaces, tmp_path: Path
+    own: Prompts, of_other: Prompts, places: DataPlaces, tmp_path: Path
 ) -> None:
     folder, mesh = FAMILIES["mixtral"](tmp_path), Mesh(data=2, expert=2)
     expected = transformers_greedy(folder, MANY, MAX_TOKENS)
 
-    with first_of(processes, folder, CONFIG, mesh, [of_other], dtype="float32") as (engine, places):
+    with first_of(places, folder, CONFIG, mesh, [of_other], dtype="float32") as (engine, far):
         found = greedy(engine, own, MAX_TOKENS)
         leave(engine)
 
-    assert (found, places[0].outcome()) == (expected if own else [], expected if of_other else [])
+    assert (found, far[0].outcome()) == (expected if own else [], expected if of_other else [])
 
 
 def test_a_data_rank_that_dies_fails_the_others_next_pass(
-    processes: DataPlaces, tmp_path: Path
+    places: DataPlaces, tmp_path: Path
 ) -> None:
     folder, mesh = FAMILIES["mixtral"](tmp_path), Mesh(data=2, expert=2)
-    with first_of(processes, folder, CONFIG, mesh, [()]) as (engine, [place]):
+    with first_of(places, folder, CONFIG, mesh, [()]) as (engine, [place]):
         greedy(engine, FEW, 3)
 
         place.process.kill()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -48,13 +48,6 @@ class Told:
     tokens: list[int] = field(default_factory=list)
     numbers: list[float] = field(default_factory=list)
     """Logprobs of its tokens and of its prompt, or an embedding."""
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[RankProcesses]:
-    processes = RankProcesses()
-    yield processes
-    processes.close()
 
 
 def some_requests() -> list[Request]:

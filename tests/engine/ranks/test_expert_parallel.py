@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,20 +26,6 @@ from baton.engine.mesh.mesh import Mesh
 from baton.engine.request.request import Request
 from baton.engine.sharding import expert_balancer
 from baton.engine.sharding.cutting import share_of
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[RankProcesses]:
-    processes = RankProcesses()
-    yield processes
-    processes.close()
-
-
-@pytest.fixture
-def places() -> Iterator[DataPlaces]:
-    processes = DataPlaces()
-    yield processes
-    processes.close()
 
 
 def mesh_of(size: int, num_redundant: int = 0) -> Mesh:

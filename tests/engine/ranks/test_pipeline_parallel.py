@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,6 @@ from baton.engine.request.request import Request
 
 IN_PIECES = replace(CONFIG, scheduler=replace(CONFIG.scheduler, micro_batch_tokens=3))
 STAGES = Mesh(pipeline=2)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[RankProcesses]:
-    processes = RankProcesses()
-    yield processes
-    processes.close()
 
 
 CASES: dict[str, tuple[str, Mesh, dict[str, Any]]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,6 @@ from baton.engine.checkpoint.load import read_config
 from baton.engine.mesh.mesh import Mesh
 from baton.engine.request.request import Request
 from baton.engine.sharding.cutting import share_of
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[RankProcesses]:
-    processes = RankProcesses()
-    yield processes
-    processes.close()
-
 
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "llama on two": ("llama", 2, {}),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import secrets
 from collections.abc import AsyncIterator, Sequence
@@ -13,6 +12,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 import torch
+from tests.warm_processes import warm_processes
 
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_arena import KvArena
@@ -82,9 +82,9 @@ class FarSender:
     """P's end in another process, where it can be killed or stopped."""
 
     def __init__(self) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._pipe, theirs = spawn.Pipe()
-        self.process = spawn.Process(target=self._serve, args=(theirs,), daemon=True)
+        warm = warm_processes()
+        self._pipe, theirs = warm.Pipe()
+        self.process = warm.Process(target=self._serve, args=(theirs,), daemon=True)
         self.process.start()
         self.joint: Joint = self._pipe.recv()
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import torch
+from tests.warm_processes import warm_processes
 
 from baton.kv_transfer.transport.nixl.reads import Stretch, new_agent
 
@@ -21,9 +21,9 @@ class FarPeer:
     """Every byte of its memory is 7."""
 
     def __init__(self, num_bytes: int) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        pipe, theirs = spawn.Pipe()
-        self.process = spawn.Process(target=_lie_open, args=(theirs, num_bytes), daemon=True)
+        warm = warm_processes()
+        pipe, theirs = warm.Pipe()
+        self.process = warm.Process(target=_lie_open, args=(theirs, num_bytes), daemon=True)
         self.process.start()
         self.memory: FarMemory = pipe.recv()
         self._pipe = pipe  # its end is the other's end
