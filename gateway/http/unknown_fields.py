@@ -1,6 +1,6 @@
 """Fields of a body that Baton does not know: left out, unless that changes what is meant.
 
-    a name that others act on (other_names.py)        refused, with what to use instead
+    a name that others act on (remedies.py)           refused, with what to use instead
     nearly the name of a field                        refused: "did you mean ...?"
     anything else                                     left out; the header `x-baton-ignored` says so
 
@@ -20,7 +20,7 @@ from starlette.requests import Request
 
 from baton.core.errors import InvalidRequest
 from baton.gateway.access.config import GatewayConfig
-from baton.gateway.http.other_names import remedy_for
+from baton.gateway.http.remedies import OF_MESSAGES, remedy_for
 from baton.gateway.http.request_body import (
     UnknownField,
     decode_body,
@@ -41,11 +41,6 @@ LIKENESS = 0.85
 """From which on one name is a slip of another: by `difflib`, 1 is the same."""
 MIN_LETTERS = 3
 STEP = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
-IN_MESSAGES = {
-    "images": "models here read text",
-    "partial": "use continue_final_message",
-    "prefix": "use continue_final_message",
-}
 MEANT_WHOLE = ("response_format", "structured_outputs", "text", "output_config", "output_format")
 """Fields in which every word is meant: an unknown one is refused."""
 
@@ -122,7 +117,7 @@ def _drop_all(body: dict[str, Any], kind: type[msgspec.Struct]) -> Iterator[str]
 
 def _refuse_meant(error: UnknownField, kind: type[msgspec.Struct]) -> None:
     """Refuse a field within a field, if it was meant. Raises InvalidRequest."""
-    if error.path.startswith("messages") and (remedy := IN_MESSAGES.get(error.name)):
+    if error.path.startswith("messages") and (remedy := OF_MESSAGES.get(error.name)):
         raise InvalidRequest(f"{error.field} is not supported; {remedy}", field=error.field)
     _refuse_slip(error, kind)
     if error.path.startswith(MEANT_WHOLE):

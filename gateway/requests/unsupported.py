@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -76,11 +76,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
-REMEDIES = {
-    "chat_template": "the model's own is used; chat_template_kwargs sets its switches",
-}
-
-
 MEDIA = (
     *("image", "image_url", "input_image"),
     *("audio", "audio_url", "input_audio", "video_url"),
@@ -103,11 +98,15 @@ def asks_for_nothing(name: str, value: object) -> bool:
     return any(value == other and type(value) is type(other) for other in neutral)
 
 
-def refuse_unsupported(body: msgspec.Struct, path: str = "") -> None:
-    """Raises InvalidRequest for the first field that asks for what Baton cannot do yet."""
+def refuse_unsupported(
+    body: msgspec.Struct,
+    path: str = "",
+    remedy_for: Callable[[str], str | None] = lambda name: None,
+) -> None:
+    """Raises InvalidRequest for the first field that asks for what Baton cannot do."""
     for name in refused_names(type(body)):
         if not asks_for_nothing(name, getattr(body, name)):
-            remedy = REMEDIES.get(name)
+            remedy = remedy_for(name)
             reason = "is not supported" if remedy else "is not supported yet"
             raise InvalidRequest(
                 f"{path}{name} {reason}; {remedy or 'leave it out'}", field=path + name

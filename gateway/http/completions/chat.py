@@ -31,13 +31,13 @@ from baton.gateway.http.completions.template_switches import (
 )
 from baton.gateway.http.completions.tool_format import tell_format
 from baton.gateway.http.hosted_tools import OPENAIS, without_hosted
+from baton.gateway.http.remedies import refuse_fields
 from baton.gateway.http.sending.responder import Progress, Responder
 from baton.gateway.http.unknown_fields import note_without_effect, read_known
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.options import SamplingOptions, options_from
 from baton.gateway.requests.order import CompletionOrder
 from baton.gateway.requests.prompts import truncated
-from baton.gateway.requests.unsupported import refuse_unsupported
 from baton.gateway.text.chat_template import ChatTemplate
 
 
@@ -85,7 +85,7 @@ async def chat_order(
 ) -> tuple[CompletionOrder, ChatPlan]:
     """Raises InvalidRequest."""
     gateway.check_model(body.model, who.caller)
-    refuse_unsupported(body)
+    refuse_fields(body)
     options = _options(body)
     plan = await plan_chat(gateway, conversation_of(body, gateway), who.caller.parking)
     order = CompletionOrder(

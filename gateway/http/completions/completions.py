@@ -29,6 +29,7 @@ from baton.gateway.http.completions.logprobs import (
 )
 from baton.gateway.http.completions.openai_writer import OpenAiWriter
 from baton.gateway.http.completions.schemas import CompletionBody
+from baton.gateway.http.remedies import refuse_fields
 from baton.gateway.http.sending.responder import Progress, Responder
 from baton.gateway.http.unknown_fields import read_known
 from baton.gateway.requests.gateway import Gateway
@@ -37,7 +38,6 @@ from baton.gateway.requests.generations.completion_stream import Usage
 from baton.gateway.requests.options import options_from
 from baton.gateway.requests.order import CompletionOrder, Prompt
 from baton.gateway.requests.prompts import read_prompts, truncated, with_cache_point
-from baton.gateway.requests.unsupported import refuse_unsupported
 from baton.gateway.text.served_model import ServedModel
 
 DEFAULT_MAX_TOKENS = 16
@@ -78,7 +78,7 @@ class CompletionsApi:
 async def completion_order(gateway: Gateway, body: CompletionBody, who: Asker) -> CompletionOrder:
     """Raises InvalidRequest."""
     gateway.check_model(body.model, who.caller)
-    refuse_unsupported(body)
+    refuse_fields(body)
     prompts = await read_prompts(
         gateway,
         body.prompt,

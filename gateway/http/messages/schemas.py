@@ -14,13 +14,13 @@ import msgspec
 from baton.core.errors import InvalidRequest
 from baton.gateway.chat.functions import Function
 from baton.gateway.http.generation_body import GenerationBody
+from baton.gateway.http.remedies import refuse_fields
 from baton.gateway.requests.cache_control import CacheControl
 from baton.gateway.requests.unsupported import (
     Ignored,
     Label,
     Refused,
     Returned,
-    asks_for_nothing,
 )
 
 
@@ -167,46 +167,28 @@ class MessagesBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     user_profile_id: Ignored = None
     workspace_id: Ignored = None
 
+    best_of: Refused = None
     compaction: Refused = None
     container: Refused = None
     function_call: Refused = None
     functions: Refused = None
     logprobs: Refused = None
     mcp_servers: Refused = None
+    n: Refused = None
     prefill: Refused = None
+    prompt_logprobs: Refused = None
     response_format: Refused = None
+    stop: Refused = None
     thread: Refused = None
     top_logprobs: Refused = None
 
 
 CLEARS_THINKING = "clear_thinking_20251015"
-ONE_ANSWER = "there is one answer; use /v1/chat/completions for several"
-STATELESS = "nothing is kept between requests here; send the conversation as messages"
-LOGPROBS = "use /v1/chat/completions for those"
-REMEDY_BY_FIELD = {
-    "best_of": ONE_ANSWER,
-    "compaction": STATELESS,
-    "container": "nothing runs here but the model; leave it out",
-    "function_call": "use tool_choice",
-    "functions": "use tools",
-    "logprobs": LOGPROBS,
-    "mcp_servers": "nothing runs here but the model; describe what they offer as tools",
-    "n": ONE_ANSWER,
-    "prefill": "let the last of messages be the assistant's",
-    "prompt_logprobs": LOGPROBS,
-    "response_format": "use output_config.format",
-    "stop": "use stop_sequences",
-    "thread": STATELESS,
-    "top_logprobs": LOGPROBS,
-}
 
 
 def refuse_foreign(body: MessagesBody) -> None:
     """Raises InvalidRequest for what needs Anthropic's servers, or has another name here."""
-    for name in body.__struct_fields__:
-        remedy = REMEDY_BY_FIELD.get(name)
-        if remedy is not None and not asks_for_nothing(name, getattr(body, name)):
-            raise InvalidRequest(f"{name} is not supported: {remedy}", field=name)
+    refuse_fields(body)
     edits = (body.context_management or {}).get("edits") or []
     for index, edit in enumerate(edits if isinstance(edits, list) else [edits]):
         if not isinstance(edit, dict) or edit.get("type") != CLEARS_THINKING:

@@ -34,10 +34,11 @@ from baton.gateway.http.completions.tool_format import tell_format
 from baton.gateway.http.edge import REQUEST_ID
 from baton.gateway.http.errors import json_response
 from baton.gateway.http.hosted_tools import OPENAIS, without_hosted
+from baton.gateway.http.remedies import refuse_fields
 from baton.gateway.http.responses.answer import ID_PREFIX, InputTokensAnswer, begun_answer
 from baton.gateway.http.responses.input import InputItem, input_messages
 from baton.gateway.http.responses.kept import KeptResponses, named_items
-from baton.gateway.http.responses.schemas import ResponsesBody, TextFormat, refuse_unknown_ways
+from baton.gateway.http.responses.schemas import ResponsesBody, TextFormat
 from baton.gateway.http.responses.writer import AnswerTerms, ResponsesWriter
 from baton.gateway.http.sending.responder import Responder
 from baton.gateway.http.unknown_fields import note_without_effect, printable, read_known
@@ -132,7 +133,7 @@ class ResponsesApi:
         config = self._gateway.config
         body = await read_known(request, config, ResponsesBody)
         self._gateway.check_model(body.model, request.state.caller)
-        refuse_unknown_ways(body)
+        refuse_fields(body)
         body.tools = without_hosted(request, config, body.tools, OPENAIS)
         return body
 

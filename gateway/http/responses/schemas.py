@@ -13,7 +13,7 @@ from baton.core.errors import InvalidRequest
 from baton.gateway.chat.functions import CustomTool, Function, InputFormat
 from baton.gateway.http.completions.schemas import StreamOptions
 from baton.gateway.http.generation_body import GenerationBody
-from baton.gateway.requests.unsupported import Ignored, Label, Refused, asks_for_nothing
+from baton.gateway.requests.unsupported import Ignored, Label, Refused
 
 
 class ResponsesTool(msgspec.Struct, kw_only=True):
@@ -145,38 +145,17 @@ class ResponsesBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     service_tier: Ignored = None
 
     background: Refused = None
+    best_of: Refused = None
     context_management: Refused = None
     conversation: Refused = None
+    max_tokens: Refused = None
     moderation: Refused = None
+    n: Refused = None
     prompt: Refused = None
+    prompt_logprobs: Refused = None
     truncation: Refused = None
 
     @property
     def hides_reasoning(self) -> bool:
         excluded = self.reasoning is not None and self.reasoning.exclude
         return self.include_reasoning is False or bool(excluded)
-
-
-REMEDY_BY_FIELD = {
-    "background": "nothing runs without a client here; use stream and resumable, or a batch",
-    "context_management": "the context is the caller's; leave it out",
-    "conversation": "use previous_response_id, or send the conversation as items of input",
-    "moderation": "there is none here; leave it out",
-    "prompt": "prompts are not kept here; send input",
-    "max_tokens": "use max_output_tokens",
-    "n": "there is one answer; use /v1/chat/completions for several",
-    "best_of": "there is one answer; use /v1/chat/completions for several",
-    "prompt_logprobs": "use /v1/chat/completions for those",
-}
-
-
-def refuse_unknown_ways(body: ResponsesBody) -> None:
-    """Raises InvalidRequest for what cannot be done here, or has another name."""
-    for name, remedy in REMEDY_BY_FIELD.items():
-        if not asks_for_nothing(name, getattr(body, name)):
-            raise InvalidRequest(f"{name} is not supported: {remedy}", field=name)
-    if not asks_for_nothing("truncation", body.truncation):
-        raise InvalidRequest(
-            "truncation can only be disabled; shorten input, or use truncate_prompt_tokens",
-            field="truncation",
-        )

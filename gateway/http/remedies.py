@@ -1,18 +1,22 @@
-"""Names that change an answer elsewhere, and what a body has in their place.
+"""Remedies: what to use in place of a field that a body does not have, or cannot act upon.
 
-A field of one body that another does not have is refused by that other, with its own name for the
-same; so is a field that only other servers have. What is in none of these tables changes nothing.
+    a field of one body that another has not      the other's own name for the same
+    a field that only other servers have          what does it here
+    a field that a body has only to refuse it     the same; its type is `Refused`
+
+What is in none of these tables, and not nearly the name of a field, changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
 from baton.gateway.http.generation_body import GenerationBody
-from baton.gateway.requests.unsupported import refused_names
+from baton.gateway.requests.unsupported import refuse_unsupported, refused_names
 
 
 class Meaning(NamedTuple):
@@ -50,7 +54,8 @@ OF_GENERATION = (
         ("text", "output_config", "format"),
     ),
     Meaning(("top_logprobs", "logprobs", "include"), IN_CHATS, ("n_probs", "return_logprob")),
-    Meaning(("prompt_logprobs",), "", ("decoder_input_details", "logprob_start_len")),
+    Meaning(("n", "best_of"), f"there is one answer; {IN_CHATS} for several"),
+    Meaning(("prompt_logprobs",), IN_CHATS, ("decoder_input_details", "logprob_start_len")),
     Meaning(("echo",), "use /v1/completions", ("return_full_text",)),
     Meaning(("suffix",), "there is no infilling here", ("input_prefix", "input_suffix")),
     Meaning(("tools", "functions"), IN_CHATS),
@@ -164,6 +169,12 @@ USE_INSTEAD = {
     "xtc_probability": "use min_p or typical_p",
 }
 """Fields that only other servers have, of bodies that ask for text."""
+OF_MESSAGES = {
+    "images": TEXT_ONLY,
+    "partial": "use continue_final_message",
+    "prefix": "use continue_final_message",
+}
+"""Fields of other servers' messages."""
 READ = ("input", "messages", "prompt", "text_1", "query")
 """Bodies that have none of these, such as a batch's, are about other things."""
 PATHS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": "/v1/responses"}
@@ -197,3 +208,8 @@ def remedy_for(kind: type[msgspec.Struct], name: str) -> str | None:
         return meaning.otherwise or "leave it out"
     path = f", or {PATHS[name]}" if is_generation and name in PATHS else ""
     return f"use {own[0]}{path}"
+
+
+def refuse_fields(body: msgspec.Struct) -> None:
+    """Raises InvalidRequest for the first `Refused` field of a body that asks for something."""
+    refuse_unsupported(body, remedy_for=partial(remedy_for, type(body)))
