@@ -38,8 +38,8 @@ TRIAL_TOKENS = 12
 MIN_REST = 32.0
 """Steps without drafts."""
 MAX_CREDIT = 32.0
-"""Of what drafts have saved so much may be lost again, in steps without drafts: a quarter of a short
-answer."""
+"""Of what drafts have saved so much may be lost again, in steps without drafts: a quarter of a
+short answer."""
 MAX_GROWTH = 4.0
 """Times that a rest becomes as long, at most, because those before came to nothing."""
 LEAST_STAKE = 0.1
@@ -87,7 +87,7 @@ class Pause:
         """Requests that ran when the rest began, and those that have left since."""
         self._begin_window(FIRST_WINDOW)
         self._credit_s = 0.0
-        """Seconds that drafts have saved and not lost again; less than 0: what they lost besides."""
+        """Seconds that drafts have saved and not lost again; less than 0: what else they lost."""
         self._num_idle = 0
         self._idle_s = 0.0
         """What the last steps lost, without anything to verify."""
