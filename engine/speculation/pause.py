@@ -6,9 +6,13 @@
     trial     the first steps, and those after a rest for loss: what is known of drafts is
               forgotten, and something is verified whatever is hoped of it
 
+Losses are paid from a credit: what drafts saved before, so many steps at most. As long as it lasts
+rests are short and end with those who ran, because the next may be drafted for with more luck: of
+ten answers one or two win what all others lose together. Only what is left of a loss when the
+credit is used up makes a rest long.
+
 The less there is to be won, the longer is a rest; and the longer, the more of them came to nothing.
-When those who ran then are gone, how many came to nothing is forgotten: others may be drafted for
-with more luck.
+When those who ran then are gone, how many came to nothing is forgotten.
 """
 
 from __future__ import annotations
@@ -33,6 +37,9 @@ TRIAL_TOKENS = 12
 """Drafted tokens that a trial verifies whatever is hoped of them."""
 MIN_REST = 32.0
 """Steps without drafts."""
+MAX_CREDIT = 32.0
+"""Of what drafts have saved so much may be lost again, in steps without drafts: a quarter of a
+short answer."""
 MAX_GROWTH = 4.0
 """Times that a rest becomes as long, at most, because those before came to nothing."""
 LEAST_STAKE = 0.1
@@ -79,14 +86,12 @@ class Pause:
         self._num_who_rest = self._num_left = 0
         """Requests that ran when the rest began, and those that have left since."""
         self._begin_window(FIRST_WINDOW)
-        self._lost_s = 0.0
-        """Seconds lost since drafts last paid, or the last rest."""
+        self._credit_s = 0.0
+        """Seconds that drafts have saved and not lost again; less than 0: what else they lost."""
         self._num_idle = 0
         self._idle_s = 0.0
         """What the last steps lost, without anything to verify."""
         self._is_idle_refused = False
-        self._has_won = False
-        """Whether drafts have won time since the last rest."""
 
     @property
     def is_on(self) -> bool:
@@ -110,14 +115,14 @@ class Pause:
 
     def lose(self, seconds: float) -> None:
         """Note seconds spent on drafts to come: the next rest is as long as if they had lost it."""
-        self._lost_s += seconds
+        self._credit_s -= seconds
 
     def left(self) -> None:
         """A request has left."""
         self._num_left += 1
         if self._num_left >= self._num_who_rest:
             self._growth = 1.0
-            self._rest_s -= self._grown_s
+            self._rest_s = 0.0 if self._has_credit else self._rest_s - self._grown_s
             self._grown_s = 0.0
             self.is_deep = self.is_deep and self.is_on
 
@@ -128,7 +133,7 @@ class Pause:
         self._saved_s += balance.saved_s
         self._evident_s += max(balance.saved_s, -balance.plain_s)
         self._spent_s += balance.spent_s
-        self._lost_s -= balance.saved_s
+        self._credit_s = min(self._credit_s + balance.saved_s, MAX_CREDIT * balance.plain_s)
         self._num_trial_tokens = max(0, self._num_trial_tokens - balance.num_verified)
         if balance.num_verified:
             self._num_idle, self._idle_s, self._is_idle_refused = 0, 0.0, False
@@ -137,26 +142,32 @@ class Pause:
             self._idle_s -= balance.saved_s
             self._is_idle_refused |= balance.is_refused
         is_over = self._num_steps >= self._window
-        max_loss = MAX_LOSS if self._has_won else MAX_LOSS_OF_TRIAL
+        max_loss = MAX_LOSS if self._has_credit else MAX_LOSS_OF_TRIAL
         if self._evident_s < -max_loss * balance.plain_s or (
             is_over and self._saved_s < -TRIAL_SHARE * self._spent_s
         ):
             self._begin_rest(balance, stake(), is_loss=True)
         elif self._num_idle >= IDLE_AFTER or (
-            not self._has_won  # after a win, a late step may be chance
+            not self._has_credit  # after a win, a late step may be chance
             and self._is_idle_refused
             and self._idle_s > MAX_LOSS_IDLE * balance.plain_s
         ):
             self._begin_rest(balance, stake(), is_loss=self._is_idle_refused)
         elif is_over:
             if self._saved_s > WON * self._spent_s:
-                self.has_lost, self._has_won, self._growth = False, True, 1.0
-            self._lost_s = 0.0
+                self.has_lost, self._growth = False, 1.0
+            self._credit_s = max(0.0, self._credit_s)
             self._begin_window(WINDOW)
+
+    @property
+    def _has_credit(self) -> bool:
+        return self._credit_s > 0
 
     def _begin_rest(self, balance: Balance, stake: float, *, is_loss: bool) -> None:
         allowed = TRIAL_SHARE * min(1.0, max(LEAST_STAKE, stake))
-        base_s = max(MIN_REST * balance.plain_s, self._lost_s / allowed)
+        base_s = max(MIN_REST * balance.plain_s, -self._credit_s / allowed)
+        if self._has_credit:
+            self._growth = 1.0
         self._rest_s = base_s * self._growth
         self._grown_s = self._rest_s - base_s
         self._growth = min(2 * self._growth, MAX_GROWTH)
@@ -167,8 +178,8 @@ class Pause:
         self._is_trial_next = is_loss
         self._num_trial_tokens = self._num_idle = 0
         self._idle_s = 0.0
-        self._is_idle_refused = self._has_won = False
-        self._lost_s = 0.0
+        self._is_idle_refused = False
+        self._credit_s = max(0.0, self._credit_s)
         self._begin_window(FIRST_WINDOW)
 
     def _begin_window(self, length: int) -> None:
