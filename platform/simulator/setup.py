@@ -17,7 +17,7 @@ class SloClass:
 
     slo: Slo
     share: float
-    """Of all conversations; of all requests, where none belong to any."""
+    """The fraction of conversations, or of requests that belong to none, that are of this class."""
 
     @classmethod
     def read(cls, text: str) -> SloClass:
