@@ -220,7 +220,7 @@ class Answers:
         work_s = candidates.prefill_s(asked.prompt.num_tokens, options.held.usable)
         wait_s = candidates.busy_s(asked.now)
         if turns is not None and candidates.has_lines:
-            due_s = turns.dues_s(asked.prompt, work_s, candidates.line_s)
+            due_s = turns.dues_s(asked.prompt, work_s, candidates.line_s, asked.now)
             wait_s = wait_s + candidates.ahead(due_s)[0]
         return wait_s.take(places), work_s.take(places)
 

@@ -65,7 +65,7 @@ def _cheapest(
     """Equals by draw: fair among all replicas over many requests, and the same each time for one
     of them."""
     num_output, rate = typical.of(request), view.rates.tokens_per_s
-    asked = asked_to_decode(replicas, now, request.num_tokens, num_output, rate)
+    asked = asked_to_decode(replicas, now, request, num_output, rate)
     order, terms, num_held = least_to_decode(asked, replicas, drawn(request.request_id), MAX_TOLD)
     known = map(replicas.known, order)
     told = DecodeRanking(

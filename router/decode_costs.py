@@ -1,6 +1,6 @@
 """Where decoding one request would cost least of several replicas, and what, in seconds.
 
-    cost = queued + silent + decode + harm + blocks + lacks
+    cost = queued + silent + decode + harm + blocks + lacks + late
 
     queued    until it has computed what waits there, for whichever gateway, by its own speed
     silent    it has something to do and should have spoken: as long as it has been overdue
@@ -9,6 +9,8 @@
     blocks    where its free blocks lack room for prompt and output: what it must compute again, and
               its share of the time until others have ended
     lacks     to compute what it has not cached of the prompt, at the pool's rate, whoever does
+    late      of a request with an objective: by how much its tokens would be late in all, and from
+              a quarter of what is allowed on all of that (`fairness/slo.py`)
 
 A step of n requests takes constant + n x request + context tokens x context, times the replica's
 slowness of late (`core/step_times.py`), so one that becomes slow is avoided long before it is dead.
@@ -27,13 +29,15 @@ import numpy as np
 from baton.core.replicas import HEARTBEAT_S
 from baton.kernels.cpu.library import library_without_torch
 from baton.kernels.routing import choices_cpu as compiled
+from baton.router.fairness.slo import STEEPNESS, late_cost_s
+from baton.router.placement import PlacementRequest
 from baton.router.policies.routing_policy import least_by
 from baton.router.replicas.candidate import LATE_S
 from baton.router.replicas.view import PoolView
 from baton.router.table.columns import Numbers
 from baton.router.table.decode_columns import DecodeFact, UsualStep
 
-TERMS = ("queued_s", "silent_s", "decode_s", "harm_s", "blocks_s", "lacks_s")
+TERMS = ("queued_s", "silent_s", "decode_s", "harm_s", "blocks_s", "lacks_s", "late_s")
 RUNNING_REQUEST_COST = 8.0
 """Tokens to compute, as which a request counts that decodes, while no steps are measured: half of
 them for what it takes of a new one's steps, half for what that takes of its own."""
@@ -49,6 +53,8 @@ class AskedToDecode(NamedTuple):
     """Tokens of the prompt."""
     num_output: float
     """Expected output tokens, at least one."""
+    itl_s: float
+    """Seconds a token that its objective allows; infinite: it has none."""
     tokens_per_s: float
     """Prefill rate of the pool, in prompt tokens a second."""
     patience_s: float
@@ -57,13 +63,19 @@ class AskedToDecode(NamedTuple):
 
 
 def asked_to_decode(
-    replicas: PoolView, now: float, num_tokens: int, num_output: float, tokens_per_s: float
+    replicas: PoolView,
+    now: float,
+    request: PlacementRequest,
+    num_output: float,
+    tokens_per_s: float,
 ) -> AskedToDecode:
     usual = replicas.pool.decoding.usual
     if usual is None:
         request_s = RUNNING_REQUEST_COST / (2.0 * tokens_per_s * num_output)
         usual = UsualStep(0.0, request_s, 0.0)
-    return AskedToDecode(now, num_tokens, num_output, tokens_per_s, PATIENCE_S, usual)
+    return AskedToDecode(
+        *(now, request.num_tokens, num_output, request.itl_s, tokens_per_s, PATIENCE_S, usual)
+    )
 
 
 class Cheapest(NamedTuple):
@@ -91,7 +103,7 @@ def least_to_decode(asked: AskedToDecode, replicas: PoolView, draw: int, num: in
     columns = pool.candidates.columns
     order = compiled.least_to_decode(
         found,
-        (now, LATE_S, *rest, *asked.usual),
+        (now, LATE_S, STEEPNESS, *rest, *asked.usual),
         compiled.Decoders(
             *(columns.rows, pool.decoding.rows, replicas.cached, replicas.expected),
             *(columns.draws, replicas.places),
@@ -105,7 +117,7 @@ def least_to_decode(asked: AskedToDecode, replicas: PoolView, draw: int, num: in
 def reference(asked: AskedToDecode, replicas: PoolView) -> Numbers:
     """The definition: [term, place], those of `TERMS` and their sum."""
     terms = np.empty((len(TERMS) + 1, len(replicas)))
-    queued_s, silent_s, decode_s, harm_s, blocks_s, lacks_s, total_s = terms
+    queued_s, silent_s, decode_s, harm_s, blocks_s, lacks_s, late_s, total_s = terms
     facts, busy_s = replicas.pool.decoding.numbers, replicas.pool.candidates.busy_s(asked.now)
     if replicas.places is not None:
         facts, busy_s = facts[:, replicas.places], busy_s[replicas.places]
@@ -125,5 +137,7 @@ def reference(asked: AskedToDecode, replicas: PoolView) -> Numbers:
     lack = np.maximum(wanted - facts[DecodeFact.FREE_TOKENS], 0.0)
     blocks_s[:] = lack / asked.tokens_per_s + lack / facts[DecodeFact.USED_TOKENS] * decode_s
     lacks_s[:] = np.maximum(asked.num_tokens - replicas.soon, 0.0) / asked.tokens_per_s
+    over_s = np.maximum(step_s - asked.itl_s, 0.0) * asked.num_output
+    late_s[:] = late_cost_s(over_s, asked.itl_s * asked.num_output)
     np.add.reduce(terms[:-1], out=total_s)
     return terms

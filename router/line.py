@@ -84,7 +84,7 @@ class Line:
             self._policy.placed(prompt, candidate)
             return place
         work_s = candidate.speed.prefill_s(prompt.num_tokens, num_held)
-        due_s = turns.due_s(prompt, work_s, candidate.line_s)
+        due_s = turns.due_s(prompt, work_s, candidate.line_s, now)
         num_fetched = num_held if num_held > held.tokens[place] else 0
         waiting = Waiting(prompt, candidate, work_s, due_s, num_fetched)
         self._waiting[prompt.number] = waiting
@@ -108,7 +108,7 @@ class Line:
         return self._free(candidate, _Offers(candidates, now)) if candidate.has_credit else None
 
     def _free(self, candidate: Candidate, offers: _Offers) -> Prompt | None:
-        self._look_again(candidate)
+        self._look_again(candidate, offers.now)
         first = candidate.waiting[0] if candidate.waiting else None
         if first is None:
             first = self._offer(candidate, offers)
@@ -155,7 +155,7 @@ class Line:
             self.leave(prompt)
         return left
 
-    def _look_again(self, candidate: Candidate) -> None:
+    def _look_again(self, candidate: Candidate, now: float) -> None:
         turns = self._policy.turns
         if turns is None or not candidate.waiting:
             return
@@ -163,7 +163,7 @@ class Line:
         held = self._usable(candidate.waiting, candidate)
         for waiting, num_held in zip(candidate.waiting, held, strict=True):
             waiting.work_s = candidate.speed.prefill_s(waiting.prompt.num_tokens, num_held)
-            waiting.due_s = turns.due_s(waiting.prompt, waiting.work_s, line_s)
+            waiting.due_s = turns.due_s(waiting.prompt, waiting.work_s, line_s, now)
         candidate.sort()
 
     def _usable(self, waiting: Sequence[Waiting], candidate: Candidate) -> Sequence[int]:

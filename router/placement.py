@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,10 @@ class PlacementRequest:
     """The conversation, if the caller says; empty: found by what it begins with."""
     max_output: int | None = None
     """Tokens of output that it may still have; None: nobody says."""
+    due_s: float = math.inf
+    """When its first token is due, by its objective; infinite: it has none."""
+    itl_s: float = math.inf
+    """Seconds from token to token that its objective allows."""
     local_because: str = ""
     """Why the decode replica must compute the prompt itself. Empty: it need not."""
 

@@ -324,5 +324,6 @@ class Placer:
             block_size=layout.block_size,
             session=session,
             is_first_turn=is_first_turn,
+            due_s=request.due_s,
             draw=drawn(request.request_id),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,6 +28,8 @@ class Prompt:
     session: str = ""
     """The conversation it continues, or begins."""
     is_first_turn: bool = True
+    due_s: float = math.inf
+    """When its first token is due, by its objective; infinite: it has none."""
     draw: int = 0
     """64 bits that settle what is equal otherwise: fair over many prompts, the same each time."""
 

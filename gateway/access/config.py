@@ -20,6 +20,16 @@ Priority = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 Weight = Annotated[float, msgspec.Meta(gt=0, le=1000)]
 
 
+class SloClassConfig(ConfigNode, frozen=True, kw_only=True):
+    """What a class of requests is to see. The router serves who must begin first, and avoids
+    replicas that would be late; nothing is refused for it."""
+
+    ttft_s: Seconds | None = None
+    """Seconds from a request to its first token. Empty: any."""
+    itl_s: Seconds | None = None
+    """Mean seconds from one output token to the next. Empty: any."""
+
+
 class TenantConfig(ConfigNode, frozen=True, kw_only=True):
     """One tenant: its requests share cached KV with each other and with nobody else."""
 
@@ -45,6 +55,8 @@ class TenantConfig(ConfigNode, frozen=True, kw_only=True):
     """Tokens a second, for short bursts. Empty: no limit."""
     max_wait_s: Seconds | None = None
     """A request that would wait longer for a place is refused (429). Empty: gateway.max_wait_s."""
+    slo_class: str = ""
+    """The class of its requests that name none. Empty: gateway.slo_class."""
     request_timeout_s: Seconds | None = None
     """The most seconds from the arrival of a request to its last token. Empty:
     gateway.request_timeout_s."""
@@ -122,6 +134,10 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     max_wait_s: Seconds | None = None
     """A request that would wait longer for a place is refused (429), at once if that can be
     foreseen. Empty: it waits for as long as its time limit lets it."""
+    slo_classes: dict[str, SloClassConfig] = msgspec.field(default_factory=dict)
+    """Service level objectives by name; the header `x-gateway-inference-objective` names one."""
+    slo_class: str = ""
+    """The class of requests that name none. Empty: they have no objective."""
     policy: str = DEFAULT_POLICY
     """How the replica that computes a prompt is chosen; docs/router.md has all there are."""
     kept_decisions: Annotated[int, msgspec.Meta(ge=0)] = 2048
@@ -208,6 +224,7 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
                 )
         self._check_keys()
         self._check_shares()
+        self._check_classes()
         if not self.operator_keys and not is_loopback(self.admin_host):
             raise ValueError(
                 f"admin_host {self.admin_host!r} lets other machines operate the deployment, and "
@@ -254,6 +271,14 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
             raise ValueError("a key belongs to one tenant, to api_keys or to operator_keys")
         if "" in self.tenants:
             raise ValueError("tenants need a name")
+
+    def _check_classes(self) -> None:
+        if "" in self.slo_classes:
+            raise ValueError("slo_classes need a name")
+        for name in (self.slo_class, *(tenant.slo_class for tenant in self.tenants.values())):
+            if name and name not in self.slo_classes:
+                known = ", ".join(self.slo_classes) or "none"
+                raise ValueError(f"slo_class {name!r} is not one of slo_classes, which has {known}")
 
     def _check_shares(self) -> None:
         total = sum(self.kv_shares.values())

@@ -20,6 +20,7 @@ from baton.core.clock import Clock, monotonic
 from baton.core.errors import Overloaded
 from baton.core.ids import RequestId
 from baton.router.fairness.fair_queue import Entry, FairQueue
+from baton.router.fairness.slo import UNHURRIED_S
 
 T = TypeVar("T")
 
@@ -81,6 +82,8 @@ class Turn:
     """It would rather be refused than wait longer for a place."""
     time_left_s: float | None = None
     """Seconds until the request's deadline; None: it has none."""
+    due_in_s: float = UNHURRIED_S
+    """Seconds within which its objective wants its first token."""
 
     @property
     def patience_s(self) -> float | None:
@@ -123,10 +126,11 @@ class AdmissionQueue(Generic[T]):
         """Seconds until a place, behind all who wait."""
         return self._pace.wait_s(len(self), self._clock())
 
-    def num_before(self, tenant: str, priority: int) -> int:
+    def num_before(self, tenant: str, priority: int, due_in_s: float = UNHURRIED_S) -> int:
         """How many should go before one that would come now."""
-        now = self._clock()
-        return self._line.num_before_new(tenant=tenant, priority=priority, now=now)
+        return self._line.num_before_new(
+            tenant=tenant, priority=priority, due_in_s=due_in_s, now=self._clock()
+        )
 
     def foreseen(self, request_id: RequestId) -> tuple[int, float] | None:
         """How many should go before one in line, and how long it takes to its place."""
@@ -156,6 +160,7 @@ class AdmissionQueue(Generic[T]):
             tenant=turn.tenant,
             priority=turn.priority,
             is_retry=turn.is_retry,
+            due_in_s=turn.due_in_s,
             now=self._clock(),
         )
         self._entry_by_request[turn.request_id] = entry

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.core.clock import Clock
 from baton.core.ids import Epoch
@@ -19,6 +19,7 @@ from baton.core.replicas import Capacity
 from baton.gateway.fleet.fleet import Fleet
 from baton.gateway.requests.generations.generation import Estimate
 from baton.router.explain.decisions import Came, Considered, Decision, Decisions
+from baton.router.fairness.slo import NO_SLO, Kept
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.placer import Outlook
 from baton.router.recent import Recent
@@ -77,6 +78,8 @@ class Asked:
     """How long it will wait to enter, as predicted then."""
     first_token: FirstToken
     """The request's time to first token, shared by its attempts."""
+    kept: Kept = field(default_factory=lambda: Kept(NO_SLO, 0.0))
+    """How its objective fares, shared likewise."""
 
 
 class DecisionLog:
@@ -120,6 +123,7 @@ class DecisionLog:
             names=prompt.names,
             block_size=prompt.block_size,
             session=prompt.session,
+            slo=asked.kept.slo,
             policy=self.policy,
             reason=placement.reason,
             computes=chosen.replica_id,
@@ -208,6 +212,7 @@ class FollowedDecision:
             self._conclude(now - self._asked.at_s)
         self._num_tokens += num_tokens
         self._last_s = now
+        self._asked.kept.deliver(num_tokens, now)
 
     def hear(self, receipt: Receipt, decode: Epoch) -> None:
         """D's own word of the attempt; the last one counts."""

@@ -21,7 +21,7 @@ from baton.core.clock import Clock, monotonic
 from baton.core.errors import DeadlineExceeded, Overloaded, Unavailable
 from baton.core.ids import Epoch, RequestId, new_epoch
 from baton.core.messages import GenerateRequest, ParkedStream
-from baton.core.metrics import Family, gauge
+from baton.core.metrics import Counter, Family, gauge
 from baton.core.parking import TakeStream
 from baton.core.replicas import Role
 from baton.gateway.access.api_keys import BACKGROUND
@@ -49,6 +49,7 @@ from baton.router.cache.prompt_names import PromptNames, names_of
 from baton.router.cache.pulling import RateMeter
 from baton.router.explain.capture import capture, captured_replicas
 from baton.router.explain.decisions import Decisions
+from baton.router.fairness.slo import Kept
 from baton.router.placement import placement_request
 from baton.router.placer import Placer, Routing
 
@@ -99,6 +100,11 @@ class ReplicaDispatcher:
         self._placed_by_request: WeakValueDictionary[RequestId, Placed] = WeakValueDictionary()
         """The current attempts: gone with the requests, which hold them."""
         self._seeking = Seeking(self.fleet, self._placer, self._log, clock)
+        self._kept = Counter(
+            "baton_gateway_slo_requests_total",
+            "Requests with an objective that ended, by what of it was missed",
+            ("slo_class", "outcome"),
+        )
 
     def reconfigure(
         self,
@@ -143,6 +149,7 @@ class ReplicaDispatcher:
     async def _start(self, generation: Generation) -> RunningRequest:
         prompt = PromptNames(generation.prompt, generation.salt)
         first_token = FirstToken(self._log.ttft_errors, self._clock)
+        kept = Kept(generation.slo, self._clock())
         has_begun = False
 
         async def place(
@@ -155,7 +162,7 @@ class ReplicaDispatcher:
             for _ in prompt.make(self.fleet.layouts):
                 await asyncio.sleep(0)  # it may be long: others go on in between
 
-            asked = Asked(generation.owner, asked_s, self._queued_s(generation), first_token)
+            asked = Asked(generation.owner, asked_s, self._queued_s(generation), first_token, kept)
 
             def has_place(placed: Placed) -> None:
                 self._placed_by_request[generation.request_id] = placed
@@ -174,6 +181,7 @@ class ReplicaDispatcher:
                 is_retry=has_begun,
                 max_wait_s=generation.max_wait_s,
                 time_left_s=time_left_s,
+                due_in_s=generation.slo.due_in_s,
             )
             self._seekers[generation.request_id] = seeker
             is_awaited = generation.priority < BACKGROUND
@@ -193,6 +201,8 @@ class ReplicaDispatcher:
             if num_output_tokens:
                 self._placer.hear_output(num_output_tokens)
             first_token.never_comes()
+            if generation.slo.is_given:
+                self._kept.add(1, generation.slo.name, kept.outcome)
 
         running = RunningRequest(generation, place, self._clock, charge, end)
         self._traffic.arrive(generation.request_id, len(generation.prompt))
@@ -236,7 +246,10 @@ class ReplicaDispatcher:
         request = first_request(generation)
         names, near = names_of(request, prompt), self.fleet.where_runs(generation.near)
         asked = replace(
-            placement_request(request, request.prompt, near=near), session=generation.session
+            placement_request(request, request.prompt, near=near),
+            session=generation.session,
+            due_s=generation.slo.due_s(self._clock()),
+            itl_s=generation.slo.allowed_itl_s,
         )
         outlook = self._placer.outlook(asked, names, self.fleet.view(names), self._clock())
         if outlook is None:
@@ -246,7 +259,9 @@ class ReplicaDispatcher:
     def _queued_s(self, generation: Generation) -> float:
         """How long a request that comes now will wait to enter."""
         num_replicas = len(self.fleet.lending) or sum(1 for _ in self.fleet.open_decode)
-        num_before = self._queue.num_before(generation.tenant, generation.priority)
+        num_before = self._queue.num_before(
+            generation.tenant, generation.priority, generation.slo.due_in_s
+        )
         return self._log.queued_s(num_before, num_replicas)
 
     def traffic(self) -> TrafficReport:
@@ -317,6 +332,7 @@ class ReplicaDispatcher:
         yield gauge(
             "baton_gateway_waiting_requests", "Requests that wait for a place", self.num_waiting
         )
+        yield self._kept.family()
         yield from knowledge_families(self.fleet.replicas, self.fleet.links.kv_knowledge())
 
     async def _place(self, seeker: Seeker, turn: Turn) -> None:

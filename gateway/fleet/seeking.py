@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from baton.core.clock import Clock
 from baton.core.ids import Epoch, RequestId
@@ -99,6 +100,8 @@ class Seeking:
             placement_request(request, known, lost=seeker.lost, near=near),
             arrived_s=entered_s,
             session=seeker.session,
+            due_s=inf if request.output else seeker.asked.kept.due_s,
+            itl_s=seeker.asked.kept.slo.allowed_itl_s,
         )
         view = self._fleet.view(names)
         found = self._placer.place(asked, names, view, now, may_wait=may_wait)

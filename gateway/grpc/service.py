@@ -14,6 +14,7 @@ from baton.core.clock import monotonic
 from baton.core.tracing import UNTRACED, TraceContext, TracedCall
 from baton.gateway.access.api_keys import ANYBODY, Caller
 from baton.gateway.access.call_log import EndedCall, log_call
+from baton.gateway.access.objectives import objective_of
 from baton.gateway.grpc.arriving import Arriving
 from baton.gateway.grpc.chat import chatted
 from baton.gateway.grpc.errors import translation_of
@@ -146,7 +147,8 @@ class InferenceService(InferenceServicer):
             caller.check_infers()
             if method in OPERATIONS:
                 call = self._begin_call(method, metadata)
-                caller = replace(caller, call=call)
+                slo = objective_of(self._gateway.config, caller.tenant, metadata.get)
+                caller = replace(caller, call=call, slo=slo)
             yield caller
             outcome = StatusCode.OK
         except Exception as error:

@@ -69,6 +69,17 @@ class ExplainedOutcome(msgspec.Struct, kw_only=True):
     is_over: bool
 
 
+class ExplainedObjective(msgspec.Struct, kw_only=True):
+    """What the request was to see."""
+
+    slo_class: str
+    """Empty: the request's own."""
+    ttft_s: float | None
+    itl_s: float | None
+    outcome: str | None
+    """`met`, or what was missed: `ttft` or `itl`. None until the first token is there."""
+
+
 class ExplainedDecision(msgspec.Struct, kw_only=True):
     """Where one attempt of one choice went."""
 
@@ -81,6 +92,8 @@ class ExplainedDecision(msgspec.Struct, kw_only=True):
     computed_tokens: int
     """Prompt tokens that had to be computed."""
     session: str
+    slo: ExplainedObjective | None
+    """None: it had no objective."""
     prefill_replica: str
     """The replica that computes the prompt; it may be the decode replica."""
     decode_replica: str
@@ -158,6 +171,7 @@ def explained(decision: Decision) -> ExplainedDecision:
         prompt_tokens=decision.num_tokens,
         computed_tokens=decision.num_prefill_tokens,
         session=decision.session,
+        slo=_objective(decision),
         prefill_replica=decision.computes,
         decode_replica=decision.decodes,
         waited_s=decision.waited_s,
@@ -174,6 +188,18 @@ def explained(decision: Decision) -> ExplainedDecision:
             for place, one in enumerate(decision.decode_considered)
         ),
         outcome=None if decision.came is None else _outcome(decision.came),
+    )
+
+
+def _objective(decision: Decision) -> ExplainedObjective | None:
+    slo, came = decision.slo, decision.came
+    if not slo.is_given:
+        return None
+    return ExplainedObjective(
+        slo_class=slo.name,
+        ttft_s=slo.ttft_s,
+        itl_s=slo.itl_s,
+        outcome=None if came is None else slo.outcome(came.first_token_s, came.itl_s),
     )
 
 

@@ -23,6 +23,7 @@ from baton.core.errors import BatonError
 from baton.core.tracing import UNTRACED, TraceContext, TracedCall
 from baton.gateway.access.api_keys import ANYBODY, Caller, shown_key
 from baton.gateway.access.call_log import MAX_PATH, EndedCall, log_call
+from baton.gateway.access.objectives import objective_of
 from baton.gateway.access.rate_limits import REQUESTS, TOKENS, Allowance
 from baton.gateway.http.anthropic_errors import is_messages
 from baton.gateway.http.errors import error_response
@@ -30,6 +31,7 @@ from baton.gateway.http.web_pages import check_no_web_page
 from baton.gateway.requests.call_span import begin_call
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.request_ids import public_request_id
+from baton.router.fairness.slo import NO_SLO
 
 log = logging.getLogger(__name__)
 
@@ -166,14 +168,15 @@ class Edge:
             request_id = public_request_id(headers.get(REQUEST_ID), field=REQUEST_ID)
             own_headers.extend(_id_headers(scope["path"], request_id))
             caller = self._admitted(scope["path"], headers)
+            slo = objective_of(self._gateway.config, caller.tenant, headers.get)
             call = self._begin_call(scope, headers, request_id)
         except BatonError as error:
             refusal = error_response(error, scope["path"])
             await refusal(scope, receive, send_with_headers)
             self._log(scope, status, monotonic() - began_s, request_id, caller)
             return
-        if call is not UNTRACED:
-            caller = replace(caller, call=call)
+        if call is not UNTRACED or slo is not NO_SLO:
+            caller = replace(caller, call=call, slo=slo)
         scope.setdefault("state", {}).update(
             request_id=request_id,
             caller=caller,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from baton.kernels.routing.addresses import Writable, address
 from baton.kernels.routing.cost_terms_cpu import Rows
 
-_ASKED_TO_DECODE, _LENDER = Struct("9d"), Struct("7d")
+_ASKED_TO_DECODE, _LENDER = Struct("11d"), Struct("7d")
 _ADDRESS, _NUM, _DRAW = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64
 
 

@@ -46,6 +46,8 @@ LIVE: Mapping[str, tuple[str, ...]] = {
         "gateway.operator_keys",
         "gateway.tenants.*",
         "gateway.min_priority",
+        "gateway.slo_class",
+        "gateway.slo_classes.*",
         "gateway.policy",
         "gateway.short_prompt_tokens",
         "gateway.max_waiting",

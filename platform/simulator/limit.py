@@ -30,7 +30,8 @@ def play_limit(trace: Trace, setup: Setup, seed: int) -> Outcome:
         num_cached = min(num_held * setup.block_size, request.input_length - 1)
         work_s = speed.prefill_s(request.input_length, num_cached)
         first_token_s = arrival.at_s + work_s
-        outcome.serve(Served(work_s, arrival.place, request.input_length, num_cached))
+        slo = setup.slo_of(seed, request.session or f"{arrival.place}")
+        outcome.serve(Served(work_s, arrival.place, request.input_length, num_cached, slo))
         busy_s += work_s
         ended_s = max(ended_s, first_token_s)
         arrivals.answered(arrival, first_token_s + setup.decode_s(request.output_length))

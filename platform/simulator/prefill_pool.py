@@ -26,6 +26,7 @@ from baton.platform.simulator.outcome import Outcome, Served
 from baton.platform.simulator.setup import Setup
 from baton.platform.traces.trace import Trace
 from baton.router.cache.kv_index import KvIndex
+from baton.router.fairness.slo import Slo
 from baton.router.line import Line
 from baton.router.policies.routing_policy import Held, RoutingPolicy
 from baton.router.prompt import Prompt, mixed
@@ -49,11 +50,12 @@ class _Replica:
 class _Turn:
     """One request of the trace, under way."""
 
-    __slots__ = ("arrival", "num_cached", "prompt")
+    __slots__ = ("arrival", "num_cached", "prompt", "slo")
 
-    def __init__(self, arrival: Arrival, prompt: Prompt) -> None:
+    def __init__(self, arrival: Arrival, prompt: Prompt, slo: Slo) -> None:
         self.arrival = arrival
         self.prompt = prompt
+        self.slo = slo
         self.num_cached = 0
 
 
@@ -110,15 +112,16 @@ class PrefillPool:
         return self._outcome
 
     def _arrives(self, arrival: Arrival) -> None:
-        prompt = self._prompt(arrival)
+        slo = self._setup.slo_of(self._seed, arrival.request.session or f"{arrival.place}")
+        prompt = self._prompt(arrival, slo)
         held = self._held(prompt)
         chosen = self._line.arrive(prompt, self._candidates, held, self._now)
         if self._is_full and not self._is_idle(chosen):
             self._line.leave(prompt)
-            self._outcome.rejected += 1
+            self._outcome.reject(slo)
             self._arrivals.answered(arrival, self._now)
             return
-        turn = self._turn_by_number[prompt.number] = _Turn(arrival, prompt)
+        turn = self._turn_by_number[prompt.number] = _Turn(arrival, prompt, slo)
         self._num_waiting += 1
         if chosen is not None:
             self._send(turn, self._candidates[chosen], int(held.tokens[chosen]))
@@ -133,7 +136,7 @@ class PrefillPool:
         """Whether a prompt that is sent there is computed at once."""
         return chosen is not None and self._replicas[chosen].computing is None
 
-    def _prompt(self, arrival: Arrival) -> Prompt:
+    def _prompt(self, arrival: Arrival, slo: Slo) -> Prompt:
         request = arrival.request
         number = next(self._numbers)
         names = self._names_of(request)
@@ -151,6 +154,7 @@ class PrefillPool:
             block_size=size,
             session=session,
             is_first_turn=is_first_turn,
+            due_s=slo.due_s(self._now),
             draw=mixed(self._seed, number + 1),
         )
 
@@ -200,6 +204,7 @@ class PrefillPool:
                 turn.arrival.place,
                 prompt.num_tokens,
                 turn.num_cached,
+                turn.slo,
             )
         )
         answered_s = self._now + self._setup.decode_s(turn.arrival.request.output_length)

@@ -2,9 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from baton.core.errors import InvalidConfig
 from baton.platform.traces.trace import Trace
+from baton.router.fairness.slo import NO_SLO, Slo
+from baton.router.prompt import drawn, mixed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SloClass:
+    """A class of requests that have an objective."""
+
+    slo: Slo
+    share: float
+    """The fraction of conversations, or of requests that belong to none, that are of this class."""
+
+    @classmethod
+    def read(cls, text: str) -> SloClass:
+        """NAME=TTFT_S:SHARE. Raises InvalidConfig."""
+        name, _, numbers = text.partition("=")
+        ttft_s, _, share = numbers.partition(":")
+        try:
+            found = cls(slo=Slo(name=name, ttft_s=float(ttft_s)), share=float(share))
+        except ValueError:
+            found = None
+        if found is None or not name or not found.slo.ttft_s or not 0 < found.share <= 1:
+            raise InvalidConfig(
+                f"--slo-class {text}: give NAME=TTFT_S:SHARE, such as interactive=2:0.5"
+            )
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +49,17 @@ class Setup:
     max_waiting: int | None = None
     """Prompts that wait, in the gateway and at the replicas; more are rejected. None: no limit."""
     slo_ttft_s: float = 10.0
+    """Seconds within which a first token is in time, of requests of no class."""
+    slo_classes: Sequence[SloClass] = ()
+
+    def slo_of(self, seed: int, conversation: str) -> Slo:
+        """The objective of the requests of a conversation, drawn by its name."""
+        at = mixed(seed, drawn(conversation)) / 2.0**64 if self.slo_classes else 1.0
+        for one in self.slo_classes:
+            if at < one.share:
+                return one.slo
+            at -= one.share
+        return NO_SLO
 
     def decode_s(self, output_length: int) -> float:
         """Seconds from the first token of an answer to its last."""

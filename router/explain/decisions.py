@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch, ReplicaId, RequestId
+from baton.router.fairness.slo import NO_SLO, Slo
 from baton.router.replicas.candidate import Candidate
 
 KEPT_S = 3600.0
@@ -115,6 +116,7 @@ class Decision:
     """Names of the prompt's whole blocks."""
     block_size: int = 1
     session: str = ""
+    slo: Slo = NO_SLO
     policy: str
     reason: str
     computes: ReplicaId

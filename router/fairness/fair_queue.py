@@ -2,7 +2,7 @@
 
     used     tokens computed for a tenant, over its weight
     next     of the tenants in line, the one with the least    used + typical * steps
-    first    of one tenant's own, the one with the least       came + 10 s * steps
+    first    of one tenant's own, the one with the least       came + due in + 10 s * steps
 
 `steps` is the priority of the tenant's first, ten at most either way, and `typical` the tokens of a
 request: a smaller priority is served sooner, on its tenant's account, so nobody waits for ever
@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Generic, TypeVar
 
+from baton.router.fairness.slo import UNHURRIED_S
 from baton.router.fairness.turns import PRIORITY_S, bounded_steps
 
 T = TypeVar("T")
@@ -88,10 +89,18 @@ class FairQueue(Generic[T]):
         return self._num_tokens / self._num_served if self._num_served else 1.0
 
     def add(
-        self, item: T, *, tenant: str = "", priority: int = 0, is_retry: bool = False, now: float
+        self,
+        item: T,
+        *,
+        tenant: str = "",
+        priority: int = 0,
+        is_retry: bool = False,
+        due_in_s: float = UNHURRIED_S,
+        now: float,
     ) -> Entry[T]:
+        """`due_in_s`: seconds within which it is to have its first token."""
         steps = bounded_steps(priority)
-        order = (now + PRIORITY_S * steps, next(self._numbers))
+        order = (now + due_in_s + PRIORITY_S * steps, next(self._numbers))
         entry = Entry(item, tenant, steps, is_retry, order)
         self._lift(tenant)
         insort(self._line(entry), entry, key=lambda one: one.order)
@@ -153,9 +162,11 @@ class FairQueue(Generic[T]):
         place = bisect_left(self._line(entry), entry.order, key=lambda one: one.order)
         return place if entry.is_retry else self._num_before(entry.tenant, place)
 
-    def num_before_new(self, *, tenant: str, priority: int, now: float) -> int:
+    def num_before_new(
+        self, *, tenant: str, priority: int, due_in_s: float = UNHURRIED_S, now: float
+    ) -> int:
         """The number that should go before an entry that would come now."""
-        came = now + PRIORITY_S * bounded_steps(priority)
+        came = now + due_in_s + PRIORITY_S * bounded_steps(priority)
         line = self._tenant(tenant).line
         place = bisect_right(line, came, key=lambda one: one.order[0])
         return self._num_before(tenant, place)

@@ -7,6 +7,10 @@ shortest first, where a long one may wait for ever: a prompt lets those pass tha
 later and take much less, but nobody by more than three typical prompts' time, or by all that
 waits in that line: where minutes do, three prompts are first come first served. A step of priority
 is worth ten seconds, and ten steps are the most: nobody waits for ever behind the urgent.
+
+One with an objective (`slo.py`) is due when it must begin to be in time, at most 100 s after its
+arrival: of all who wait, the least slack goes first. One that is late anyway goes after all that
+are not.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import math
 
 import numpy as np
 
+from baton.router.fairness.slo import start_offset_s
 from baton.router.prompt import Prompt
 from baton.router.table.columns import Numbers
 
@@ -40,7 +45,8 @@ def later_s(priority: int) -> float:
 
 
 class Turns:
-    def __init__(self) -> None:
+    def __init__(self, *, knows_objectives: bool = True) -> None:
+        self._knows_objectives = knows_objectives
         self._num_heard = 0
         self.typical_s = 0.0
         """What a prompt takes where nothing of it is cached: a mean over the last hundred or so."""
@@ -58,12 +64,27 @@ class Turns:
         that."""
         return MAX_LATER * self.typical_s
 
-    def due_s(self, prompt: Prompt, work_s: float, line_s: float) -> float:
+    def due_by_s(self, prompt: Prompt) -> float:
+        """When the prompt's first token is due, if these turns know of objectives; else infinite,
+        as of one that has none."""
+        return prompt.due_s if self._knows_objectives else math.inf
+
+    def due_s(self, prompt: Prompt, work_s: float, line_s: float, now: float) -> float:
         """`work_s` is what it takes on the replica it waits for, `line_s` what all do who wait."""
         latest_s = max(self.latest_s, line_s)
-        return prompt.arrived_s + min(STRETCH * work_s, latest_s) + later_s(prompt.priority)
+        offset_s = min(STRETCH * work_s, latest_s)
+        if (due_by_s := self.due_by_s(prompt)) < math.inf:
+            arrived_s = prompt.arrived_s
+            due_in_s, waited_s = due_by_s - arrived_s, now - arrived_s
+            offset_s = float(start_offset_s(due_in_s, waited_s, work_s, latest_s))
+        return prompt.arrived_s + offset_s + later_s(prompt.priority)
 
-    def dues_s(self, prompt: Prompt, work_s: Numbers, line_s: Numbers) -> Numbers:
+    def dues_s(self, prompt: Prompt, work_s: Numbers, line_s: Numbers, now: float) -> Numbers:
         """The due time of the prompt on each of several replicas that it might wait for."""
         latest_s = np.maximum(self.latest_s, line_s)
-        return prompt.arrived_s + np.minimum(STRETCH * work_s, latest_s) + later_s(prompt.priority)
+        offset_s: Numbers = np.minimum(STRETCH * work_s, latest_s)
+        if (due_by_s := self.due_by_s(prompt)) < math.inf:
+            arrived_s = prompt.arrived_s
+            due_in_s, waited_s = due_by_s - arrived_s, now - arrived_s
+            offset_s = start_offset_s(due_in_s, waited_s, work_s, latest_s)
+        return prompt.arrived_s + offset_s + later_s(prompt.priority)

@@ -1,6 +1,6 @@
 """The default: the least delay, of this prompt, of those that it delays, and of those to come.
 
-    cost = wait + transfer + price * work * charged + harm + balance + surplus     (seconds)
+    cost = wait + transfer + price * work * charged + harm + balance + surplus + late   (seconds)
 
     wait      until the candidate has computed what it was sent, and who goes before in line
     transfer  to fetch what another has of the prompt, where that is clearly cheaper than computing
@@ -28,6 +28,8 @@
               is beyond 10 % is charged 11 times. It is at most twice what all but a hundredth
               of prompts take once none begin: leaving costs a conversation all its tokens once, and
               what is left then is soon over. One prompt of a thousand may pay more
+    late      of a prompt with an objective: the predicted overrun of its first token, and from a
+              quarter of what was allowed on all of that (`slo.py`)
 
 Balance and surplus count the less the more wait: what waits evens out by itself.
 
@@ -63,6 +65,7 @@ class CostWeights:
     shares_hot: bool = True
     """Whether what many prompts have in common is charged to all of them."""
     is_late: bool = True
+    knows_objectives: bool = True
 
 
 DEFAULTS = CostWeights()
@@ -98,7 +101,7 @@ class Cost:
 
     def __init__(self, weights: CostWeights = DEFAULTS) -> None:
         self._weights = weights
-        self._turns = Turns()
+        self._turns = Turns(knows_objectives=weights.knows_objectives)
         self._heat = Heat()
         self._num_begun = self._begun_at_s = 0.0
         self._between_s = 0.0
@@ -124,6 +127,7 @@ class Cost:
             arrived_s=prompt.arrived_s,
             latest_s=self._turns.latest_s,
             later_s=later_s(prompt.priority),
+            due_by_s=self._turns.due_by_s(prompt),
             price=BASE_PRICE + self._weights.scarcity * in_line,
             coming_per_s=ongoing.sent_per_s / num / 2.0,
             balance_s=self._balance_unit_s(num_recent) if prompt.is_first_turn else 0.0,

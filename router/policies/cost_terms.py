@@ -1,7 +1,7 @@
 """What the default policy's terms are, replica by replica: one matrix for all of them.
 
-    [term, candidate]    work, wait, transfer, charged, harm, balance, surplus, and the total of all
-                         but work
+    [term, candidate]    work, wait, transfer, charged, harm, balance, surplus, late, and the total
+                         of all but work
 
 Compiled where the library is there (`kernels/cpu/source/routing/cost_terms.cpp`), else by numpy: to
 the same bits, so a choice does not depend on where it is made.
@@ -9,6 +9,7 @@ the same bits, so a choice does not depend on where it is made.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -17,13 +18,23 @@ from baton.kernels.cpu.library import library_without_torch
 from baton.kernels.routing.cost_terms_cpu import Replicas
 from baton.kernels.routing.cost_terms_cpu import cost_terms as compiled
 from baton.router.cache.heat import Charge
+from baton.router.fairness.slo import MOST_LATER_S, STEEPNESS, late_cost_s, start_offset_s
 from baton.router.fairness.turns import STRETCH
 from baton.router.policies.routing_policy import Held
 from baton.router.replicas.candidate import LATE_S
 from baton.router.replicas.candidates import Candidates
 from baton.router.table.columns import Numbers
 
-TERMS = ("work_s", "wait_s", "transfer_s", "charged_s", "harm_s", "balance_s", "surplus_s")
+TERMS = (
+    "work_s",
+    "wait_s",
+    "transfer_s",
+    "charged_s",
+    "harm_s",
+    "balance_s",
+    "surplus_s",
+    "late_s",
+)
 """The first is what others are made of; the rest add up to the cost. Price, work and share
 multiplied are what is charged."""
 
@@ -37,6 +48,8 @@ class Asked(NamedTuple):
     latest_s: float
     """Nobody is due later after its arrival, but for the line and its priority (`turns.py`)."""
     later_s: float
+    due_by_s: float
+    """When its first token is due; infinite: it has no objective."""
     price: float
     coming_per_s: float
     """Half of those who come to a replica: while it computes a prompt, they wait for half of it."""
@@ -75,8 +88,9 @@ def cost_terms(asked: Asked, charge: Charge | None, candidates: Candidates, held
         found,
         (
             *(asked.now, LATE_S, asked.num_tokens),
-            *(asked.arrived_s, asked.latest_s, STRETCH, asked.later_s),
-            *asked[5:],
+            *(asked.arrived_s, asked.latest_s, STRETCH, asked.later_s, asked.due_by_s),
+            *(MOST_LATER_S, STEEPNESS),
+            *asked[6:],
         ),
         () if charge is None else (*charge.ends, *charge.sums),
         Replicas(
@@ -91,13 +105,18 @@ def cost_terms(asked: Asked, charge: Charge | None, candidates: Candidates, held
 def reference(asked: Asked, charge: Charge | None, candidates: Candidates, held: Held) -> Numbers:
     """The definition."""
     terms = np.empty((len(TERMS) + 1, len(candidates)))
-    work_s, wait_s, transfer_s, charged_s, harm_s, balance_s, surplus_s, total_s = terms
+    work_s, wait_s, transfer_s, charged_s, harm_s, balance_s, surplus_s, late_s, total_s = terms
     work_s[:] = candidates.prefill_s(asked.num_tokens, held.usable)
     wait_s[:] = candidates.busy_s(asked.now)
     num_harmed = candidates.num_running
+    allowed_s = asked.due_by_s - asked.arrived_s
     if candidates.has_lines:
         latest_s = np.maximum(asked.latest_s, candidates.line_s)
-        due_s = asked.arrived_s + np.minimum(STRETCH * work_s, latest_s) + asked.later_s
+        offset_s = np.minimum(STRETCH * work_s, latest_s)
+        if asked.due_by_s < math.inf:
+            waited_s = asked.now - asked.arrived_s
+            offset_s = start_offset_s(allowed_s, waited_s, work_s, latest_s)
+        due_s = asked.arrived_s + offset_s + asked.later_s
         ahead_s, num_behind = candidates.ahead(due_s)
         wait_s += ahead_s
         num_harmed = num_harmed + num_behind
@@ -120,7 +139,9 @@ def reference(asked: Asked, charge: Charge | None, candidates: Candidates, held:
         charged = np.maximum(over, 0.0) + np.maximum(over - asked.spare, 0.0) * asked.haste
         np.minimum(charged * asked.evenness * brings_s, asked.most_s, out=surplus_s)
     if asked.num_waiting:
-        terms[-3:-1] /= 1.0 + asked.num_waiting
+        terms[-4:-2] /= 1.0 + asked.num_waiting
+    over_s = np.maximum(asked.now + wait_s + transfer_s + work_s - asked.due_by_s, 0.0)
+    late_s[:] = late_cost_s(over_s, allowed_s)
     np.add.reduce(terms[1:-1], out=total_s)
     return terms
 

@@ -16,10 +16,12 @@ from tests.gateway.resumable.test_resumable_fleet import engine_for_text, gatewa
 from tests.in_process_fleet import running_fleet
 from typer.testing import CliRunner
 
-from baton.gateway.access.config import TenantConfig
+from baton.gateway.access.config import SloClassConfig, TenantConfig
+from baton.gateway.access.objectives import CLASS_HEADER, TTFT_HEADER
 from baton.platform.cli.main import app
 
 PROMPT = "the quick brown fox jumps over the lazy dog " * 2
+COUNTED = "baton_gateway_slo_requests_total"
 BODY = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}
 
 
@@ -99,6 +101,40 @@ async def test_only_its_own_tenant_sees_a_request_and_operators_at_their_port() 
         operated = [await sees("root", request_id, admin) for request_id in seen]
     assert seen == {"of-acme-1": ["acme-1", "acme-2"], "of-one": ["one"]}
     assert operated == [True, True]
+
+
+async def test_a_request_is_held_to_the_class_that_it_names_or_that_its_tenant_has() -> None:
+    config = {
+        "slo_classes": {
+            "chat": SloClassConfig(ttft_s=600.0, itl_s=600.0),
+            "batch": SloClassConfig(ttft_s=3600.0),
+        },
+        "tenants": {"acme": TenantConfig(api_keys=frozenset({"acme-1"}), slo_class="batch")},
+        "operator_keys": frozenset({"root"}),
+    }
+    async with asking_both(prefill=0, **config) as (http, admin):
+
+        async def told(caller: str, **headers: str) -> dict[str, Any] | None:
+            headers = {**key(caller), **headers}
+            answer = (await http.post("/v1/completions", json=BODY, headers=headers)).json()
+            told = await http.get(f"/v1/requests/{answer['id']}", headers=key(caller))
+            slo: dict[str, Any] | None = told.json()["decisions"][0]["slo"]
+            return slo
+
+        of_tenant = await told("acme-1")
+        named = await told("acme-1", **{CLASS_HEADER: "chat", TTFT_HEADER: "0.001"})
+        none = await told("root")
+        headers = {**key("acme-1"), CLASS_HEADER: "chatty"}
+        refused = await http.post("/v1/completions", json=BODY, headers=headers)
+        page = (await http.get(f"{admin}/metrics", headers=key("root"))).text
+
+    assert of_tenant == {"slo_class": "batch", "ttft_s": 3600.0, "itl_s": None, "outcome": "met"}
+    assert named == {"slo_class": "chat", "ttft_s": 1e-6, "itl_s": 600.0, "outcome": "ttft"}
+    assert none is None
+    assert refused.status_code == 400 and "chat, batch" in refused.json()["error"]["message"]
+    counted = {line.split("{")[1] for line in page.splitlines() if line.startswith(COUNTED + "{")}
+    for name, outcome in (("batch", "met"), ("chat", "ttft")):
+        assert any(f'"{name}"' in one and f'"{outcome}"' in one for one in counted)
 
 
 @pytest.mark.parametrize("request_id", ["a/b", "/a//b/", "a?b#c%2Fd", "cmpl-x/../y"])

@@ -132,20 +132,24 @@ def plain_costs(
         cached = min(num_held, prompt.num_tokens - 1)
         work_s = one.speed.prefill_s(prompt.num_tokens, cached)
         own = charge.total - float(charge.before(np.array(float(cached))))
-        due_s = turns.due_s(prompt, work_s, sum(waiting.work_s for waiting in one.waiting))
+        due_s = turns.due_s(prompt, work_s, sum(waiting.work_s for waiting in one.waiting), NOW)
         num_behind = sum(waiting.due_s > due_s for waiting in one.waiting)
         brings_s = work_s + future_s
         balance = brought_s / mean_s - 1.0 if mean_s else 0.0
         over = max(balance + brings_s / (2 * mean_s), 0.0) if mean_s else 0.0
         wait_s = one.busy_s(NOW) + one.ahead_s(due_s)
+        moved_s = 0.0 if transfer_s is None else 1.5 * transfer_s
+        late_s = max(NOW + wait_s + moved_s + work_s - prompt.due_s, 0.0)
         surplus = evenness * (over + haste * max(over - SPARE, 0.0)) * brings_s
         costs.append(
             wait_s
-            + (0.0 if transfer_s is None else 1.5 * transfer_s)
+            + moved_s
             + price * work_s * own / (prompt.num_tokens - cached)
             + (num_behind + one.num_running + coming * work_s) * work_s
             + DEFAULTS.balance * turns.typical_s * few * balance / (1 + in_line)
             + surplus / (1 + in_line)
+            + late_s
+            + min(4 * late_s, prompt.due_s - prompt.arrived_s)
         )
     return costs
 
@@ -177,7 +181,8 @@ def test_costs_over_columns_are_those_of_the_plain_formula(
         policy.placed(prompt, Candidate("first", SPEEDS[0]))
     places = data.draw(st.sets(st.integers(0, len(fleet) - 1), min_size=1).map(sorted))
     continues = bool(fleet[0].num_turns)
-    prompt = replace(prompt, is_first_turn=not continues)
+    due_s = data.draw(st.sampled_from([math.inf, NOW - 0.5, NOW + 1.5, NOW + 200]))
+    prompt = replace(prompt, is_first_turn=not continues, due_s=due_s)
     transfer = data.draw(st.none() | st.just(0.7))
     for some in (range(len(fleet)), places):
         held = [fleet[place].num_held for place in some]

@@ -189,6 +189,14 @@ def test_one_that_should_have_spoken_is_avoided_before_it_is_known_to_be_gone() 
     assert decodes(told("at rest", heard_at_s=3.0), spoke, now=10.0) == "at rest"
 
 
+def test_one_whose_tokens_would_come_too_slowly_is_left_to_those_without_an_objective() -> None:
+    slow = told("slow", slowness=4.0)
+    full = told("full", num_running=40, num_context_tokens=100_000, num_waiting=40)
+
+    assert decodes(slow, full) == "slow"
+    assert decodes(slow, full, itl_s=0.03) == "full"
+
+
 def test_the_choice_tells_what_each_would_cost_and_of_what_that_is_made() -> None:
     found = chosen(told("idle"), told("slow", slowness=10.0), told("queued", num_queued_tokens=900))
 

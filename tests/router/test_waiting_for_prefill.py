@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tests.gateway.fleet.known_replicas import view_of
 from tests.router.placing import NAMES, asked, decode, lent, placer, send
 
@@ -112,9 +114,23 @@ def test_an_urgent_prompt_goes_before_those_that_came_first_but_not_for_ever() -
     most_urgent = Prompt(number=3, num_tokens=10, arrived_s=150.0, priority=-(2**31))
     turns = Turns()
 
-    due = [turns.due_s(prompt, 1.0, 0.0) for prompt in (urgent, long_ago, most_urgent)]
+    due = [turns.due_s(prompt, 1.0, 0.0, 150.0) for prompt in (urgent, long_ago, most_urgent)]
 
     assert due == [20.0, 10.0, 50.0]
+
+
+def test_of_those_that_wait_the_one_that_must_begin_first_is_first_and_late_ones_are_last() -> None:
+    turns = Turns()
+    turns.hear(4.0)  # without an objective, nobody is due later than 12 s after its arrival
+
+    def due_s(number: int, arrived_s: float, due_by_s: float = math.inf) -> float:
+        prompt = Prompt(number=number, num_tokens=10, arrived_s=arrived_s, due_s=due_by_s)
+        return turns.due_s(prompt, 2.0, 0.0, 100.0)
+
+    assert due_s(1, 99.0, 103.0) == 101.0  # begins by then, or is late
+    assert due_s(2, 99.0) == 105.0
+    assert due_s(3, 90.0, 101.5) == 102.0  # it is late: after all that came so long before
+    assert due_s(4, 99.0, 1000.0) == 199.0  # however long it may take
 
 
 def test_who_was_bound_late_is_told_why_it_went_there_though_another_costs_less() -> None:

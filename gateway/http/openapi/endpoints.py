@@ -57,12 +57,22 @@ OPERATIONS = "Operations"
 HEADERS = {
     "x-request-id": "The name of the request, in the answer's headers as well; drawn if missing.",
     "x-session-id": "Requests of one conversation; goes before `prompt_cache_key`.",
+    "x-gateway-inference-objective": "A class of gateway.slo_classes: what the request is to see.",
+    "x-slo-ttft-ms": "The first token is wanted within so many milliseconds; before the class's.",
+    "x-slo-tpot-ms": "Further tokens are wanted so many milliseconds apart, on the average.",
     "x-baton-receipt": "`1` adds a `baton` object: where the request ran and what it cost.",
     "x-baton-resumable": "`1` keeps the stream for a while when the connection breaks.",
     "anthropic-version": "Accepted; there is one version.",
     "last-event-id": "The id of the last event received: the answer is the rest of its stream.",
 }
-OF_STREAMS = ("x-session-id", "x-baton-receipt", "x-baton-resumable", "last-event-id")
+OF_OBJECTIVES = ("x-gateway-inference-objective", "x-slo-ttft-ms", "x-slo-tpot-ms")
+OF_STREAMS = (
+    "x-session-id",
+    *OF_OBJECTIVES,
+    "x-baton-receipt",
+    "x-baton-resumable",
+    "last-event-id",
+)
 OF_MESSAGES = (*OF_STREAMS, "anthropic-version")
 HELLO = [{"role": "user", "content": "Say hello."}]
 

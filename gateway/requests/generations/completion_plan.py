@@ -91,6 +91,7 @@ def _choices(
         session=session_of(order.caller, order.session),
         cache_points=prompt.cache_points,
         priority=priority,
+        slo=order.caller.slo,
         time_left_s=patience.time_left_s,
         max_wait_s=patience.max_wait_s,
         call=order.caller.call,

@@ -20,6 +20,7 @@ from baton.core.tracing import UNTRACED, TracedCall
 from baton.gateway.requests.generations.prompt_progress import PromptProgress
 from baton.gateway.requests.readiness import Missing, Wanted
 from baton.router.explain.decisions import Decisions
+from baton.router.fairness.slo import NO_SLO, Slo
 from baton.router.speeds.prediction_errors import Interval
 
 
@@ -48,6 +49,8 @@ class Generation:
     cache_points: tuple[CachePoint, ...] = ()
     priority: int = 0
     """Smaller comes first."""
+    slo: Slo = NO_SLO
+    """The objective of its tokens' times."""
     pooling: Pooling | None = None
     """Set: the only update is an embedding of the prompt."""
     session: str = ""

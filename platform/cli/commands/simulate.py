@@ -119,6 +119,15 @@ def simulate(  # noqa: PLR0913 - one parameter an option
         ),
     ] = None,
     slo_ttft: InTime = 10.0,
+    slo_class: Annotated[
+        list[str] | None,
+        of_output(
+            metavar="NAME=TTFT_S:SHARE",
+            help="Share of the conversations that are of a class, which has an objective of its "
+            "own; the router knows it. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     json_file: JsonFile = None,
     plot_file: PlotFile = None,
     jobs: Annotated[
@@ -135,7 +144,7 @@ def simulate(  # noqa: PLR0913 - one parameter an option
     """
     with told_in_one_line("baton simulate"):
         from baton.platform.cli.runs.simulate import Job, play_pool, run  # numpy from here on
-        from baton.platform.simulator.setup import Setup
+        from baton.platform.simulator.setup import Setup, SloClass
 
         job = Job(
             traces=traces,
@@ -151,6 +160,7 @@ def simulate(  # noqa: PLR0913 - one parameter an option
                 itl_s=itl,
                 max_waiting=max_waiting,
                 slo_ttft_s=slo_ttft,
+                slo_classes=[SloClass.read(one) for one in slo_class or ()],
             ),
             num_jobs=jobs or len(os.sched_getaffinity(0)),
             json_file=json_file,
@@ -161,6 +171,8 @@ def simulate(  # noqa: PLR0913 - one parameter an option
                 raise InvalidConfig("--decode: a fleet has at least one; give how many")
             run(job, play_pool)
             return
+        if slo_class:
+            raise InvalidConfig("--slo-class: not with --decode: a fleet has --slo-ttft alone")
         from baton.platform.cli.runs.simulate_fleet import FleetOptions, run_fleet  # torch, too
         from baton.platform.simulator.fleet.setup import parts
 

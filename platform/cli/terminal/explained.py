@@ -62,8 +62,11 @@ def _predictions(candidates: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _decoders(candidates: Sequence[Mapping[str, Any]]) -> Table:
-    """Candidate decode replicas, and what each would have cost all requests that decode there."""
-    terms = list(candidates[0]["terms"])
+    """Candidate decode replicas, and what each would have cost all requests that decode there.
+    Terms that are 0 for all of them are left out: 80 columns are too few for all there are."""
+    terms = [
+        name for name in candidates[0]["terms"] if any(one["terms"][name] for one in candidates)
+    ]
     table = _table("to decode", *(name.removesuffix("_s") for name in terms), "age", "cost")
     for one in candidates:
         seconds = (*(one["terms"][name] for name in terms), one["age_s"], one["cost_s"])
@@ -111,6 +114,13 @@ def _outcome(decision: Mapping[str, Any]) -> str:
             f"; {escape(came['best_other'])} would have taken {_ms(came['best_other_s'])}: "
             f"regret {_ms(came['regret_s'])}"
         )
+    if (slo := decision["slo"]) is not None:
+        allowed = [
+            f"{name.removesuffix('_s').upper()} {_ms(slo[name])}" for name in ("ttft_s", "itl_s")
+        ]
+        missed = "met" if slo["outcome"] == "met" else f"{slo['outcome']} was missed"
+        name = escape(slo["slo_class"] or "of its own")
+        told += f"; objective {name}, {', '.join(allowed)} ms: {missed}"
     if came["itl_s"] is not None:
         told += f"\nfrom token to token: predicted {_ms(decision['predicted_itl_s'])} ms, "
         told += f"took {_ms(came['itl_s'])} over {came['output_tokens']} tokens"

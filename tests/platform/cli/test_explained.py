@@ -19,7 +19,7 @@ def candidate(name: str, *, terms: dict[str, float], is_chosen: bool = False) ->
 
 
 def decoder(name: str, *, is_chosen: bool) -> dict[str, Any]:
-    terms = dict.fromkeys(decode_costs.TERMS, 65.432)
+    terms = {**dict.fromkeys(decode_costs.TERMS, 65.432), "silent_s": 0.0}
     told = {"replica": name, "is_chosen": is_chosen, "terms": terms, "cost_s": 123.4}
     return {**told, "held_tokens": 131_072, "age_s": 1.5}
 
@@ -68,7 +68,7 @@ def test_what_decoding_would_cost_at_each_is_read_on_80_columns() -> None:
     [chosen] = [line.split() for line in lines if "* decode-b6x7lxkx" in line]
 
     assert not any("…" in line for line in lines)
-    num_terms = len(decode_costs.TERMS)
+    num_terms = len(decode_costs.TERMS) - 1  # but for what is 0 everywhere
     assert chosen[2:] == ["65432"] * num_terms + ["1500", "123400"]
     assert any(line.split()[:1] == ["decode-q2w3e4r5"] for line in lines)
 

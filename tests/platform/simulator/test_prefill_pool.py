@@ -17,7 +17,7 @@ from baton.platform.simulator.limit import play_limit
 from baton.platform.simulator.outcome import Outcome
 from baton.platform.simulator.prefill_pool import PrefillPool
 from baton.platform.simulator.report import tree
-from baton.platform.simulator.setup import Setup
+from baton.platform.simulator.setup import Setup, SloClass
 from baton.platform.traces.trace import Trace, TraceRequest
 from baton.router.policies.by_name import POLICIES, policy
 
@@ -118,6 +118,20 @@ def test_what_comes_when_enough_wait_is_rejected_and_its_session_goes_on() -> No
     assert [one.ttft_s for one in outcome.served] == pytest.approx([1.0, 1.9, 1.0])
     figures = outcome.figures(slo_ttft_s=1.5)
     assert figures.num_requests == 4 and figures.goodput == 2 / 4
+
+
+def test_under_overload_the_router_keeps_objectives_that_it_would_miss_if_it_knew_none() -> None:
+    """A fifth more is asked for than can be computed; half may take two seconds, half a hundred."""
+    classes = [SloClass.read("chat=2:0.5"), SloClass.read("batch=100:0.5")]
+    setup = replace(SETUP, num_replicas=2, slo_classes=classes)
+    load = poisson(200, 2.4)
+
+    with_, without = (
+        played(load, setup, name).figures(slo_ttft_s=1.0).goodput_by_class
+        for name in ("cost", "cost-without-objectives")
+    )
+
+    assert with_["batch"] >= 0.95 and with_["chat"] >= 2 * without["chat"]
 
 
 @pytest.mark.parametrize("name", ["cost", "least-tokens"])

@@ -55,11 +55,11 @@ void baton_least(const double* costs, int64_t num, const uint64_t* draws, const 
 
 // One request that is to be decoded, and what holds for all replicas; kernels/routing/choices_cpu.py packs it.
 struct BatonAskedToDecode {
-  double now, late_s, num_tokens, num_output, tokens_per_s, patience_s;
+  double now, late_s, steepness, num_tokens, num_output, itl_s, tokens_per_s, patience_s;
   double constant_s, request_s, context_s;  // of those that have measured no steps
 };
 
-constexpr int64_t NUM_DECODE_TERMS = 6;  // queued, silent, decode, harm, blocks, lacks
+constexpr int64_t NUM_DECODE_TERMS = 7;  // queued, silent, decode, harm, blocks, lacks, late
 
 // Write the places of the `num_out` of `num` replicas, at most `num`, where decoding it costs least, the least
 // first; into `told` what each costs there: [term, total, tokens of the prompt that it has or will have][num_out].
@@ -90,6 +90,8 @@ void baton_least_to_decode(const BatonAskedToDecode* asked, const double* number
     found[3] = requests * a.num_output * (request_s + length * context_s);
     found[4] = lack / a.tokens_per_s + lack / of(USED_TOKENS) * decode_s;
     found[5] = std::max(a.num_tokens - has, 0.0) / a.tokens_per_s;
+    const double over_s = std::max(step_s - a.itl_s, 0.0) * a.num_output;
+    found[6] = over_s + std::min(a.steepness * over_s, a.itl_s * a.num_output);
     found[NUM_DECODE_TERMS] = found[0];
     for (int64_t term = 1; term < NUM_DECODE_TERMS; term++) found[NUM_DECODE_TERMS] += found[term];
     return has;

@@ -27,6 +27,7 @@ extern "C" {
 // One prompt, and what holds for all replicas; kernels/routing/cost_terms_cpu.py packs it.
 struct BatonAsked {
   double now, late_s, num_tokens, arrived_s, latest_s, stretch, later_s;  // by `turns.py`
+  double due_by_s, most_later_s, steepness;                               // by `slo.py`
   double price, coming_per_s, balance_s, evenness, spare, haste, most_s;
   double left, future_s, home, mean_share_s, crowd;  // `home`: a row; below 0: none
 };
@@ -34,7 +35,7 @@ struct BatonAsked {
 // One replica's numbers are a column of [rows of Column][stride]. `places`: which of them; null: the first
 // `num`. `held`: tokens that it need not compute; `fetch_s`, `handoff_s`: null: no time. `ends` and `sums`: tokens, and those of them that are charged; null: all are. The line: for whom
 // each waits, when it is due, what it takes.
-// Out: [work, wait, transfer, charged, harm, balance, surplus, total][num].
+// Out: [work, wait, transfer, charged, harm, balance, surplus, late, total][num].
 void baton_cost_terms(const BatonAsked* asked, const double* numbers, int64_t stride, int64_t num_rows,
                       const int64_t* places, int64_t num, const double* held, const double* fetch_s,
                       const double* handoff_s, const double* ends,
@@ -45,7 +46,8 @@ void baton_cost_terms(const BatonAsked* asked, const double* numbers, int64_t st
   const double* sums = ends + num_ends;
   double *work_s = out, *wait_s = out + num, *transfer_s = out + 2 * num, *charged_s = out + 3 * num;
   double *harm_s = out + 4 * num, *balance_s = out + 5 * num, *surplus_s = out + 6 * num;
-  double* total_s = out + 7 * num;
+  double *late_s = out + 7 * num, *total_s = out + 8 * num;
+  const double allowed_s = a.due_by_s - a.arrived_s;
   std::vector<double> due_s, ahead_s, num_ahead;  // by row; nobody goes before at a row that is not asked for
   if (num_line) {
     due_s.assign(size_t(num_rows), -INFINITY);
@@ -60,7 +62,13 @@ void baton_cost_terms(const BatonAsked* asked, const double* numbers, int64_t st
                 num_new / of(RATE, row);
     if (num_line) {
       const double latest_s = std::max(a.latest_s, of(LINE, row));
-      due_s[size_t(row)] = a.arrived_s + std::min(a.stretch * work_s[i], latest_s) + a.later_s;
+      double offset_s = std::min(a.stretch * work_s[i], latest_s);
+      if (a.due_by_s < INFINITY) {
+        const double start_in_s = allowed_s - work_s[i];
+        const bool is_late = start_in_s < a.now - a.arrived_s;
+        offset_s = is_late ? std::max(start_in_s, latest_s) : std::min(start_in_s, a.most_later_s);
+      }
+      due_s[size_t(row)] = a.arrived_s + offset_s + a.later_s;
     }
   }
   for (int64_t j = 0; j < num_line; j++) {
@@ -101,7 +109,10 @@ void baton_cost_terms(const BatonAsked* asked, const double* numbers, int64_t st
       balance_s[i] /= 1.0 + a.crowd;
       surplus_s[i] /= 1.0 + a.crowd;
     }
-    total_s[i] = wait_s[i] + transfer_s[i] + charged_s[i] + harm_s[i] + balance_s[i] + surplus_s[i];
+    const double over_s = std::max(a.now + wait_s[i] + transfer_s[i] + work_s[i] - a.due_by_s, 0.0);
+    late_s[i] = over_s + std::min(a.steepness * over_s, allowed_s);
+    total_s[i] =
+        wait_s[i] + transfer_s[i] + charged_s[i] + harm_s[i] + balance_s[i] + surplus_s[i] + late_s[i];
   }
 }
 
