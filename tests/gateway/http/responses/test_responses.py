@@ -62,6 +62,7 @@ async def test_items_are_a_conversation() -> None:
             {"role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
             {"role": "user", "content": "Weather?"},
             {"type": "reasoning", "id": "rs_1", "summary": []},
+            {"type": "function_call", "call_id": "b", "name": "get_time", "arguments": ""},
             {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": PARIS},
             {"type": "function_call_output", "call_id": "c", "output": "sunny"},
         ]
@@ -72,8 +73,8 @@ async def test_items_are_a_conversation() -> None:
 
     prompts = [text_of(generation.prompt) for generation in scripted.generations]
     begun = (
-        f"<|system|>Be brief.<|user|>Weather?<|assistant|>[call get_weather {PARIS}]"
-        "<|tool|>sunny<|assistant|>"
+        "<|system|>Be brief.<|user|>Weather?<|assistant|>[call get_time {}]"
+        f"[call get_weather {PARIS}]<|tool|>sunny<|assistant|>"
     )
     assert prompts == [begun, f"{begun}Sunny.<|user|>Sure?<|assistant|>"]
 
