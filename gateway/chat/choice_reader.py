@@ -36,10 +36,6 @@ class ChoiceReader:
             return "tool_calls"
         return delta.finish_reason
 
-    def is_reasoning(self, text_offset: int) -> bool:
-        """Whether a token that begins there is part of the reasoning."""
-        return text_offset < self._parser.reasoning_end
-
     def _count(self, delta: TextDelta) -> None:
         """Tokens that begin before the end of the reasoning are part of it."""
         if self._is_counted:

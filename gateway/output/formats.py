@@ -283,6 +283,6 @@ def is_call(
         if is_sure and reader.is_cut_short:
             reader.drop_rest()
         else:
-            out.content(reader.give_back())
+            reader.give_back(out.content)
         return False
     return True

@@ -24,7 +24,12 @@ class OutputParser:
         call_id: Callable[[], str] = new_call_id,
     ) -> None:
         self._reader = TextReader()
-        self._out = PieceWriter(max_calls=max_calls, custom_names=custom_names, call_id=call_id)
+        self._out = PieceWriter(
+            max_calls=max_calls,
+            custom_names=custom_names,
+            call_id=call_id,
+            position=lambda: self._reader.position,
+        )
         self._parsing = self._parse(calls, reasoning)
         self.reasoning_end: float = math.inf
         """Characters of output up to the end of reasoning; 0 for none, infinite while it lasts."""

@@ -11,7 +11,7 @@ import hashlib
 import secrets
 import string
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from baton.gateway.output.custom_input import CustomInput
@@ -22,6 +22,8 @@ CALL_ID_CHARS = string.ascii_letters + string.digits
 @dataclass(frozen=True, slots=True)
 class Content:
     text: str
+    spans: tuple[tuple[int, int], ...] = field(default=(), compare=False, repr=False)
+    """Where it stands in the output: first characters, and those behind the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +73,23 @@ class PieceWriter:
         max_calls: int | None = None,
         custom_names: Collection[str] = (),
         call_id: Callable[[], str] = new_call_id,
+        position: Callable[[], int] = int,
     ) -> None:
-        """Calls beyond `max_calls` are left out. `custom_names`: tools that are given a text."""
+        """Calls beyond `max_calls` are left out. `custom_names`: tools that are given a text.
+        `position`: characters of the output before the text that is being written."""
         self.num_calls = 0
         self._max_calls = max_calls
         self._custom_names = custom_names
         self._call_id = call_id
+        self._position = position
         self._input: CustomInput | None = None
         """The input of a custom call that has begun."""
         self._pieces: list[Piece] = []
 
     def content(self, text: str) -> None:
         self.end_call()
-        self._write(Content(text))
+        begin = self._position()
+        self._write(Content(text, ((begin, begin + len(text)),)))
 
     def reasoning(self, text: str) -> None:
         self.end_call()
@@ -134,6 +140,9 @@ class PieceWriter:
             and not isinstance(last, CallStart)
             and replace(last, text="") == replace(piece, text="")
         ):
-            self._pieces[-1] = replace(last, text=last.text + piece.text)
+            joined = replace(last, text=last.text + piece.text)
+            if isinstance(joined, Content) and isinstance(piece, Content):
+                joined = replace(joined, spans=joined.spans + piece.spans)
+            self._pieces[-1] = joined
         else:
             self._pieces.append(piece)

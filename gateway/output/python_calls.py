@@ -58,11 +58,12 @@ def _list(
     try:
         yield from _calls(reader, out, schemas, accepts)
     except Malformed:
-        text = reader.give_back()
         begins = tuple(f"[{name}(" for name in schemas)
-        is_sure = is_marked or out.num_calls > 0 or text.startswith(begins)
-        if not (is_sure and reader.is_cut_short):
-            out.content(text)
+        is_sure = is_marked or out.num_calls > 0 or reader.held.startswith(begins)
+        if is_sure and reader.is_cut_short:
+            reader.release()
+        else:
+            reader.give_back(out.content)
 
 
 def _calls(

@@ -69,11 +69,18 @@ class TextReader:
         """What has been read is dealt with."""
         self._start = self._next
 
-    def give_back(self) -> str:
-        """What has been read and not released, which is then released."""
-        text = self._text[self._start : self._next]
+    @property
+    def held(self) -> str:
+        """What has been read and not released."""
+        return self._text[self._start : self._next]
+
+    def give_back(self, write: Callable[[str], None]) -> None:
+        """Write what has been read and not released, which is then released."""
+        text = self.held
+        self.rewind()
+        write(text)
+        self._next += len(text)
         self.release()
-        return text
 
     def drop_rest(self) -> None:
         """Drop the rest of what has come."""
@@ -166,6 +173,7 @@ class TextReader:
         self, markers: Sequence[str], write: Callable[[str], None], *, keeps_space: bool = False
     ) -> Parse[str]:
         """Write the text up to the first marker, which is read (not released) and returned.
+        `position` is where a text begins while it is written.
 
         White space in front of the marker goes with it, unless `keeps_space`. At the end, all is
         written, but for a marker that was cut; returns "".

@@ -38,6 +38,7 @@ from baton.kv_transfer.tiers.config import TiersConfig
 from baton.platform.config.mistakes import mistakes_in
 from baton.platform.config.model_url import scheme_of, why_no_model_url
 from baton.platform.config.pools import DecodeConfig, PlacementConfig, PoolConfig, PrefillConfig
+from baton.platform.config.repeated_keys import repeated_keys
 from baton.platform.faults.config import ChaosConfig
 from baton.platform.observe.config import MetricsConfig, TracingConfig
 from baton.platform.observe.logs import LogFormat, LogLevel
@@ -316,12 +317,15 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
 def read_config(path: Path) -> DeploymentConfig:
     """Raises InvalidConfig with the paths to all mistakes."""
     try:
-        raw = msgspec.yaml.decode(path.read_bytes())
+        document = path.read_bytes()
+        raw = msgspec.yaml.decode(document)
     except OSError as error:
         raise InvalidConfig(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, msgspec.DecodeError) as error:  # ValueError: month 13 of a date
         reason = " ".join(str(error).replace('in "<byte string>",', "at").split())
         raise InvalidConfig(f"{path}: not YAML: {reason}") from error
+    if repeated := list(repeated_keys(document)):
+        raise InvalidConfig(f"{path}: {ITEM.join(repeated)}")
     try:
         return parse_config({} if raw is None else raw)
     except InvalidConfig as error:

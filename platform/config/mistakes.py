@@ -21,6 +21,8 @@ from typing import Any, Literal
 import msgspec
 
 ROOT = "$"
+KEY = "key` in `"
+"""Before the path of what has a wrong key."""
 MAX_ELSEWHERE = 2
 _TOLD = re.compile(r"(?P<text>.*?)(?: - at `(?P<where>.*)`)?", re.DOTALL)
 """A complaint of msgspec: the path is missing where it is the root."""
@@ -121,8 +123,10 @@ def _misfits(raw: Any, kind: Any, path: str) -> Iterator[_Mistake]:
     except msgspec.ValidationError as error:
         told = _TOLD.fullmatch(str(error))
         assert told is not None, "the pattern takes any text"
-        where = path + (told["where"] or ROOT).removeprefix(ROOT)
-        yield _Mistake(told["text"], where)
+        inner = told["where"] or ROOT
+        where = path + inner.removeprefix(KEY).removeprefix(ROOT)
+        text = f"{told['text']} for a key" if inner.startswith(KEY) else told["text"]
+        yield _Mistake(text, where)
 
 
 def _choices(value: Any, hint: Any) -> str:

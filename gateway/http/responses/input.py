@@ -140,7 +140,7 @@ def _message(item: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def _call(item: Mapping[str, Any], path: str, has_text_arguments: bool) -> dict[str, Any]:
-    text = _string(item, "arguments", path)
+    text = _string(item, "arguments", path) or "{}"  # as in chats
     arguments = text if has_text_arguments else call_arguments(text, f"{path}.arguments")
     return {
         "id": _string(item, "call_id", path),

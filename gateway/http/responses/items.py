@@ -7,7 +7,7 @@ call        added, arguments delta ..., arguments done, done; of a custom tool i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -75,13 +75,13 @@ class OutputItems:
         self.items: list[Item] = []
         self._base_id = base_id
 
-    def read(self, pieces: Sequence[Piece], logprobs: Sequence[ChatLogprob]) -> Iterator[Event]:
-        """`logprobs` are of the tokens of the answer that these pieces bring."""
+    def read(
+        self, pieces: Sequence[Piece], logprobs_of: Callable[[Content], Sequence[ChatLogprob]]
+    ) -> Iterator[Event]:
         for piece in pieces:
             match piece:
                 case Content(text):
-                    yield from self._add_text(text, logprobs)
-                    logprobs = ()
+                    yield from self._add_text(text, logprobs_of(piece))
                 case Reasoning(text):
                     yield from self._add_reasoning(text)
                 case CallStart(_, call_id, name, is_custom=True):

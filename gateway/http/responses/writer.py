@@ -5,6 +5,7 @@ created, in_progress, events of the items ..., completed | incomplete | failed
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ from baton.gateway.http.responses.answer import (
 from baton.gateway.http.responses.items import Event, OutputItems
 from baton.gateway.http.sending import sse
 from baton.gateway.output.output_parser import OutputParser
-from baton.gateway.output.pieces import Content, Piece, Reasoning
+from baton.gateway.output.pieces import Content, Reasoning
 from baton.gateway.requests.generations.choices import ChoiceDelta, Completion
 from baton.gateway.text.output_text import TextDelta
 
@@ -57,8 +58,8 @@ class ResponsesWriter:
         if terms.prompt_tokens is not None:
             answer.prompt_token_ids, answer.token_ids = terms.prompt_tokens, []
         self._items = OutputItems(answer.id.removeprefix(ID_PREFIX))
-        self._waiting: list[tuple[int, ChatLogprob]] = []
-        """Text offsets and logprobs of tokens whose text is still to come."""
+        self._waiting: deque[tuple[int, ChatLogprob]] = deque()
+        """Text offsets and logprobs of tokens that are not known to have written the answer."""
         self._sequence_number = 0
 
     def whole(self, choices: Sequence[ChoiceDelta]) -> ResponseAnswer:
@@ -92,27 +93,25 @@ class ResponsesWriter:
             pieces = [piece for piece in pieces if not isinstance(piece, Reasoning)]
         if isinstance(self._answer.token_ids, list):
             self._answer.token_ids += delta.tokens
-        yield from self._items.read(pieces, self._logprobs_for(delta, pieces))
+        if delta.logprobs:
+            entries = chat_logprobs(delta, self._terms.names).content
+            self._waiting.extend(zip(delta.text_offsets, entries, strict=True))
+        yield from self._items.read(pieces, self._logprobs_of)
         if delta.finish_reason is not None:
             is_complete = delta.finish_reason is not FinishReason.LENGTH
             yield from self._items.close(is_complete=is_complete)
             self._answer.status = "completed" if is_complete else "incomplete"
 
-    def _logprobs_for(self, delta: TextDelta, pieces: Sequence[Piece]) -> Sequence[ChatLogprob]:
-        """Logprobs of tokens since the last answer piece; those of reasoning and calls are dropped.
-
-        Text may lag behind its tokens: they wait for it.
-        """
-        if not delta.logprobs:
-            return ()
-        entries = chat_logprobs(delta, self._terms.names).content
-        self._waiting += zip(delta.text_offsets, entries, strict=True)
-        if not pieces:
-            return ()
-        waiting, self._waiting = self._waiting, []
-        if not any(isinstance(piece, Content) for piece in pieces):
-            return ()
-        return [entry for offset, entry in waiting if not self._reader.is_reasoning(offset)]
+    def _logprobs_of(self, content: Content) -> Sequence[ChatLogprob]:
+        """Logprobs of the tokens that wrote it; those of reasoning, of calls and of marks between
+        them are dropped on the way."""
+        found: list[ChatLogprob] = []
+        for begin, end in content.spans:
+            while self._waiting and self._waiting[0][0] < end:
+                offset, entry = self._waiting.popleft()
+                if offset + max(1, _num_chars(entry)) > begin:
+                    found.append(entry)
+        return found
 
     def complete(self) -> None:
         """Once the completion's usage is final. Safe to repeat."""
@@ -128,3 +127,8 @@ class ResponsesWriter:
         number = self._sequence_number
         self._sequence_number += 1
         return sse.event({**event, "sequence_number": number}, name=event["type"])
+
+
+def _num_chars(entry: ChatLogprob) -> int:
+    """Whole characters of the token alone."""
+    return len(bytes(entry.bytes).decode(errors="ignore"))

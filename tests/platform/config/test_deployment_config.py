@@ -135,7 +135,13 @@ def test_a_pool_hands_its_engine_the_engines_own_branch(tmp_path: Path) -> None:
         ("attention_sinks: -1", ">= 0 - at `$.attention_sinks`"),
         ("- model", "Expected `object`, got `array`"),
         ("demo", "Expected `object`, got `str`"),
-        ("1: 2", "Expected `str`"),
+        ("1: 2", "Expected `str` for a key"),
+        ("gateway: {tenants: {1: {}}}", "got `int` for a key - at `$.gateway.tenants`"),
+        (
+            "decode:\n  replicas: 3\nmodel: demo\ndecode:\n  max_open: 7",
+            "`decode` is there twice, in lines 1 and 4; put them together - at `$`",
+        ),
+        ("gateway: {port: 1, port: 2}", "`port` is there twice, in lines 1 and 1"),
     ],
 )
 def test_a_mistake_is_refused_with_its_file_and_its_path(

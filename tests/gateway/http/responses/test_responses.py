@@ -62,6 +62,7 @@ async def test_items_are_a_conversation() -> None:
             {"role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
             {"role": "user", "content": "Weather?"},
             {"type": "reasoning", "id": "rs_1", "summary": []},
+            {"type": "function_call", "call_id": "b", "name": "get_time", "arguments": ""},
             {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": PARIS},
             {"type": "function_call_output", "call_id": "c", "output": "sunny"},
         ]
@@ -72,8 +73,8 @@ async def test_items_are_a_conversation() -> None:
 
     prompts = [text_of(generation.prompt) for generation in scripted.generations]
     begun = (
-        f"<|system|>Be brief.<|user|>Weather?<|assistant|>[call get_weather {PARIS}]"
-        "<|tool|>sunny<|assistant|>"
+        "<|system|>Be brief.<|user|>Weather?<|assistant|>[call get_time {}]"
+        f"[call get_weather {PARIS}]<|tool|>sunny<|assistant|>"
     )
     assert prompts == [begun, f"{begun}Sunny.<|user|>Sure?<|assistant|>"]
 
@@ -195,12 +196,14 @@ async def test_a_stream_that_breaks_says_so() -> None:
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-async def test_logprobs_cover_the_answer(is_streamed: bool) -> None:
-    script = said(f"<think>Hm.</think>{FOX}")
+async def test_logprobs_cover_the_answer_alone(is_streamed: bool) -> None:
+    call = call_text("get_weather", PARIS)
+    script = said(f"<think>Hm.</think>{FOX} {call}\n {FOX}")
     async with serving(dispatcher=dispatcher(script), model=chat_model(THINKING)) as gateway:
         answer = await openai_of(gateway).responses.create(
             model=MODEL,
             input="Hello",
+            tools=[FLAT_WEATHER],
             top_logprobs=2,
             include=["message.output_text.logprobs"],
             stream=is_streamed,
@@ -208,7 +211,11 @@ async def test_logprobs_cover_the_answer(is_streamed: bool) -> None:
         events = [event async for event in answer] if is_streamed else []
 
     response = events[-1].response if is_streamed else answer
-    entries = response.output[-1].content[0].logprobs
-    data = bytes(byte for entry in entries for byte in entry.bytes)
-    assert data.decode().removesuffix("</s>") == FOX
-    assert {len(entry.top_logprobs) for entry in entries} == {2}
+    assert [item.type for item in response.output] == [
+        "reasoning", "message", "function_call", "message",
+    ]  # fmt: skip
+    for message in (response.output[1], response.output[3]):
+        entries = message.content[0].logprobs
+        data = bytes(byte for entry in entries for byte in entry.bytes)
+        assert data.decode().lstrip() == message.content[0].text == FOX
+        assert {len(entry.top_logprobs) for entry in entries} == {2}

@@ -19,7 +19,7 @@ pieces = st.one_of(
 @given(st.lists(st.lists(pieces, max_size=4), max_size=5), st.booleans())
 def test_events_tell_all_of_the_items(updates: list[list[Piece]], is_complete: bool) -> None:
     items = OutputItems("x")
-    events = [event for update in updates for event in items.read(update, ())]
+    events = [event for update in updates for event in items.read(update, lambda _: ())]
     events += items.close(is_complete=is_complete)
 
     told: dict[int, str] = {}
