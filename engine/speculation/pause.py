@@ -38,8 +38,8 @@ TRIAL_TOKENS = 12
 MIN_REST = 32.0
 """Steps without drafts."""
 MAX_CREDIT = 32.0
-"""Of what drafts have saved so much may be lost again, in steps without drafts: a quarter of a
-short answer."""
+"""What may be lost again, at most, of what drafts have saved, in steps without drafts: a quarter of
+a short answer."""
 MAX_GROWTH = 4.0
 """Times that a rest becomes as long, at most, because those before came to nothing."""
 LEAST_STAKE = 0.1
