@@ -1,9 +1,11 @@
 """For all tests: one thread of arithmetic, because tiny tensors on a busy machine want no more, and
-Triton's interpreter where there is no GPU. Of a wide product, `make test` runs some rows."""
+Triton's interpreter where there is no GPU. Of a wide product, `make test` runs some rows. What is
+imported and collected is no garbage, and is not looked through for any."""
 
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import os
 import sys
@@ -51,6 +53,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for row, is_chosen in zip(rows, covering([r.callspec._idlist for r in rows]), strict=True):
             if not is_chosen:
                 row.add_marker(pytest.mark.wide)
+
+
+gc.disable()  # while modules are imported and tests collected: two million objects that stay
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 class _SharedContext:
