@@ -12,6 +12,8 @@ from tests.gateway.scripted import Script, ScriptedDispatcher, make_model
 
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.http.app import build_app
+from baton.gateway.http.responses.background import BackgroundResponses
+from baton.gateway.http.responses.kept import KeptResponses
 from baton.gateway.requests.gateway import Gateway
 
 schemathesis.checks.load_all_checks()
@@ -28,9 +30,9 @@ CHECKED: list[Any] = CHECKS.get_by_names(
 
 def make_app() -> Any:
     dispatcher = ScriptedDispatcher(Script(tokens=[5, 6, 7]))
-    return build_app(
-        Gateway(model=make_model(), dispatcher=dispatcher, config=GatewayConfig(max_choices=8))
-    )
+    config = GatewayConfig(max_choices=8)
+    gateway = Gateway(model=make_model(), dispatcher=dispatcher, config=config)
+    return build_app(gateway, BackgroundResponses(KeptResponses(gateway)))
 
 
 schema = schemathesis.openapi.from_asgi("/openapi.json", make_app(), timeout=120)
