@@ -19,6 +19,8 @@ from baton.gateway.grpc.server import GrpcServer
 from baton.gateway.http.app import build_admin_app, build_app
 from baton.gateway.http.batching.line_calls import LineCalls
 from baton.gateway.http.port.server import HttpServer, bind
+from baton.gateway.http.responses.background import BackgroundResponses
+from baton.gateway.http.responses.kept import KeptResponses
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.generations.generation import Dispatcher
 from baton.gateway.requests.readiness import NOBODY, Wanted
@@ -53,8 +55,10 @@ class GatewayServer:
         tls = tls_identity(config)
         refused = self._gateway.metrics.refused_connections
         public, admin = public_connections(config, refused), admin_connections(refused)
-        self._batches = batch_service(self._gateway, LineCalls(self._gateway))
-        app = build_app(self._gateway, self._batches)
+        self._background = BackgroundResponses(KeptResponses(self._gateway))
+        answer_line = LineCalls(self._gateway, self._background)
+        self._batches = batch_service(self._gateway, answer_line)
+        app = build_app(self._gateway, self._background, self._batches)
         self._http = HttpServer(app, config, public, tls=tls)
         self._admin = HttpServer(build_admin_app(self._gateway), config, admin, tls=tls)
         self._grpc = GrpcServer(self._gateway, public, tls=tls)
@@ -118,7 +122,9 @@ class GatewayServer:
         await self.begin_drain()
         if self._batches is not None:  # another gateway goes on with them meanwhile
             await self._batches.runner.stop()
-        await asyncio.gather(self._http.stop(grace_s), self._grpc.stop(grace_s))
+        await asyncio.gather(
+            self._http.stop(grace_s), self._grpc.stop(grace_s), self._background.close(grace_s)
+        )
         await self._admin.stop(0)  # until then it tells what has yet to end
         self._gateway.dispatcher.leave()
         await self._gateway.keeper.close()

@@ -46,6 +46,7 @@ from baton.gateway.http.pages.console_page import ConsoleApi
 from baton.gateway.http.pages.docs_page import DocsApi
 from baton.gateway.http.pages.front_page import FrontPage
 from baton.gateway.http.responses.api import ResponsesApi
+from baton.gateway.http.responses.background import BackgroundResponses
 from baton.gateway.http.responses.kept_api import KeptResponsesApi
 from baton.gateway.http.scoring.classify import ClassifyApi
 from baton.gateway.http.scoring.scores import ScoresApi
@@ -66,9 +67,11 @@ EXPOSED = (
 """What web pages of other origins may read of an answer's head."""
 
 
-def build_app(gateway: Gateway, batches: BatchService | None = None) -> Starlette:
+def build_app(
+    gateway: Gateway, background: BackgroundResponses, batches: BatchService | None = None
+) -> Starlette:
     """The public port's. `batches` None: none are kept."""
-    routes = [*_batch_routes(gateway, batches), *_routes(gateway)]
+    routes = [*_batch_routes(gateway, batches), *_routes(gateway, background)]
     return _app(
         routes,
         [
@@ -102,11 +105,11 @@ def _paths(routes: Sequence[Route]) -> frozenset[str]:
     return frozenset(route.path for route in routes if not route.param_convertors)
 
 
-def _routes(gateway: Gateway) -> list[Route]:
+def _routes(gateway: Gateway, background: BackgroundResponses) -> list[Route]:
     models, pages, streams = ModelsApi(gateway), StatusPages(gateway), StreamsApi(gateway)
     texts, messages = TokenizationApi(gateway), MessagesApi(gateway)
-    explained, kept = DecisionsApi(gateway, tells_all=False), KeptResponsesApi(gateway)
-    responses, embeddings = ResponsesApi(gateway), EmbeddingsApi(gateway)
+    explained, kept = DecisionsApi(gateway, tells_all=False), KeptResponsesApi(background)
+    responses, embeddings = ResponsesApi(gateway, background), EmbeddingsApi(gateway)
     scores, classify = ScoresApi(gateway), ClassifyApi(gateway).create
     return [
         Route("/v1/completions", CompletionsApi(gateway).create, methods=["POST"]),

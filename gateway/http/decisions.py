@@ -20,39 +20,36 @@ ANSWER_PREFIXES = ("cmpl-", "chatcmpl-", "resp_", "msg_")
 JSON_LINES = "application/x-ndjson"
 
 
-class ExplainedCandidate(msgspec.Struct, kw_only=True):
-    """A replica that might have computed the prompt."""
+class ExplainedReplica(msgspec.Struct, kw_only=True):
+    """A replica that was considered."""
 
     replica: str
     is_chosen: bool
+    terms: Mapping[str, float]
+    """What its cost is made of, if the policy says; seconds."""
+    held_tokens: int
+    """Leading tokens of the prompt that it had, was about to have, or could fetch."""
+    age_s: float | None
+    """Seconds since the replica's last word."""
+
+
+class ExplainedCandidate(ExplainedReplica, kw_only=True):
+    """A replica that might have computed the prompt."""
+
     cost: float
     """The cost in the policy's own unit; the least is chosen."""
-    terms: Mapping[str, float]
-    """What the cost is made of, if the policy says; seconds."""
-    held_tokens: int
-    """Leading tokens of the prompt that it had, or could fetch."""
     wait_s: float
     """Predicted, until it would begin."""
     work_s: float
     """Predicted, to compute what it lacked."""
     latency_s: float
     """Predicted, until that would be where it is decoded."""
-    age_s: float | None
-    """Seconds since the replica's last word."""
 
 
-class ExplainedDecoder(msgspec.Struct, kw_only=True):
+class ExplainedDecoder(ExplainedReplica, kw_only=True):
     """A replica that might have decoded the request."""
 
-    replica: str
-    is_chosen: bool
     cost_s: float
-    terms: Mapping[str, float]
-    """What the cost is made of; seconds."""
-    held_tokens: int
-    """Leading tokens of the prompt that it had, or was about to have."""
-    age_s: float | None
-    """Seconds since the replica's last word."""
 
 
 class ExplainedOutcome(msgspec.Struct, kw_only=True):

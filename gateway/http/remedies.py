@@ -91,7 +91,7 @@ OF_GENERATION = (
         "use previous_response_id of /v1/responses, or send the conversation",
         ("session_params",),
     ),
-    Meaning(("background",), "use stream and resumable, or /v1/batches"),
+    Meaning(("background",), "use /v1/responses, or stream and resumable, or /v1/batches"),
     Meaning(("truncate_prompt_tokens", "truncation"), "", ("truncate", "transforms")),
     Meaning(
         ("context_management", "compaction"), "the context is the caller's; send fewer messages"

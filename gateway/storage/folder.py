@@ -32,7 +32,7 @@ from baton.gateway.storage.record import Facts
 log = logging.getLogger(__name__)
 
 ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}")
-KIND = re.compile("batch|file|file_info|response")
+KIND = re.compile("batch|file|file_info|response|response_run")
 OWNER = re.compile(r"[0-9a-f]{32}")
 FILE = re.compile(rf"{ID.pattern}|\.{ID.pattern}\.[0-9a-f]{{8}}")
 ABANDONED_S = 3600.0

@@ -21,6 +21,7 @@ from baton.gateway.http.errors import error_shape
 from baton.gateway.http.messages.api import MessagesApi
 from baton.gateway.http.request_body import decode_body
 from baton.gateway.http.responses.api import ResponsesApi
+from baton.gateway.http.responses.background import BackgroundResponses
 from baton.gateway.http.scoring.classify import ClassifyApi
 from baton.gateway.http.scoring.scores import ScoresApi
 from baton.gateway.requests.gateway import Gateway
@@ -49,13 +50,13 @@ class _Streaming(msgspec.Struct):
 class LineCalls:
     """An AnswerLine."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, background: BackgroundResponses) -> None:
         self._gateway = gateway
         self._endpoints: dict[str, Callable[[Request], Awaitable[ASGIApp]]] = {
             "/v1/chat/completions": ChatApi(gateway).create,
             "/v1/completions": CompletionsApi(gateway).create,
             "/v1/embeddings": EmbeddingsApi(gateway).create,
-            "/v1/responses": ResponsesApi(gateway).create,
+            "/v1/responses": ResponsesApi(gateway, background).create,
             "/v1/messages": MessagesApi(gateway).create,
             "/v1/rerank": ScoresApi(gateway).rerank,
             "/v1/score": ScoresApi(gateway).score,

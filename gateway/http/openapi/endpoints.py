@@ -147,7 +147,8 @@ ENDPOINTS = (
         summary="Answer a conversation, in the shape of OpenAI's Responses API",
         details=(
             "A response is kept, unless `store` is false: another turn goes on from it with "
-            "`previous_response_id`, at any gateway of the same storage."
+            "`previous_response_id`, at any gateway of the same storage. With `background` it is "
+            "answered at once, as `in_progress`, and asked for by its id."
         ),
         body=ResponsesBody,
         answer=ResponseAnswer,
@@ -193,7 +194,7 @@ ENDPOINTS = (
         path="/v1/responses/{response_id}/cancel",
         method="post",
         tag=CHAT,
-        summary="Refused: there are no responses in the background",
+        summary="Cancel a response that runs in the background",
         answer=ResponseAnswer,
     ),
     Endpoint(

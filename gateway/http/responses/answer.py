@@ -50,7 +50,7 @@ class ResponseAnswer(msgspec.Struct, kw_only=True):
     object: Literal["response"] = "response"
     created_at: int
     """Unix seconds."""
-    status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
+    status: Literal["in_progress", "completed", "incomplete", "failed", "cancelled"] = "in_progress"
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     model: str
@@ -58,7 +58,7 @@ class ResponseAnswer(msgspec.Struct, kw_only=True):
     usage: ResponseUsage | None = None
 
     # as asked for
-    background: Literal[False] = False
+    background: bool = False
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, str]
@@ -93,6 +93,7 @@ def begun_answer(
     return ResponseAnswer(
         id=id,
         created_at=created,
+        background=bool(body.background),
         model=model.name,
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,

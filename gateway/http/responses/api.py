@@ -36,8 +36,9 @@ from baton.gateway.http.errors import json_response
 from baton.gateway.http.hosted_tools import OPENAIS, without_hosted
 from baton.gateway.http.remedies import refuse_fields
 from baton.gateway.http.responses.answer import ID_PREFIX, InputTokensAnswer, begun_answer
+from baton.gateway.http.responses.background import BackgroundResponses, BackgroundRun
 from baton.gateway.http.responses.input import InputItem, input_messages
-from baton.gateway.http.responses.kept import KeptResponses, named_items
+from baton.gateway.http.responses.kept import named_items
 from baton.gateway.http.responses.schemas import ResponsesBody, TextFormat
 from baton.gateway.http.responses.writer import AnswerTerms, ResponsesWriter
 from baton.gateway.http.sending.responder import Responder
@@ -55,11 +56,12 @@ FIELD_BY_OPTION = {"logprobs": "top_logprobs", "max_tokens": "max_output_tokens"
 
 
 class ResponsesApi:
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, background: BackgroundResponses) -> None:
         self._gateway = gateway
-        self._kept = KeptResponses(gateway)
+        self._background = background
+        self._kept = background.kept
 
-    async def create(self, request: Request) -> Responder:
+    async def create(self, request: Request) -> Responder | Response:
         gateway = self._gateway
         body = await self._read(request)
         is_kept = self._is_kept(body, request.state.caller)
@@ -103,18 +105,31 @@ class ResponsesApi:
         )
         writer = ResponsesWriter(completion, plan.new_parser(), answer, terms)
 
+        given = [*earlier, *named_items(body.input, base)] if is_kept else []
+
         async def keep() -> None:
             writer.complete()
-            given = [*earlier, *named_items(body.input, base)]
             answer.store = await self._kept.keep(answer, given, who.caller.owner)
 
-        return Responder(
+        responder = Responder(
             completion,
             writer,
             is_streamed=bool(body.stream),
             is_resumable=bool(body.resumable),
-            settle=keep if is_kept else None,
+            settle=keep if is_kept and not body.background else None,
         )
+        if not body.background:
+            return responder
+        begun = json_response(answer)
+        run = BackgroundRun(
+            answer=answer,
+            given=given,
+            owner=who.caller.owner,
+            work=responder.whole,
+            fail=writer.fail,
+        )
+        await self._background.begin(run)
+        return begun
 
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of the prompt that such a request would have."""
@@ -144,8 +159,22 @@ class ResponsesApi:
                 "store: nothing is kept here (gateway.storage); leave it out, or send false",
                 field="store",
             )
+        if body.background:
+            self._check_background(body)
         wanted = not caller.is_background if body.store is None else body.store
         return wanted and self._kept.is_possible
+
+    def _check_background(self, body: ResponsesBody) -> None:
+        """Raises InvalidRequest."""
+        why = ""
+        if body.stream:
+            why = "excludes stream; leave one out: a stream can be resumable"
+        elif body.store is False:
+            why = "needs store: its response is kept until it is asked for"
+        elif not self._kept.is_possible:
+            why = "needs a place to keep its response, and there is none here (gateway.storage)"
+        if why:
+            raise InvalidRequest(f"background {why}", field="background")
 
     async def _earlier(self, body: ResponsesBody, owner: str) -> list[InputItem]:
         """What stands before the input, whose references become what they refer to. Raises NotKept,
@@ -155,7 +184,12 @@ class ResponsesApi:
         if not body.previous_response_id:
             return []
         field = "previous_response_id"
-        return (await self._kept.find(body.previous_response_id, owner, field)).context()
+        kept = await self._background.find(body.previous_response_id, owner, field)
+        if kept.is_in_progress:
+            raise InvalidRequest(
+                f"{field}: it is in progress; wait until it has ended", field=field
+            )
+        return kept.context()
 
 
 def conversation_of(

@@ -18,6 +18,7 @@ from baton.gateway.http.responses.answer import ID_PREFIX, ResponseAnswer
 from baton.gateway.http.responses.input import InputItem
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.storage.folder import Place
+from baton.gateway.storage.storage import Storage
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,14 @@ class KeptResponse(msgspec.Struct, frozen=True):
     input: msgspec.Raw
     """Items."""
 
+    @property
+    def is_in_progress(self) -> bool:
+        return msgspec.json.decode(self.answer, type=_Progress).status == "in_progress"
+
+    @property
+    def is_background(self) -> bool:
+        return msgspec.json.decode(self.answer, type=_Progress).background
+
     def input_items(self) -> list[InputItem]:
         return msgspec.json.decode(self.input, type=list[dict[str, Any]])
 
@@ -56,6 +65,11 @@ class _Output(msgspec.Struct):
     output: list[dict[str, Any]]
 
 
+class _Progress(msgspec.Struct):
+    status: str
+    background: bool = False
+
+
 class KeptResponses:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -65,16 +79,34 @@ class KeptResponses:
     def is_possible(self) -> bool:
         return self._gateway.storage is not None
 
+    @property
+    def storage(self) -> Storage:
+        storage = self._gateway.storage
+        assert storage is not None, "something is kept there"
+        return storage
+
     async def find(self, response_id: str, owner: str, field: str) -> KeptResponse:
         """Raises NotKept, StorageUnavailable."""
-        storage = self._gateway.storage
-        data = None if storage is None else await storage.get(Place(KIND, owner, response_id))
-        if data is None:
+        kept = await self.look(Place(KIND, owner, response_id)) if self.is_possible else None
+        if kept is None:
             raise self._not_kept(response_id, field)
+        return kept
+
+    async def look(self, place: Place) -> KeptResponse | None:
+        """None if it is not there any more. Raises StorageUnavailable."""
+        data = await self.storage.get(place)
         try:
-            return msgspec.json.decode(data, type=KeptResponse)
+            return None if data is None else msgspec.json.decode(data, type=KeptResponse)
         except msgspec.DecodeError:  # kept by a version that wrote it in another way
-            raise self._not_kept(response_id, field) from None
+            return None
+
+    async def change(self, place: Place, kept: KeptResponse, **changes: object) -> KeptResponse:
+        """Keep its answer with other values of some fields. Raises StorageFull,
+        StorageUnavailable."""
+        answer = {**msgspec.json.decode(kept.answer), **changes}
+        changed = KeptResponse(msgspec.Raw(msgspec.json.encode(answer)), kept.input)
+        await self._put(place, msgspec.json.encode(changed))
+        return changed
 
     async def delete(self, response_id: str, owner: str, field: str) -> None:
         """Raises NotKept, StorageUnavailable."""
@@ -84,13 +116,10 @@ class KeptResponses:
 
     async def keep(self, answer: ResponseAnswer, given: Sequence[InputItem], owner: str) -> bool:
         """Whether that was possible; if not, the log says why. `given`: all that it was given."""
-        storage = self._gateway.storage
-        if storage is None:
+        if not self.is_possible:
             return False
-        value = msgspec.json.encode({"answer": answer, "input": given})
-        ttl_s = self._gateway.config.storage.response_ttl_s
         try:
-            await storage.put(Place(KIND, owner, answer.id), value, ttl_s=ttl_s, evicts=True)
+            await self.put(answer, given, owner)
         except StorageUnavailable:
             return False
         except StorageFull as error:
@@ -100,6 +129,15 @@ class KeptResponses:
             return False
         self._is_full = False
         return True
+
+    async def put(self, answer: ResponseAnswer, given: Sequence[InputItem], owner: str) -> None:
+        """Raises StorageFull, StorageUnavailable."""
+        value = msgspec.json.encode({"answer": answer, "input": given})
+        await self._put(Place(KIND, owner, answer.id), value)
+
+    async def _put(self, place: Place, value: bytes) -> None:
+        ttl_s = self._gateway.config.storage.response_ttl_s
+        await self.storage.put(place, value, ttl_s=ttl_s, evicts=True)
 
     async def with_referred(self, given: Sequence[InputItem], owner: str) -> list[InputItem]:
         """The input with the items themselves in place of references to them. Raises NotKept,

@@ -10,9 +10,9 @@ from starlette.responses import Response
 from baton.core.errors import InvalidRequest
 from baton.gateway.http.errors import json_response
 from baton.gateway.http.responses.answer import DeletedAnswer, ItemListAnswer
+from baton.gateway.http.responses.background import BackgroundResponses
 from baton.gateway.http.responses.input import InputItem
-from baton.gateway.http.responses.kept import KeptResponse, KeptResponses
-from baton.gateway.requests.gateway import Gateway
+from baton.gateway.http.responses.kept import KeptResponse
 
 FIELD = "response_id"
 FALSE_WORDS = ("", "0", "false")
@@ -20,8 +20,8 @@ DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 
 
 class KeptResponsesApi:
-    def __init__(self, gateway: Gateway) -> None:
-        self._kept = KeptResponses(gateway)
+    def __init__(self, background: BackgroundResponses) -> None:
+        self._responses = background
 
     async def get(self, request: Request) -> Response:
         if request.query_params.get("stream", "").lower() not in FALSE_WORDS:
@@ -30,21 +30,16 @@ class KeptResponsesApi:
                 "itself with stream and resumable",
                 field="stream",
             )
-        kept = await self._find(request)
-        return Response(bytes(kept.answer), media_type="application/json")
+        return _answer(await self._find(request))
 
     async def delete(self, request: Request) -> Response:
         response_id: str = request.path_params[FIELD]
-        await self._kept.delete(response_id, request.state.caller.owner, FIELD)
+        await self._responses.delete(response_id, request.state.caller.owner, FIELD)
         return json_response(DeletedAnswer(id=response_id))
 
     async def cancel(self, request: Request) -> Response:
-        await self._find(request)
-        raise InvalidRequest(
-            "only responses with background: true can be cancelled, and there are none here; to "
-            "stop one that streams, close its connection",
-            field=FIELD,
-        )
+        owner = request.state.caller.owner
+        return _answer(await self._responses.cancel(request.path_params[FIELD], owner, FIELD))
 
     async def input_items(self, request: Request) -> Response:
         kept = await self._find(request)
@@ -53,7 +48,11 @@ class KeptResponsesApi:
     async def _find(self, request: Request) -> KeptResponse:
         """Raises NotKept, StorageUnavailable."""
         caller = request.state.caller
-        return await self._kept.find(request.path_params[FIELD], caller.owner, FIELD)
+        return await self._responses.find(request.path_params[FIELD], caller.owner, FIELD)
+
+
+def _answer(kept: KeptResponse) -> Response:
+    return Response(bytes(kept.answer), media_type="application/json")
 
 
 def _page(items: list[InputItem], query: dict[str, Any]) -> ItemListAnswer:

@@ -121,6 +121,9 @@ class ResponsesBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     user: str | None = None
     """Given back in the answer."""
 
+    background: bool | None = None
+    """Answer at once, and run without the client, who asks for the response later."""
+
     chat_template_kwargs: dict[str, Any] | None = None
     """vLLM's: variables for the switches of the model's own chat template."""
     add_generation_prompt: bool | None = None
@@ -144,7 +147,6 @@ class ResponsesBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     safety_identifier: Label = None
     service_tier: Ignored = None
 
-    background: Refused = None
     best_of: Refused = None
     context_management: Refused = None
     conversation: Refused = None

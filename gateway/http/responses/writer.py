@@ -80,11 +80,15 @@ class ResponsesWriter:
         self.complete()
         yield self._encoded({"type": f"response.{self._answer.status}", "response": self._answer})
 
-    def failure(self, error: Exception) -> Iterable[bytes]:
+    def fail(self, error: Exception) -> None:
+        """The answer is one that failed, with what has come of it."""
         detail = error_body(error).error
         self._answer.status = "failed"
         self._answer.error = ResponseError(detail.code or detail.type, detail.message)
         self._answer.output = self._items.items
+
+    def failure(self, error: Exception) -> Iterable[bytes]:
+        self.fail(error)
         yield self._encoded({"type": "response.failed", "response": self._answer})
 
     def _read(self, delta: TextDelta) -> Iterator[Event]:

@@ -88,7 +88,7 @@ class Responder:
                 if self._is_streamed:
                     await while_connected(receive, self._send_stream(resumption_of(scope), send))
                 else:
-                    answer = await while_connected(receive, self._whole())
+                    answer = await while_connected(receive, self.whole())
                     await json_response(answer)(scope, receive, send)
         except Cancelled:
             return  # nobody is left to be told
@@ -114,6 +114,14 @@ class Responder:
             for event in self._writer.failure(error):
                 yield event
 
+    async def whole(self) -> msgspec.Struct:
+        """Run to the end; nobody need be connected."""
+        choices = await self._completion.whole()
+        answer = self._writer.whole(choices)
+        if self._settle is not None:
+            await self._settle()
+        return answer
+
     def _parts(self) -> AsyncGenerator[ChoiceDelta] | AsyncGenerator[ChoiceDelta | PromptProgress]:
         deltas = self._completion.deltas()
         return deltas if self._progress is None else told_until_first(deltas, self._progress.tell)
@@ -125,13 +133,6 @@ class Responder:
             return self._writer.events(part)
         self._is_open = True
         return chain(self._writer.opening(), self._writer.events(part))
-
-    async def _whole(self) -> msgspec.Struct:
-        choices = await self._completion.whole()
-        answer = self._writer.whole(choices)
-        if self._settle is not None:
-            await self._settle()
-        return answer
 
     async def _send_stream(self, resumption: Resumption, send: Send) -> None:
         if self._is_resumable or resumption.is_wanted:

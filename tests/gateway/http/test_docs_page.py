@@ -17,6 +17,8 @@ from baton.gateway.http.openapi.document import openapi_document
 from baton.gateway.http.openapi.endpoint import Endpoint
 from baton.gateway.http.openapi.endpoints import ADMIN_ENDPOINTS, ENDPOINTS
 from baton.gateway.http.pages.docs_page import render, told, type_name
+from baton.gateway.http.responses.background import BackgroundResponses
+from baton.gateway.http.responses.kept import KeptResponses
 from baton.gateway.requests.gateway import Gateway
 
 ORIGIN = "https://app.example"
@@ -26,10 +28,14 @@ def document(*, needs_key: bool = False) -> dict[str, Any]:
     return openapi_document(ENDPOINTS, version="1.2.3", needs_key=needs_key)
 
 
+def public_app(gateway: Gateway) -> Starlette:
+    return build_app(gateway, BackgroundResponses(KeptResponses(gateway)))
+
+
 @pytest.mark.parametrize(
     ("build", "endpoints"),
     [
-        pytest.param(build_app, ENDPOINTS, id="public"),
+        pytest.param(public_app, ENDPOINTS, id="public"),
         pytest.param(build_admin_app, ADMIN_ENDPOINTS, id="admin"),
     ],
 )

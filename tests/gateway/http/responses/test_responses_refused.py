@@ -21,6 +21,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "conversation": {"conversation": "conv_1"},
     "background": {"background": True},
     "n": {"n": 2},
+    "max_tokens": {"max_tokens": 5},
     "truncation": {"truncation": "auto"},
     "max_output_tokens": {"max_output_tokens": 0},
     "top_logprobs": {"top_logprobs": 21},
