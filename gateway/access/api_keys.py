@@ -104,7 +104,7 @@ class Caller:
             raise Forbidden("this API key may not use the models: its scopes are without inference")
 
     def usable(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Those of one model's names by which it may ask for it. Whoever may use the model by its
+        """The names of one model by which it may ask for it. Whoever may use the model by its
         own name, the first, may by its aliases, too."""
         return tuple(
             name
