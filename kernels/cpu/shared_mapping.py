@@ -18,8 +18,9 @@ from typing import Any
 
 HUGE_PAGE = 2 << 20
 MADV_COLLAPSE = 25
-"""The advice of linux/mman.h. It asks neither for `transparent_hugepage/shmem_enabled` nor for an `madvise`
-before the first write, with which the first token in each region would wait for 2 MB of zeros."""
+"""The advice of linux/mman.h. It asks neither for `transparent_hugepage/shmem_enabled` nor for an
+`madvise` before the first write, with which the first token in each region would wait for 2 MB of
+zeros."""
 MAP_FIXED = 0x10
 _NOWHERE = ctypes.c_void_p(-1).value
 _LOWEST_BIT = bytes(byte & 1 for byte in range(256))
