@@ -76,7 +76,15 @@ def follow_lead(
     device = find_device(options.get("device", "auto"))
     loaded = _load(folder, config, {**options, "device": device}, groups)
     check_alike(loaded)
-    follow(following_runner(loaded, plan_cache(loaded, config, device)))
+    runner = following_runner(loaded, plan_cache(loaded, config, device))
+    huge = runner.cache.huge if config.cache.huge_pages == "auto" else None
+    if huge is not None:
+        huge.start(lambda: True)  # only the lead knows
+    try:
+        follow(runner)
+    finally:
+        if huge is not None:
+            huge.stop()
 
 
 def _load(

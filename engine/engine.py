@@ -84,6 +84,8 @@ class Engine:
             kv_shares=config.kv_shares,
             clock=clock,
         )
+        self.huge = runner.cache.huge if config.cache.huge_pages == "auto" else None
+        """What moves blocks onto huge pages, once whoever serves the engine starts it."""
         self.features = FeaturePlane.of(runner.cache, self.pool)
         """What heads draft by, kept in the blocks for whoever has these next."""
         self._turn = DraftTurn(self.features, self._now)

@@ -127,11 +127,14 @@ class ReplicaCore:
         self.tracer = NO_TRACES
         """Set by who has another, before the first request."""
         self._last_work = StepWork()
+        self._huge = engine.huge
         self._housekeeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         self.kv.start()
         self.thread.start()
+        if self._huge is not None:
+            self._huge.start(lambda: self.engine.has_work)
         self._housekeeping = asyncio.create_task(self._keep_house())
 
     async def stop(self) -> None:
@@ -139,6 +142,8 @@ class ReplicaCore:
             self._housekeeping.cancel()
         self.matchers.close()
         await self.kv.close()
+        if self._huge is not None:
+            await asyncio.to_thread(self._huge.stop)
         await asyncio.to_thread(self.thread.stop, STOP_TIMEOUT_S)
 
     def check_health(self, *, limit_s: float) -> None:
@@ -182,6 +187,7 @@ class ReplicaCore:
             **self.ledger.as_metrics(),
             **self.kv.metrics(),
             **({} if speculation is None else speculation.metrics()),
+            **({} if self._huge is None else {"kv_huge_page_bytes": self._huge.num_bytes}),
         }
 
     def families(self) -> Iterator[Family]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +45,20 @@ class BlockBytes(Protocol):
     def write_blocks(self, blocks: Sequence[int], planes: range, data: memoryview) -> None: ...
 
 
+class HugePages(Protocol):
+    """Moves the memory of blocks that are in use onto huge pages, beside the steps."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on huge pages."""
+
+    def start(self, is_busy: Callable[[], bool]) -> None:
+        """`is_busy`: whether the engine computes; asked on another thread."""
+
+    def stop(self) -> None:
+        """Blocking; it may be started again."""
+
+
 class EngineCache(BlockBytes, Protocol):
     """What an engine, and whoever serves it, needs to know of its runner's cache."""
 
@@ -53,6 +67,10 @@ class EngineCache(BlockBytes, Protocol):
 
     @property
     def arena(self) -> KvArena: ...
+
+    @property
+    def huge(self) -> HugePages | None:
+        """None where there are none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,11 @@ from baton.core.block_views import BlockViews
 from baton.core.kv_arena import KvArena
 from baton.core.kv_layout import WIDE, KvLayout
 from baton.engine.batch.static_batch import DEFAULT_LIMITS, PassLimits
+from baton.engine.memory.huge_arena import HugeArena
 from baton.engine.memory.kv_staging import KvStaging, look_into
 from baton.engine.memory.open_blocks import int4_arenas
 from baton.kernels.attention.layer_kv import LayerCache, LayerKv
+from baton.kernels.cpu.shared_mapping import HUGE_PAGE, mapped
 from baton.kernels.gpu.upload import uploaded
 from baton.kernels.paging.block_copy import scatter_blocks
 from baton.kernels.paging.kv_quantize import QUANTIZED_DTYPES
@@ -82,6 +84,9 @@ class KvCache:
         else:
             self.spare_block, whole = num_blocks, self._on_device()
             self.planes = [plane[:num_blocks] for plane in whole]
+        is_large = self._writable.nbytes >= HUGE_PAGE
+        self.huge = HugeArena(self._writable) if is_large else None
+        """On a CPU; it moves nothing before somebody starts it."""
         self._by_plane = list(map(_arena_of, whole, layout.planes))
         self._whole = whole
         is_on_gpu = self.device.type == "cuda"
@@ -238,7 +243,7 @@ class KvCache:
 
     def _on_cpu(self, fd: int | None) -> list[Tensor]:
         num_bytes = self.num_blocks * self.layout.block_bytes
-        memory = self._map(num_bytes) if fd is None else memoryview(mmap.mmap(fd, num_bytes))
+        memory = self._map(num_bytes) if fd is None else mapped(fd, num_bytes)
         sizes = [self.num_blocks * plane.layer_block_bytes for plane in self.layout.planes]
         stops = list(accumulate(sizes))
         self._memory = [memory[stop - size : stop] for size, stop in zip(sizes, stops, strict=True)]
@@ -255,7 +260,7 @@ class KvCache:
         self._fd = os.memfd_create("baton-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         weakref.finalize(self, os.close, self._fd)
         os.ftruncate(self._fd, num_bytes)
-        memory = memoryview(mmap.mmap(self._fd, num_bytes))
+        memory = mapped(self._fd, num_bytes)
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals)
         return memory

@@ -12,7 +12,6 @@ wrote before is there by then.
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,8 +23,10 @@ from torch import Tensor
 
 from baton.core.kv_arena import KvArena
 from baton.core.kv_layout import SCALE_BYTES, KvLayout
+from baton.engine.memory.huge_arena import HugeArena
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.memory.kv_staging import bytes_of
+from baton.kernels.cpu.shared_mapping import mapped
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +68,7 @@ class SharedMemory:
         sizes = [num_blocks * plane.layer_block_bytes for plane in layout.planes]
         self._fd = os.memfd_create("baton-kv-rank", os.MFD_CLOEXEC)
         os.ftruncate(self._fd, sum(sizes))
-        memory = memoryview(mmap.mmap(self._fd, sum(sizes)))
+        memory = mapped(self._fd, sum(sizes))
         whole = torch.frombuffer(memory, dtype=torch.uint8)
         planes = whole.split(sizes)  # type: ignore[no-untyped-call]
         by_plane = [plane.view(num_blocks, -1) for plane in planes]
@@ -108,6 +109,11 @@ class ShardedCache:
             for plane in range(layout.num_planes)
         ]
         self._read = [list(self._cover(plane)) for plane in range(layout.num_planes)]
+
+    @property
+    def huge(self) -> HugeArena | None:
+        """What moves the lead's share; other ranks have their own."""
+        return self.own.huge
 
     @property
     def _is_replicated(self) -> bool:

@@ -30,7 +30,6 @@ from baton.gateway.access.key_entry import (
     digest_of,
     read_entry,
 )
-from baton.router.fairness.slo import NO_SLO, Slo
 
 SCHEME = "bearer "
 ANTHROPICS_HEADER = "x-api-key"
@@ -68,8 +67,6 @@ class Caller:
     """Its stream is to be found again when this gateway is gone."""
     parked: ParkedStream | None = None
     """The stream that it comes back for, if that began at another gateway."""
-    slo: Slo = NO_SLO
-    """The objective of the requests of this call."""
     is_background: bool = False
     """Nobody waits for its requests: they have the priority BACKGROUND, whatever they ask for."""
 
@@ -107,7 +104,7 @@ class Caller:
             raise Forbidden("this API key may not use the models: its scopes are without inference")
 
     def usable(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Names of one model by which the caller may ask for it. Whoever may use the model by its
+        """The names of one model by which it may ask for it. Whoever may use the model by its
         own name, the first, may by its aliases, too."""
         return tuple(
             name

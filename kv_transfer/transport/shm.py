@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import mmap
 import os
 import secrets
 import socket
@@ -34,6 +33,7 @@ from baton.core.block_views import BlockViews
 from baton.core.errors import TransferCut, TransportFailed
 from baton.core.ids import Epoch
 from baton.core.kv_arena import KvArena
+from baton.kernels.cpu.shared_mapping import mapped
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import LentPiece, Parcel
 from baton.kv_transfer.transport.control.client import Announced, ControlClient
@@ -212,7 +212,7 @@ def _mapped(file: int, num_bytes: int) -> memoryview:
     seals = fcntl.fcntl(file, fcntl.F_GET_SEALS)
     if os.fstat(file).st_size != num_bytes or not seals & fcntl.F_SEAL_SHRINK:
         raise ValueError("not a sealed file of the size of the sender's arena")
-    return memoryview(mmap.mmap(file, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ))
+    return mapped(file, num_bytes, is_writable=False)
 
 
 def _check_user(connection: socket.socket) -> None:

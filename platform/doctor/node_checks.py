@@ -60,6 +60,7 @@ def check_node(facts: NodeFacts, demand: Demand | None) -> Iterator[Finding]:
     """`demand` is None where replicas run already, and have what they asked for."""
     yield check_memory(facts.memory, demand)
     yield check_shm(facts.shm_free)
+    yield check_huge_pages(facts.has_huge_pages)
     yield check_files(facts.max_files)
     yield check_rdma(facts)
     yield check_cores(facts, demand)
@@ -98,6 +99,15 @@ def check_shm(free: int | None) -> Finding:
         remedy = "mount a larger one (docker: --shm-size=8g; Kubernetes: an emptyDir of Memory)"
         return warn("/dev/shm", f"{gib(free)} free", remedy)
     return ok("/dev/shm", f"{gib(free)} free")
+
+
+def check_huge_pages(can_have: bool | None) -> Finding:
+    """Never a reason not to serve."""
+    if can_have is None:
+        return skipped("huge pages", "the replica's version does not tell")
+    if can_have:
+        return ok("huge pages", "KV in use comes to lie on pages of 2 MB (cache.huge_pages)")
+    return ok("huge pages", "none of shared memory: KV stays on small pages (Linux 6.1 has them)")
 
 
 def check_files(max_files: int) -> Finding:

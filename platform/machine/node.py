@@ -21,6 +21,7 @@ import msgspec
 from baton.core.control_groups import text_of
 from baton.core.cores import usable_cores
 from baton.kernels.cpu.build import kinds_of
+from baton.kernels.cpu.shared_mapping import can_collapse
 from baton.platform.machine.memory import MemoryFacts, read_memory
 
 PACKAGES = (
@@ -61,6 +62,8 @@ class NodeFacts:
     memory: MemoryFacts
     shm_free: int | None = None
     """Free bytes in /dev/shm; None if there is none."""
+    has_huge_pages: bool | None = None
+    """Whether shared memory can be moved onto pages of 2 MB. None: nobody told."""
     max_files: int
     """The most files that one process may have open."""
     max_locked: int | None = None
@@ -95,6 +98,7 @@ def read_node(folders: Iterable[str] = (), root: Path = Path("/")) -> NodeFacts:
         kernels=next(iter(kinds_of(platform.machine(), flags)), ""),
         memory=read_memory(root),
         shm_free=_free(root / "dev/shm"),
+        has_huge_pages=can_collapse(),
         max_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         max_locked=_unless_infinite(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
         rdma_devices=_names(root / "sys/class/infiniband"),

@@ -18,6 +18,7 @@ _PACE: Mapping[str, str] = {
     "max_chunk_tokens": "Tokens of one prompt in one pass, at most",
     "kv_block_tokens": "Tokens a block of KV",
     "kv_block_bytes": "Bytes a block of KV",
+    "kv_huge_page_bytes": "Bytes of KV that lie on pages of 2 MB, on a CPU: see cache.huge_pages",
     "kv_block_feature_bytes": "Of these, what heads draft by; 0: none is kept here",
 }
 

@@ -21,6 +21,7 @@ NODE = NodeFacts(
     cpu_flags=("avx2", "avx512f"),
     memory=MemoryFacts(total=64 * GIB, available=48 * GIB),
     shm_free=32 * GIB,
+    has_huge_pages=True,
     max_files=65536,
 )
 

@@ -31,10 +31,11 @@ def status(
         typer.echo(msgspec.json.encode(report).decode())
         return
     Console().print(_table(report))
-    for line in _engines(report):
+    for line in (*_engines(report), *_huge_pages(report)):
         typer.echo(line)
 
 
+MIB = 1 << 20
 OLD_S = 60.0
 """A prediction from steps older than this says so."""
 SLOW = 1.5
@@ -112,6 +113,17 @@ def _engines(report: dict[str, Any]) -> list[str]:
         if replica.get("engine")
     ]
     return list(dict.fromkeys(said))
+
+
+def _huge_pages(report: dict[str, Any]) -> list[str]:
+    """How much KV is on huge pages, where it may be."""
+    told = [
+        f"{replica['replica']} {replica['metrics']['kv_huge_page_bytes'] / MIB:.0f} MiB"
+        for replicas in report["pools"].values()
+        for replica in replicas
+        if "kv_huge_page_bytes" in replica.get("metrics", {})
+    ]
+    return [f"KV on pages of 2 MB: {', '.join(told)}"] if told else []
 
 
 def _engine(facts: dict[str, Any]) -> str:

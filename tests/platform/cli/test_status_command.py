@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.platform.cli.commands.status import _engines, _pace, _state, _trouble
+from baton.platform.cli.commands.status import _engines, _huge_pages, _pace, _state, _trouble
 from baton.proto.cluster_token import REFUSAL
 
 
@@ -27,6 +27,20 @@ def test_a_predicted_rate_says_when_to_doubt_it_and_nothing_before_the_first_ste
     assert _pace(known, "prefill") == "812"
     assert _pace({**known, "step_times_age_seconds": 600.0}, "prefill") == "812, 600 s ago"
     assert _pace({**known, "slowness": 2.04}, "prefill") == "812, 2.0 x slower"
+
+
+def test_kv_on_huge_pages_is_told_of_replicas_that_may_have_it() -> None:
+    def replica(name: str, **metrics: float) -> dict[str, object]:
+        return {"replica": name, "metrics": metrics}
+
+    unreachable = {"replica": "d1", "is_reachable": False}
+    pools = {
+        "prefill": [replica("p0", kv_huge_page_bytes=float(6 << 20))],
+        "decode": [replica("d0"), unreachable],
+    }
+
+    assert _huge_pages({"pools": pools}) == ["KV on pages of 2 MB: p0 6 MiB"]
+    assert _huge_pages({"pools": {"decode": [replica("d0")]}}) == []
 
 
 def test_engines_that_are_alike_are_told_of_once_a_pool() -> None:
