@@ -7,10 +7,10 @@
     stranded(...) --> Prompt ...               whose replica left, or answers nobody: place anew
 
 The decode replica is the one where decoding costs least (`decode_costs.py`); a request that belongs
-beside another goes there, if there is room. It computes the prompt itself if it must, and where that
-costs less than a handoff (`local_prefill.py`). Else, and where there are no prefill replicas, the
-routing policy chooses. What another replica has cached counts as there if fetching it is clearly
-cheaper than computing it (`pulling.py`).
+beside another goes there, if there is room. It computes the prompt itself if it must, and where
+that costs less than a handoff (`local_prefill.py`). Else, and where there are no prefill replicas,
+the routing policy chooses. What another replica has cached counts as there if fetching it is
+clearly cheaper than computing it (`pulling.py`).
 """
 
 from __future__ import annotations
