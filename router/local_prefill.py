@@ -1,18 +1,23 @@
 """Whether the decode replica computes a prompt itself, and why: words for people, or none.
 
-It does if it must, if it lacks no more than a few tokens of it, if there is nobody else; and if
-that is clearly sooner than waiting for a prefill replica.
+    here     until it is free + work + what the work makes those wait who decode there
+    there    until a prefill replica is free + its work + a transfer and what is left of it after
+
+It does if it must, if there is nobody else, if it lacks few tokens and `here` is no more than
+`there`; and however many it lacks if it would wait elsewhere, and `here` is clearly less.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
 from baton.router.eligible import OVERDUE_S
 from baton.router.placement import PlacementRequest
 from baton.router.prompt import Prompt
+from baton.router.replicas.candidate import Candidate
 from baton.router.replicas.view import PoolView, ReplicaView, View
 from baton.router.sources import source_for
 
@@ -23,22 +28,26 @@ ROUNDED_UP = 1 + 1e-9
 """Sums of the same times in another order differ by less."""
 
 
-def why_here(
-    request: PlacementRequest,
-    decode: ReplicaView,
-    view: View,
-    limit: int,
-    *,
-    is_beside: bool,
-    has_peers: bool,
-) -> str:
-    """Why `decode` computes the prompt, at once; empty: another should.
+class Choice(NamedTuple):
+    """The replica that decodes, and those that might compute the prompt instead of it."""
 
-    `limit`: it computes itself what it lacks no more of.
+    decode: ReplicaView
+    is_beside: bool
+    """Another choice of the request is there."""
+    peers: PoolView
+    view: View
+    now: float
+
+
+def why_here(request: PlacementRequest, choice: Choice, limit: int) -> str:
+    """Why the decode replica computes the prompt, at once; empty: another should.
+
+    `limit`: of more tokens it does not compute any that a prefill replica could begin with.
     """
+    decode, is_beside, peers, view, now = choice
     if request.local_because:
         return f"{request.local_because}: computed locally"
-    if not has_peers:
+    if not len(peers):
         return "no prefill replica: computed locally"
     source = source_for(decode, view, request)
     # The first choice has shown that its prompt is there; events may tell of it later.
@@ -48,6 +57,12 @@ def why_here(
         limit = max(limit, decode.info.layout.block_size)  # what no cache ever holds
     if num_missing > limit:
         return ""
+    is_last_block = is_beside and num_missing <= decode.info.layout.block_size
+    if not is_last_block:
+        num_tokens, num_had = request.num_tokens, request.num_tokens - num_missing
+        there_s = _there_s(num_tokens, now, now, peers, view)
+        if here_s(decode.candidate, num_tokens, num_had, now) > there_s:
+            return ""
     return f"{num_missing} of {request.num_tokens} tokens uncached: computed locally"
 
 
@@ -69,16 +84,36 @@ def why_sooner_here(
         return "all prefill replicas are late: computed locally"
     if not here.speed.is_measured:
         return ""
-    work_s = here.speed.prefill_s(prompt.num_tokens, decode.num_cached_tokens)
-    here_s = here.busy_s(now) + work_s * (1 + here.num_running)
-    if CLEARLY * here_s >= at_most_s * ROUNDED_UP + view.rates.latency_s:
+    takes_s = here_s(here, prompt.num_tokens, decode.num_cached_tokens, now)
+    if CLEARLY * takes_s >= at_most_s * ROUNDED_UP + _transfer_s(view):
         return ""
-    ahead_s, _ = there.ahead(np.full(len(there), prompt.arrived_s))
-    works_s = there.prefill_s(prompt.num_tokens, peers.soon)
-    there_s = float((there.busy_s(now) + ahead_s + works_s).min()) + view.rates.latency_s
-    if CLEARLY * here_s >= there_s:
+    there_s = _there_s(prompt.num_tokens, prompt.arrived_s, now, peers, view)
+    if CLEARLY * takes_s >= there_s:
         return ""
     return (
-        f"{here_s:.3f} s here with {here.num_running} held up, {there_s:.3f} s with the wait"
+        f"{takes_s:.3f} s here with {here.num_running} held up, {there_s:.3f} s with the wait"
         " for a prefill replica: computed locally"
     )
+
+
+def here_s(here: Candidate, num_tokens: int, num_held: int, now: float) -> float:
+    """Seconds to the first token where the request decodes, and what others who decode there wait
+    for its work: their steps are made anyway, so all of that but the steps."""
+    work_s = here.speed.prefill_s(num_tokens, num_held)
+    pace = here.speed.pace
+    num_steps = math.ceil(max(num_tokens - num_held, 1) / pace.max_chunk) if pace.step_s else 0
+    harm_s = here.num_running * max(work_s - num_steps * pace.step_s, 0.0)
+    return here.busy_s(now) + work_s + harm_s
+
+
+def _there_s(num_tokens: int, due_s: float, now: float, peers: PoolView, view: View) -> float:
+    """Seconds to the first token by the soonest of the prefill replicas, behind all that waits and
+    is due by then."""
+    there = peers.candidates
+    ahead_s, _ = there.ahead(np.full(len(there), due_s))
+    works_s = there.prefill_s(num_tokens, peers.soon)
+    return float((there.busy_s(now) + ahead_s + works_s).min()) + _transfer_s(view)
+
+
+def _transfer_s(view: View) -> float:
+    return view.rates.latency_s + view.rates.handoff_s

@@ -7,10 +7,10 @@
     stranded(...) --> Prompt ...               whose replica left, or answers nobody: place anew
 
 The decode replica is the one where decoding costs least (`decode_costs.py`); a request that belongs
-beside another goes there, if there is room. It computes the prompt itself if it must,
-if it lacks no more than `local_prefill_tokens` of it, or if that is clearly sooner than waiting for
-a prefill replica. Else, and where there are none, the routing policy chooses. What another replica
-has cached counts as there if fetching it is clearly cheaper than computing it (`pulling.py`).
+beside another goes there, if there is room. It computes the prompt itself if it must, and where
+that costs less than a handoff (`local_prefill.py`). Else, and where there are no prefill replicas,
+the routing policy chooses. What another replica has cached counts as there if fetching it is
+clearly cheaper than computing it (`pulling.py`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from baton.router.eligible import in_time, is_late, opened, ready
 from baton.router.explain.decisions import Considered
 from baton.router.fetching import held_by
 from baton.router.line import Line
-from baton.router.local_prefill import why_here, why_sooner_here
+from baton.router.local_prefill import Choice, why_here, why_sooner_here
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.policies.routing_policy import RoutingPolicy
 from baton.router.prompt import Prompt, drawn
 from baton.router.replicas.candidate import Candidate
-from baton.router.replicas.view import PoolView, ReplicaView, View
+from baton.router.replicas.view import NOBODY, PoolView, ReplicaView, View
 from baton.router.sessions import Sessions
 from baton.router.sources import source_for
 
@@ -53,7 +53,8 @@ class Routing:
 
     policy: RoutingPolicy
     local_prefill_tokens: int = LOCAL_PREFILL_TOKENS
-    """A decode replica that lacks no more of a prompt computes it itself."""
+    """A decode replica that lacks no more of a prompt computes it itself where that costs no more
+    than a prefill replica that is free; 0: never."""
     pull_rates: PullRates = field(default_factory=PullRates)
     """What fetching and computing KV cost, until that is measured."""
     name: str = DEFAULT_POLICY
@@ -142,7 +143,7 @@ class Placer:
         peers = in_time(ready(view.prefill, request), now)
         if not peers and not is_beside:
             return self._aggregated(request, names, view, now)
-        why = self._why_here(request, decode, view, is_beside=is_beside, has_peers=bool(peers))
+        why = self._why_here(request, Choice(decode, is_beside, peers, view, now))
         if not why and not may_wait:
             return None
         taker = decode if why or not peers else peers[0]
@@ -173,7 +174,7 @@ class Placer:
         held = held_by(replicas, view, request, None)
         options = Options.of(replicas, prompt, held, self._policy, now)
         decode = replicas[options.cheapest]
-        why = self._why_here(request, decode, view, is_beside=False, has_peers=False)
+        why = self._why_here(request, Choice(decode, False, NOBODY, view, now))
         return self._answers.here(Question(request, prompt, decode, False, view, now), why, options)
 
     def outlook(
@@ -188,7 +189,7 @@ class Placer:
         if not peers and not is_beside:
             replicas = opened(view.decode, request)
             decode = computes = self._cheapest(request, names, replicas, view, now)
-        elif self._why_here(request, decode, view, is_beside=is_beside, has_peers=bool(peers)):
+        elif self._why_here(request, Choice(decode, is_beside, peers, view, now)):
             computes = decode
         else:
             computes = self._cheapest(request, names, peers, view, now, decode)
@@ -288,17 +289,8 @@ class Placer:
             for num_held, prompt in zip(held, prompts, strict=True)
         ]
 
-    def _why_here(
-        self,
-        request: PlacementRequest,
-        decode: ReplicaView,
-        view: View,
-        *,
-        is_beside: bool,
-        has_peers: bool,
-    ) -> str:
-        limit = self._local_prefill_tokens
-        return why_here(request, decode, view, limit, is_beside=is_beside, has_peers=has_peers)
+    def _why_here(self, request: PlacementRequest, choice: Choice) -> str:
+        return why_here(request, choice, self._local_prefill_tokens)
 
     def _prompt(
         self,

@@ -79,14 +79,15 @@ class CapturedRequest(msgspec.Struct, frozen=True, kw_only=True):
 def capture(
     decisions: Sequence[Decision], policy: str, replicas: Sequence[CapturedReplica]
 ) -> Iterator[bytes]:
-    """Each line with its end. First attempts alone: what came after them was no arrival."""
+    """Each line with its end. First attempts alone: what came after them was no arrival; and only
+    those of which it is known still what their prompts have in common."""
     encode = msgspec.json.Encoder().encode
     block_size = replicas[0].block_size if replicas else 1
     head = CaptureHead(capture=1, policy=policy, block_size=block_size, replicas=tuple(replicas))
     yield encode(head) + b"\n"
     number_by_name: dict[bytes, int] = {}
     for decision in decisions:
-        if decision.attempt > 1:
+        if decision.attempt > 1 or decision.names is None:
             continue
         names = decision.names if decision.block_size == block_size else ()
         hash_ids = tuple(number_by_name.setdefault(name, len(number_by_name)) for name in names)

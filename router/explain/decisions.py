@@ -7,7 +7,8 @@
 regret   what it took less what the best of the others would have taken, predicted anew with what
          is known once the first token is there; 0 where none would have been sooner
 
-The ring is bounded by number, by age and by the names of blocks that it holds on to.
+The ring is bounded by number and by age. The names of blocks that it holds on to are bounded, too:
+the oldest decisions lose theirs first, and cannot be captured any more.
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ class Decision:
     num_tokens: int
     num_prefill_tokens: int
     """Prompt tokens that had to be computed."""
-    names: Sequence[bytes] = ()
-    """Names of the prompt's whole blocks."""
+    names: Sequence[bytes] | None = ()
+    """Names of the prompt's whole blocks; None: forgotten."""
     block_size: int = 1
     session: str = ""
     slo: Slo = NO_SLO
@@ -160,6 +161,8 @@ class Decisions:
         self._numbers_by_id: dict[str, list[int]] = {}
         self._num_recorded = 0
         self._num_names = 0
+        self._first_named = 0
+        """The number of the oldest decision that has its names still."""
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -176,7 +179,7 @@ class Decisions:
         self._by_number[number] = decision
         self._recorded_s.append(self._clock())
         self._numbers_by_id.setdefault(decision.public_id, []).append(number)
-        self._num_names += len(decision.names)
+        self._num_names += len(decision.names or ())
         self._forget()
         return number
 
@@ -211,13 +214,18 @@ class Decisions:
         now = self._clock()
         while self._by_number:
             number, oldest = next(iter(self._by_number.items()))
-            is_too_many = len(self._by_number) > self.max_kept or self._num_names > MAX_KEPT_NAMES
-            if not is_too_many and now - self._recorded_s[0] <= KEPT_S:
-                return
+            if len(self._by_number) <= self.max_kept and now - self._recorded_s[0] <= KEPT_S:
+                break
             self._recorded_s.popleft()
             del self._by_number[number]
-            self._num_names -= len(oldest.names)
+            self._num_names -= len(oldest.names or ())
             left = self._numbers_by_id[oldest.public_id]
             left.remove(number)
             if not left:
                 del self._numbers_by_id[oldest.public_id]
+        while self._num_names > MAX_KEPT_NAMES:
+            oldest_named = self._by_number.get(self._first_named)
+            if oldest_named is not None and oldest_named.names is not None:
+                self._num_names -= len(oldest_named.names)
+                self._by_number[self._first_named] = replace(oldest_named, names=None)
+            self._first_named += 1

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from baton.core.clock import ManualClock
 from baton.core.ids import Epoch, ReplicaId, RequestId
+from baton.router.explain.capture import capture
 from baton.router.explain.decisions import KEPT_S, Came, Considered, Decision, Decisions
 from baton.router.replicas.candidate import Candidate
 from baton.router.speeds.prediction_errors import PredictionErrors
@@ -63,6 +65,22 @@ def test_the_oldest_decisions_are_forgotten_by_number_and_by_age() -> None:
     assert decisions.of("req-1") == () and len(decisions) == 1
     clock.advance(1.0)
     assert list(decisions) == []
+
+
+def test_decisions_outlive_the_names_of_their_blocks_which_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("baton.router.explain.decisions.MAX_KEPT_NAMES", 5)
+    decisions = Decisions(max_kept=3)
+    for number in range(5):
+        names = [bytes([number])] * 2
+        decisions.record(replace(DECISION, request_id=RequestId(f"req-{number}-a"), names=names))
+
+    kept = list(decisions)
+    assert [one.public_id for one in kept] == ["req-2", "req-3", "req-4"]
+    assert [len(one.names or ()) for one in kept] == [0, 2, 2]
+    lines = [msgspec.json.decode(line) for line in capture(kept, "cost", ())][1:]
+    assert [one["decision"]["request_id"] for one in lines] == ["req-3-a", "req-4-a"]
 
 
 def test_one_that_is_forgotten_comes_to_nothing_and_the_others_are_told_apart() -> None:
