@@ -105,7 +105,8 @@ class _Reading:
 
     def cut(self, end: int) -> None:
         """What it has from position `end` on is of drafts."""
-        self.rows = self.rows[: max(0, end - self.position)]
+        if self.num_rows:
+            self.rows = self.rows[: max(0, end - self.position)]
 
     def drop(self, num_rows: int) -> None:
         """The first of them, for good."""

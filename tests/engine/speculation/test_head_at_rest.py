@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.echo_engines import VOCAB, make_engine, make_request, run
-from tests.engine.speculation.headed_engines import Never, with_head
+from tests.echo_engines import BLOCK_SIZE, VOCAB, make_engine, make_request, run
+from tests.echo_head import FEATURES
+from tests.engine.speculation.headed_engines import Never, ask, with_head
 
 from baton.engine.passes.echo import echo_output
 from baton.engine.speculation.head_drafter import MIN_READ
@@ -49,6 +50,31 @@ def test_while_drafting_rests_nothing_is_read_and_then_what_the_last_passes_gave
     assert request.num_draft_missing == 90 + 200 - 1 - MIN_READ
     assert gone.num_draft_missing == 0
     assert head.num_first == 1
+
+
+def test_who_was_to_be_drafted_for_and_is_preempted_instead_may_come_back_in_a_rest() -> None:
+    """All pairs of it are in the head's prefix cache, so nothing was shown of it as yet."""
+    budget = Never(3)
+    budget.is_on = True
+    engine = make_engine(features=FEATURES)
+    with_head(engine, budget=budget)
+    ask(engine, range(12), 20, "before")
+    budget.is_on = False
+    request = make_request("r", range(12), max_tokens=20)
+    engine.add(request)
+    while len(request.tokens) < 12 + BLOCK_SIZE + 1:
+        engine.step()
+    budget.is_on = True
+    assert engine.speculation is not None
+    engine.speculation.draft([request], engine.features)
+
+    engine._scheduler._preempt(request)
+    engine.pool.reset_cache()  # as if others had needed its blocks
+    budget.is_on, budget.is_paused = False, True
+    run(engine)
+
+    assert request.num_preemptions == 1
+    assert request.output == echo_output(range(12), 20, VOCAB)
 
 
 @pytest.mark.parametrize("num_unseen", [1, 2, 3])
