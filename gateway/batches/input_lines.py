@@ -28,6 +28,10 @@ class InputLine(msgspec.Struct, kw_only=True):
     body: msgspec.Raw
 
 
+class _Named(msgspec.Struct):
+    custom_id: str
+
+
 @dataclass(frozen=True, slots=True)
 class LinePlace:
     """Where it stands in the file."""
@@ -79,6 +83,14 @@ def read_line(path: Path, place: LinePlace) -> InputLine:
     with path.open("rb") as file:
         file.seek(place.offset)
         return msgspec.json.decode(file.read(place.num_bytes), type=InputLine)
+
+
+def told_id(text: bytes) -> str | None:
+    """The custom_id of a line that may be no request; None if it has none."""
+    try:
+        return msgspec.json.decode(text.removeprefix(BOM_UTF8), type=_Named).custom_id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _fault(text: bytes, number: int, endpoint: str, seen: dict[str, int]) -> BatchFault | None:

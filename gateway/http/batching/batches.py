@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Literal
 
 import msgspec
@@ -78,14 +79,19 @@ class BatchesApi:
     async def list_all(self, request: Request) -> Response:
         batches, owner = self._batches, request.state.caller.owner
         page = page_of(request, default=DEFAULT_PAGE, most=MAX_PAGE)
-        ids = page.of(await batches.ids(owner))
-        shown = [await batches.get(batch_id, owner) for batch_id in ids[: page.limit]]
+        found: list[Batch] = []
+        for batch_id in page.of(await batches.ids(owner)):
+            with suppress(NotKept):  # it has just been deleted, or its time is over
+                found.append(await batches.get(batch_id, owner))
+            if len(found) > page.limit:
+                break
+        shown = found[: page.limit]
         return json_response(
             BatchListAnswer(
                 data=shown,
                 first_id=shown[0].id if shown else None,
                 last_id=shown[-1].id if shown else None,
-                has_more=len(ids) > len(shown),
+                has_more=len(found) > len(shown),
             )
         )
 

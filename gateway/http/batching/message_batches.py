@@ -20,7 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from baton.core.errors import InvalidRequest, NotKept, StorageUnavailable
 from baton.gateway.batches.batches import Batches, NewBatch
 from baton.gateway.batches.files import NewFile
-from baton.gateway.batches.input_lines import InputLine
+from baton.gateway.batches.input_lines import InputLine, told_id
 from baton.gateway.batches.output import OutputLine
 from baton.gateway.batches.records import OVER, Batch
 from baton.gateway.batches.service import BatchService
@@ -194,9 +194,10 @@ class MessageBatchesApi:
         if batch.status == "completed":
             return
         async for data in self._lines(batch.input_file_id, owner):
-            asked = msgspec.json.decode(data, type=InputLine)
-            if asked.custom_id not in answered:
-                yield _line(asked.custom_id, _not_run(batch))
+            custom_id = told_id(data)  # of a file that was uploaded, some lines may be no requests
+            if custom_id is not None and custom_id not in answered:
+                answered.add(custom_id)
+                yield _line(custom_id, _not_run(batch))
 
     async def _lines(self, file_id: str | None, owner: str) -> AsyncIterator[bytes]:
         if file_id is None:

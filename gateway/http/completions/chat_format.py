@@ -52,11 +52,24 @@ class ChatFormat:
         self._plan = plan
         self._prompt = prompt
         self._reader_by_index: dict[int, ChoiceReader] = {}
+        self._is_opened = False
+        """Each choice has had a chunk of its own that says whose it is."""
 
     def whole(self, choices: Sequence[ChoiceDelta]) -> ChatAnswer:
         answer = self._answer("chat.completion", choices[0])
         answer.choices = [self._whole_choice(part) for part in choices]
         return answer
+
+    def opening(self, num_choices: int) -> Iterable[ChatAnswer]:
+        """Several choices begin in order: OpenAI's client counts them by who comes first."""
+        self._is_opened = num_choices > 1
+        for index in range(num_choices if self._is_opened else 0):
+            message = ChatMessage(role="assistant", content="")
+            answer = self.closing()
+            answer.choices = (
+                ChatChoice(index=index, delta=message, logprobs=None, finish_reason=None),
+            )
+            yield answer
 
     def chunk(self, part: ChoiceDelta) -> ChatAnswer | None:
         delta = part.delta
@@ -67,7 +80,7 @@ class ChatFormat:
             return None
         choice = self._choice(part)
         choice.delta = self._worded(_message(pieces))
-        if part.is_first:
+        if part.is_first and not self._is_opened:
             choice.delta.role = "assistant"
             choice.delta.content = choice.delta.content or ""
         answer = self._answer("chat.completion.chunk", part)

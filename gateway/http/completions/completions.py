@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -122,6 +122,9 @@ class CompletionFormat:
         answer = self.closing()
         answer.choices = [self._choice(part) for part in choices]
         return answer
+
+    def opening(self, num_choices: int) -> Iterable[CompletionAnswer]:
+        return ()
 
     def chunk(self, part: ChoiceDelta) -> CompletionAnswer | None:
         delta = part.delta

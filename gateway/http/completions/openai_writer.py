@@ -22,6 +22,9 @@ class ChunkFormat(Protocol):
 
     def usage(self, usage: Usage) -> UsageAnswer: ...
 
+    def opening(self, num_choices: int) -> Iterable[Answer]:
+        """Chunks before the first that has something to show."""
+
     def chunk(self, part: ChoiceDelta) -> Answer | None:
         """None if the part has nothing to show."""
 
@@ -54,7 +57,9 @@ class OpenAiWriter:
         return answer
 
     def opening(self) -> Iterable[bytes]:
-        return ()
+        for answer in self._chunks.opening(self._completion.num_choices):
+            self._add_running_usage(answer)
+            yield sse.event(answer)
 
     def progress(self, progress: PromptProgress) -> Iterable[bytes]:
         answer = self._chunks.waiting()
@@ -65,10 +70,7 @@ class OpenAiWriter:
         answer = self._chunks.chunk(part)
         if answer is None:
             return
-        if self._extras.includes_usage:
-            # As OpenAI does: present in every chunk, set in the last.
-            is_set = self._extras.includes_running_usage
-            answer.usage = self._chunks.usage(self._completion.usage) if is_set else None
+        self._add_running_usage(answer)
         if part.delta.finish_reason is not None and not self._has_closing_chunk:
             self._add_receipts(answer)
         yield sse.event(answer)
@@ -90,6 +92,12 @@ class OpenAiWriter:
         """Receipts of several choices are complete only when all have ended."""
         has_several = self._completion.num_choices > 1
         return self._extras.includes_usage or (self._extras.includes_receipt and has_several)
+
+    def _add_running_usage(self, answer: Answer) -> None:
+        if self._extras.includes_usage:
+            # As OpenAI does: present in every chunk, set in the last.
+            is_set = self._extras.includes_running_usage
+            answer.usage = self._chunks.usage(self._completion.usage) if is_set else None
 
     def _add_receipts(self, answer: Answer) -> None:
         if self._extras.includes_receipt:

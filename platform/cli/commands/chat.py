@@ -55,7 +55,8 @@ def chat(  # noqa: PLR0913 - one parameter an option
                 with client.stream_chat(messages, **options) as stream:
                     for delta in stream:
                         answer.append(delta.text)
-                        console.print(delta.text, end="", markup=False, soft_wrap=True)
+                        console.file.write(delta.text)  # rich makes other text of some
+                        console.file.flush()
             except KeyboardInterrupt:
                 console.print(" [dim](stopped)[/dim]", end="")
             except Unavailable as error:

@@ -33,6 +33,7 @@ from baton.gateway.access.key_entry import digest_of
 from baton.gateway.batches import batches as batches_module
 from baton.gateway.batches import runner as runner_module
 from baton.gateway.batches import work as work_module
+from baton.gateway.batches.batches import Batches
 from baton.gateway.batches.files import Files, NewFile
 from baton.gateway.requests.generations.generation import Generation
 from baton.gateway.requests.readiness import NOBODY
@@ -89,6 +90,22 @@ async def lines_of(client: openai.AsyncOpenAI, file_id: str | None) -> dict[str,
     by_name = {line["custom_id"]: line for line in lines}
     assert len(by_name) == len(lines)
     return by_name
+
+
+async def test_a_batch_that_goes_while_all_are_listed_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = Batches.ids
+
+    async def with_one_more(self: Batches, owner: str) -> list[str]:
+        return [*await ids(self, owner), "batch_gone"]
+
+    monkeypatch.setattr(Batches, "ids", with_one_more)
+    async with keeping(tmp_path) as gateway:
+        client = openai_of(gateway)
+        batch = await begun(client, [chat_line("a")])
+
+        assert [one.id async for one in client.batches.list()] == [batch.id]
 
 
 async def test_lines_are_answered_and_bad_ones_are_told_apart(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import anthropic
 import pytest
 from anthropic.types.messages import MessageBatch
-from tests.gateway.batches.test_batches import DyingDispatcher, keeping, openai_of
+from tests.gateway.batches.test_batches import DyingDispatcher, begun, keeping, openai_of
 from tests.gateway.chat_models import chat_model, dispatcher, said
 from tests.gateway.http.messages.asking import BODY, anthropic_of
 
@@ -44,12 +44,26 @@ async def results_of(client: Any, batch_id: str) -> dict[str, Any]:
     return {one.custom_id: one.result async for one in results}
 
 
+async def test_results_of_an_uploaded_file_are_those_of_its_requests(tmp_path: Path) -> None:
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/messages", "body": BODY}
+    async with keeping(tmp_path) as gateway:
+        client = anthropic_of(gateway)
+        lines = ["\ufeff" + json.dumps(line), "", "{no JSON"]
+        batch = await begun(openai_of(gateway), lines, endpoint="/v1/messages")
+        await ended(client, batch.id)
+
+        results = await results_of(client, batch.id)
+
+    assert results.keys() == {"a"}
+    assert "not valid JSON" in results["a"].error.error.message
+
+
 async def test_each_request_has_its_result_until_the_batch_is_deleted(tmp_path: Path) -> None:
     requests = [asked("a"), asked("b", temperature=-3), asked("c", stream=True)]
     async with keeping(tmp_path, dispatcher=dispatcher(said("hi")), model=chat_model()) as gateway:
         client = anthropic_of(gateway)
-        begun = await client.messages.batches.create(requests=requests)
-        batch = await ended(client, begun.id)
+        asked_for = await client.messages.batches.create(requests=requests)
+        batch = await ended(client, asked_for.id)
         results = await results_of(client, batch.id)
         as_openai = await openai_of(gateway).batches.retrieve(batch.id)
         await client.messages.batches.delete(batch.id)
@@ -57,7 +71,7 @@ async def test_each_request_has_its_result_until_the_batch_is_deleted(tmp_path: 
             await client.messages.batches.retrieve(batch.id)
         files = [one async for one in openai_of(gateway).files.list()]
 
-    assert begun.request_counts.processing == 3 and begun.results_url is None
+    assert asked_for.request_counts.processing == 3 and asked_for.results_url is None
     counts = batch.request_counts
     assert (counts.processing, counts.succeeded, counts.errored) == (0, 1, 2)
     assert results["a"].message.content[0].text == "hi"

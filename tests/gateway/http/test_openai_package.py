@@ -10,6 +10,7 @@ import pytest
 from tests.gateway.scripted import (
     MODEL,
     Script,
+    ScriptedDispatcher,
     Serving,
     eos_token,
     serving,
@@ -84,6 +85,34 @@ async def test_several_prompts_and_choices() -> None:
     assert [choice.index for choice in completion.choices] == [0, 1, 2, 3]
     assert [choice.text for choice in completion.choices] == ["HelloHello"] * 2 + ["foxfox"] * 2
     assert indices == {0, 1, 2}
+
+
+async def test_its_streams_put_choices_together_whichever_comes_first() -> None:
+    texts, may_start = ("the fox", "jumps over", "lazy dog"), asyncio.Event()
+    scripted = ScriptedDispatcher(
+        Script(tokens=tokens_of(texts[0]), ends_with_eos=True),
+        script_by_choice={
+            1: Script(tokens=tokens_of(texts[1]), ends_with_eos=True, starts=may_start),
+            2: Script(tokens=tokens_of(texts[2]), ends_with_eos=True),
+        },
+    )
+    async with serving(dispatcher=scripted) as gateway:
+        asked = openai_of(gateway).chat.completions.stream(
+            model=MODEL, messages=[{"role": "user", "content": "hi"}], n=3, logprobs=True
+        )
+        async with asked as stream:
+            async for event in stream:
+                if event.type == "content.delta" and event.snapshot in texts[2]:
+                    may_start.set()
+            completion = await stream.get_final_completion()
+
+    assert [choice.index for choice in completion.choices] == [0, 1, 2]
+    assert tuple(choice.message.content for choice in completion.choices) == texts
+    for choice, text in zip(completion.choices, texts, strict=True):
+        assert choice.logprobs is not None and choice.logprobs.content is not None
+        assert [one.token for one in choice.logprobs.content] == [
+            text_of([token]) for token in (*tokens_of(text), eos_token())
+        ]
 
 
 async def test_embeddings_in_both_encodings() -> None:

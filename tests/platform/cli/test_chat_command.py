@@ -23,14 +23,16 @@ async def typed(lines: str, *arguments: str) -> Any:
 
 
 async def test_each_question_is_answered_with_what_was_said_before() -> None:
-    async with serving(Script(tokens=tokens_of("the fox"), ends_with_eos=True)) as gateway:
+    text = "the [red]fox[:on:]\t."
+    script = Script(tokens=tokens_of(text), ends_with_eos=True, num_per_update=99)
+    async with serving(script) as gateway:
         result = await typed("Hello\nyou\n\n", "--url", gateway.grpc_target, "--seed", "7")
 
     assert result.exit_code == 0, result.output
-    assert result.output.count("the fox") == 2
+    assert result.output.count(text) == 2
     first, second = gateway.dispatcher.generations
     assert (first.sampling.seed, second.sampling.seed) == (7, 7)
-    assert text_of(second.prompt).startswith(text_of(first.prompt) + "the fox")
+    assert text_of(second.prompt).startswith(text_of(first.prompt) + text)
 
 
 async def test_a_mistake_is_told_in_one_line() -> None:
