@@ -30,6 +30,7 @@ from baton.gateway.access.key_entry import (
     digest_of,
     read_entry,
 )
+from baton.router.fairness.slo import NO_SLO, Slo
 
 SCHEME = "bearer "
 ANTHROPICS_HEADER = "x-api-key"
@@ -67,6 +68,8 @@ class Caller:
     """Its stream is to be found again when this gateway is gone."""
     parked: ParkedStream | None = None
     """The stream that it comes back for, if that began at another gateway."""
+    slo: Slo = NO_SLO
+    """The objective of the requests of this call."""
     is_background: bool = False
     """Nobody waits for its requests: they have the priority BACKGROUND, whatever they ask for."""
 
