@@ -15,6 +15,6 @@ def server() -> Iterator[Server]:
     yield server
     ours = server.processes()
     status = stop_server(server)
-    _, alive = psutil.wait_procs(ours, timeout=5)
+    _, alive = psutil.wait_procs(ours, timeout=60)
     assert status == 0, "".join(server.output)
     assert not alive, f"left behind: {alive}"

@@ -89,7 +89,7 @@ def test_replicas_refuse_strangers_though_nobody_has_configured_anything(server:
             grpc.insecure_channel(rows[0]["address"]) as channel,
             pytest.raises(grpc.RpcError) as refused,
         ):
-            ReplicaStub(channel).Inspect(pb.InspectRequest(), timeout=10)
+            ReplicaStub(channel).Inspect(pb.InspectRequest(), timeout=120)
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 

@@ -25,7 +25,7 @@ PROMPT = inspect.getsource(textwrap)[:1000]
 def code_of(channel: grpc.Channel, token: str) -> grpc.StatusCode:
     try:
         ReplicaStub(channel).Inspect(
-            pb.InspectRequest(), timeout=10, metadata=(("baton-cluster-token", token),)
+            pb.InspectRequest(), timeout=120, metadata=(("baton-cluster-token", token),)
         )
     except grpc.RpcError as error:
         code: grpc.StatusCode = error.code()

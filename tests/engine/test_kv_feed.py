@@ -185,7 +185,7 @@ async def test_a_snapshot_is_read_while_the_engine_is_at_work(
 
 def wait_for(event: threading.Event) -> None:
     """A step that takes long."""
-    event.wait(10.0)
+    event.wait(120.0)
 
 
 async def test_changes_between_steps_are_heard_of_once_they_are_published() -> None:

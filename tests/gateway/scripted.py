@@ -374,7 +374,7 @@ async def serving(
         await server.open_admin(bind_first_free("127.0.0.1", settings.admin_port))
     try:
         url = f"http://127.0.0.1:{server.http_port}"
-        async with httpx.AsyncClient(base_url=url, timeout=20) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=120) as http:
             yield Serving(server=server, dispatcher=dispatcher, http=http)
     finally:
         await server.stop(grace_s=0)

@@ -182,7 +182,7 @@ async def test_an_estimate_runs_nothing_and_knows_what_is_cached() -> None:
         await http.post("/v1/completions", json=BODY)
         chat = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 7}
         of_chat = (await http.post("/v1/estimate", json=chat)).json()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while True:  # events of caches take a moment
                 after = (await http.post("/v1/estimate", json=BODY)).json()
                 if after["cached_tokens"]:

@@ -67,7 +67,10 @@ def render(values: Values | None = None, release: Release | None = None) -> Rend
     """Raises RenderFailed, also for values that the schema refuses."""
     texts = render_texts(values or {}, release or Release())
     notes = texts.pop("templates/NOTES.txt")
-    found = {path: [one for one in yaml.safe_load_all(text) if one] for path, text in texts.items()}
+    found = {
+        path: [one for one in yaml.load_all(text, Loader=yaml.CSafeLoader) if one]
+        for path, text in texts.items()
+    }
     return Rendered(found, notes)
 
 
@@ -94,17 +97,20 @@ def render_texts(values: Values, wanted: Release) -> dict[str, str]:
     }
 
 
+def read_yaml(path: Path) -> Any:
+    """By libyaml, which takes a tenth of the time."""
+    return yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
+
+
 def profiles() -> dict[str, Any]:
     """The values of each of the chart's profiles, by its name."""
     files = sorted((CHART / "ci").glob("*-values.yaml"))
-    return {
-        file.name.removesuffix("-values.yaml"): yaml.safe_load(file.read_text()) for file in files
-    }
+    return {file.name.removesuffix("-values.yaml"): read_yaml(file) for file in files}
 
 
 def everything() -> dict[str, Any]:
     """Values that bring every object and every optional field."""
-    values: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("everything.yaml").read_text())
+    values: dict[str, Any] = read_yaml(Path(__file__).with_name("everything.yaml"))
     return values
 
 

@@ -35,23 +35,23 @@ def test_a_release_is_installed_tested_changed_taken_back_and_gone(
     server: ReleaseServer, releases: helm.Config, name: str
 ) -> None:
     values = all_values()[name]
-    assert releases.install(CHART, NAME, values, timeout=20)["status"] == "deployed"
+    assert releases.install(CHART, NAME, values, timeout=120)["status"] == "deployed"
     installed = server.uids()
     ray_service = ("rayservices", values.get("fullnameOverride", f"{NAME}-baton"))
     cluster = server.objects[ray_service]["spec"]["rayClusterConfig"]
 
-    tested = releases.test(NAME, timeout=20)
-    releases.upgrade(CHART, NAME, values | {"networkPolicy": {"enabled": False}}, timeout=20)
+    tested = releases.test(NAME, timeout=120)
+    releases.upgrade(CHART, NAME, values | {"networkPolicy": {"enabled": False}}, timeout=120)
 
     assert "pods" not in {plural for plural, _ in server.uids()}, tested
     kept = {place: uid for place, uid in installed.items() if place[0] != "networkpolicies"}
     assert kept != installed
     assert server.uids() == kept
     assert server.objects[ray_service]["spec"]["rayClusterConfig"] == cluster
-    releases.rollback(NAME, version=1, timeout=20)
+    releases.rollback(NAME, version=1, timeout=120)
     assert server.uids().keys() == installed.keys()
     assert [one["revision"] for one in releases.history(NAME)] == [1, 2, 3]
-    releases.uninstall(NAME, timeout=20)
+    releases.uninstall(NAME, timeout=120)
     models = {place for place in installed if place[0] == "persistentvolumeclaims"}
     assert server.uids().keys() == models  # which outlive a release
 
@@ -60,14 +60,14 @@ def test_a_change_that_the_cluster_refuses_is_taken_back(
     server: ReleaseServer, releases: helm.Config
 ) -> None:
     values = profiles()["kind"]
-    releases.install(CHART, NAME, values, timeout=20)
+    releases.install(CHART, NAME, values, timeout=120)
     before = server.uids()
     server.refused = "rayservices"
 
     with pytest.raises(helm.HelmReleaseError, match="no place"):
-        releases.upgrade(CHART, NAME, values | {"fullnameOverride": "other"}, timeout=20)
+        releases.upgrade(CHART, NAME, values | {"fullnameOverride": "other"}, timeout=120)
     server.refused = ""
-    releases.rollback(NAME, version=1, timeout=20)
+    releases.rollback(NAME, version=1, timeout=120)
 
     assert server.uids().keys() == before.keys()
 
@@ -124,23 +124,23 @@ def test_a_configuration_that_wants_what_the_pods_that_run_lack_is_refused(
     server: ReleaseServer, releases: helm.Config, late: str
 ) -> None:
     values, reason = LATE[late]
-    releases.install(CHART, NAME, {}, timeout=20)
+    releases.install(CHART, NAME, {}, timeout=120)
     run_cluster(server)
 
     with pytest.raises(helm.HelmError, match=reason):
-        releases.upgrade(CHART, NAME, values, timeout=20)
+        releases.upgrade(CHART, NAME, values, timeout=120)
     replaced = values | {"upgrade": {"type": "NewCluster"}}
-    assert releases.upgrade(CHART, NAME, replaced, timeout=20)["status"] == "deployed"
+    assert releases.upgrade(CHART, NAME, replaced, timeout=120)["status"] == "deployed"
 
 
 def test_what_the_pods_that_run_have_is_taken(server: ReleaseServer, releases: helm.Config) -> None:
     values = profiles()["pd-4node"]
-    releases.install(CHART, NAME, values, timeout=20)
+    releases.install(CHART, NAME, values, timeout=120)
     run_cluster(server)
     keyed = copy.deepcopy(values)
     keyed["config"]["gateway"]["api_keys"] = ["file:/etc/baton/keys/a"]
 
-    assert releases.upgrade(CHART, NAME, keyed, timeout=20)["status"] == "deployed"
+    assert releases.upgrade(CHART, NAME, keyed, timeout=120)["status"] == "deployed"
 
 
 def run_cluster(server: ReleaseServer) -> None:
@@ -160,8 +160,8 @@ def run_cluster(server: ReleaseServer) -> None:
 def test_a_gateway_that_does_not_answer_fails_the_charts_own_test(
     server: ReleaseServer, releases: helm.Config
 ) -> None:
-    releases.install(CHART, NAME, profiles()["kind"], timeout=20)
+    releases.install(CHART, NAME, profiles()["kind"], timeout=120)
     server.phase = "Failed"
 
     with pytest.raises(helm.HelmError, match=f"{NAME}-baton-test"):
-        releases.test(NAME, timeout=20)
+        releases.test(NAME, timeout=120)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-from tests.helm.chart import CHART, KUBE, Manifest, Release, RenderFailed, render
+from tests.helm.chart import CHART, KUBE, Manifest, Release, RenderFailed, read_yaml, render
 
 Assertion = Mapping[str, Any]
 
@@ -33,7 +32,7 @@ class Case:
 
 
 def read_suite(path: Path) -> Iterator[Case]:
-    suite = yaml.safe_load(path.read_text())
+    suite = read_yaml(path)
     for text in suite["tests"]:
         yield Case(suite["suite"], suite["templates"], text)
 
@@ -64,7 +63,7 @@ def _values(case: Case) -> dict[str, Any]:
     """Files first, then what is set, by keys with dots or as a tree."""
     values: dict[str, Any] = {}
     for file in case.text.get("values", ()):
-        values |= yaml.safe_load((CHART / "tests" / file).read_text())
+        values |= read_yaml(CHART / "tests" / file)
     for path, value in case.text.get("set", {}).items():
         *parents, last = _steps(path)
         node = values

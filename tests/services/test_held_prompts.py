@@ -55,7 +55,7 @@ class Asking:
 
 
 def _wait(gate: threading.Event) -> None:
-    gate.wait(10)
+    gate.wait(120)
 
 
 @asynccontextmanager

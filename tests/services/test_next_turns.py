@@ -20,7 +20,7 @@ BLOCK = 4
 async def known_somewhere(fleet: Fleet, num_tokens: int) -> None:
     """Until the gateway has heard of so many tokens on some replica."""
     index = fleet.dispatcher.fleet.index
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not any(
             index.num_blocks(replica.info.epoch) * BLOCK >= num_tokens
             for replica in fleet.replicas.values()

@@ -73,7 +73,7 @@ async def test_no_replica_of_it_answers_in_plain_text_or_without_the_token(tmp_p
                 grpc.aio.secure_channel(address, credentials, options) as encrypted,
             ):
                 codes = [
-                    await ReplicaStub(channel).Inspect(pb.InspectRequest(), timeout=10).code()
+                    await ReplicaStub(channel).Inspect(pb.InspectRequest(), timeout=120).code()
                     for channel in (plain, encrypted)
                 ]
             assert codes == [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED]

@@ -73,21 +73,19 @@ async def test_one_prompt_asks_a_replica_again_and_once_it_is_answered_all_do(
 ) -> None:
     monkeypatch.setattr(source_patience, "AVOIDED_S", 0.1)
     async with running_fleet() as fleet:
+        engine = fleet.engines[ReplicaId("prefill-1")]
         with stuck_in_a_pass(fleet, "prefill-1"):
             first = asyncio.create_task(fleet.ask(PROMPT))
-            await asyncio.sleep(0.03)
+            await until_in_engine(engine, 1)
             second = await fleet.ask([3, *PROMPT])  # never taken in: its engine hangs already
             for answer in (await first, second):
                 assert any("got nowhere" in note for note in answer.receipt.notes)
         monkeypatch.setattr(source_patience, "LEAST_S", 5.0)
         await asyncio.sleep(0.1)
 
-        engine = fleet.engines[ReplicaId("prefill-1")]
         with stuck_in_a_pass(fleet, "prefill-1"):
             asking = asyncio.create_task(fleet.ask([9, *PROMPT]))
-            async with asyncio.timeout(60):
-                while not engine.request_ids:
-                    await asyncio.sleep(0.002)
+            await until_in_engine(engine, 1)
             meanwhile = await fleet.ask([4, *PROMPT])
         asked = await asking
         after = await asyncio.gather(*(fleet.ask([token, *PROMPT]) for token in range(5, 8)))

@@ -84,7 +84,7 @@ async def ask(address: str, security: WireSecurity) -> str:
     """The answer, or in which words it was refused."""
     channels = Channels(security)
     try:
-        reply = await ReplicaStub(channels.to(address)).Inspect(pb.InspectRequest(), timeout=10)
+        reply = await ReplicaStub(channels.to(address)).Inspect(pb.InspectRequest(), timeout=120)
     except grpc.aio.AioRpcError as error:
         return channels.explain(error)
     finally:
@@ -165,12 +165,12 @@ async def test_who_refuses_the_first_token_is_shown_the_next() -> None:
     channels = Channels(replace(PLAIN, tokens=("", "the-token-of-it")))
     async with server_of(replace(PLAIN, tokens=("the-token-of-it",))) as (address, answering):
         stub = ReplicaStub(channels.to(address))
-        call = stub.Inspect(pb.InspectRequest(), timeout=10)
+        call = stub.Inspect(pb.InspectRequest(), timeout=120)
         assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
         await asyncio.sleep(0.01)
 
         for _ in range(2):
-            assert (await stub.Inspect(pb.InspectRequest(), timeout=10)).replica_id == "it"
+            assert (await stub.Inspect(pb.InspectRequest(), timeout=120)).replica_id == "it"
     await channels.close()
     assert answering.num_calls == 2
 

@@ -413,7 +413,7 @@ def played(engine: Engine, plan: Sequence[Play]) -> list[Request]:
 
 
 @given(plays, st.integers(14, 40), st.booleans())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_however_requests_come_and_go_each_gets_the_same_tokens(
     plan: Sequence[Play], num_blocks: int, has_end: bool
 ) -> None:

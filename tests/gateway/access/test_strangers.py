@@ -271,7 +271,7 @@ async def status_of(port: int, row: Row) -> int:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write("\r\n".join([*lines, "", ""]).encode() + data)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             first = await reader.readline()
     except ConnectionResetError:
         return 0

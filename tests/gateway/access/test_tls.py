@@ -149,7 +149,7 @@ async def test_who_opens_a_connection_and_shakes_no_hands_has_a_place_and_loses_
 ) -> None:
     made = make_certificate(tmp_path)
     few: dict[str, Any] = {"max_connections": 2, "header_timeout_s": 0.5}
-    async with serving(**few, **settings_of(made)) as gateway, asyncio.timeout(20):
+    async with serving(**few, **settings_of(made)) as gateway, asyncio.timeout(120):
         port = gateway.server.http_port
         first, second, third = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         assert await third[0].read() == b""  # at once, as there is no place

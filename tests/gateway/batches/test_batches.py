@@ -188,7 +188,7 @@ async def test_another_gateway_goes_on_where_one_died(tmp_path: Path) -> None:
     settings = {"batches": BatchConfig(takeover_s=0.2, max_running=1)}
     async with keeping(tmp_path, dispatcher=dying, **settings) as first:
         batch = await begun(openai_of(first), lines)
-        await asyncio.wait_for(dying.is_stuck.wait(), 20)
+        await asyncio.wait_for(dying.is_stuck.wait(), 120)
         for lease in tmp_path.rglob("lease.1"):
             lease.with_name("kept").write_bytes(lease.read_bytes())
     for lease in tmp_path.rglob("lease.1"):
@@ -350,7 +350,7 @@ async def test_a_cancelled_batch_gives_what_it_has(tmp_path: Path) -> None:
     async with keeping(tmp_path, dispatcher=dying, **settings) as gateway:
         client = openai_of(gateway)
         batch = await begun(client, [chat_line(str(i)) for i in range(9)])
-        await asyncio.wait_for(dying.is_stuck.wait(), 20)
+        await asyncio.wait_for(dying.is_stuck.wait(), 120)
         cancelling = await client.batches.cancel(batch.id)
         batch = await ended(client, cancelling)
         answers = await lines_of(client, batch.output_file_id)

@@ -89,7 +89,7 @@ async def test_of_a_batch_that_is_cancelled_the_rest_is_canceled(tmp_path: Path)
         client = anthropic_of(gateway)
         requests = [asked(name, max_tokens=3) for name in "abcd"]
         begun = await client.messages.batches.create(requests=requests)
-        await asyncio.wait_for(dying.is_stuck.wait(), 20)
+        await asyncio.wait_for(dying.is_stuck.wait(), 120)
         with pytest.raises(anthropic.BadRequestError, match="cancel it"):
             await client.messages.batches.delete(begun.id)
         await client.messages.batches.cancel(begun.id)
@@ -111,7 +111,7 @@ async def test_what_did_not_run_in_time_is_expired(
         client = anthropic_of(gateway)
         requests = [asked("a", max_tokens=3), asked("b"), asked("c")]
         begun = await client.messages.batches.create(requests=requests)
-        await asyncio.wait_for(dying.is_stuck.wait(), 20)
+        await asyncio.wait_for(dying.is_stuck.wait(), 120)
         monkeypatch.setattr(work_module.BatchWork, "_now", property(lambda self: 4e9))
         batch = await ended(client, begun.id)
         results = await results_of(client, batch.id)

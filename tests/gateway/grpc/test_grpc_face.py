@@ -332,7 +332,7 @@ async def test_health_follows_readiness(service: str) -> None:
     async with serving(dispatcher=dispatcher) as gateway, channel_to(gateway) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         watch = aiter(stub.Watch(health_pb2.HealthCheckRequest(service=service)))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             states = [(await anext(watch)).status]
             dispatcher.ready = True
             states.append((await anext(watch)).status)

@@ -31,7 +31,7 @@ def refused(gateway: Serving, reason: str) -> str:
 
 async def opened(gateway: Serving, method: str, **call: Any) -> grpc.aio.AioRpcError:
     """How a call ends of which no message comes."""
-    async with grpc.aio.insecure_channel(gateway.grpc_target) as channel, asyncio.timeout(40):
+    async with grpc.aio.insecure_channel(gateway.grpc_target) as channel, asyncio.timeout(120):
         stream: Any = channel.stream_stream(f"/{method}")(**call)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stream.read()
@@ -62,7 +62,7 @@ async def test_a_call_that_ends_without_a_request_is_refused() -> None:
     async with (
         serving() as gateway,
         grpc.aio.insecure_channel(gateway.grpc_target) as channel,
-        asyncio.timeout(40),
+        asyncio.timeout(120),
     ):
         stream: Any = channel.stream_stream("/baton.v1.Inference/Tokenize")()
         await stream.done_writing()
@@ -135,9 +135,9 @@ async def test_who_reads_nothing_keeps_nobody_from_draining(
     async with (
         serving(unread_timeout_s=0.2, min_body_bytes_per_s=1e9) as gateway,
         unreading(gateway, method, request_),
-        asyncio.timeout(40),
+        asyncio.timeout(120),
     ):
-        await gateway.server.stop(60)
+        await gateway.server.stop(600)
 
 
 @pytest.mark.parametrize("method", ["baton.v1.Inference/Chat", REFLECT])
@@ -155,11 +155,11 @@ async def test_who_sends_no_request_keeps_nobody_from_draining(
     async with (
         serving(body_timeout_s=600) as gateway,
         grpc.aio.insecure_channel(gateway.grpc_target) as channel,
-        asyncio.timeout(20),
+        asyncio.timeout(120),
     ):
         stream: Any = channel.stream_stream(f"/{method}")()
         await is_awaited.wait()
-        await gateway.server.stop(60)
+        await gateway.server.stop(600)
         code, details = await stream.code(), await stream.details()
 
     assert code is grpc.StatusCode.UNAVAILABLE
@@ -172,11 +172,11 @@ async def test_a_call_that_is_read_has_all_of_the_grace(monkeypatch: pytest.Monk
     async with (
         serving(script, unread_timeout_s=0.1, min_body_bytes_per_s=1e9) as gateway,
         grpc.aio.insecure_channel(gateway.grpc_target) as channel,
-        asyncio.timeout(40),
+        asyncio.timeout(120),
     ):
         call: Any = InferenceStub(channel).Generate(pb.GenerateRequest(text="Hi"))
         parts = [await call.read()]
-        stopping = asyncio.create_task(gateway.server.stop(60))
+        stopping = asyncio.create_task(gateway.server.stop(600))
         await asyncio.sleep(0.2)  # longer than what nobody takes is waited for
         script.continues.set()
         while (part := await call.read()) is not grpc.aio.EOF:
@@ -191,11 +191,11 @@ async def test_who_watches_health_is_told_of_the_end() -> None:
     async with (
         serving() as gateway,
         grpc.aio.insecure_channel(gateway.grpc_target) as channel,
-        asyncio.timeout(40),
+        asyncio.timeout(120),
     ):
         watching = HealthStub(channel).Watch(HealthCheckRequest())
         told = [(await watching.read()).status]
-        await gateway.server.stop(60)
+        await gateway.server.stop(600)
         while (response := await watching.read()) is not grpc.aio.EOF:
             told.append(response.status)
 

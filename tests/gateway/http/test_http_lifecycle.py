@@ -177,7 +177,7 @@ async def test_a_stream_that_outlives_the_port_leaves_its_connection_open_for_on
 async def test_who_says_nothing_holds_up_nobody() -> None:
     async with serving() as gateway:
         with socket.create_connection(("127.0.0.1", gateway.server.http_port)) as client:
-            await asyncio.wait_for(gateway.server.stop(grace_s=60), timeout=20)
+            await asyncio.wait_for(gateway.server.stop(grace_s=600), timeout=120)
             client.setblocking(False)
             assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
 

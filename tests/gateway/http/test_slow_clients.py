@@ -231,7 +231,7 @@ async def test_one_connection_too_many_is_told_so_and_one_that_leaves_makes_room
         has_left.set()
 
     monkeypatch.setattr(Connections, "close", leave)
-    async with serving(**few) as gateway, asyncio.timeout(20):
+    async with serving(**few) as gateway, asyncio.timeout(120):
         port = gateway.server.http_port
         kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         for reader, writer in kept:
@@ -295,7 +295,7 @@ async def answered_by(
         await loop.sock_connect(client, ("127.0.0.1", server.port))
         await loop.sock_sendall(client, HEALTH)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 yield client, refused
         finally:
             await server.stop(0)
@@ -329,7 +329,7 @@ async def test_who_reads_slowly_gets_all_of_it() -> None:
 
 
 async def test_requests_are_not_heaped_up_on_one_connection() -> None:
-    async with serving() as gateway, asyncio.timeout(20):
+    async with serving() as gateway, asyncio.timeout(120):
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.server.http_port)
         writer.write(HEALTH * 1000)
         answer = await until_closed(reader)

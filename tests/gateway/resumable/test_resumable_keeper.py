@@ -53,7 +53,7 @@ def keeper(clock: ManualClock | None = None, max_bytes: int = 1 << 20) -> Stream
 
 
 async def soon(event: asyncio.Event) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         await event.wait()
 
 

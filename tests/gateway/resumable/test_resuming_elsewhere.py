@@ -99,7 +99,7 @@ def body_for(path: str) -> dict[str, Any]:
 
 
 def at(server: GatewayServer) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.http_port}", timeout=20)
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.http_port}", timeout=120)
 
 
 def events_in(text: str) -> list[str]:

@@ -193,7 +193,7 @@ async def test_who_waits_for_a_disk_that_hangs_gives_up(
     def hang(path: Path, *args: object) -> int:
         nonlocal num_calls
         num_calls += 1
-        comes_back.wait(20)
+        comes_back.wait(120)
         raise FileNotFoundError
 
     await storage.put(MINE, b"x", ttl_s=60)

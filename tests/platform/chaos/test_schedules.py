@@ -18,7 +18,7 @@ from baton.core.sampling import SamplingParams
 from baton.engine.engine import Engine
 from baton.engine.passes.echo import echo_output
 
-NUM_SCHEDULES = int(os.environ.get("BATON_CHAOS_SCHEDULES", "500"))
+NUM_SCHEDULES = int(os.environ.get("BATON_CHAOS_SCHEDULES", "200"))
 FIRST = int(os.environ.get("BATON_CHAOS_FIRST", "0"))
 IN_ONE_FLEET = 10
 TRANSPORTS = ("grpc", "shm", "auto", "tcp")
