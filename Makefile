@@ -120,7 +120,7 @@ $(VENV)/.serve: $(VENV)/bin/python pyproject.toml constraints.txt
 $(VENV)/.kernels: $(VENV)/.serve $(wildcard kernels/cpu/source/*/*) kernels/cpu/build.py
 	@echo "set-up: compiling the kernels for this CPU: about a minute of CPU time, once"
 	@$(BIN)/python -m baton.kernels.cpu --if-possible
-	@$(BIN)/baton serve --check >/dev/null 2>&1 || true  # or the first start would judge the demo: seconds of torch
+	@$(BIN)/baton serve --check >/dev/null 2>&1 || true  # or the first start would judge the demo
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt

@@ -15,12 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from baton.core.errors import InvalidRequest
 from baton.core.sampling import Grammar, GrammarKind
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 MAX_CHOICES = 1024
+MAX_GBNF_CHARS = 8192
+"""It is translated while others wait: 30 ms at most."""
+IS_GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
 REGEX_SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 
 
@@ -46,7 +50,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
-    """A grammar in Lark's notation."""
+    """A grammar in Lark's notation, or in GBNF (`root ::= ...`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +123,28 @@ def rule_of_kinds(
         case "choice":
             grammar = _one_of(wanted.choice or [], path)
         case _:
-            grammar = Grammar(GrammarKind.LARK, wanted.grammar or "")
+            grammar = Grammar(GrammarKind.LARK, _in_lark(wanted.grammar or "", path))
     return OutputRule(grammar, path)
+
+
+def _in_lark(text: str, path: str) -> str:
+    """Raises InvalidRequest for GBNF, as llama.cpp and XGrammar have it, that cannot be read."""
+    if not IS_GBNF.search(text):
+        return text
+    if len(text) > MAX_GBNF_CHARS:
+        raise InvalidRequest(
+            f"{path} has {len(text)} characters of GBNF, of which {MAX_GBNF_CHARS} are read; write "
+            "it in Lark's notation",
+            field=path,
+        )
+    try:
+        return gbnf_to_lark(text)
+    except Exception as error:  # of rules that are not there a bare Exception
+        raise InvalidRequest(
+            f"{path} is no GBNF that can be read ({error}); mend it, or write it in Lark's "
+            "notation, which begins with start:",
+            field=path,
+        ) from None
 
 
 def json_rule(schema: dict[str, Any] | str | bool | None, *, field: str) -> OutputRule:

@@ -112,3 +112,28 @@ async def test_any_model_can_be_made_to_call() -> None:
     for arguments in (*(c.function.arguments for c in calls), response.output[0].arguments):
         jsonschema.validate(json.loads(arguments), SCHEMA)
     jsonschema.validate(json.loads(over_grpc), SCHEMA)
+
+
+async def test_the_demo_goes_through_a_loop_of_required_calls_to_an_answer() -> None:
+    messages: list[dict[str, Any]] = list(USER)
+    async with demo_gateway() as (client, _):
+        for choice in ("required", "required", "none"):
+            chat = await client.chat.completions.create(
+                model="demo",
+                messages=messages,
+                tools=[TOOL],
+                tool_choice=choice,
+                parallel_tool_calls=False,
+                temperature=0,
+                max_tokens=64,
+            )
+            said = chat.choices[0].message
+            messages.append(said.model_dump(exclude_none=True))
+            for call in said.tool_calls or ():
+                jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": "It is."})
+
+    assert [message["role"] for message in messages] == [
+        *("user", "assistant", "tool", "assistant", "tool", "assistant")
+    ]
+    assert said.content and not said.tool_calls

@@ -1,4 +1,4 @@
-"""Starts that were judged well, and are not judged again: it takes torch, seconds of a core.
+"""Starts that were judged well, and are not judged again, which would take half a second or more.
 
     what is judged    the files of the models by size and time, the settings, Baton's version
     what is kept      the memory it wants, in BATON_CACHE or ~/.cache/baton, a file each

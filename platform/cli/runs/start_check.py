@@ -116,6 +116,8 @@ def judge_by_shapes(question: Question) -> Verdict | None:
     torch to know."""
     torch_of_shapes.install()
     try:
+        if question.config.device == "auto" and not question.config.ray.address:
+            torch_of_shapes.is_available()  # asked before modules are imported in vain
         return judge(question)
     except (torch_of_shapes.NeedsTorch, Exception):  # whatever modules did with what is not there
         return None

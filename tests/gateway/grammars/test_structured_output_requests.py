@@ -41,6 +41,17 @@ INTEGER = {"type": "object", "properties": {"a": {"type": "integer"}}, "required
 INTEGER["additionalProperties"] = False  # type: ignore[assignment]
 
 
+SQL = """
+root ::= select_statement
+select_statement ::= "SELECT " column " from " table " where " condition
+column ::= "col_1" | "col_2"
+table ::= "table_1" | "table_2"
+condition ::= column " = " number
+number ::= "1 " | "2 "
+"""
+"""vLLM's example of `guided_grammar`."""
+
+
 def takes(grammar: Grammar, text: str) -> bool:
     """Whether `text` is a sentence of the grammar."""
     matcher = CHECKER.start(grammar)
@@ -61,6 +72,7 @@ def rule(**wanted: Any) -> OutputRule:
         ({"regex": "[a-c]{2}/x"}, "ab/x", "ad/x"),
         ({"choice": ["yes", "no (a|b) \\d + $1.5\n"]}, "no (a|b) \\d + $1.5\n", "no a"),
         ({"grammar": 'start: "a" | "b" start'}, "bba", "ab"),
+        ({"grammar": SQL}, "SELECT col_1 from table_1 where col_2 = 1 ", "SELECT col_3"),
     ],
 )
 def test_every_kind_becomes_a_grammar(wanted: dict[str, Any], good: str, bad: str) -> None:
@@ -81,7 +93,11 @@ def test_choices_are_taken_literally(choices: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "wanted",
-    [{}, {"regex": "a", "json_object": True}, {"choice": []}, {"choice": [""]}, {"json": "{"}],
+    [
+        *({}, {"regex": "a", "json_object": True}, {"choice": []}, {"choice": [""]}),
+        *({"json": "{"}, {"grammar": "root ::= (" + "(" * 5000}, {"grammar": "root ::= x"}),
+        {"grammar": 'root ::= "' + "x" * 9000},
+    ],
 )
 def test_exactly_one_kind_is_needed(wanted: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as caught:
