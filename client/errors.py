@@ -3,6 +3,7 @@
 BatonClientError
 ├── InvalidRequest        the request's fault; `field` says where    INVALID_ARGUMENT
 │   ├── ModelNotFound     no such model is served there              NOT_FOUND
+│   ├── Forbidden         not with this API key                      PERMISSION_DENIED
 │   └── StreamNotFound    the stream to be resumed is not held       NOT_FOUND
 ├── Unauthenticated       no API key, or an unknown one              UNAUTHENTICATED
 ├── Forbidden             not with this API key                      PERMISSION_DENIED
@@ -52,6 +53,10 @@ class ModelNotFound(InvalidRequest):
     """No model of that name is served there."""
 
 
+class Forbidden(InvalidRequest):
+    """The API key is known, but does not allow this: another model, or a smaller `priority`."""
+
+
 class StreamNotFound(InvalidRequest):
     """The stream has expired, or lives on another gateway."""
 
@@ -93,6 +98,7 @@ class ServerFailed(BatonClientError):
 _KINDS: dict[grpc.StatusCode, type[BatonClientError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.NOT_FOUND: ModelNotFound,
+    grpc.StatusCode.PERMISSION_DENIED: Forbidden,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.PERMISSION_DENIED: Forbidden,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,

@@ -203,12 +203,6 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
     def _check_planner(self) -> None:
         if not self.planner.enabled:
             return
-        for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
-            if pool.parallel.data > 1:
-                raise ValueError(
-                    f"planner.enabled: {name}.parallel.data must be 1, for a replica of Serve is "
-                    "several to the planner otherwise; `baton scale` sets its number"
-                )
         if self.prefill.replicas and not self.planner.max_prefill:
             raise ValueError(
                 "planner.max_prefill is 0, and prefill.replicas is not: a pool that serves one "

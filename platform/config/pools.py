@@ -121,14 +121,17 @@ class PoolConfig(ConfigNode, frozen=True, kw_only=True):
                 "others as a group; leave it empty"
             )
 
-    def places_on(self, num_cpus: float, num_gpus: float, *, num_nodes: int = 1) -> int:
-        """Replicas that so many nodes hold, each with so much. Each engine of one is on one node;
-        those that share experts (`parallel.data`) may be on several."""
+    def engines_on(self, num_cpus: float, num_gpus: float) -> int:
+        """Engines that a node with so much holds: each is on one node."""
         asked = ((num_cpus, self.resources.num_cpus), (num_gpus, self.resources.num_gpus))
         ranks = self.parallel.size // self.parallel.data
         engines = min(int(there / (each * ranks) + ROUNDING) for there, each in asked if each)
-        engines = min(engines, self.placement.max_per_node or engines)
-        return engines * num_nodes // self.parallel.data
+        return min(engines, self.placement.max_per_node or engines)
+
+    def places_on(self, num_cpus: float, num_gpus: float, *, num_nodes: int = 1) -> int:
+        """Replicas that so many nodes hold, each with so much. The engines of one that share
+        experts (`parallel.data`) may be on several."""
+        return self.engines_on(num_cpus, num_gpus) * num_nodes // self.parallel.data
 
     @property
     def num_engines(self) -> int:

@@ -48,6 +48,9 @@ class Planned:
     num_gateways: int
     max_running: Counts
     """Requests that an engine of each role computes at once."""
+    engines: Counts = field(default_factory=dict)
+    """Engines of one such replica, by role, each of which is a replica to gateways and to a plan;
+    one where nothing is said."""
     has_prefill: bool = True
     """Whether there is a prefill pool, be it asleep."""
     can_flip: bool = False
@@ -57,11 +60,26 @@ class Planned:
 
     @property
     def live_rules(self) -> PlannerConfig:
-        """A pool that is configured without replicas is no deployment: none goes there, or comes
-        from there."""
-        if self.has_prefill:
-            return structs.replace(self.rules, min_prefill=max(self.rules.min_prefill, 1))
-        return structs.replace(self.rules, min_prefill=0, max_prefill=0)
+        """The rules, their limits in engines. A pool that is configured without replicas is no
+        deployment: none goes there, or comes from there."""
+        least, most = max(self.rules.min_prefill, 1), self.rules.max_prefill
+        if not self.has_prefill:
+            least = most = 0
+        return structs.replace(
+            self.rules,
+            min_prefill=least * self.of_one(Role.PREFILL),
+            max_prefill=most * self.of_one(Role.PREFILL),
+            min_decode=self.rules.min_decode * self.of_one(Role.DECODE),
+            max_decode=self.rules.max_decode * self.of_one(Role.DECODE),
+        )
+
+    @property
+    def wanted_engines(self) -> Counts:
+        return {role: number * self.of_one(role) for role, number in self.wanted.items()}
+
+    def of_one(self, role: Role) -> int:
+        """Engines of one replica of Serve."""
+        return self.engines.get(role, 1)
 
     @property
     def is_asleep(self) -> bool:
@@ -74,7 +92,7 @@ class Planned:
 
 @dataclass(slots=True)
 class _Pool:
-    """The pool of one role, as it was seen last."""
+    """The pool of one role, in engines, as it was seen last."""
 
     ready: int = 0
     draining: int = 0
@@ -130,7 +148,7 @@ class Planner:
     @property
     def counts(self) -> Counts:
         """What it decided last; before, what is wanted."""
-        return self.planned.wanted if self._latest is None else self._latest.proposal.counts
+        return self.planned.wanted_engines if self._latest is None else self._latest.proposal.counts
 
     def want(self, counts: Counts, asked: Counts) -> None:
         """Set the replicas that there are to be from now on, and those that nodes are asked for."""
@@ -166,7 +184,9 @@ class Planner:
     def propose(self, known: Membership) -> Proposal | None:
         """What is to be from now on; None while too little is known."""
         planned, rules = self.planned, self.planned.live_rules
-        pace = Pace.of(sum(planned.wanted.values()))  # at which an earlier registry heard them
+        pace = Pace.of(
+            sum(planned.wanted_engines.values())
+        )  # at which an earlier registry heard them
         if known.age_s < pace.settled_after_s:
             return None
         self._see(known)
@@ -177,7 +197,7 @@ class Planner:
             known.replicas, self._watch.speeds(), planned.max_running, 2 * rules.window_s
         )
         decision, self._memory = plan(observation, models, rules, self._memory)
-        counts = {role: decision.count(role) for role in Role}
+        counts = {role: self._whole(role, decision.count(role)) for role in Role}
         causes: dict[Role, str] = {role: one.cause for role, one in decision.found.items()}
         notes: list[str] = []
         for role in self.short():
@@ -199,7 +219,7 @@ class Planner:
             counts = _after(counts, -flips)
             flips = 0
             notes.append("another flip is under way: the next waits for it")
-        started = _after(counts, -moved - flips)
+        started = self._replicas(_after(counts, -moved - flips))
         falls_asleep = not any(counts.values())
         owing = [role for role in Role if started[role] < planned.least(role)]
         if (
@@ -223,7 +243,7 @@ class Planner:
             lacking = asked[role] - self._on_nodes(role, asked[role])
             if lacking:
                 started[role] -= lacking
-                counts[role] -= lacking
+                counts[role] -= lacking * planned.of_one(role)
                 causes[role] = "nodes"
                 notes.append(self._told_of_nodes(role, asked[role]))
         proposal = Proposal(
@@ -273,6 +293,15 @@ class Planner:
             "changes": [plain(one) for one in reversed(self._kept)],
         }
 
+    def _whole(self, role: Role, engines: int) -> int:
+        """At least so many: those of a replica come and go together."""
+        of_one = self.planned.of_one(role)
+        return -(-engines // of_one) * of_one
+
+    def _replicas(self, engines: Counts) -> dict[Role, int]:
+        """As Serve counts them."""
+        return {role: number // self.planned.of_one(role) for role, number in engines.items()}
+
     @property
     def _has_nodes_made(self) -> bool:
         return self.rules.nodes == "kuberay"
@@ -317,7 +346,8 @@ class Planner:
         if not self._has_nodes_made:
             return {}
         asked = max(self.rules.asked(role), self.planned.wanted[role])
-        return {"asked": asked, "places": self.places.get(role, 0)}
+        of_one = self.planned.of_one(role)
+        return {"asked": asked * of_one, "places": self.places.get(role, 0) * of_one}
 
     def _moved(self, known: Membership) -> int:
         """Prefill replicas that decode by now, or will, less those that went the other way."""
@@ -334,8 +364,9 @@ class Planner:
 
     def _see(self, known: Membership) -> None:
         now, moved = self.clock(), self._moved(known)
-        self._pools[Role.PREFILL].wanted = self.planned.wanted[Role.PREFILL] - moved
-        self._pools[Role.DECODE].wanted = self.planned.wanted[Role.DECODE] + moved
+        wanted = self.planned.wanted_engines
+        self._pools[Role.PREFILL].wanted = wanted[Role.PREFILL] - moved
+        self._pools[Role.DECODE].wanted = wanted[Role.DECODE] + moved
         for role, pool in self._pools.items():
             of_role = [info.is_ready for info in known.replicas if info.role is role]
             has_more, pool.ready = sum(of_role) > pool.ready, sum(of_role)

@@ -13,9 +13,11 @@ from baton.client import errors
 from baton.client.async_client import AsyncBatonClient
 from baton.client.retry import RetryPolicy
 from baton.core.errors import Overloaded
+from baton.gateway.access.key_entry import digest_of
 
 TEXT = "the quick brown fox jumps over the lazy dog"
 QUICK = RetryPolicy(max_attempts=3, first_delay_s=0.001, max_delay_s=0.002)
+OF_ANOTHER = f"sha256:{digest_of('other').hex()} models=another"
 HI = [{"role": "user", "content": "x"}]
 
 both = pytest.mark.parametrize("kind", KINDS)
@@ -73,8 +75,9 @@ async def test_cache_points_reach_the_dispatcher_and_usage_tells_what_they_wrote
 @both
 async def test_errors_keep_their_kind_and_field(kind: str) -> None:
     async with (
-        serving(api_keys=frozenset({"key"})) as gateway,
+        serving(api_keys=frozenset({"key", OF_ANOTHER})) as gateway,
         client_of(kind, gateway.grpc_target, api_key="key") as client,
+        client_of(kind, gateway.grpc_target, api_key="other") as limited,
         client_of(kind, gateway.grpc_target) as stranger,
     ):
         with pytest.raises(errors.InvalidRequest) as invalid:
@@ -83,8 +86,11 @@ async def test_errors_keep_their_kind_and_field(kind: str) -> None:
             await client.generate("Hello", model="another")
         with pytest.raises(errors.Unauthenticated):
             await stranger.generate("Hello")
+        with pytest.raises(errors.Forbidden) as forbidden:
+            await limited.generate("Hello")
 
     assert invalid.value.field == "sampling.top_p"
+    assert (forbidden.value.field, forbidden.value.reason) == ("model", "MODEL_NOT_FOUND")
 
 
 @both

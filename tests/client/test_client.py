@@ -278,6 +278,7 @@ async def test_a_stream_that_went_with_its_gateway_is_unavailable(kind: str) -> 
     [
         (grpc.StatusCode.INVALID_ARGUMENT, errors.InvalidRequest),
         (grpc.StatusCode.NOT_FOUND, errors.ModelNotFound),
+        (grpc.StatusCode.PERMISSION_DENIED, errors.Forbidden),
         (grpc.StatusCode.UNAUTHENTICATED, errors.Unauthenticated),
         (grpc.StatusCode.PERMISSION_DENIED, errors.Forbidden),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.Overloaded),

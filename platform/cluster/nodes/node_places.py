@@ -20,7 +20,7 @@ def node_places(config: DeploymentConfig) -> dict[Role, int]:
 def places_of(nodes: Iterable[Mapping[str, Any]], config: DeploymentConfig) -> dict[Role, int]:
     """Replicas that the nodes have room for, by role. Counts what each node has, not what is free:
     a pool's nodes are its own, and replicas that leave make room."""
-    places = dict.fromkeys(Role, 0)
+    engines = dict.fromkeys(Role, 0)
     for node in nodes:
         if not node["Alive"]:
             continue
@@ -28,5 +28,5 @@ def places_of(nodes: Iterable[Mapping[str, Any]], config: DeploymentConfig) -> d
         for role in Role:
             pool = config.pool(role)
             if pool.placement.admits(node["Labels"]):
-                places[role] += pool.places_on(has.get("CPU", 0.0), has.get("GPU", 0.0))
-    return places
+                engines[role] += pool.engines_on(has.get("CPU", 0.0), has.get("GPU", 0.0))
+    return {role: number // config.pool(role).parallel.data for role, number in engines.items()}

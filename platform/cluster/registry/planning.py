@@ -52,6 +52,7 @@ def planned(config: DeploymentConfig) -> Planned:
         wanted=config.started_replicas,
         has_prefill=config.prefill.replicas > 0,
         num_gateways=config.gateway.replicas,
+        engines={role: config.pool(role).parallel.data for role in Role},
         max_running={role: config.pool(role).scheduler.max_running for role in Role},
         can_flip=_can_flip(config),
         flip_s=config.health.drain_s + FLIP_SLACK_S,

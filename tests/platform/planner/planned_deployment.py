@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 
 from tests.gateway.fleet.known_replicas import make_replica
 
@@ -14,7 +15,7 @@ from baton.core.step_times import StepTimes
 from baton.gateway.fleet.traffic import ReplicaSpeed, TrafficReport
 from baton.platform.planner.config import PlannerConfig
 from baton.platform.planner.planner import Planned, Planner
-from baton.platform.planner.proposal import Proposal
+from baton.platform.planner.proposal import Counts, Proposal
 
 RULES = PlannerConfig(
     enabled=True, ttft_s=1.5, itl_s=0.1, cold_start_s=10.0, steady_s=60.0, window_s=30.0
@@ -35,7 +36,12 @@ def replica(role: Role, number: int) -> ReplicaInfo:
 class Deployment:
     """Gateways that each say what comes, and replicas that are there at once."""
 
-    def __init__(self, rules: PlannerConfig = RULES, num_gateways: int = 1) -> None:
+    def __init__(
+        self,
+        rules: PlannerConfig = RULES,
+        num_gateways: int = 1,
+        engines: Counts = MappingProxyType({}),
+    ) -> None:
         self.clock = ManualClock(1000.0)
         self.wall = ManualClock(1e9)
         wanted = dict.fromkeys(Role, 1)
@@ -44,6 +50,7 @@ class Deployment:
                 rules=rules,
                 wanted=wanted,
                 num_gateways=num_gateways,
+                engines=engines,
                 max_running=dict.fromkeys(Role, 64),
             ),
             clock=self.clock,
@@ -58,7 +65,9 @@ class Deployment:
         replicas = [
             replica(role, number)
             for role, wanted in self.planner.planned.wanted.items()
-            for number in range(min(wanted, self.placeable[role]))
+            for number in range(
+                min(wanted, self.placeable[role]) * self.planner.planned.of_one(role)
+            )
         ]
         return Membership(incarnation=Epoch("r"), version=1, age_s=100.0, replicas=tuple(replicas))
 
@@ -98,7 +107,7 @@ class Deployment:
             is_done = found.is_change
             self.planner.keep(found, "scaled" if is_done else "as it is")
             if is_done:
-                self.planner.want(found.counts, {})
+                self.planner.want(found.started, {})
         assert found is not None
         return found
 

@@ -21,6 +21,7 @@ from tests.platform.planner.planned_deployment import (
 from baton.core.errors import InvalidConfig
 from baton.core.ids import Epoch
 from baton.core.replicas import Role
+from baton.platform.cluster.nodes.node_places import places_of
 from baton.platform.cluster.registry.planning import keep_planned
 from baton.platform.config.deployment import parse_config
 from baton.platform.planner.config import PlannerConfig
@@ -46,6 +47,46 @@ def test_pools_follow_what_gateways_tell_and_each_change_is_explained_once() -> 
     assert told["pools"]["prefill"] == {
         "planned": after, "wanted": after, "ready": after, "draining": 0
     }  # fmt: skip
+
+
+def test_engines_that_share_experts_come_and_go_as_whole_replicas_of_serve() -> None:
+    deployment = Deployment(engines={Role.PREFILL: 3})
+    alone = Deployment()
+
+    busy = [one.live(4.0, 30) for one in (deployment, alone)]
+    told = deployment.planner.explain()["pools"]["prefill"]
+    quiet = [one.live(0.2, 120) for one in (deployment, alone)]
+
+    engines, replicas = prefill(busy[0]), busy[0].started[Role.PREFILL]
+    assert engines == 3 * replicas and prefill(busy[1]) <= engines < prefill(busy[1]) + 3
+    assert told["wanted"] == told["ready"] == engines
+    assert deployment.planner.planned.wanted[Role.PREFILL] == quiet[0].started[Role.PREFILL] == 1
+    assert (prefill(quiet[0]), prefill(quiet[1])) == (3, 1)
+    most = deployment.live(400.0, 60)
+    assert most.started[Role.PREFILL] == RULES.max_prefill
+
+
+def test_whole_replicas_of_several_engines_wait_for_their_nodes() -> None:
+    deployment = Deployment(structs.replace(RULES, nodes="kuberay"), engines={Role.PREFILL: 3})
+    deployment.planner.places = {Role.PREFILL: 2, Role.DECODE: 8}
+
+    found = deployment.live(20.0, 30)
+
+    assert found.asked[Role.PREFILL] > 2 == found.started[Role.PREFILL]
+    assert prefill(found) == 6 and found.causes[Role.PREFILL] == "nodes"
+    told = deployment.planner.explain()["pools"]["prefill"]
+    assert (told["planned"], told["places"]) == (6, 6)
+
+
+def test_nodes_hold_engines_that_share_experts_each_on_one_of_them() -> None:
+    parallel = {"data": 4, "expert": 4}
+    config = parse_config({"decode": {"resources": {"num_gpus": 2}, "parallel": parallel}})
+    has = {"CPU": 64.0, "GPU": 7.0}
+    nodes = [
+        {"Alive": alive, "Resources": has, "Labels": {}} for alive in (True, True, True, False)
+    ]
+
+    assert places_of(nodes, config)[Role.DECODE] == 2  # 9 engines
 
 
 def test_pools_go_to_zero_together_when_all_gateways_are_quiet_and_wake_for_one_who_waits() -> None:
@@ -347,12 +388,8 @@ async def test_numbers_that_it_is_told_while_it_makes_a_change_are_those_it_goes
         ({"planner": {"enabled": True, "min_decode": 0}}, "min_decode"),
         ({"planner": {"enabled": True, "is_asleep": True}}, "planner.is_asleep"),
         ({"planner": {"enabled": True, "max_prefill": 0, "min_prefill": 0}}, "max_prefill is 0"),
-        (
-            {"planner": {"enabled": True}, "decode": {"parallel": {"data": 2, "expert": 2}}},
-            "decode.parallel.data",
-        ),
     ],
-    ids=["idle", "least", "asleep", "no-prefill", "data"],
+    ids=["idle", "least", "asleep", "no-prefill"],
 )
 def test_what_a_live_deployment_cannot_do_is_refused_by_name(
     sections: dict[str, Any], named: str

@@ -33,7 +33,7 @@ def config_of(
     counts: Counts, asked: Counts | None = None, *, engines: int = 1, **planner: Any
 ) -> DeploymentConfig:
     """`counts`: replicas by pool. `engines`: of each decode replica."""
-    rules = {"nodes": "kuberay", "enabled": engines == 1, "hold_s": 600.0} | planner
+    rules = {"nodes": "kuberay", "enabled": True, "hold_s": 600.0} | planner
     rules |= {f"asked_{role}": number for role, number in (asked or {}).items()}
     pools = {
         role: {
