@@ -5,6 +5,9 @@
     ratio    tokens a second of a method against plain decoding, over all rounds, and between what
              it lies with 95 % (stretches of turns, drawn anew a thousand times); that of `plain
              again` is what the machine does to all of them
+    counts   tokens a request gets in a step, those that were drafted for it and those verified,
+             and of each position in drafts the share right: they hang on prompts and on how much
+             is drafted, hardly on the machine
 
 The loads are told in `bench/speculation_loads.py`. Engines stay from round to round: what they have
 learnt of prices stays, too. Outputs are compared: a token that differs ends the run. `--cpu-time`
@@ -25,75 +28,28 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from operator import add
 from random import Random
 
 import torch
 from bench.report import number, surroundings, table
 from bench.small_llama import model_folder
 from bench.speculation_loads import NUM_NEW, KnowingDrafter, Load, engine_of, loads
+from bench.speculation_run import NO_COUNTS, Run, combined
 from torch import Tensor
 
 from baton.core.sampling import SamplingParams
 from baton.engine.engine import Engine
 from baton.engine.request.request import Request
+from baton.engine.speculation.speculation import DraftCounts
 
 PLAIN, AGAIN = "plain", "plain again"
 BATCHES = (1, 4, 16, 32, 64)
-STRETCH = 4
-"""Steps of an engine before it is another's turn."""
-TURNS_OF_BLOCK = 4
-"""Turns that are drawn anew together: what drafts win in one hangs together with the next."""
 NUM_DRAWS = 1000
-HEADER = ("load, method", "batch", "plain, tokens/s", "times that", "95 %", "tokens a step")
-
-
-@dataclass(slots=True)
-class Run:
-    """Requests that one engine has, all at once, and what it took while all of them ran."""
-
-    engine: Engine
-    requests: Sequence[Request]
-    turns: list[tuple[int, float]] = field(default_factory=list, init=False)
-    """Tokens and seconds of each."""
-    num_steps: int = field(default=0, init=False)
-    _num_now: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Prompts are not counted."""
-        for request in self.requests:
-            self.engine.add(request)
-        self.engine.step()
-        self._num_now = self._count()
-
-    @property
-    def is_full(self) -> bool:
-        return self.engine.num_running == len(self.requests)
-
-    def go_on(self) -> None:
-        """A turn: a stretch of steps."""
-        started, num_before = self.engine.clock(), self._num_now
-        for _ in range(STRETCH):
-            if not self.is_full:
-                break
-            self.engine.step()
-            self.num_steps += 1
-        seconds, self._num_now = self.engine.clock() - started, self._count()
-        self.turns.append((self._num_now - num_before, seconds))
-
-    def finish(self) -> Mapping[str, Sequence[int]]:
-        """What came of each request."""
-        while self.engine.has_work:
-            self.engine.step()
-        return {request.request_id: request.output for request in self.requests}
-
-    def blocks(self) -> list[tuple[int, float]]:
-        """Tokens and seconds of so many turns together."""
-        starts = range(0, len(self.turns), TURNS_OF_BLOCK)
-        groups = [self.turns[start : start + TURNS_OF_BLOCK] for start in starts]
-        return [(sum(n for n, _ in group), sum(s for _, s in group)) for group in groups]
-
-    def _count(self) -> int:
-        return sum(len(request.output) for request in self.requests)
+HEADER = (
+    "load, method", "batch", "plain, tokens/s", "times that", "95 %", "tokens a step",
+    "drafted", "verified", "right of each position, %",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -105,6 +61,9 @@ class Measured:
     was done."""
     num_tokens: int = 0
     num_steps: int = 0
+    num_outputs: int = 0
+    """Tokens of all answers, to the end."""
+    drafts: DraftCounts = NO_COUNTS
 
     def add(self, own: Run, plain: Run) -> None:
         ours, theirs = own.blocks(), plain.blocks()
@@ -115,6 +74,21 @@ class Measured:
             self.blocks.append((tokens, seconds, plain_tokens, plain_seconds))
         self.num_tokens += sum(tokens for tokens, _ in ours)
         self.num_steps += own.num_steps
+        self.num_outputs += sum(len(request.output) for request in own.requests)
+        self.drafts = combined(self.drafts, own.drafts, add)
+
+    def counts(self) -> list[str | float]:
+        """Drafted and verified for one request in a step, and of each position the share right."""
+        num_passes = self.num_outputs - sum(self.drafts.num_accepted_at)
+        verified_at, accepted_at = self.drafts.num_verified_at, self.drafts.num_accepted_at
+        shares = [
+            f"{100 * accepted_at[at] / num:.0f}" if at < len(accepted_at) else "0"
+            for at, num in enumerate(verified_at)
+            if num
+        ]
+        return [
+            self.drafts.num_proposed / num_passes, sum(verified_at) / num_passes, " ".join(shares),
+        ]  # fmt: skip
 
     def ratio(self) -> float:
         return float(_ratios(self._table().sum(0, keepdim=True))[0])
@@ -165,6 +139,7 @@ def measure(
         yield [
             f"{load.name}, {name}", str(batch), found.plain_rate(), found.ratio(),
             f"{number(low)} to {number(high)}", found.num_tokens / batch / found.num_steps,
+            *found.counts(),
         ]  # fmt: skip
 
 

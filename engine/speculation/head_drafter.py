@@ -17,7 +17,7 @@ by the tokens. Features that find no block wait until they are `MIN_READ`, then 
 if they had not been shown.
 
 While drafting rests nothing is read. Features that are kept are read when their request is drafted
-for again; where none are, what the last `MIN_READ` passes gave waits.
+for again; where none are, what the last `NUM_SHOWN` passes gave waits.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ from baton.engine.speculation.hidden_reader import Shown, tails
 
 MIN_READ = 64
 """Features that are read as soon as they are shown; fewer wait for the next draft."""
+NUM_SHOWN = 16
+"""Last passes of a rest that are shown: enough to draft by, and with 64 each trial of a head that
+does not pay would lose two or three steps more."""
 MAX_READ = 2048
 """Features that the head reads at once: they need not fit into memory together. As many of those
 that are kept are read in one step, so that a long prompt does not hold up the others."""
@@ -136,7 +139,7 @@ class _Reading:
 
 class HeadDrafter:
     is_costly = True
-    num_passes = MIN_READ
+    num_passes = NUM_SHOWN
 
     def __init__(
         self,
@@ -162,7 +165,7 @@ class HeadDrafter:
         self._eos_token_ids = eos_token_ids
         self._pool = BlockPool(cache)
         self._readings: dict[Request, _Reading] = {}
-        self._unread: deque[tuple[Sequence[Shown], Tensor]] = deque(maxlen=MIN_READ)
+        self._unread: deque[tuple[Sequence[Shown], Tensor]] = deque(maxlen=NUM_SHOWN)
         """What the last passes gave while drafting rested."""
         self._is_short = False
         """Somebody found no block since the last pass of the model."""
@@ -192,7 +195,7 @@ class HeadDrafter:
         if is_resting:
             self._cut_drafts(shown)
         if features is None and is_resting:
-            self._unread.append(tails(shown, given, MIN_READ))
+            self._unread.append(tails(shown, given, NUM_SHOWN))
             return
         self._features, joined = features, self._head.joined(given)
         if features is not None:

@@ -11,8 +11,8 @@ rests are short and end with those who ran, because the next may be drafted for 
 ten answers one or two win what all others lose together. Only what is left of a loss when the
 credit is used up makes a rest long.
 
-The less there is to be won, the longer is a rest; and the longer, the more of them came to nothing.
-When those who ran then are gone, how many came to nothing is forgotten.
+The less there is to be won, the longer is a rest; and the longer, the more of them came to nothing
+since drafts last had a credit.
 """
 
 from __future__ import annotations
@@ -77,8 +77,6 @@ class Pause:
         """Whether it rests, and will for many more steps."""
         self._rest_s = 0.0
         """Seconds of steps until the rest is over."""
-        self._grown_s = 0.0
-        """Seconds of `_rest_s` that it is longer because others came to nothing."""
         self._growth = 1.0
         self._is_trial_next = False
         self._num_trial_tokens = TRIAL_TOKENS
@@ -120,11 +118,9 @@ class Pause:
     def left(self) -> None:
         """A request has left."""
         self._num_left += 1
-        if self._num_left >= self._num_who_rest:
-            self._growth = 1.0
-            self._rest_s = 0.0 if self._has_credit else self._rest_s - self._grown_s
-            self._grown_s = 0.0
-            self.is_deep = self.is_deep and self.is_on
+        if self._num_left >= self._num_who_rest and self._has_credit:
+            self._rest_s = 0.0
+            self.is_deep = False
 
     def add(self, balance: Balance, stake: Callable[[], float]) -> None:
         """A step is over that was drafted for. `stake`: what right drafts could win, in shares of
@@ -165,11 +161,9 @@ class Pause:
 
     def _begin_rest(self, balance: Balance, stake: float, *, is_loss: bool) -> None:
         allowed = TRIAL_SHARE * min(1.0, max(LEAST_STAKE, stake))
-        base_s = max(MIN_REST * balance.plain_s, -self._credit_s / allowed)
         if self._has_credit:
             self._growth = 1.0
-        self._rest_s = base_s * self._growth
-        self._grown_s = self._rest_s - base_s
+        self._rest_s = self._growth * max(MIN_REST * balance.plain_s, -self._credit_s / allowed)
         self._growth = min(2 * self._growth, MAX_GROWTH)
         self.is_deep = False
         self._num_who_rest, self._num_left = balance.num_running, 0

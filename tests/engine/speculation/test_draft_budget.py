@@ -16,6 +16,7 @@ from baton.engine.speculation.drafter import Draft
 from baton.engine.speculation.pause import (
     FIRST_WINDOW,
     MAX_CREDIT,
+    MIN_REST,
     TRIAL_SHARE,
     Balance,
     Pause,
@@ -338,10 +339,11 @@ def test_a_draft_model_that_becomes_quick_is_noticed() -> None:
     assert loop.run(200) > 1.5
 
 
-def test_rests_grow_while_trials_fail_until_others_run() -> None:
+def test_rests_grow_while_trials_fail_until_drafts_have_won() -> None:
     lost = Balance(
         saved_s=-1.0, spent_s=2.0, plain_s=1.0, num_running=2, num_verified=2, is_refused=False
     )
+    won = replace(lost, saved_s=1.0)
 
     def rest(pause: Pause) -> int:
         """Steps of the next."""
@@ -355,12 +357,32 @@ def test_rests_grow_while_trials_fail_until_others_run() -> None:
 
     pause = Pause()
     first, second, third, fourth = (rest(pause) for _ in range(4))
-    for _ in range(2):
-        pause.left()
+    for _ in range(FIRST_WINDOW):
+        pause.add(won, lambda: 1.0)
 
     assert first == pytest.approx(2 / TRIAL_SHARE)
     assert (second, third, fourth) == (2 * first, 4 * first, 4 * first)
-    assert rest(pause) == first
+    assert rest(pause) == MIN_REST
+
+
+def test_a_rest_ends_with_those_who_ran_if_drafts_have_saved_what_they_lost() -> None:
+    won = Balance(
+        saved_s=1.0, spent_s=1.0, plain_s=1.0, num_running=2, num_verified=2, is_refused=False
+    )
+    lost = replace(won, saved_s=-1.0)
+    rich, poor = Pause(), Pause()
+    for _ in range(FIRST_WINDOW):
+        rich.add(won, lambda: 1.0)
+
+    for pause in (rich, poor):
+        while not pause.is_on:
+            pause.add(lost, lambda: 1.0)
+        pause.left()
+        assert pause.is_on
+        pause.left()
+
+    assert not rich.is_on
+    assert poor.is_on
 
 
 @pytest.mark.parametrize("has_won", [True, False])

@@ -8,7 +8,7 @@ from tests.echo_head import FEATURES
 from tests.engine.speculation.headed_engines import Never, ask, with_head
 
 from baton.engine.passes.echo import echo_output
-from baton.engine.speculation.head_drafter import MIN_READ
+from baton.engine.speculation.head_drafter import NUM_SHOWN
 
 
 def test_while_nothing_is_drafted_the_head_keeps_up() -> None:
@@ -47,7 +47,7 @@ def test_while_drafting_rests_nothing_is_read_and_then_what_the_last_passes_gave
     assert num_read == 0
     assert request.output == echo_output(range(90), 260, VOCAB)
     assert engine.stats.num_accepted == engine.stats.num_drafted > 30
-    assert request.num_draft_missing == 90 + 200 - 1 - MIN_READ
+    assert request.num_draft_missing == 90 + 200 - 1 - NUM_SHOWN
     assert gone.num_draft_missing == 0
     assert head.num_first == 1
 
@@ -88,7 +88,7 @@ def test_drafts_from_before_a_rest_do_not_fill_the_gap_behind_it(num_unseen: int
     while engine.stats.num_accepted == engine.stats.num_drafted:
         engine.step()
     budget.is_on, budget.is_paused = False, True
-    for _ in range(MIN_READ + num_unseen):
+    for _ in range(NUM_SHOWN + num_unseen):
         engine.step()
     budget.is_on, budget.is_paused = True, False
 
