@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import TypeVar, Unpack
+from typing import NamedTuple, TypeVar, Unpack
 
 import grpc
 import grpc.aio
@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from baton.client.async_stream import AsyncStream, noting_closed
 from baton.client.calls import HEALTH_TIMEOUT_S, SERVICE, Calls, UnaryCall
 from baton.client.connection import CHANNEL_OPTIONS, ClientOptions, connection_to
-from baton.client.errors import from_rpc_error
+from baton.client.errors import client_closed, from_rpc_error
 from baton.client.options import ChatOptions, EmbedOptions, EstimateOptions, GenerateOptions, Prompt
 from baton.client.requests import ChatMessage
 from baton.client.results import (
@@ -36,22 +36,27 @@ from baton.proto.inference_pb2_grpc import InferenceStub
 T = TypeVar("T")
 
 
+class _Wire(NamedTuple):
+    """The connection, which belongs to an event loop."""
+
+    loop: asyncio.AbstractEventLoop
+    channel: grpc.aio.Channel
+    stub: InferenceStub
+    health: health_pb2_grpc.HealthStub
+
+
 class AsyncBatonClient:
-    """A connection to one server. Made, and used, in one event loop.
+    """A connection to one server, for the event loop in which it is used first.
 
     Every method raises BatonClientError.
     """
 
     def __init__(self, target: str, **options: Unpack[ClientOptions]) -> None:
         """`target` is host:port."""
-        self._connection = connection = connection_to(target, options)
-        if connection.credentials is None:
-            self._channel = grpc.aio.insecure_channel(target, CHANNEL_OPTIONS)
-        else:
-            self._channel = grpc.aio.secure_channel(target, connection.credentials, CHANNEL_OPTIONS)
-        self._stub = InferenceStub(self._channel)
-        self._health = health_pb2_grpc.HealthStub(self._channel)
-        self._calls = Calls(connection)
+        self._connection = connection_to(target, options)
+        self._calls = Calls(self._connection)
+        self._opened: _Wire | None = None
+        self._is_closed = False
 
     async def __aenter__(self) -> AsyncBatonClient:
         return self
@@ -66,7 +71,9 @@ class AsyncBatonClient:
 
     async def aclose(self) -> None:
         """Cancels what is still under way."""
-        await self._channel.close()
+        self._is_closed = True
+        if self._opened is not None:
+            await self._opened.channel.close()
 
     async def generate(
         self, prompt: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]
@@ -79,7 +86,7 @@ class AsyncBatonClient:
         self, prompt: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]
     ) -> AsyncStream[Delta, GenerationResult]:
         """Like `generate`, as it arrives."""
-        return AsyncStream(self._stub, self._calls.generate(prompt, options), self._connection)
+        return AsyncStream(self._wire.stub, self._calls.generate(prompt, options), self._connection)
 
     async def chat(
         self, messages: Iterable[ChatMessage], **options: Unpack[ChatOptions]
@@ -92,7 +99,7 @@ class AsyncBatonClient:
         self, messages: Iterable[ChatMessage], **options: Unpack[ChatOptions]
     ) -> AsyncStream[ChatDelta, ChatResult]:
         """Like `chat`, as it arrives."""
-        return AsyncStream(self._stub, self._calls.chat(messages, options), self._connection)
+        return AsyncStream(self._wire.stub, self._calls.chat(messages, options), self._connection)
 
     async def tokenize(
         self,
@@ -128,19 +135,39 @@ class AsyncBatonClient:
         """Whether the server can take a request now. Raises Unavailable if it cannot be reached."""
         try:
             with noting_closed():
-                response = await self._health.Check(
+                response = await self._wire.health.Check(
                     health_pb2.HealthCheckRequest(service=SERVICE), timeout=HEALTH_TIMEOUT_S
                 )
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
+    @property
+    def _wire(self) -> _Wire:
+        if self._is_closed:
+            raise client_closed()
+        loop = asyncio.get_running_loop()
+        if self._opened is None:
+            target, credentials = self._connection.target, self._connection.credentials
+            if credentials is None:
+                channel = grpc.aio.insecure_channel(target, CHANNEL_OPTIONS)
+            else:
+                channel = grpc.aio.secure_channel(target, credentials, CHANNEL_OPTIONS)
+            stub, health = InferenceStub(channel), health_pb2_grpc.HealthStub(channel)
+            self._opened = _Wire(loop, channel, stub, health)
+        elif self._opened.loop is not loop:
+            raise RuntimeError(
+                "an AsyncBatonClient serves the event loop in which it was used first; make "
+                "another for this one"
+            )
+        return self._opened
+
     async def _run(self, call: UnaryCall[T]) -> T:
         attempts = self._calls.attempts(call.timeout_s)
         while True:
             try:
                 with noting_closed():
-                    response = await getattr(self._stub, call.method)(
+                    response = await getattr(self._wire.stub, call.method)(
                         call.request,
                         timeout=attempts.time_left_s,
                         metadata=self._connection.metadata,

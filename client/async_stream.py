@@ -41,6 +41,8 @@ class AsyncStream(Generic[D, T]):
         self._progress = StreamProgress(Attempts(connection.retry, call.timeout_s))
         self._deltas: list[D] = []
         self._is_closed = False
+        self._is_read = False
+        """Somebody waits for what comes next."""
         self._responses = self._open()
 
     async def __aenter__(self) -> AsyncStream[D, T]:
@@ -58,6 +60,15 @@ class AsyncStream(Generic[D, T]):
         return self
 
     async def __anext__(self) -> D:
+        if self._is_read:  # gRPC would leave one of them waiting for ever
+            raise RuntimeError("another task reads this stream; one at a time can")
+        self._is_read = True
+        try:
+            return await self._next()
+        finally:
+            self._is_read = False
+
+    async def _next(self) -> D:
         while not self._is_closed:
             try:
                 with noting_closed():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.client.fake_server import answering, fake_server, last_response
 
+from baton.client.async_client import AsyncBatonClient
 from baton.client.client import BatonClient
 from baton.client.connection import (
     ClientOptions,
@@ -81,3 +84,15 @@ def test_unknown_options_are_refused() -> None:
 def test_what_is_no_time_limit_is_refused(timeout_s: float) -> None:
     with pytest.raises(InvalidRequest, match="positive number of seconds"):
         connection_to("localhost:1", {"timeout_s": timeout_s})
+
+
+def test_an_async_client_may_be_made_before_the_one_event_loop_that_it_serves() -> None:
+    async def ask() -> str:
+        return (await client.generate("x")).text
+
+    with fake_server(answering(last_response("a"))) as (_, target):
+        client = AsyncBatonClient(target)
+
+        assert asyncio.run(ask()) == "a"
+        with pytest.raises(RuntimeError, match="make another for this one"):
+            asyncio.run(ask())

@@ -155,6 +155,17 @@ async def test_a_stream_that_another_task_closes_has_an_end_for_who_reads_it() -
     assert isinstance(second, errors.RequestCancelled)
 
 
+async def test_a_stream_is_read_by_one_task_at_a_time() -> None:
+    with fake_server(endless) as (_, target):
+        async with AsyncBatonClient(target) as client, client.stream("x") as stream:
+            first, second = await asyncio.gather(
+                anext(stream), anext(stream), return_exceptions=True
+            )
+
+    assert isinstance(second, RuntimeError)
+    assert not isinstance(first, BaseException) and first.text == "first"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClosingMeanwhile(RetryPolicy):
     """Somebody closes the stream while it waits before its next attempt."""
