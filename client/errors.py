@@ -6,7 +6,6 @@ BatonClientError
 │   ├── Forbidden         not with this API key                      PERMISSION_DENIED
 │   └── StreamNotFound    the stream to be resumed is not held       NOT_FOUND
 ├── Unauthenticated       no API key, or an unknown one              UNAUTHENTICATED
-├── Forbidden             not with this API key                      PERMISSION_DENIED
 ├── Overloaded            refused before any work was done           RESOURCE_EXHAUSTED
 ├── Unavailable           the server, or its replicas, are away      UNAVAILABLE
 ├── DeadlineExceeded      `timeout_s` has passed                     DEADLINE_EXCEEDED
@@ -65,10 +64,6 @@ class Unauthenticated(BatonClientError):
     """No API key was sent, or one the server does not know."""
 
 
-class Forbidden(BatonClientError):
-    """The server knows the API key, and does not allow it this."""
-
-
 class Overloaded(BatonClientError):
     """Refused before any work was done.
 
@@ -100,7 +95,6 @@ _KINDS: dict[grpc.StatusCode, type[BatonClientError]] = {
     grpc.StatusCode.NOT_FOUND: ModelNotFound,
     grpc.StatusCode.PERMISSION_DENIED: Forbidden,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
-    grpc.StatusCode.PERMISSION_DENIED: Forbidden,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,

@@ -280,7 +280,6 @@ async def test_a_stream_that_went_with_its_gateway_is_unavailable(kind: str) -> 
         (grpc.StatusCode.NOT_FOUND, errors.ModelNotFound),
         (grpc.StatusCode.PERMISSION_DENIED, errors.Forbidden),
         (grpc.StatusCode.UNAUTHENTICATED, errors.Unauthenticated),
-        (grpc.StatusCode.PERMISSION_DENIED, errors.Forbidden),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.Overloaded),
         (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlineExceeded),
         (grpc.StatusCode.CANCELLED, errors.RequestCancelled),
