@@ -171,7 +171,7 @@ def finds_something(method: str, drawn: str, asked: str) -> bool:
 @pytest.mark.parametrize("prefill", [1, 0], ids=["1P+1D", "aggregated"])
 @pytest.mark.parametrize("drawn", ["greedy", "seeded"])
 @pytest.mark.parametrize("asked", ASKED)
-@pytest.mark.parametrize("batch", [1, 8, pytest.param(32, marks=pytest.mark.wide)])
+@pytest.mark.parametrize("batch", [1, 5, pytest.param(32, marks=pytest.mark.wide)])
 @pytest.mark.parametrize(
     "trouble", [pytest.param("none", marks=pytest.mark.wide), "preemption", "drain", "kill"]
 )
