@@ -5,13 +5,16 @@ prompts begin alike, and some are asked again, so that they are found in the pre
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
 import pytest
 from tests import tiny_tokenizers
+from tests.covering_rows import covering
 from tests.echo_head import EchoHead
 from tests.echo_medusa import EchoMedusa
 from tests.guessing_drafter import ErringDrafter
@@ -167,14 +170,40 @@ def finds_something(method: str, drawn: str, asked: str) -> bool:
     return (drawn, asked) != ("greedy", "json")
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("prefill", [1, 0], ids=["1P+1D", "aggregated"])
-@pytest.mark.parametrize("drawn", ["greedy", "seeded"])
-@pytest.mark.parametrize("asked", ASKED)
-@pytest.mark.parametrize("batch", [1, 8, pytest.param(32, marks=pytest.mark.wide)])
-@pytest.mark.parametrize(
-    "trouble", [pytest.param("none", marks=pytest.mark.wide), "preemption", "drain", "kill"]
-)
+AXES: dict[str, Sequence[object]] = {
+    "method": METHODS,
+    "prefill": (1, 0),
+    "drawn": ("greedy", "seeded"),
+    "asked": tuple(ASKED),
+    "batch": (1, 5, 32),
+    "trouble": ("none", "preemption", "drain", "kill"),
+}
+
+
+def rows() -> list[tuple[object, ...]]:
+    """A quarter of all, in which any three values meet: their places add up to 0, 4, 8 ..."""
+    places = itertools.product(*(range(len(values)) for values in AXES.values()))
+    return [
+        tuple(values[at] for values, at in zip(AXES.values(), row, strict=True))
+        for row in places
+        if sum(row) % 4 == 0
+    ]
+
+
+def marked_rows() -> list[object]:
+    """In every run any two meet, of which none takes long."""
+    quick = [row for row in rows() if row[4] != 32 and row[5] != "none"]
+    chosen = set(itertools.compress(quick, covering([[*map(str, row)] for row in quick])))
+    return [pytest.param(*row, marks=[] if row in chosen else pytest.mark.wide) for row in rows()]
+
+
+def test_any_three_values_meet() -> None:
+    for axes in itertools.combinations(range(len(AXES)), 3):
+        met = {tuple(row[axis] for axis in axes) for row in rows()}
+        assert len(met) == math.prod(len([*AXES.values()][axis]) for axis in axes)
+
+
+@pytest.mark.parametrize(tuple(AXES), marked_rows())
 async def test_every_method_comes_to_what_plain_decoding_does(  # the axes
     method: str, prefill: int, drawn: str, asked: str, batch: int, trouble: str
 ) -> None:

@@ -43,7 +43,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return FAMILIES[request.param](tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture
 def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -71,7 +71,16 @@ def play(runner: ModelRunner, requests: Sequence[tuple[int, int, int]]) -> torch
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "num_threads"),
+    [
+        ("float32", 1),
+        ("bfloat16", 2),
+        pytest.param("float32", 2, marks=pytest.mark.wide),
+        pytest.param("bfloat16", 1, marks=pytest.mark.wide),
+    ],
+    indirect=["num_threads"],
+)
 def test_a_played_pass_is_what_the_model_computes(
     folder: Path, dtype: str, num_threads: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from baton.gateway.requests.gateway import Gateway
 ORIGIN = "https://app.example"
 
 
+@functools.cache
 def document(*, needs_key: bool = False) -> dict[str, Any]:
     return openapi_document(ENDPOINTS, version="1.2.3", needs_key=needs_key)
 

@@ -112,18 +112,21 @@ async def verdicts(
 
 
 @pytest.mark.parametrize(
-    "transports",
-    [("memory", "grpc"), pytest.param(usable_transports(), marks=pytest.mark.wide, id="all")],
-    ids=str,
+    ("transports", "cases"),
+    [
+        pytest.param(("memory",), CASES, id="every case"),
+        pytest.param(("memory", "grpc"), COLD, id="several transports"),
+        pytest.param(usable_transports(), CASES, marks=pytest.mark.wide, id="every transport"),
+    ],
 )
 async def test_nothing_is_found_where_all_is_well(
-    transports: Sequence[str], loaded: LoadedModel
+    transports: Sequence[str], cases: Sequence[Case], loaded: LoadedModel
 ) -> None:
-    found = await verdicts(loaded, partial(plain, loaded), transports)
+    found = await verdicts(loaded, partial(plain, loaded), transports, cases)
 
     assert [(one.problems, one.first_difference) for one in found] == [((), None)] * len(found)
     assert {one.transport for one in found} == set(transports)
-    assert len(found) == len(CASES) * len(transports)
+    assert len(found) == len(cases) * len(transports)
     assert all(one.is_good and one.num_equal == one.num_prompts for one in found)
     assert all(one.kv_bytes for one in found if "crowded" not in one.case)
 
