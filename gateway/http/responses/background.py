@@ -60,7 +60,7 @@ class BackgroundRun:
 
 
 class BackgroundResponses:
-    """Those that one gateway runs, and what it knows of others."""
+    """The background responses that one gateway runs, and what it knows of others."""
 
     def __init__(self, kept: KeptResponses) -> None:
         self.kept = kept
