@@ -125,6 +125,7 @@ class GatewayServer:
         await asyncio.gather(
             self._http.stop(grace_s), self._grpc.stop(grace_s), self._background.close(grace_s)
         )
+        await self._background.close(0)  # what the last requests have begun
         await self._admin.stop(0)  # until then it tells what has yet to end
         self._gateway.dispatcher.leave()
         await self._gateway.keeper.close()
