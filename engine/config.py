@@ -31,7 +31,7 @@ class CacheConfig:
     head. int4 (CPUs) holds three times as many, four with a block_size of 128: full blocks have 4
     bits, what follows them is as wide as the model computes."""
     huge_pages: Literal["auto", "off"] = "auto"
-    """On a CPU, pages of 2 MB for the pool, which attention reads somewhat faster. `auto`: what is
+    """On a CPU, pages of 2 MB for the pool: KV in eight bits is read faster there. `auto`: what is
     in use is moved onto them beside the steps, where the kernel can (Linux 6.1); it takes no more
     memory."""
     prefix_caching: bool = True
