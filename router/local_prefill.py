@@ -1,7 +1,8 @@
 """Whether the decode replica computes a prompt itself, and why: words for people, or none.
 
     here     until it is free + work + what the work makes those wait who decode there
-    there    until a prefill replica is free + its work + a transfer and what is left of it after
+    there    until a prefill replica is free + its work + a transfer; for a prompt that need not
+             wait also what is left of the handoff after its first token
 
 It does if it must, if there is nobody else, if it lacks few tokens and `here` is no more than
 `there`; and however many it lacks if it would wait elsewhere, and `here` is clearly less.
@@ -60,7 +61,7 @@ def why_here(request: PlacementRequest, choice: Choice, limit: int) -> str:
     is_last_block = is_beside and num_missing <= decode.info.layout.block_size
     if not is_last_block:
         num_tokens, num_had = request.num_tokens, request.num_tokens - num_missing
-        there_s = _there_s(num_tokens, now, now, peers, view)
+        there_s = _there_s(num_tokens, now, now, peers, view) + view.rates.handoff_s
         if here_s(decode.candidate, num_tokens, num_had, now) > there_s:
             return ""
     return f"{num_missing} of {request.num_tokens} tokens uncached: computed locally"
@@ -85,7 +86,7 @@ def why_sooner_here(
     if not here.speed.is_measured:
         return ""
     takes_s = here_s(here, prompt.num_tokens, decode.num_cached_tokens, now)
-    if CLEARLY * takes_s >= at_most_s * ROUNDED_UP + _transfer_s(view):
+    if CLEARLY * takes_s >= at_most_s * ROUNDED_UP + view.rates.latency_s:
         return ""
     there_s = _there_s(prompt.num_tokens, prompt.arrived_s, now, peers, view)
     if CLEARLY * takes_s >= there_s:
@@ -112,8 +113,4 @@ def _there_s(num_tokens: int, due_s: float, now: float, peers: PoolView, view: V
     there = peers.candidates
     ahead_s, _ = there.ahead(np.full(len(there), due_s))
     works_s = there.prefill_s(num_tokens, peers.soon)
-    return float((there.busy_s(now) + ahead_s + works_s).min()) + _transfer_s(view)
-
-
-def _transfer_s(view: View) -> float:
-    return view.rates.latency_s + view.rates.handoff_s
+    return float((there.busy_s(now) + ahead_s + works_s).min()) + view.rates.latency_s
