@@ -29,6 +29,7 @@ from bench.transfer.sender import LAYOUT
 from bench.transfer.timeline import draw, record
 
 from baton.kv_transfer.sending.outbox import MAX_PIECE_BYTES
+from baton.platform.machine.heap import keep_freed_memory
 
 MIB = 1 << 20
 TRANSPORTS = ("shm", "tcp", "grpc", "gloo")
@@ -154,6 +155,7 @@ def main() -> None:
     parser.add_argument("--piece-kib", type=int, default=MAX_PIECE_BYTES >> 10)
     parser.add_argument("--quick", action="store_true", help="few rounds")
     arguments = parser.parse_args()
+    keep_freed_memory()  # as a replica does
     print(surroundings(), flush=True)
     if arguments.timeline is not None:
         draw(asyncio.run(record(transport=arguments.transports[0])), arguments.timeline)
