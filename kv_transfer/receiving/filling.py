@@ -141,6 +141,11 @@ class Filling:
         return self._lease.state
 
     @property
+    def is_in_memory(self) -> bool:
+        """Whether its blocks are in memory of this host."""
+        return self._targets.is_in_memory
+
+    @property
     def is_released(self) -> bool:
         """Given up, and nothing writes to its blocks any more."""
         return self._lease.is_released
