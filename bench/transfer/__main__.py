@@ -2,8 +2,8 @@
 
 Two processes: a sender's outbox and a receiver's fetcher, as in replicas, over synthetic KV that is
 computed already; an opening to the seal is one handoff. The rounds of all transports and of their
-limits take turns; each number is the median of its rounds, beside that of the quickest: on a machine
-that does other things as well medians are of these.
+limits take turns; each number is the median of its rounds, some beside that of the quickest: on a
+machine that does other things as well, medians are of these.
 
     limit      shm   one memcpy of as many bytes, by one thread
                grpc  a bare gRPC stream of messages as long as a piece

@@ -141,11 +141,6 @@ class Filling:
         return self._lease.state
 
     @property
-    def is_in_memory(self) -> bool:
-        """Whether its blocks are in memory of this host."""
-        return self._targets.is_in_memory
-
-    @property
     def is_released(self) -> bool:
         """Given up, and nothing writes to its blocks any more."""
         return self._lease.is_released
@@ -154,6 +149,11 @@ class Filling:
     def num_missing(self) -> int:
         """(plane, block)s that are not there, counted in the senders' blocks."""
         return sum(slots.num_missing for slots in self._slots)
+
+    def is_plain(self, stream: int) -> bool:
+        """Whether the stream's pieces are copied to memory of this host as they are."""
+        planes = self.reservation.streams[stream].placement.planes
+        return self._targets.is_in_memory and all(plane.is_direct for plane in planes)
 
     def first_missing(self, stream: int) -> int:
         """The first block of the stream that is not there in all planes; its stop if all are."""

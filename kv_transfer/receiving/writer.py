@@ -62,6 +62,7 @@ class Writer:
         """Pieces of these that may be asked for again."""
         self._filling = filling
         self._stream = stream
+        self._is_plain = filling.is_plain(stream)
         self._parts = parts
         self._loop = asyncio.get_running_loop()
         self._listener = listener
@@ -142,8 +143,8 @@ class Writer:
         self._batch.add_done_callback(partial(self._end_batch, len(pieces), num_bytes))
 
     def _is_here(self, piece: KvPiece) -> bool:
-        """Nothing has to be waited for to write it, and what comes with it."""
-        return piece.executor is None and self._filling.is_in_memory
+        """To write it, and what comes with it, takes no longer than to copy it."""
+        return piece.executor is None and self._is_plain
 
     def _write_at_once(self, pieces: Sequence[KvPiece], num_bytes: int) -> None:
         error: BaseException | None = None
