@@ -161,7 +161,7 @@ class KvLayout:
         """All items of a unit; its scales, if there are any, begin behind them."""
         return self.num_vectors * self.block_size * self.token_bytes
 
-    @property
+    @cached_property
     def unit_bytes(self) -> int:
         """All vectors of one block and one head in one layer."""
         if self.is_int4:
@@ -173,7 +173,7 @@ class KvLayout:
             return self.items_bytes
         return -(-num_bytes // UNIT_ALIGNMENT) * UNIT_ALIGNMENT
 
-    @property
+    @cached_property
     def layer_block_bytes(self) -> int:
         """One block in one layer, all heads."""
         return self.num_kv_heads * self.unit_bytes

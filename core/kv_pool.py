@@ -50,6 +50,10 @@ class Census:
 class BlockSource(Protocol):
     """Some blocks of one holder in one plane, to be read on any thread while it keeps them."""
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether the blocks lie in this host's memory: otherwise views wait for a device."""
+
     def views(self, start: int, stop: int) -> Sequence[memoryview]:
         """The `start`-th of them and so on, as from `KvPool.view`. May wait for a device."""
 

@@ -207,6 +207,7 @@ class OpenRequest(message.Message):
     ONLY_FIELD_NUMBER: builtins.int
     JOINS_PLANES_FIELD_NUMBER: builtins.int
     KEEPS_STREAM_FIELD_NUMBER: builtins.int
+    JOINS_END_FIELD_NUMBER: builtins.int
     transfer_id: builtins.str
     sender_epoch: builtins.str
     receiver_epoch: builtins.str
@@ -218,6 +219,8 @@ class OpenRequest(message.Message):
     """D takes pieces of several planes. An older P sends none, and none goes to an older D."""
     keeps_stream: builtins.bool
     """D may open another transfer on this stream when this one is over."""
+    joins_end: builtins.bool
+    """D reads the end also behind the last pieces, in their message."""
     @builtins.property
     def layout(self) -> KvLayout: ...
     @builtins.property
@@ -238,10 +241,11 @@ class OpenRequest(message.Message):
         only: abc.Iterable[KvSpan] | None = ...,
         joins_planes: builtins.bool = ...,
         keeps_stream: builtins.bool = ...,
+        joins_end: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["first_block", b"first_block", "joins_planes", b"joins_planes", "keeps_stream", b"keeps_stream", "layout", b"layout", "only", b"only", "receiver_epoch", b"receiver_epoch", "sender_epoch", b"sender_epoch", "transfer_id", b"transfer_id", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["first_block", b"first_block", "joins_end", b"joins_end", "joins_planes", b"joins_planes", "keeps_stream", b"keeps_stream", "layout", b"layout", "only", b"only", "receiver_epoch", b"receiver_epoch", "sender_epoch", b"sender_epoch", "transfer_id", b"transfer_id", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -298,7 +302,7 @@ class KvPieces(message.Message):
     IS_END_FIELD_NUMBER: builtins.int
     IS_KEPT_FIELD_NUMBER: builtins.int
     is_end: builtins.bool
-    """In a message of its own: no piece follows. Who has taken all of them need not wait for P to hear
+    """No piece follows: in a message of its own, unless D `joins_end`. Who has taken all of them need not wait for P to hear
     of it and to end the stream. An older P says nothing, and ends the stream.
     """
     is_kept: builtins.bool

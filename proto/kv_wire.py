@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from baton.core.kv_layout import DraftFeatures, KvLayout, SideCache
 from baton.proto import kv_pb2 as pb
 
@@ -9,7 +11,9 @@ KEY_AND_VALUE = 2
 """What peers mean that do not say: they are older than latents."""
 
 
+@lru_cache(maxsize=256)
 def layout_to_proto(layout: KvLayout) -> pb.KvLayout:
+    """The same message for the same layout, each of which has many transfers: not to be changed."""
     features = layout.features
     return pb.KvLayout(
         model_fingerprint=layout.model_fingerprint,
@@ -32,6 +36,13 @@ def layout_to_proto(layout: KvLayout) -> pb.KvLayout:
 
 def layout_from_proto(message: pb.KvLayout) -> KvLayout:
     """Raises ValueError for a dtype that this version does not know, or impossible sizes."""
+    return _layout_from(message.SerializeToString())
+
+
+@lru_cache(maxsize=256)
+def _layout_from(data: bytes) -> KvLayout:
+    """One object for equal messages: what a layout has found out about itself is found out once."""
+    message = pb.KvLayout.FromString(data)
     return KvLayout(
         model_fingerprint=message.model_fingerprint,
         dtype=message.dtype,

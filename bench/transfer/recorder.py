@@ -61,6 +61,7 @@ class Recorder:
 
     def watch_outbox(self, outbox: Outbox) -> None:
         outbox.hashing = _NotingExecutor(outbox.hashing, self)
+        outbox.max_bytes_at_once = 0
         pieces = outbox.pieces
 
         async def noting(request: OpenTransfer) -> AsyncGenerator[LentPiece, None]:

@@ -34,6 +34,7 @@ from baton.kv_transfer.sending.outbox import Outbox
 from baton.kv_transfer.sending.sender import Sender
 from baton.kv_transfer.transport.control.servicer import KvTransferServicer
 from baton.kv_transfer.transports import TransportParts, create_sending_halves
+from baton.platform.machine.heap import keep_freed_memory
 from baton.proto.channels import listen, new_server
 
 LAYOUT = KvLayout(
@@ -117,6 +118,7 @@ def _serve_socket(door: socket.socket) -> None:
 
 
 async def _main(num_blocks: int, piece_bytes: int) -> None:
+    keep_freed_memory()  # as a replica does
     sender = BenchSender(num_blocks, piece_bytes)
     door = socket.create_server((LOOPBACK, 0))
     threading.Thread(target=_serve_socket, args=(door,), daemon=True).start()

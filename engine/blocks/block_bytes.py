@@ -81,6 +81,10 @@ class Source:
     blocks: tuple[int, ...]
     plane: int
 
+    @property
+    def is_in_memory(self) -> bool:
+        return self.memory.is_in_memory
+
     def views(self, start: int, stop: int) -> Sequence[memoryview]:
         return self.memory.views(self.blocks[start:stop], self.plane)
 

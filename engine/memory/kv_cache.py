@@ -65,6 +65,8 @@ class KvCache:
         if num_blocks < 1:
             raise ValueError(f"a KV cache of {num_blocks} blocks; at least 1 is needed")
         self.layout = layout
+        self._sizes = [plane.layer_block_bytes for plane in layout.planes]
+        """Bytes of a block, by plane."""
         self.num_blocks = num_blocks
         self.device = torch.device(device)
         self.dtype = layout.dtype if dtype is None and layout.dtype in WIDE else dtype
@@ -113,7 +115,7 @@ class KvCache:
     def arena(self) -> KvArena:
         return KvArena(
             num_blocks=self.num_blocks,
-            block_bytes=tuple(plane.layer_block_bytes for plane in self.layout.planes),
+            block_bytes=tuple(self._sizes),
             planes=self.planes,
             device=str(self.device),
             fd=self._fd,
@@ -126,7 +128,7 @@ class KvCache:
         """
         if self._memory:
             return self._memory[plane][self._span(block, plane)].toreadonly()
-        data = bytearray(self._block_bytes(plane))
+        data = bytearray(self._sizes[plane])
         target = torch.frombuffer(data, dtype=torch.uint8)
         target.copy_(self.planes[plane][block].view(torch.uint8).flatten())
         return memoryview(data).toreadonly()
@@ -175,7 +177,7 @@ class KvCache:
 
     def write_part(self, block: int, plane: int, offset: int, data: memoryview) -> None:
         """Replace some bytes of one block in one plane. Raises ValueError beyond its end."""
-        stop, num_bytes = offset + data.nbytes, self._block_bytes(plane)
+        stop, num_bytes = offset + data.nbytes, self._sizes[plane]
         if not 0 <= offset <= stop <= num_bytes:
             raise ValueError(f"bytes {offset} to {stop} of {num_bytes}")
         if self._memory:
@@ -210,8 +212,8 @@ class KvCache:
 
     def write(self, block: int, plane: int, data: memoryview[Any]) -> None:
         """Replace the bytes of one block in one plane. Raises ValueError on any other length."""
-        if data.nbytes != self._block_bytes(plane):
-            num_bytes = self._block_bytes(plane)
+        if data.nbytes != self._sizes[plane]:
+            num_bytes = self._sizes[plane]
             raise ValueError(f"{data.nbytes} bytes for a block of {num_bytes} bytes")
         self.write_part(block, plane, 0, data)
 
@@ -227,9 +229,6 @@ class KvCache:
         side_caches = [self._whole[plane] for plane in others]
         return LayerArenas(self._whole[own], dict(zip(names, side_caches, strict=True)))
 
-    def _block_bytes(self, plane: int) -> int:
-        return self.layout.planes[plane].layer_block_bytes
-
     def _on_device(self) -> list[Tensor]:
         """Zeroed planes with a spare block behind the others."""
         return [
@@ -244,7 +243,7 @@ class KvCache:
     def _on_cpu(self, fd: int | None) -> list[Tensor]:
         num_bytes = self.num_blocks * self.layout.block_bytes
         memory = self._map(num_bytes) if fd is None else mapped(fd, num_bytes)
-        sizes = [self.num_blocks * plane.layer_block_bytes for plane in self.layout.planes]
+        sizes = [self.num_blocks * size for size in self._sizes]
         stops = list(accumulate(sizes))
         self._memory = [memory[stop - size : stop] for size, stop in zip(sizes, stops, strict=True)]
         self._starts = [stop - size for size, stop in zip(sizes, stops, strict=True)]
@@ -266,7 +265,7 @@ class KvCache:
         return memory
 
     def _of(self, memory: memoryview, blocks: Sequence[int], plane: int) -> BlockViews:
-        size, start = self._block_bytes(plane), self._starts[plane]
+        size, start = self._sizes[plane], self._starts[plane]
         if blocks and not 0 <= min(blocks) <= max(blocks) < self.num_blocks:
             raise IndexError(f"blocks {min(blocks)} to {max(blocks)} of {self.num_blocks}")
         return BlockViews(memory, [start + block * size for block in blocks], size)
@@ -274,7 +273,7 @@ class KvCache:
     def _span(self, block: int, plane: int) -> slice:
         if not 0 <= block < self.num_blocks:
             raise IndexError(f"block {block} of {self.num_blocks}")
-        size = self._block_bytes(plane)
+        size = self._sizes[plane]
         return slice(block * size, (block + 1) * size)
 
 

@@ -17,11 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from baton.core.block_views import num_bytes_of
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
+
+if TYPE_CHECKING:
+    from baton.kv_transfer.handoff.transport import Carry
 
 
 def _nothing_to_release() -> None:
@@ -60,6 +63,8 @@ class OpenTransfer:
     """Just these, which came with wrong bytes before; empty: everything from `first_block` on."""
     max_piece_bytes: int = 0
     """Set by P for a transport that does not carry pieces itself; 0: as long as P likes them."""
+    carry: Carry | None = None
+    """Set by P for a transport that does: makes a piece's message while its bytes are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

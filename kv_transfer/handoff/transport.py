@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from baton.core.block_views import num_bytes_of
 from baton.core.ids import Epoch, TransferId
@@ -40,12 +40,25 @@ class LentPiece:
     """XXH3-64 of each (plane, block, head), in the order of the views, as in `integrity`."""
     give_back: Callable[[], None]
     """The views will not be read again. Once, or more often; from any thread."""
+    message: bytes = b""
+    """The piece as it travels, with its bytes; empty: it is yet to be written."""
     block_offset: int = 0
     """Where in each of the blocks its view begins, in bytes: D may hold only some of the heads."""
 
     @property
     def num_bytes(self) -> int:
         return num_bytes_of(self.views)
+
+
+class Carried(NamedTuple):
+    """A piece whose bytes were copied into the message that it travels in."""
+
+    checksums: bytes
+    message: bytes
+
+
+Carry: TypeAlias = Callable[[LentPiece, int], Carried]
+"""Of a piece without checksums, and the bytes of a unit. On a thread that may take its time."""
 
 
 class SendingSide(Protocol):
@@ -77,6 +90,10 @@ class SendingHalf(Protocol):
 
     max_piece_bytes: int
     """0: as long as P likes them. What is not carried may be longer: there is less to announce."""
+
+    @property
+    def carry(self) -> Carry | None:
+        """Writes the message of a piece as its bytes are read; None: they do not travel so."""
 
     async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
         """Pack a piece. With data it is given back at once; with a ticket when D has taken it.

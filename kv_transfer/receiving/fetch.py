@@ -56,8 +56,11 @@ SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 class FetchConfig:
     max_unwritten: int = 32
     """Pieces of one stream that have come but are not written."""
-    max_unwritten_bytes: int = 16 << 20
+    max_unwritten_bytes: int = 20 << 20
     """Bytes of these; of one alone there may be more."""
+    max_bytes_at_once: int = 2 << 20
+    """As many of a stream are written on the event loop itself, if they are there and go to memory
+    as they are: for a short prompt that is quicker than to ask a thread, and to be told by it."""
     num_threads: int = 2
     """Threads that write pieces and verify them."""
     max_reopened: int = 3
@@ -145,6 +148,7 @@ class Fetcher:
             clock=clock,
             max_unwritten=self._config.max_unwritten,
             max_unwritten_bytes=self._config.max_unwritten_bytes,
+            max_bytes_at_once=self._config.max_bytes_at_once,
             max_asked_again=self._config.max_asked_again,
             on_released=partial(owner.post, receiver.end_quarantine),
         )
@@ -206,6 +210,9 @@ class Fetcher:
         """Run all streams to their end. Raises what the first one to fail raised."""
         transfer_id = flight.reservation.transfer_id
         filling = self._receiver.filling(transfer_id)
+        if len(flight.reservation.streams) == 1:
+            await self._fill_stream(flight, filling, 0)
+            return
         streams = [
             asyncio.ensure_future(self._fill_stream(flight, filling, index))
             for index in range(len(flight.reservation.streams))

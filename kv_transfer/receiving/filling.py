@@ -150,6 +150,11 @@ class Filling:
         """(plane, block)s that are not there, counted in the senders' blocks."""
         return sum(slots.num_missing for slots in self._slots)
 
+    def is_plain(self, stream: int) -> bool:
+        """Whether the stream's pieces are copied to memory of this host as they are."""
+        planes = self.reservation.streams[stream].placement.planes
+        return self._targets.is_in_memory and all(plane.is_direct for plane in planes)
+
     def first_missing(self, stream: int) -> int:
         """The first block of the stream that is not there in all planes; its stop if all are."""
         with self._lock:

@@ -1,4 +1,4 @@
-"""Writes the pieces of one stream into their lease, on worker threads.
+"""Writes the pieces of one stream into their lease, on worker threads; small ones at once.
 
     event loop      put --> waiting --.                .-- a batch is done: the next one begins
     worker thread                      `--> begin all, place all, end all, release all
@@ -41,6 +41,8 @@ class WriterParts:
     """Pieces of one stream that have come but are not written."""
     max_unwritten_bytes: int
     """Bytes of these; of one alone there may be more."""
+    max_bytes_at_once: int
+    """Bytes of a stream, from the first on, that are written on the event loop."""
     max_asked_again: int
     """Pieces of one stream that may come with wrong bytes."""
     on_released: Callable[[], None]
@@ -60,6 +62,7 @@ class Writer:
         """Pieces of these that may be asked for again."""
         self._filling = filling
         self._stream = stream
+        self._is_plain = filling.is_plain(stream)
         self._parts = parts
         self._loop = asyncio.get_running_loop()
         self._listener = listener
@@ -69,6 +72,8 @@ class Writer:
         self._batch: asyncio.Future[None] | None = None
         self._num_unwritten = self._num_unwritten_bytes = 0
         """Waiting, or in the batch."""
+        self._num_bytes = 0
+        """Bytes of all batches that were begun."""
         self._beginning: asyncio.Handle | None = None
         self._failure: BaseException | None = None
         self._is_closed = False
@@ -122,6 +127,10 @@ class Writer:
             return
         pieces, self._waiting = self._waiting, []
         num_bytes = sum(piece.num_bytes for piece in pieces)
+        self._num_bytes += num_bytes
+        if self._num_bytes <= self._parts.max_bytes_at_once and self._is_here(pieces[0]):
+            self._write_at_once(pieces, num_bytes)
+            return
         try:
             executor = pieces[0].executor or self._parts.executor  # a stream's are all alike
             self._batch = self._loop.run_in_executor(executor, self._write, pieces)
@@ -133,10 +142,25 @@ class Writer:
             return
         self._batch.add_done_callback(partial(self._end_batch, len(pieces), num_bytes))
 
+    def _is_here(self, piece: KvPiece) -> bool:
+        """To write it, and what comes with it, takes no longer than to copy it."""
+        return piece.executor is None and self._is_plain
+
+    def _write_at_once(self, pieces: Sequence[KvPiece], num_bytes: int) -> None:
+        error: BaseException | None = None
+        try:
+            self._write(pieces)
+        except Exception as raised:
+            error = raised
+        self._end(len(pieces), num_bytes, error)
+
     def _end_batch(self, num_pieces: int, num_bytes: int, batch: asyncio.Future[None]) -> None:
         error = batch.exception()  # asked for in any case, or asyncio complains
         self._listening.close()
         self._batch = None
+        self._end(num_pieces, num_bytes, error)
+
+    def _end(self, num_pieces: int, num_bytes: int, error: BaseException | None) -> None:
         self._num_unwritten -= num_pieces
         self._num_unwritten_bytes -= num_bytes
         self._failure = self._failure or error

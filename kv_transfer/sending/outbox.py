@@ -11,7 +11,8 @@ the engine's thread when its last piece is given back, also if the stream is cut
 one; until then the blocks cannot be reused.
 
 Hashing has a few threads of its own, and a stream never has more than a few pieces ready for its
-receiver: a slow one holds up nobody but itself.
+receiver: a slow one holds up nobody but itself. The first bytes of a stream, all of a short prompt,
+are hashed on the event loop: no hop to a thread and back.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ log = logging.getLogger(__name__)
 MAX_PIECE_BYTES = 2 << 20
 """Most bytes of a piece that travels in its message. Each costs both ends Python; a short prompt is
 one."""
+MAX_BYTES_AT_ONCE = 2 << 20
+"""Bytes of a stream, from the first on, that are hashed on the event loop."""
 NUM_HASHING_THREADS = 2
 
 
@@ -45,12 +48,19 @@ class Outbox:
     """Implements `SendingSide` for one `Sender`. Belongs to the event loop that serves D."""
 
     def __init__(
-        self, sender: Sender, owner: OwnerThread, *, max_piece_bytes: int = MAX_PIECE_BYTES
+        self,
+        sender: Sender,
+        owner: OwnerThread,
+        *,
+        max_piece_bytes: int = MAX_PIECE_BYTES,
+        max_bytes_at_once: int = MAX_BYTES_AT_ONCE,
     ) -> None:
         self.num_bytes_sent = 0
         # Its threads end when the outbox does.
         self.hashing: Executor = ThreadPoolExecutor(NUM_HASHING_THREADS, "baton-hashing")
         """May be replaced before the first stream, by one that also measures."""
+        self.max_bytes_at_once = max_bytes_at_once
+        """Likewise."""
         self._desk = _Desk(sender, owner)
         self._max_piece_bytes = max_piece_bytes
 
@@ -61,7 +71,14 @@ class Outbox:
         Being cancelled or closed does not abort the transfer: D may open it again.
         """
         opening = _Opening(request, self._desk)
-        ahead = ReadAhead(opening, self.hashing, request.max_piece_bytes or self._max_piece_bytes)
+        max_piece_bytes = request.max_piece_bytes or self._max_piece_bytes
+        ahead = ReadAhead(
+            opening,
+            self.hashing,
+            max_piece_bytes,
+            request.carry,
+            max_bytes_at_once=self.max_bytes_at_once,
+        )
         async with aclosing(ahead.pieces()) as pieces:
             async for piece in pieces:
                 self.num_bytes_sent += piece.num_bytes

@@ -23,7 +23,7 @@ from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import BlockSource
 from baton.kv_transfer.handoff.messages import BlockRange, OpenTransfer
-from baton.kv_transfer.handoff.transport import LentPiece
+from baton.kv_transfer.handoff.transport import Carry, LentPiece
 from baton.kv_transfer.layouts.integrity import checksums_together
 
 
@@ -224,6 +224,11 @@ class Cut:
         num_blocks = len(self.planes) * (self.stop - self.start)
         return num_blocks * self.reading.heads.layout.layer_block_bytes
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether its bytes can be read without waiting for a device."""
+        return self.reading.sources[0].is_in_memory
+
     def views(self) -> Sequence[memoryview]:
         """Views of the heads that travel, by plane and block."""
         sources = [self.reading.sources[plane] for plane in self.planes]
@@ -239,6 +244,8 @@ class Contents:
     """Views of the heads that travel, by plane and block, [heads] units as bytes."""
     checksums: bytes
     """The checksum of each (plane, block, head), in the order of the views."""
+    message: bytes = b""
+    """With all of them, where the transport carries pieces."""
 
 
 def cuts(reading: BlockRead, max_piece_bytes: Callable[[], int]) -> Iterator[Cut]:
@@ -282,6 +289,22 @@ def read_together(wanted: Sequence[Cut]) -> list[Contents]:
     return [found[index] for index in range(len(wanted))]
 
 
+def read_to_carry(carry: Carry, wanted: Sequence[Cut]) -> list[Contents]:
+    """As `read_together`, for a transport that carries pieces: each is in its message then."""
+    return [_read_to_carry(carry, cut) for cut in wanted]
+
+
+def _read_to_carry(carry: Carry, cut: Cut) -> Contents:
+    views = cut.views()
+    piece = lend(cut, Contents(views, b""), _nothing_to_give_back)
+    carried = carry(piece, cut.reading.heads.layout.unit_bytes)
+    return Contents(views, carried.checksums, carried.message)
+
+
+def _nothing_to_give_back() -> None:
+    """The reading lasts; who reads it gives it back."""
+
+
 def lend(cut: Cut, contents: Contents, give_back: Callable[[], None]) -> LentPiece:
     reading = cut.reading
     return LentPiece(
@@ -295,5 +318,6 @@ def lend(cut: Cut, contents: Contents, give_back: Callable[[], None]) -> LentPie
         blocks=reading.blocks[cut.start : cut.stop],
         block_offset=reading.heads.block_offset,
         checksums=contents.checksums,
+        message=contents.message,
         give_back=give_back,
     )

@@ -14,15 +14,24 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from baton.core.errors import TransferCut
-from baton.kv_transfer.handoff.transport import LentPiece
-from baton.kv_transfer.sending.pieces import BlockRead, Contents, Cut, cuts, lend, read_together
+from baton.kv_transfer.handoff.transport import Carry, LentPiece
+from baton.kv_transfer.sending.pieces import (
+    BlockRead,
+    Contents,
+    Cut,
+    cuts,
+    lend,
+    read_to_carry,
+    read_together,
+)
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +83,8 @@ class _Batch:
 
     async def _hashed(self) -> list[Contents]:
         try:
+            if self.hashing.done():
+                return self.hashing.result()
             return await asyncio.wrap_future(self.hashing)
         except Exception as error:  # a device that fails
             transfer_id = self.shares[0].cut.reading.transfer_id
@@ -91,8 +102,23 @@ class _Batch:
 
 
 class ReadAhead:
-    def __init__(self, source: Source, hashing: Executor, max_piece_bytes: int) -> None:
+    def __init__(
+        self,
+        source: Source,
+        hashing: Executor,
+        max_piece_bytes: int,
+        carry: Carry | None = None,
+        *,
+        max_bytes_at_once: int = 0,
+    ) -> None:
+        """`carry`: see `OpenTransfer`.
+
+        `max_bytes_at_once`: so many, from the first on, are hashed on the event loop itself.
+        """
+        self._max_bytes_at_once = max_bytes_at_once
+        self._num_submitted_bytes = 0
         self._source = source
+        self._read = read_together if carry is None else partial(read_to_carry, carry)
         self._hashing = hashing
         self._max_piece_bytes = max_piece_bytes
         self._num_bytes = 0
@@ -132,13 +158,26 @@ class ReadAhead:
             while shares:
                 await self._room.acquire()
                 batch = self._next_batch(shares)
-                hashing = self._hashing.submit(read_together, [share.cut for share in batch])
+                hashing = self._hashed([share.cut for share in batch])
                 for _ in batch:
                     shares.popleft()
                 self._shelf.put_nowait(_Batch(batch, hashing))
         finally:
             for share in shares:
                 share.give_back()
+
+    def _hashed(self, wanted: Sequence[Cut]) -> Future[list[Contents]]:
+        """A short prompt is hashed at once: quicker than to ask a thread, and to be told by it."""
+        self._num_submitted_bytes += sum(cut.num_bytes for cut in wanted)
+        is_short = self._num_submitted_bytes <= self._max_bytes_at_once
+        if not (is_short and all(cut.is_in_memory for cut in wanted)):
+            return self._hashing.submit(self._read, wanted)
+        hashing: Future[list[Contents]] = Future()
+        try:
+            hashing.set_result(self._read(wanted))
+        except Exception as error:
+            hashing.set_exception(error)
+        return hashing
 
     def _next_batch(self, shares: Iterable[_Share]) -> deque[_Share]:
         """The first of them, and those behind it that fit into a batch as well."""

@@ -318,7 +318,7 @@ class Sender:
 
     def _begin(self, offer: Offer, heads: HeadRange, spans: Sequence[BlockRange]) -> BlockRead:
         """Begin a reading of the same blocks in consecutive planes."""
-        plane, start, stop = spans[0]
+        (plane, start, stop), lease = spans[0], offer.lease
         reading = BlockRead(
             transfer_id=offer.transfer_id,
             sender_epoch=self.epoch,
@@ -326,10 +326,8 @@ class Sender:
             heads=heads,
             plane=plane,
             first_block=start,
-            blocks=tuple(self._pool.table(offer.lease)[start:stop]),
-            sources=tuple(
-                self._pool.source(offer.lease, start, stop, span.plane) for span in spans
-            ),
+            blocks=tuple(self._pool.table(lease)[start:stop]),
+            sources=tuple([self._pool.source(lease, start, stop, span.plane) for span in spans]),
         )
         offer.state = next_sender_state(offer.state, SenderEvent.READ_BEGUN)
         offer.readings.add(reading)

@@ -15,6 +15,7 @@ from baton.core.ids import Epoch
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import LentPiece, Parcel
 from baton.kv_transfer.transport.control.client import ControlClient
+from baton.kv_transfer.transport.control.wire import write_carried
 from baton.proto.channel_options import MAX_MESSAGE_BYTES
 
 MAX_CARRIED_BYTES = MAX_MESSAGE_BYTES * 15 // 16
@@ -52,6 +53,7 @@ def _by_block(data: memoryview, num_views: int) -> BlockViews:
 
 class GrpcSending:
     max_piece_bytes = 0
+    carry = staticmethod(write_carried)
 
     async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
         if piece.num_bytes > MAX_CARRIED_BYTES:

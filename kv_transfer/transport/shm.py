@@ -235,7 +235,8 @@ async def _readable(connection: socket.socket) -> None:
 class ShmSending:
     """P's half: gives the arena's file to those who were told how to ask for it."""
 
-    max_piece_bytes = 16 << 20
+    max_piece_bytes = 20 << 20
+    carry = None
 
     def __init__(self, arena: KvArena) -> None:
         self._arena = arena

@@ -22,6 +22,7 @@ from baton.platform.cluster.ranks.ranks import OtherRanks, call_others, together
 from baton.platform.cluster.registry.registry_actor import Handle, RemoteRegistry
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.config.live import Plain, with_live
+from baton.platform.machine.heap import keep_freed_memory
 from baton.platform.machine.interpreter import collector_at_rest, spare_what_stays
 from baton.platform.observe.logs import set_level
 from baton.platform.replica.assignment import Assignment
@@ -99,6 +100,7 @@ class ReplicaActor:
         await together(others, load())
         await self._life.serve(host)
         spare_what_stays()
+        keep_freed_memory()
         if others is not None:
             others.share_fate()
         self._gauges = asyncio.create_task(keep_gauges(assignment, self._life))

@@ -40,7 +40,8 @@ from baton.proto.channel_options import SERVER_OPTIONS
 
 NUM_BLOCKS = LAYOUT.num_blocks_for(len(PROMPT))
 KV_BYTES = NUM_BLOCKS * LAYOUT.block_bytes
-QUICK = FetchConfig(reopen_delay_s=0.001, settle_timeout_s=1.0)
+QUICK = FetchConfig(reopen_delay_s=0.001, settle_timeout_s=1.0, max_bytes_at_once=0)
+"""All is written on threads: most can go wrong there. `PATIENT` writes at once."""
 PATIENT = FetchConfig(reopen_delay_s=0.001, max_reopened=14)
 """Up to 16 s in all. gRPC does not try a refused connection again within 100 ms: however often it
 is opened anew before, the answer is that of the first time."""
@@ -109,7 +110,9 @@ class World:
         self.decode.sender_layout = layout
         self.on_p, self.on_d = OneThread(), OneThread()
         max_piece_bytes = 1 << 20 if joins_planes else 2 * LAYOUT.layer_block_bytes
-        self.outbox = Outbox(self.prefill.sender, self.on_p, max_piece_bytes=max_piece_bytes)
+        self.outbox = Outbox(
+            self.prefill.sender, self.on_p, max_piece_bytes=max_piece_bytes, max_bytes_at_once=0
+        )
         self.switchboard = Switchboard()
         self.address = "prefill"
         self._server: grpc.aio.Server | None = None

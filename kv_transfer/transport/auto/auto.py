@@ -368,6 +368,7 @@ class AutoSending:
     """P's half: tells what this replica sends by. No piece is ever packed by it."""
 
     max_piece_bytes = 0
+    carry = None
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts

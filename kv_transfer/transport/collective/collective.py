@@ -170,6 +170,7 @@ class CollectiveTransport:
 
 class CollectiveSending:
     max_piece_bytes = 0
+    carry = None
 
     def __init__(self, name: str, arena: KvArena) -> None:
         self._name = name

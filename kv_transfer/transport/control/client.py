@@ -25,8 +25,6 @@ from baton.core.kv_layout import KvLayout
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.transport.control.lines import Line, Lines
 from baton.kv_transfer.transport.control.wire import (
-    THE_END,
-    THE_END_OF_THIS,
     error_from_status,
     open_to_proto,
     read_pieces,
@@ -38,8 +36,10 @@ from baton.proto import kv_pb2_grpc as rpc
 from baton.proto.channels import Channels
 from baton.proto.kv_wire import layout_from_proto
 
-TELL_WITHIN_S = 0.002
-"""How long what was taken may go untold while there is more to take: one message for several."""
+TELL_AFTER = 8
+"""So many pieces are told of at once: a quarter of what P lends. Each message costs both ends."""
+TELL_WITHIN_S = 0.02
+"""How long fewer may go untold, while there is more to come."""
 
 LAST_WORDS_S = 1.0
 """Seconds for P to hear that all is taken, and to end a stream whose pieces are all there."""
@@ -116,17 +116,21 @@ class ControlClient:
         telling: asyncio.Task[None] | None = None
         is_kept = False
         try:
-            opening = pb.OpenMessage(open=open_to_proto(request, transport, keeps_stream=True))
+            opening = pb.OpenMessage(
+                open=open_to_proto(request, transport, keeps_stream=True, joins_end=True)
+            )
             line, message = await self._lines.begin(address, opening)
             telling = asyncio.create_task(taking.tell(line))
             while message is not None:
                 pulse.hear()
-                if message in (THE_END, THE_END_OF_THIS):
-                    is_kept = message == THE_END_OF_THIS
+                heard = read_pieces(message)
+                for header, data in heard.pieces:
+                    yield Announced(message=header, data=data, take=taking.expect(header))
+                if heard.is_end:
+                    is_kept = heard.is_kept
                     await taking.all_taken(line.reading())
                     return
-                for header, data in read_pieces(message):
-                    yield Announced(message=header, data=data, take=taking.expect(header))
+                del heard  # its pieces are their receivers' now
                 message = await line.read()
         except grpc.aio.AioRpcError as error:
             raise error_from_status(error, address, self._channels) from error
@@ -218,11 +222,14 @@ class _Taking:
     """Tells P how many pieces with a ticket, counted from the first, it may take back."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._newly_taken = Gathering[int](loop.call_soon_threadsafe, self._take_all)
         self._is_taken: deque[bool] = deque()
-        self._num_before = 0
+        self._num_before = self._num_told = 0
         """Pieces, from the first on, that are taken."""
-        self._changed = asyncio.Event()
+        self._is_due = asyncio.Event()
+        """P is to be told."""
+        self._reminder: asyncio.TimerHandle | None = None
         self._none_out = asyncio.Event()
         self._is_last_known = False
 
@@ -249,9 +256,15 @@ class _Taking:
         while self._is_taken and self._is_taken[0]:
             self._is_taken.popleft()
             self._num_before += 1
-            self._changed.set()
         if not self._is_taken:
-            self._none_out.set()
+            self._none_out.set()  # who waits for that goes on before P is told
+        self._remind()
+
+    def _remind(self) -> None:
+        if self.has_all or self._num_before - self._num_told >= TELL_AFTER:
+            self._is_due.set()
+        elif self._num_before > self._num_told and self._reminder is None:
+            self._reminder = self._loop.call_later(TELL_WITHIN_S, self._is_due.set)
 
     @property
     def has_all(self) -> bool:
@@ -265,22 +278,27 @@ class _Taking:
         while self._is_taken and not ended.done():
             self._none_out.clear()
             await self._none_out.wait()
-        self._changed.set()
+        self._is_due.set()
         if ended.done():
             ended.result()
 
     async def tell(self, line: Line) -> None:
         """Tell P what was taken, until all is told, where it is known how many there are."""
-        num_told = 0
-        while not self.has_all or num_told < self._num_before:
-            await self._changed.wait()
-            if self._is_taken:
-                await asyncio.sleep(TELL_WITHIN_S)
-            self._changed.clear()
-            if num_told == self._num_before:
-                continue
-            num_told = self._num_before
-            try:
-                await line.write(pb.OpenMessage(taken=pb.Taken(num_pieces=num_told)))
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                return  # the reader hears of it as well
+        try:
+            while not self.has_all or self._num_told < self._num_before:
+                await self._is_due.wait()
+                self._forget_reminder()
+                self._is_due.clear()
+                if self._num_told == self._num_before:
+                    continue
+                self._num_told = self._num_before
+                await line.write(pb.OpenMessage(taken=pb.Taken(num_pieces=self._num_told)))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the reader hears of it as well
+        finally:
+            self._forget_reminder()
+
+    def _forget_reminder(self) -> None:
+        if self._reminder is not None:
+            self._reminder.cancel()
+            self._reminder = None

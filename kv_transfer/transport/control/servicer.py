@@ -31,6 +31,7 @@ from baton.kv_transfer.transport.control.client import ProbeOffer
 from baton.kv_transfer.transport.control.lines import SERVICE
 from baton.kv_transfer.transport.control.stream_window import MAX_UNTAKEN, StreamWindow
 from baton.kv_transfer.transport.control.wire import (
+    MAX_TICKETS_BYTES,
     THE_END,
     THE_END_OF_THIS,
     ServicerContext,
@@ -111,18 +112,22 @@ class KvTransferServicer:
                 self._open[window] = request
                 window.listen(messages)
                 window.prepare(self._side.pieces(request))
-                while (piece := await window.next()) is not None:
+                is_told = False
+                while not is_told and (piece := await window.next()) is not None:
                     message = await window.announce(piece, half, request)
+                    if opening.open.joins_end and window.is_at_end and _is_short(message):
+                        message += self._end_of(window, opening.open, old_at)
+                        is_told = True
                     with window.waiting():
                         yield message
                     await window.shrink(MAX_UNTAKEN - 1)
-                is_young = monotonic() < old_at and not self._is_leaving
-                is_kept = window.may_open_next = opening.open.keeps_stream and is_young
-                if is_kept or window.num_lent:
-                    with window.waiting():
-                        yield THE_END_OF_THIS if is_kept else THE_END
+                if not is_told:
+                    end = self._end_of(window, opening.open, old_at)
+                    if window.may_open_next or window.num_lent:
+                        with window.waiting():
+                            yield end
                 await window.shrink(0)  # D still reads; the stream's end would take its views away
-                if not is_kept:
+                if not window.may_open_next:
                     return
                 del self._open[window]
                 opening = await self._next_opening(window)
@@ -172,6 +177,12 @@ class KvTransferServicer:
             num_blocks=offer.num_blocks,
         )
 
+    def _end_of(self, window: StreamWindow, opening: pb.OpenRequest, old_at: float) -> bytes:
+        """The message; from now on D may open another transfer, if P keeps the stream."""
+        is_young = monotonic() < old_at and not self._is_leaving
+        window.may_open_next = opening.keeps_stream and is_young
+        return THE_END_OF_THIS if window.may_open_next else THE_END
+
     async def _next_opening(self, window: StreamWindow) -> pb.OpenMessage | None:
         """None where the stream ends. Raises TransferError."""
         if self._is_leaving:
@@ -186,7 +197,8 @@ class KvTransferServicer:
         if not message.HasField("open"):
             raise TransferError(NO_OPENING)
         half = self._half(message.open.transport or "grpc")
-        return replace(open_from_proto(message.open), max_piece_bytes=half.max_piece_bytes), half
+        request = open_from_proto(message.open)
+        return replace(request, max_piece_bytes=half.max_piece_bytes, carry=half.carry), half
 
     def _take_back(self, sealed: SettleTransfer) -> None:
         """D has taken all pieces, also if it has yet to say so: nothing goes to quarantine."""
@@ -205,3 +217,8 @@ class KvTransferServicer:
     def _check_epoch(self, epoch: str) -> None:
         if epoch != self._epoch:
             raise StaleEpoch("this is for an earlier incarnation of the sender")
+
+
+def _is_short(message: bytes) -> bool:
+    """It costs less to copy once more than another message would."""
+    return len(message) <= MAX_TICKETS_BYTES

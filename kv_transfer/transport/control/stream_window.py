@@ -60,6 +60,11 @@ class StreamWindow:
         """Whether D, which was told of the last piece, may open another transfer behind it."""
 
     @property
+    def is_at_end(self) -> bool:
+        """Whether it is known already that no piece follows."""
+        return self._end == [None]
+
+    @property
     def num_lent(self) -> int:
         """Pieces that D has yet to take."""
         return len(self._lent)
@@ -231,7 +236,8 @@ async def _packed(
     """The message, and what is lent with it: nothing where the piece's bytes are in it."""
     try:
         parcel = await half.pack(piece, request)
-        return write_piece(piece, parcel), (parcel.lent or piece) if parcel.ticket else None
+        message = piece.message or write_piece(piece, parcel)
+        return message, (parcel.lent or piece) if parcel.ticket else None
     except BaseException:
         piece.give_back()
         raise

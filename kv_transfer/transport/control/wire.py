@@ -10,11 +10,13 @@ when it is written and not at all when it is read. Any protobuf library reads th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from baton.core.block_views import BlockViews
 from baton.core.errors import (
     BatonError,
     EngineFailed,
@@ -27,8 +29,10 @@ from baton.core.errors import (
     UnknownTransfer,
 )
 from baton.core.ids import Epoch, TransferId
+from baton.core.new_bytes import new_bytes
 from baton.kv_transfer.handoff.messages import BlockRange, OpenTransfer, Outcome, SettleTransfer
-from baton.kv_transfer.handoff.transport import LentPiece, Parcel
+from baton.kv_transfer.handoff.transport import Carried, LentPiece, Parcel
+from baton.kv_transfer.layouts.integrity import CHECKSUM_BYTES, copied_checksums
 from baton.proto import kv_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.kv_wire import layout_from_proto, layout_to_proto
@@ -62,9 +66,11 @@ _OUTCOME_TO_PROTO = {
 _OUTCOME_FROM_PROTO = {number: outcome for outcome, number in _OUTCOME_TO_PROTO.items()}
 
 _PIECES = pb.KvPieces.DESCRIPTOR.fields_by_name["pieces"].number
+_IS_END = pb.KvPieces.DESCRIPTOR.fields_by_name["is_end"].number
+_IS_KEPT = pb.KvPieces.DESCRIPTOR.fields_by_name["is_kept"].number
 _DATA = pb.KvPiece.DESCRIPTOR.fields_by_name["data"].number
 THE_END = pb.KvPieces(is_end=True).SerializeToString()
-"""The message behind the last piece."""
+"""The message behind the last piece; or its end, for a D that `joins_end`."""
 THE_END_OF_THIS = pb.KvPieces(is_end=True, is_kept=True).SerializeToString()
 """Likewise; another transfer may be opened on the stream."""
 MAX_TICKETS_BYTES = 32 << 10
@@ -91,7 +97,7 @@ def error_from_status(
 
 
 def open_to_proto(
-    request: OpenTransfer, transport: str, *, keeps_stream: bool = False
+    request: OpenTransfer, transport: str, *, keeps_stream: bool = False, joins_end: bool = False
 ) -> pb.OpenRequest:
     return pb.OpenRequest(
         transfer_id=request.transfer_id,
@@ -102,6 +108,7 @@ def open_to_proto(
         transport=transport,
         joins_planes=request.joins_planes,
         keeps_stream=keeps_stream,
+        joins_end=joins_end,
         only=[
             pb.KvSpan(plane=plane, first_block=start, num_blocks=stop - start)
             for plane, start, stop in request.only
@@ -157,6 +164,26 @@ def reply_from_proto(reply: pb.SettleReply) -> Outcome:
 
 def write_piece(piece: LentPiece, parcel: Parcel) -> bytes:
     """A `KvPieces` message of one piece. Several, end to end, are a message as well."""
+    num_bytes = sum([memoryview(data).nbytes for data in parcel.data])
+    return b"".join((_before_data(piece, piece.checksums, parcel.ticket, num_bytes), *parcel.data))
+
+
+def write_carried(piece: LentPiece, unit_bytes: int) -> Carried:
+    """As `write_piece` with the bytes of the piece, which are summed up as they are copied."""
+    num_bytes = piece.num_bytes
+    # Of the same length, whatever they will be.
+    blank = bytes(CHECKSUM_BYTES * (num_bytes // unit_bytes))
+    start = len(_before_data(piece, blank, b"", num_bytes))
+    message, memory = new_bytes(start + num_bytes)
+    size = num_bytes // len(piece.views)
+    targets = BlockViews(memory[start:], range(0, num_bytes, size), size)
+    checksums = copied_checksums(piece.views, targets, unit_bytes)
+    memory[:start] = _before_data(piece, checksums, b"", num_bytes)
+    return Carried(checksums, message)
+
+
+def _before_data(piece: LentPiece, checksums: bytes, ticket: bytes, num_bytes: int) -> bytes:
+    """All of the message of a piece but its data, which is so long, and comes last."""
     header = pb.KvPiece(
         transfer_id=piece.transfer_id,
         sender_epoch=piece.sender_epoch,
@@ -165,38 +192,60 @@ def write_piece(piece: LentPiece, parcel: Parcel) -> bytes:
         first_block=piece.first_block,
         num_planes=piece.num_planes,
         num_blocks=len(piece.views) // piece.num_planes,
-        ticket=parcel.ticket,
-        checksums=piece.checksums,
+        ticket=ticket,
+        checksums=checksums,
     ).SerializeToString()
-    num_bytes = sum([memoryview(data).nbytes for data in parcel.data])
     if num_bytes:
         header += _varint(_DATA << 3 | _BYTES) + _varint(num_bytes)
-    begin = _varint(_PIECES << 3 | _BYTES) + _varint(len(header) + num_bytes)
-    return b"".join((begin, header, *parcel.data))
+    return _varint(_PIECES << 3 | _BYTES) + _varint(len(header) + num_bytes) + header
 
 
-def read_pieces(message: bytes) -> Iterator[tuple[pb.KvPiece, memoryview]]:
-    """Each piece but for its data, and its data where it lies. Raises TransferCut if malformed."""
+@dataclass(slots=True)
+class Heard:
+    """What P has said in one message."""
+
+    pieces: list[tuple[pb.KvPiece, memoryview]] = field(default_factory=list)
+    """Each but for its data, and its data where it lies."""
+    is_end: bool = False
+    """No piece follows."""
+    is_kept: bool = False
+    """With that: another transfer may be opened on the stream."""
+
+
+def read_pieces(message: bytes) -> Heard:
+    """Raises TransferCut if it is malformed."""
     view = memoryview(message)
     try:
         if len(message) <= MAX_TICKETS_BYTES:  # a copy is quicker than to look where it lies
-            for piece in pb.KvPieces.FromString(message).pieces:
-                data = memoryview(piece.data)
-                piece.ClearField("data")
-                yield piece, data
-            return
-        for _, field, start, stop in _fields(view):
-            if field == _PIECES:
-                yield _read_piece(view[start:stop])
+            return _read_copy(message)
+        heard = Heard()
+        for _, number, start, stop in _fields(view):
+            if number == _PIECES:
+                heard.pieces.append(_read_piece(view[start:stop]))
+            elif number == _IS_END:
+                heard.is_end = bool(_read_varint(view, start)[0])
+            elif number == _IS_KEPT:
+                heard.is_kept = bool(_read_varint(view, start)[0])
+        return heard
     except (ValueError, IndexError, DecodeError) as error:
         raise TransferCut(f"a piece that cannot be read: {error}") from error
+
+
+def _read_copy(message: bytes) -> Heard:
+    read = pb.KvPieces.FromString(message)
+    heard = Heard(is_end=read.is_end, is_kept=read.is_kept)
+    for piece in read.pieces:
+        data = memoryview(piece.data)
+        piece.ClearField("data")
+        heard.pieces.append((piece, data))
+    return heard
 
 
 def _read_piece(view: memoryview) -> tuple[pb.KvPiece, memoryview]:
     """As we write it, `data` is last; others may write it anywhere."""
     begin = start = stop = len(view)
-    for field_begin, field, value_start, value_stop in _fields(view):
-        if field == _DATA:
+    for field_begin, number, value_start, value_stop in _fields(view):
+        if number == _DATA:
             begin, start, stop = field_begin, value_start, value_stop
             break
     return pb.KvPiece.FromString(bytes(view[:begin]) + bytes(view[stop:])), view[start:stop]

@@ -218,6 +218,7 @@ class NixlTransport:
 
 class NixlSending:
     max_piece_bytes = 0
+    carry = None
 
     def __init__(self, arena: KvArena, create: CreateAgent = new_agent) -> None:
         self._arena = arena

@@ -87,7 +87,7 @@ async def test_blocks_stay_in_quarantine_while_a_cut_streams_thread_still_reads(
 
     monkeypatch.setattr(read_ahead, "read_together", read_slowly)
     prefill, decode = PrefillReplica(), DecodeReplica()
-    outbox = Outbox(prefill.sender, Inline())
+    outbox = Outbox(prefill.sender, Inline(), max_bytes_at_once=0)
     prefill.grant(decode.receiver.epoch)
     prefill.compute()
     prefill.finish()

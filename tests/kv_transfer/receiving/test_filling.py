@@ -30,7 +30,8 @@ from baton.kv_transfer.receiving.receiver import AbortReason
 from baton.kv_transfer.sending.outbox import Outbox
 from baton.kv_transfer.transport.memory import MemoryTransport, Switchboard
 
-QUICK = FetchConfig(reopen_delay_s=0.0)
+QUICK = FetchConfig(reopen_delay_s=0.0, max_bytes_at_once=0)
+"""All is written on threads, which is what is tested here."""
 SENDER = new_epoch()
 T = TypeVar("T")
 WIDE = replace(LAYOUT, num_layers=1, num_kv_heads=8, head_dim=16)
@@ -140,20 +141,45 @@ async def test_a_lease_that_ends_before_anything_is_written_gives_its_blocks_bac
     await it.settle()
 
 
+@pytest.mark.parametrize("is_at_once", [False, True])
 async def test_a_writer_that_fails_aborts_the_transfer_and_releases_what_it_was_given(
-    monkeypatch: pytest.MonkeyPatch,
+    is_at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing_place(fill: Fill) -> list[Unit]:
+        assert is_at_once == (threading.current_thread() is threading.main_thread())
         if fill.piece.first_block == 2:
             raise MemoryError("no scratch")
         return place(fill)
 
     each_placed_by(monkeypatch, failing_place)
-    it = joined()
+    it = joined(replace(QUICK, max_bytes_at_once=1 << 20 if is_at_once else 0))
 
     with pytest.raises(MemoryError):
         await it.fetcher.fetch(it.reservation)
 
+    await it.settle()
+
+
+async def test_the_first_bytes_of_a_stream_are_written_at_once_and_the_others_on_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_at_once, threads = 3, list[threading.Thread]()
+
+    def noting_place(fill: Fill) -> list[Unit]:
+        threads.append(threading.current_thread())
+        return place(fill)
+
+    each_placed_by(monkeypatch, noting_place)
+    most = num_at_once * LAYOUT.layer_block_bytes
+    it = joined(replace(QUICK, max_bytes_at_once=most, max_unwritten=1))
+
+    await it.fetcher.fetch(it.reservation)
+
+    is_main = [thread is threading.main_thread() for thread in threads]
+    assert is_main[: num_at_once + 1] == [True] * num_at_once + [False]
+    assert not any(is_main[num_at_once:])
+    it.decode.adopt()
+    assert it.decode.holds_kv()
     await it.settle()
 
 

@@ -189,7 +189,12 @@ async def test_a_stream_closed_at_any_moment_of_the_computation_leaves_nothing_b
 
 
 class Unreadable:
+    def __init__(self, is_in_memory: bool) -> None:
+        self.is_in_memory = is_in_memory
+        self.threads: list[threading.Thread] = []
+
     def views(self, start: int, stop: int) -> tuple[memoryview, ...]:
+        self.threads.append(threading.current_thread())
         raise RuntimeError("no pinned memory is left")
 
 
@@ -286,15 +291,16 @@ async def test_a_stream_closed_at_any_point_gives_all_its_readings_back(num_take
     owner.stop()
 
 
+@pytest.mark.parametrize("is_in_memory", [True, False])
 async def test_blocks_that_cannot_be_read_cut_the_stream_and_leave_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    is_in_memory: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     prefill, decode = computed_replica(TRANSFER)
-    source = prefill.pool.source
+    source, unreadable = prefill.pool.source, Unreadable(is_in_memory)
 
     def failing(holder: Holder, start: int, stop: int, plane: int) -> BlockSource:
         if plane:
-            return Unreadable()
+            return unreadable
         return source(holder, start, stop, plane)
 
     monkeypatch.setattr(prefill.pool, "source", failing)
@@ -308,6 +314,8 @@ async def test_blocks_that_cannot_be_read_cut_the_stream_and_leave_nothing_behin
                 num_pieces += 1
 
     assert num_pieces == 3
+    is_loops = threading.current_thread() in unreadable.threads
+    assert is_loops == is_in_memory, "nobody waits for a device on the event loop"
     assert "the KV of kv-1 cannot be read" in caplog.text
     await owner.call(lambda: prefill.sender.abort(TRANSFER, "cancelled"))
     async with asyncio.timeout(120):

@@ -31,6 +31,7 @@ class Blocks:
     """A `baton.core.kv_pool.BlockSource`."""
 
     contents: Sequence[bytes]
+    is_in_memory: bool = True
 
     def views(self, start: int, stop: int) -> tuple[memoryview, ...]:
         return tuple(map(memoryview, self.contents[start:stop]))

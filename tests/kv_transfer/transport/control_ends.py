@@ -27,6 +27,7 @@ class Tickets:
     """A sending half whose tickets are the numbers of the pieces."""
 
     max_piece_bytes = 0
+    carry = None
 
     def __init__(self) -> None:
         self.error: BaseException | None = None

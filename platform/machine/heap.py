@@ -1,0 +1,27 @@
+"""Memory that this process has freed stays with it, to be used again.
+
+A message of a few MiB is allocated, filled and freed; given back to the system each time, it comes
+back as new pages, each of which costs a fault and is zeroed first: more than to copy into it. KV of
+256 MiB by gRPC took 80,000 faults, and 40 % of the CPU of both ends.
+
+The C library of GNU learns the same by itself from the first block of 32 MiB that is freed. It
+changes no answer, and concerns the whole process: it is for who owns one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+MAPPED_FROM_BYTES = 32 << 20
+"""Larger blocks are mappings of their own, which go back at once: the most that it can be."""
+KEPT_BYTES = 2 * MAPPED_FROM_BYTES
+"""Free memory at the end of a heap, of which a process has one for several threads."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+
+
+def keep_freed_memory() -> bool:
+    """Whether the C library could be told to."""
+    tell = getattr(ctypes.CDLL(None), "mallopt", None)
+    if tell is None:  # another library than GNU's
+        return False
+    return bool(tell(_M_MMAP_THRESHOLD, MAPPED_FROM_BYTES) and tell(_M_TRIM_THRESHOLD, KEPT_BYTES))
