@@ -158,10 +158,13 @@ class PrefixCache:
         return len(expired)
 
     def idle_pins(self, tenants: Iterable[str]) -> Iterator[Pin]:
-        """Pins of `tenants` that keep idle blocks from eviction, least recently used first."""
-        owners = set(tenants)
+        """Pins that keep idle blocks of `tenants` from eviction, least recently used first.
+
+        A pin may be of a block on another tenant's account than its own: KV that was brought in to
+        be lent is nobody's.
+        """
+        owners, idle = set(tenants), self._idle
         for pin in self._pins:
-            if pin.tenant in owners and any(
-                self._block_by_name[name] in self._idle for name in reversed(pin.names)
-            ):
+            blocks = (self._block_by_name[name] for name in reversed(pin.names))
+            if any(block in idle and idle.tenant_of(block) in owners for block in blocks):
                 yield pin

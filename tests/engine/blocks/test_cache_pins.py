@@ -259,3 +259,25 @@ def test_pins_of_a_tenant_at_its_limit_give_way_to_it_and_others_do_not() -> Non
     assert world.pool.grow(running, 4 * BLOCK_SIZE)
     assert not world.pool.supply.give_way("a")
     assert world.num_cached("other", 2, tenant="b") == 2
+
+
+def test_a_pin_of_another_tenants_gives_way_to_whoever_has_its_blocks_on_its_account() -> None:
+    """KV of a tenant's that a lender brought in for a peer: it is on nobody's account."""
+    world = World(kv_shares={"a": 0.5})
+    tokens = prompt_of("lent", 4)
+    lease = Holder(HolderKind.LEASE, "brought in")
+    world.pool.reserve(lease, tokens, b"a")
+    world.pool.commit(lease, tokens, len(tokens), b"a")
+    world.pool.release(lease)
+    holder = Holder(HolderKind.REQUEST, "finds it")
+    world.pool.reserve(holder, [*tokens, 1], b"a", tenant="a")
+    world.pool.pin(holder, len(tokens), TTL_S)
+    world.pool.release(holder)
+
+    def takes_all() -> bool:
+        holder = Holder(HolderKind.REQUEST, "nobody's")
+        return world.pool.reserve(holder, prompt_of("other", 5), b"") is not None
+
+    assert not takes_all()
+    assert world.pool.supply.give_way("")
+    assert takes_all()
