@@ -6,9 +6,14 @@ import bisect
 from typing import Literal
 
 from baton.core.sampling import FinishReason
+from baton.gateway.chat.tool_detection import MARKERS
+from baton.gateway.output import xml_calls
 from baton.gateway.output.output_parser import OutputParser
 from baton.gateway.output.pieces import Piece
 from baton.gateway.text.output_text import TextDelta
+
+CALL_ENDS = frozenset((*MARKERS, xml_calls.FUNCTION_END, xml_calls.PARAMETER_END))
+"""Marks that a caller may stop at, and that a call is whole without."""
 
 ChatFinish = FinishReason | Literal["tool_calls"]
 
@@ -25,8 +30,7 @@ class ChoiceReader:
         """What has become clear. Text that may be the beginning of a marker waits for the next."""
         pieces = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
-            is_cut = delta.finish_reason is FinishReason.LENGTH
-            pieces += self._parser.finish(is_cut=is_cut)
+            pieces += self._parser.finish(is_cut=_is_cut(delta))
         self._count(delta)
         return pieces
 
@@ -44,3 +48,11 @@ class ChoiceReader:
         end = self._parser.reasoning_end
         self.num_reasoning_tokens = bisect.bisect_left(self._offsets, end)
         self._is_counted = end < self._offsets[-1] if self._offsets else False
+
+
+def _is_cut(delta: TextDelta) -> bool:
+    """Whether the output would have gone on. A stop string within the value of an argument leaves
+    the call cut: closed, it would be one that the model has not asked for."""
+    if delta.finish_reason is FinishReason.LENGTH:
+        return True
+    return delta.stop_string is not None and delta.stop_string.strip() not in CALL_ENDS

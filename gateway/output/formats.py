@@ -15,7 +15,7 @@
     forced     [{"name": ..., "parameters": {...}}, ...]     a grammar makes any model write so
 
 Text around calls is content; so is what begins like a call and goes on otherwise, and its markers.
-What begins like a call and was cut by the limit of the output is neither.
+What begins like a call and was cut by the limit of the output, or a stop string, is neither.
 White space between a call and the text around it belongs to neither.
 """
 

@@ -87,8 +87,7 @@ def _as_object(text: str) -> str:
         if value is None:
             return NO_ARGUMENTS
         if isinstance(value, str):
-            text = sendable(value)
-            value = json.loads(text)
+            text, value = sendable(value), json.loads(value)
     except (ValueError, RecursionError) as error:
         raise Malformed from error
     if not isinstance(value, dict):

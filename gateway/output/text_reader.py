@@ -21,6 +21,8 @@ MAX_MARKUP_SPACE = 256
 """White space next to a marker belongs to it; of longer runs, the rest is text."""
 MIN_CUT_MARKER = 2
 """Characters at the end of a text that was cut, from which on they are more likely a marker's."""
+MIN_CUT_WORD = 6
+"""Of a marker that begins like a word, behind other text: `functo` ends none, `fun` is one."""
 MAX_HELD = 65_536
 """Characters that can be read before it is known what they are."""
 
@@ -198,8 +200,10 @@ class TextReader:
             yield
         rest = self._text[self._next :]
         num_marker = _num_of_marker(rest, 0, markers)
-        if self._is_cut and num_marker >= MIN_CUT_MARKER:
-            rest = text_of(rest[:-num_marker])
+        num_before = len(rest) - num_marker
+        is_word = self.position + num_before > 0 and rest[num_before:][:1].isalpha()
+        if self._is_cut and num_marker >= (MIN_CUT_WORD if is_word else MIN_CUT_MARKER):
+            rest = text_of(rest[:num_before])
         write(rest)
         self.drop_rest()
         return ""

@@ -170,6 +170,14 @@ def test_llama4_may_write_json() -> None:
     assert parsed("llama4", ["[get_weather(days='3')]"]) == call(0, "get_weather", '{"days": 3}')
 
 
+def test_a_word_at_the_limit_of_the_output_is_no_beginning_of_a_call() -> None:
+    parser = OutputParser(FORMATS["phi"])
+
+    pieces = [*parser.feed("I like tofu"), *parser.finish(is_cut=True)]
+
+    assert "".join(piece.text for piece in pieces if isinstance(piece, Content)) == "I like tofu"
+
+
 def test_half_of_a_pair_of_surrogates_in_a_call_can_be_sent() -> None:
     text = r'{"name": "f\ud83d", "parameters": "{\"a\": \"\ud83d\", \"b\": \"\ud83d\ude00\"}"}'
 
