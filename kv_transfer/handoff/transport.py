@@ -58,7 +58,7 @@ class Carried(NamedTuple):
 
 
 Carry: TypeAlias = Callable[[LentPiece, int], Carried]
-"""Of a piece without checksums, and the bytes of a unit. On a thread that may take its time."""
+"""Carries a piece without checksums, by the bytes of a unit. On a thread that may take its time."""
 
 
 class SendingSide(Protocol):
