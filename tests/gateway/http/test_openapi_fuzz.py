@@ -53,7 +53,8 @@ def send(case: schemathesis.Case[Any]) -> None:
     from schemathesis.checks import CHECKS, load_all_checks
 
     load_all_checks()
-    case.call_and_validate(checks=CHECKS.get_by_names(list(CHECKED)))
+    checks: list[Any] = CHECKS.get_by_names(list(CHECKED))
+    case.call_and_validate(checks=checks)
 
 
 def send_drawn(cases: st.SearchStrategy[schemathesis.Case[Any]], num: int) -> None:
@@ -85,10 +86,11 @@ def read_off(operation: APIOperation[Any, Any, Any, Any]) -> list[schemathesis.C
     )
 
 
-def operation_at(label: str) -> APIOperation[Any, Any, Any, Any]:
-    operation = read_document().find_operation_by_label(label)
-    assert operation is not None
-    return operation
+def operation_at(name: str) -> APIOperation[Any, Any, Any, Any]:
+    schema = read_document()
+    found: APIOperation[Any, Any, Any, Any] | None = schema.find_operation_by_label(name)
+    assert found is not None
+    return found
 
 
 def label(endpoint: Endpoint) -> str:
