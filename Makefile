@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 # Bytecode is kept, whatever the shell says: three workers and hundreds of processes would compile all of it anew.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 # Which build of torch: the registry's own, with CUDA's libraries, or one that uv knows from PyTorch's own indexes (cpu ...).
