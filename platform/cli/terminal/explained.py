@@ -116,7 +116,9 @@ def _outcome(decision: Mapping[str, Any]) -> str:
         )
     if (slo := decision["slo"]) is not None:
         allowed = [
-            f"{name.removesuffix('_s').upper()} {_ms(slo[name])}" for name in ("ttft_s", "itl_s")
+            f"{name} {_ms(seconds)}"
+            for name, seconds in (("TTFT", slo["ttft_s"]), ("ITL", slo["itl_s"]))
+            if seconds is not None
         ]
         missed = "met" if slo["outcome"] == "met" else f"{slo['outcome']} was missed"
         name = escape(slo["slo_class"] or "of its own")

@@ -32,6 +32,9 @@ class FleetFigures:
     """The busiest computing replica's time over the mean one's."""
     goodput: float
     """Share of all requests, the rejected included, with a first token in time."""
+    coverage: float
+    """Share of requests whose first token came within the 90 % interval that an estimate would have
+    told when they found their place, or their place in line."""
     rejected: int
     num_local: int
     """Prompts that decode replicas computed."""

@@ -16,13 +16,14 @@ from baton.core.replicas import Capacity, Role
 from baton.platform.simulator.fleet.agenda import Agenda
 from baton.platform.simulator.fleet.knowledge import Knowledge, Replica
 from baton.platform.simulator.fleet.setup import FleetSetup, Part
-from baton.platform.simulator.fleet.turns import Turn
+from baton.platform.simulator.fleet.turns import Told, Turn
 from baton.router.cache.prompt_names import PromptNames
 from baton.router.fairness.fair_queue import FairQueue
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.placer import Placer, Routing
 from baton.router.prompt import Prompt
 from baton.router.replicas.candidate import Speed
+from baton.router.speeds.prediction_errors import PredictionErrors
 
 LOOK_S = 0.25
 """How often those in line are looked after when nothing happens."""
@@ -59,6 +60,7 @@ class SimulatedGateway:
         self._customer: Customer | None = None
         self._under_way: dict[str, Turn] = {}
         """Turns that are not over, by request id."""
+        self._errors = PredictionErrors()
         self._is_dead = False
         self._is_serving = False
         self._is_looking = False
@@ -136,6 +138,8 @@ class SimulatedGateway:
         for turn, num_tokens in frame.items():
             if not turn.num_given:
                 self._known.got_first_token(turn)
+                if turn.told is not None:
+                    self._errors.hear(turn.told.predicted_s, self._agenda.now - turn.told.at_s)
                 self._change()
             self._customer.give(turn, num_tokens)
             if turn.is_over:
@@ -164,10 +168,14 @@ class SimulatedGateway:
             case None:
                 return False
             case Placement():
+                foreseen_s = found.foreseen_s
                 self._send(turn, found)
             case Prompt():
+                _, foreseen_s = self._placer.foreseen(found, now)
                 self._in_line[found.number] = turn
                 self._look_later()
+        if turn.told is None:
+            turn.told = Told(now, foreseen_s, self._errors.interval(foreseen_s))
         return True
 
     def _change(self) -> None:

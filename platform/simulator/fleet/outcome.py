@@ -38,6 +38,9 @@ class FleetOutcome:
     gaps_s: array[float] = field(default_factory=lambda: array("d"))
     tpot_s: array[float] = field(default_factory=lambda: array("d"))
     served: list[Served] = field(default_factory=list)
+    num_told: int = 0
+    num_held: int = 0
+    """Requests of `num_told` whose first token came within the interval that was estimated."""
     num_output_tokens: int = 0
     num_tokens: int = 0
     """Prompt tokens; the next two count prompt tokens, too."""
@@ -69,6 +72,9 @@ class FleetOutcome:
                 num_cached=turn.num_cached,
             )
         )
+        if turn.told is not None:
+            self.num_told += 1
+            self.num_held += turn.told.holds(turn.first_token_s)
         self.num_output_tokens += turn.num_given
         self.num_tokens += len(turn.prompt)
         self.num_cached += turn.num_cached
@@ -102,6 +108,7 @@ class FleetOutcome:
             hit=self.num_cached / max(self.num_tokens, 1),
             imbalance=float(busy_s.max() / busy_s.mean()) if busy_s.any() else 1.0,
             goodput=num_good / num_requests,
+            coverage=self.num_held / max(self.num_told, 1),
             rejected=self.rejected,
             num_local=self.num_local,
             num_preempted=self.num_preempted,

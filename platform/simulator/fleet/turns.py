@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from baton.core.ids import RequestId
 from baton.core.sampling import SamplingParams
@@ -18,9 +19,21 @@ from baton.platform.simulator.arrivals import Arrival
 from baton.platform.traces.trace import Trace, TraceRequest
 from baton.router.cache.prompt_names import PromptNames
 from baton.router.placement import Placement
+from baton.router.speeds.prediction_errors import Interval
 
 OWN = 1 << 31
 """Tokens of one request alone are from here on; below, those that a hash id stands for."""
+
+
+class Told(NamedTuple):
+    """An estimate of a request's time to first token."""
+
+    at_s: float
+    predicted_s: float
+    interval: Interval
+
+    def holds(self, first_token_s: float) -> bool:
+        return self.interval.low <= first_token_s - self.at_s <= self.interval.high
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +56,8 @@ class Turn:
     num_cached: int = 0
     """Tokens of the prompt that were there when it was computed, wherever that was."""
     num_pulled: int = 0
+    told: Told | None = None
+    """What an estimate of its first token would have said."""
     first_token_s: float = 0.0
     last_token_s: float = 0.0
     gaps_s: list[float] = field(default_factory=list)

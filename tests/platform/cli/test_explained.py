@@ -24,7 +24,7 @@ def decoder(name: str, *, is_chosen: bool) -> dict[str, Any]:
     return {**told, "held_tokens": 131_072, "age_s": 1.5}
 
 
-def shown(terms: dict[str, float]) -> list[str]:
+def shown(terms: dict[str, float], **came: Any) -> list[str]:
     names = ("prefill-b6x7lxkx", "prefill-q2w3e4r5")
     decision: dict[str, Any] = {
         "attempt": 1,
@@ -38,7 +38,9 @@ def shown(terms: dict[str, float]) -> list[str]:
         "in_line_s": 0.5,
         "foreseen_s": 2.0,
         "predicted_s": 1.0,
+        "predicted_itl_s": None,
         "outcome": None,
+        **came,
         "candidates": [candidate(n, terms=terms, is_chosen=n == names[0]) for n in names],
         "decode_candidates": [
             decoder(n, is_chosen=n == "decode-b6x7lxkx")
@@ -71,6 +73,17 @@ def test_what_decoding_would_cost_at_each_is_read_on_80_columns() -> None:
     num_terms = len(decode_costs.TERMS) - 1  # but for what is 0 everywhere
     assert chosen[2:] == ["65432"] * num_terms + ["1500", "123400"]
     assert any(line.split()[:1] == ["decode-q2w3e4r5"] for line in lines)
+
+
+def test_what_was_missed_of_an_objective_is_told_beside_what_came() -> None:
+    came = {"first_token_s": 1.5, "best_other": None, "itl_s": None}
+    slo = {"slo_class": "chat", "ttft_s": 1.0, "itl_s": None, "outcome": "ttft"}
+
+    told = " ".join(shown({}, outcome=came, slo=slo))
+
+    assert "objective chat, TTFT 1000 ms: ttft was missed" in " ".join(told.split())
+    met = shown({}, outcome=came, slo={**slo, "outcome": "met"})
+    assert "missed" not in " ".join(met)
 
 
 def test_a_cost_without_terms_has_no_table_of_them() -> None:

@@ -120,6 +120,22 @@ def test_each_request_gets_all_its_tokens_and_every_block_is_given_back(
     assert [engine.pool.num_in_use for engine in fleet.engines] == [0] * len(fleet.engines)
 
 
+@pytest.mark.parametrize("gap_s", [0.15, 0.4])
+def test_nine_of_ten_first_tokens_come_within_the_interval_that_an_estimate_tells(
+    gap_s: float,
+) -> None:
+    """The replicas are at rest much of the time, or now and then many wait."""
+    random_, at_s, requests = random.Random(3), 0.0, []
+    for _ in range(400):
+        at_s += random_.expovariate(1 / gap_s)
+        output = random_.randrange(1, 40)
+        requests.append(asked(at_s, length=random_.randrange(5, 100), output=output))
+
+    found = figures(trace(*requests), replace(SETUP, num_decode=2, is_noisy=True))
+
+    assert 0.85 <= found.coverage <= 0.95
+
+
 def test_the_same_seed_gives_the_same_figures() -> None:
     setup = replace(SETUP, num_decode=2, num_gateways=2, is_noisy=True)
 
