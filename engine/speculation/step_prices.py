@@ -5,8 +5,10 @@
     row_s                             0.2 ms      a row more beside prompts
 
 A table and not a line: a pass of a few more rows may be free (the weights are read once for all of
-them) or twice as long (another kernel takes it). Medians of a few recent steps, without the first
-of a kind: that compiles, or finds everything cold.
+them) or twice as long (another kernel takes it, or a tile of registers is full: on a CPU behind
+eight rows). So few drafted tokens have a price of each number, and those between two that were
+tried are tried as if they were free. Medians of a few recent steps, without the first of a kind:
+that compiles, or finds everything cold.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ FIRST_SLOPE, LEAST_SLOPE = 0.2, 0.02
 least, behind those that were tried."""
 NUM_RECENT = 7
 """Steps that the median is of."""
+NUM_EXACT, OFFSET = 8, 2
+"""Drafted tokens up to which each number has its price; behind it the places go on as those of
+`_roughly`, by so much later."""
 MIN_SAMPLES = 3
 """Least steps without drafts before there is a price for those with drafts."""
 
@@ -60,7 +65,7 @@ class StepPrices:
             self._plain.setdefault(_finely(num_requests), _Recent()).add(seconds)
         elif plain_s := self.plain_s(num_requests):
             ratios = self._ratios.setdefault(_roughly(num_requests), {})
-            ratios.setdefault(_roughly(num_drafted), _Recent()).add(seconds / plain_s)
+            ratios.setdefault(_place(num_drafted), _Recent()).add(seconds / plain_s)
 
     def add_mixed(self, num_rows: int, seconds: float) -> None:
         """A step of so many tokens, drafted ones among them, that computed prompts, too."""
@@ -79,19 +84,21 @@ class StepPrices:
     def max_tried(self, num_requests: int) -> int:
         """Drafted tokens of the largest step there was with so many requests, about."""
         tried = self._tried(num_requests)
-        return int(2 ** (max(tried) / 2)) if tried else 0
+        return int(_number(max(tried))) if tried else 0
 
     def ratio(self, num_requests: int, num_drafted: int) -> float:
         """What a step takes with drafts, in steps without."""
-        ratios, place = self._tried(num_requests), _roughly(num_drafted)
+        ratios, place = self._tried(num_requests), _place(num_drafted)
         if place in ratios:
             return ratios[place]
-        points = [(2 ** (tried / 2), ratios[tried]) for tried in sorted(ratios)]
+        points = [(_number(tried), ratios[tried]) for tried in sorted(ratios)]
         below = [point for point in points if point[0] < num_drafted]
         above = [point for point in points if point[0] >= num_drafted]
         start, ratio = below[-1] if below else (0.0, 1.0)
         if above:
             slope = (above[0][1] - ratio) / (above[0][0] - start)
+            if below and num_drafted <= NUM_EXACT:
+                slope = min(slope, LEAST_SLOPE / num_requests)
         elif len(below) > 1:  # not from 0 on: the first row has a price of its own
             slope = (ratio - below[-2][1]) / (start - below[-2][0])
             slope = max(slope, LEAST_SLOPE / num_requests)
@@ -117,3 +124,13 @@ def _finely(number: int) -> int:
 
 def _roughly(number: int) -> int:
     return round(2 * log2(number))
+
+
+def _place(num_drafted: int) -> int:
+    """Which price of the table it has."""
+    return num_drafted if num_drafted <= NUM_EXACT else _roughly(num_drafted) + OFFSET
+
+
+def _number(place: int) -> float:
+    """Drafted tokens that have about this price."""
+    return place if place <= NUM_EXACT else 2 ** ((place - OFFSET) / 2)

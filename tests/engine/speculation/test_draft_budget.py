@@ -308,7 +308,7 @@ def test_an_unlucky_answer_is_paid_from_what_others_saved_and_leaves_the_next_it
 
     lucky = [won for won, share in zip(times, shares, strict=True) if share]
     assert sum(lucky) / len(lucky) > 1.8
-    assert min(lucky) > 1.3
+    assert min(lucky) > 1.15
     assert min(times) > 0.85
 
 
@@ -497,6 +497,15 @@ def test_of_all_drafts_as_many_rows_are_taken_as_pay() -> None:
     hopes = [0.9] * 8 + [0.05] * 8
 
     assert machine.budget.num_rows(8, hopes) == 8
+
+
+def test_a_draft_ends_where_the_next_row_needs_a_tile_of_its_own() -> None:
+    """On a CPU eight rows are multiplied at once: the request's own, and those of seven drafts."""
+    machine = Machine(1, lambda _, drafted: 10e-3 + 0.2e-3 * drafted + 5e-3 * (drafted > 7), 0.8)
+    machine.run(2000)
+
+    assert machine.budget.num_rows(1, [0.8**at for at in range(1, 9)]) == 7
+    assert machine.run(2000) > 3.2
 
 
 def test_survival_follows_what_came_of_drafts_that_were_as_sure() -> None:
