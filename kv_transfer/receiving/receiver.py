@@ -128,18 +128,24 @@ class Receiver:
             self.counters.num_refused += 1
             return None
         tokens = range(num_cached, len(wanted.tokens))
-        reservation = Reservation(
-            transfer_id=transfer_id,
-            receiver_epoch=self.epoch,
-            streams=tuple(_reserved(stream, wanted.sources, layout, tokens) for stream in streams),
-            num_blocks=num_blocks,
-            tokens=tokens,
-            time_left_s=wanted.time_left_s,
-        )
         first_fresh = num_cached // layout.block_size
-        if layout.features is not None and reservation.streams[0].wanted.features is None:
-            self._pool.clear(holder, first_fresh, layout.num_planes - 1)  # none will come
-        targets = self._pool.targets(holder, first_fresh)
+        try:
+            reservation = Reservation(
+                transfer_id=transfer_id,
+                receiver_epoch=self.epoch,
+                streams=tuple(
+                    _reserved(stream, wanted.sources, layout, tokens) for stream in streams
+                ),
+                num_blocks=num_blocks,
+                tokens=tokens,
+                time_left_s=wanted.time_left_s,
+            )
+            if layout.features is not None and reservation.streams[0].wanted.features is None:
+                self._pool.clear(holder, first_fresh, layout.num_planes - 1)  # none will come
+            targets = self._pool.targets(holder, first_fresh)
+        except BaseException:  # a device that is out of memory, say: no lease has the blocks yet
+            self._pool.release(holder)
+            raise
         expires_at = now + wanted.time_left_s
         self._leases[transfer_id] = Filling(reservation, targets, expires_at, self.counters)
         self.counters.num_reserved += 1

@@ -22,6 +22,8 @@ from baton.core.errors import (
     UnknownTransfer,
 )
 from baton.core.ids import Epoch, TransferId, new_epoch
+from baton.core.kv_pool import Holder
+from baton.engine.blocks.block_bytes import Targets
 from baton.kv_transfer.handoff.lease import ReceiverState
 from baton.kv_transfer.handoff.messages import KvPiece
 from baton.kv_transfer.layouts.integrity import unit_checksums
@@ -307,6 +309,23 @@ def test_a_full_pool_refuses_and_changes_nothing() -> None:
 
     assert decode.reserve(SENDER) is None
     assert decode.audit().leased == 3
+
+
+def test_blocks_that_cannot_be_made_ready_are_the_pools_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decode = DecodeReplica()
+
+    def fail(holder: Holder, start: int) -> Targets:
+        raise MemoryError("none left on the device")
+
+    monkeypatch.setattr(decode.pool, "targets", fail)
+    with pytest.raises(MemoryError):
+        decode.reserve(SENDER)
+    monkeypatch.undo()
+
+    assert decode.pool.num_in_use == 0
+    assert decode.reserve(SENDER) is not None
 
 
 def test_pressure_takes_the_youngest_lease_that_nothing_has_arrived_for() -> None:
