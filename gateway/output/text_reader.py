@@ -22,7 +22,7 @@ MAX_MARKUP_SPACE = 256
 MIN_CUT_MARKER = 2
 """Characters at the end of a text that was cut, from which on they are more likely a marker's."""
 MIN_CUT_WORD = 6
-"""The same of a marker like a word, behind other text: `functo` is its begin, `fun` is a word."""
+"""The same, of a marker that begins like a word, behind other text: many words end in `fun`."""
 MAX_HELD = 65_536
 """Characters that can be read before it is known what they are."""
 
