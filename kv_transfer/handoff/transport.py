@@ -58,7 +58,8 @@ class Carried(NamedTuple):
 
 
 Carry: TypeAlias = Callable[[LentPiece, int], Carried]
-"""Of a piece without checksums, and the bytes of a unit. On a thread that may take its time."""
+"""Copies a piece that has no checksums yet; told the bytes of a unit. Called on a thread that may take
+its time, or on the event loop for a short piece."""
 
 
 class SendingSide(Protocol):
