@@ -58,8 +58,8 @@ class Carried(NamedTuple):
 
 
 Carry: TypeAlias = Callable[[LentPiece, int], Carried]
-"""Copies a piece that has no checksums yet; told the bytes of a unit. Called on a thread that may take
-its time, or on the event loop for a short piece."""
+"""Copies a piece that has no checksums yet; told the bytes of a unit. A thread
+calls it that may take its time, or the event loop for a short piece."""
 
 
 class SendingSide(Protocol):
