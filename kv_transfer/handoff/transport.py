@@ -58,7 +58,8 @@ class Carried(NamedTuple):
 
 
 Carry: TypeAlias = Callable[[LentPiece, int], Carried]
-"""Carries a piece without checksums, by the bytes of a unit. On a thread that may take its time."""
+"""Copies a piece that has no checksums yet; told the bytes of a unit. A thread
+calls it that may take its time, or the event loop for a short piece."""
 
 
 class SendingSide(Protocol):

@@ -2,7 +2,7 @@
 
 A message of a few MiB is allocated, filled and freed; given back to the system each time, it comes
 back as new pages, each of which costs a fault and is zeroed first: more than to copy into it. KV of
-256 MiB by gRPC took 80,000 faults, and 40 % of the CPU of both ends.
+256 MiB by gRPC took 80,000 faults, and a third of the CPU of both ends.
 
 The C library of GNU learns the same by itself from the first block of 32 MiB that is freed. It
 changes no answer, and concerns the whole process: it is for who owns one.
