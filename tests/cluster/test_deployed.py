@@ -162,7 +162,7 @@ async def test_a_deployment_changes_under_load_and_nobody_is_started_anew(
     before = await asyncio.to_thread(app.epochs)
     assert {pool: len(epochs) for pool, epochs in before.items()} == {"prefill": 1, "decode": 1}
 
-    async with load(app.url) as statuses:
+    async with load(app.url, num_clients=2) as statuses:
         await asyncio.to_thread(nodes.baton, "scale", "prefill=2", "--app-name", "hot")
         more = await asyncio.to_thread(app.epochs)
         limits = {"max_choices": 2, "max_waiting": 77}
