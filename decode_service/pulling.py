@@ -21,7 +21,7 @@ from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
 from baton.kv_transfer.exchange import KvExchange
 from baton.kv_transfer.pulling.peer import Leaving
-from baton.kv_transfer.pulling.prefix_fetch import BroughtIn
+from baton.kv_transfer.pulling.prefix_fetch import FetchedPrefix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Pulling:
             yield
 
     async def _enter(
-        self, generating: Generating, brought_in: BroughtIn, *, is_whole: bool
+        self, generating: Generating, brought_in: FetchedPrefix, *, is_whole: bool
     ) -> None:
         request, transfer_id = await generating.make_request(), brought_in.transfer_id
         if is_whole and transfer_id is not None:
@@ -78,7 +78,7 @@ class Pulling:
         else:
             await self.thread.call(lambda: self.engine.add(request))
 
-    def _take_note(self, generating: Generating, brought_in: BroughtIn) -> None:
+    def _take_note(self, generating: Generating, brought_in: FetchedPrefix) -> None:
         generating.num_pulled += brought_in.num_new
         if brought_in.report is not None:
             generating.transfer = brought_in.report
@@ -88,8 +88,8 @@ class Pulling:
 
 @asynccontextmanager
 async def _traced(
-    span: Span, source: ReplicaAddress, pulling: AbstractAsyncContextManager[BroughtIn]
-) -> AsyncIterator[BroughtIn]:
+    span: Span, source: ReplicaAddress, pulling: AbstractAsyncContextManager[FetchedPrefix]
+) -> AsyncIterator[FetchedPrefix]:
     """The span is over once the KV is here, or will not come: what is done with it is not the
     way's."""
     async with AsyncExitStack() as held:

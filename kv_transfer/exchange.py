@@ -26,7 +26,7 @@ from baton.kv_transfer.handoff.scores import SourceScores
 from baton.kv_transfer.handoff.transport import Transport
 from baton.kv_transfer.pulling.lending import Lender
 from baton.kv_transfer.pulling.peer import PeerClient
-from baton.kv_transfer.pulling.prefix_fetch import BroughtIn, PrefixFetcher
+from baton.kv_transfer.pulling.prefix_fetch import FetchedPrefix, PrefixFetcher
 from baton.kv_transfer.receiving.fetch import Fetcher
 from baton.kv_transfer.receiving.receiver import AbortReason, Receiver, ReceiverConfig
 from baton.kv_transfer.receiving.source_patience import SourcePatience
@@ -138,14 +138,14 @@ class KvExchange:
         source: ReplicaAddress | None,
         *,
         tenant: str = "",
-    ) -> AsyncIterator[BroughtIn]:
+    ) -> AsyncIterator[FetchedPrefix]:
         """Within the context, what the tiers and `source` hold of `known` is in the prefix cache.
 
         All but the last token, that is, which is computed in any case, and full blocks only.
         """
         size = self.pool.layout.block_size
         wanted = known[: (len(known) - 1) // size * size]
-        brought_in = BroughtIn()
+        brought_in = FetchedPrefix()
         if not (wanted and self.pool.is_prefix_caching):
             yield brought_in
             return

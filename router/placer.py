@@ -1,7 +1,7 @@
 """Where a request runs: which replica decodes it, and which computes its prompt.
 
     place(request) -> Placement     it goes there now
-                   -> Prompt        it waits in line for a prefill replica that is busy (`line.py`)
+                   -> Prompt        it waits for a prefill replica that is busy (`prefill_queue.py`)
                    -> None          no decode replica has room, or it would wait and may not
     served(...)   --> Prompt, Placement ...    of those in line, when something has changed
     stranded(...) --> Prompt ...               whose replica left, or answers nobody: place anew
@@ -28,10 +28,10 @@ from baton.router.defaults import DEFAULT_POLICY, LOCAL_PREFILL_TOKENS
 from baton.router.eligible import in_time, is_late, opened, ready
 from baton.router.explain.decisions import Considered
 from baton.router.fetching import held_by
-from baton.router.line import Line
 from baton.router.local_prefill import Choice, why_here, why_sooner_here
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.policies.routing_policy import RoutingPolicy
+from baton.router.prefill_queue import PrefillQueue
 from baton.router.prompt import Prompt, drawn
 from baton.router.replicas.candidate import Candidate
 from baton.router.replicas.view import NOBODY, PoolView, ReplicaView, View
@@ -75,7 +75,7 @@ class _InLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class PredictedPlacement:
     """Where a request would go now, if it were asked for."""
 
     decode: ReplicaView
@@ -94,7 +94,7 @@ class Placer:
         self._answers = Answers(routing.policy)
         self._num_cached = num_cached
         self._local_prefill_tokens = routing.local_prefill_tokens
-        self._line = Line(routing.policy, self._num_held)
+        self._line = PrefillQueue(routing.policy, self._num_held)
         self._in_line: dict[int, _InLine] = {}
         """Prompts in line, by number."""
         self._numbers = count()
@@ -179,7 +179,7 @@ class Placer:
 
     def outlook(
         self, request: PlacementRequest, names: PromptNames, view: View, now: float
-    ) -> Outlook | None:
+    ) -> PredictedPlacement | None:
         """What `place` would do, as far as can be told; nothing is kept of the question."""
         choice = choose_decode(request, view, now, self._outputs)
         if choice is None:
@@ -198,7 +198,7 @@ class Placer:
                 computes = decode
         prompt = self._prompt(request, names, computes, now, is_kept=False)
         asked = Question(request, prompt, decode, is_beside, view, now)
-        return Outlook(
+        return PredictedPlacement(
             decode=decode,
             computes=computes,
             taken=self._answers.alone(asked, computes, source_for(computes, view, request)),

@@ -59,7 +59,7 @@ class Ranks(Protocol):
     def broadcast_(self, x: Tensor) -> Tensor: ...
 
 
-class Alone:
+class SingleRank:
     """One rank that has nobody to talk to."""
 
     rank: ClassVar[int] = 0
@@ -75,7 +75,7 @@ class Alone:
         return x
 
 
-ALONE = Alone()
+ALONE = SingleRank()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ Stages = tuple[range, ...]
 """The layers of each."""
 
 
-class Elsewhere(nn.Module):
+class MissingLayer(nn.Module):
     """A layer that another stage has."""
 
 
@@ -95,7 +95,7 @@ def keep_stage(model: Decoder, layers: range) -> None:
     num_layers, is_tied = len(model.blocks), model.head is None
     for layer in range(num_layers):
         if layer not in layers:
-            model.blocks[layer] = Elsewhere()
+            model.blocks[layer] = MissingLayer()
     model.layers = layers
     is_first, is_last = layers.start == 0, layers.stop == num_layers
     if not is_first:

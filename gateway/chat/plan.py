@@ -43,8 +43,8 @@ from baton.gateway.output.reasoning import (
     reasoning_format,
     reasoning_start,
 )
+from baton.gateway.requests.completion_request import Prompt
 from baton.gateway.requests.gateway import Gateway
-from baton.gateway.requests.order import Prompt
 from baton.gateway.text.chat_template import ChatTemplate
 
 

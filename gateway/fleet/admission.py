@@ -30,7 +30,7 @@ ENOUGH_PLACES = 8
 """Given to those who waited: the mean of fewer is no reason to refuse anybody."""
 
 
-class Pace:
+class AdmissionRate:
     """How often a place is given while somebody waits for one."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class _Waiter(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class AdmissionTicket:
     """What decides who goes next, and who need not come."""
 
     request_id: RequestId | None = None
@@ -110,7 +110,7 @@ class AdmissionQueue(Generic[T]):
         self._max_waiting = max_waiting
         self._clock = clock
         self._line: FairQueue[_Waiter[T]] = FairQueue(weights)
-        self._pace = Pace()
+        self._pace = AdmissionRate()
         self._entry_by_request: dict[RequestId | None, Entry[_Waiter[T]]] = {}
 
     def reconfigure(self, max_waiting: int, weights: Mapping[str, float]) -> None:
@@ -145,7 +145,7 @@ class AdmissionQueue(Generic[T]):
         self,
         try_place: Callable[[], T | None],
         give_back: Callable[[T], None],
-        turn: Turn,
+        turn: AdmissionTicket,
         try_past: Callable[[], T | None] = lambda: None,
     ) -> T:
         """Wait for a place. Raises Overloaded if too many wait, at once or for another's sake.
@@ -230,7 +230,7 @@ class AdmissionQueue(Generic[T]):
                 self._line.serve(entry)
                 waiter.placed.set_result(place)
 
-    def _check_wait(self, entry: Entry[_Waiter[T]], turn: Turn) -> None:
+    def _check_wait(self, entry: Entry[_Waiter[T]], turn: AdmissionTicket) -> None:
         """Refuse whom there is no use to keep; make room for `entry`. Raises Overloaded."""
         if turn.is_retry:
             return

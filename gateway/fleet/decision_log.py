@@ -21,7 +21,7 @@ from baton.gateway.requests.generations.generation import Estimate
 from baton.router.explain.decisions import Came, Considered, Decision, Decisions
 from baton.router.fairness.slo import NO_SLO, Kept
 from baton.router.placement import Placement, PlacementRequest
-from baton.router.placer import Outlook
+from baton.router.placer import PredictedPlacement
 from baton.router.recent import Recent
 from baton.router.speeds.prediction_errors import PredictionErrors
 
@@ -159,7 +159,9 @@ class DecisionLog:
         """How long it takes until so many have entered, if they are as others were."""
         return num_before * self._typical_s / max(num_replicas, 1)
 
-    def estimate(self, asked: PlacementRequest, outlook: Outlook, queued_s: float) -> Estimate:
+    def estimate(
+        self, asked: PlacementRequest, outlook: PredictedPlacement, queued_s: float
+    ) -> Estimate:
         taken = outlook.taken
         num_cached = min(taken.num_held_tokens, asked.num_tokens - 1)
         itl_s = self._itl_s(outlook.decode.info.epoch, asked.num_tokens)

@@ -25,7 +25,7 @@ from baton.core.ids import Epoch, RequestId
 from baton.core.messages import GenerateRequest, ParkedStream, TokenUpdate
 from baton.core.parking import TakeStream
 from baton.core.replicas import ReplicaInfo
-from baton.gateway.fleet.opening import Opening
+from baton.gateway.fleet.opening_slots import OpeningSlots
 from baton.gateway.fleet.replica_link import Listener, ReplicaLink
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
@@ -122,7 +122,7 @@ class DecodeLink(ReplicaLink[pb.DecodeFrame]):
         listener: Listener,
         channels: Channels,
         clock: Clock = monotonic,
-        opening: Opening | None = None,
+        opening: OpeningSlots | None = None,
     ) -> None:
         super().__init__(info, gateway_epoch, listener, channels, clock, opening)
         self._attempts: dict[tuple[RequestId, int], Attempt] = {}

@@ -1,6 +1,6 @@
 """Finds each request of this gateway a place among the replicas it knows.
 
-    start -> RunningRequest --place--> AdmissionQueue, in turn --> Seeking, on the fleet's view
+    start -> RunningRequest --place--> AdmissionQueue --> PlacementQueue, on the fleet's view
                                 <----- Placed: an attempt, open on a decode replica
 
 A request waits here, never after an expensive prefill. Where it goes is the placer's to say.
@@ -25,16 +25,16 @@ from baton.core.metrics import Counter, Family, gauge
 from baton.core.parking import TakeStream
 from baton.core.replicas import Role
 from baton.gateway.access.api_keys import BACKGROUND
-from baton.gateway.fleet.admission import AdmissionQueue, Turn
+from baton.gateway.fleet.admission import AdmissionQueue, AdmissionTicket
 from baton.gateway.fleet.decision_log import Asked, DecisionLog, FirstToken
 from baton.gateway.fleet.draining import drain, flip, undrain
 from baton.gateway.fleet.fleet import Fleet, RegistryClient
 from baton.gateway.fleet.fleet_report import knowledge_families, leaks_report, status_report
 from baton.gateway.fleet.placed import Placed
+from baton.gateway.fleet.placement_queue import PlacementAttempt, PlacementQueue
 from baton.gateway.fleet.replica_link import ReplicaLink
 from baton.gateway.fleet.resumed_request import ResumedRequest
 from baton.gateway.fleet.running_request import RunningRequest, first_request
-from baton.gateway.fleet.seeking import Seeker, Seeking
 from baton.gateway.fleet.traffic import Traffic, TrafficReport, speeds_of
 from baton.gateway.requests.generations.generation import (
     DecodeRoom,
@@ -77,7 +77,7 @@ class ReplicaDispatcher:
         self._no_replica_grace_s = no_replica_grace_s
         self._cold_start_s = cold_start_s
         self._clock = clock
-        self._queue: AdmissionQueue[Seeker] = AdmissionQueue(
+        self._queue: AdmissionQueue[PlacementAttempt] = AdmissionQueue(
             max_waiting, routing.weights, clock, self._lets_pass
         )
         self._patience: set[asyncio.Timeout] = set()
@@ -92,14 +92,14 @@ class ReplicaDispatcher:
         self._placer = Placer(routing, self.fleet.num_cached)
         self._log = DecisionLog(self.fleet, routing.name, kept_decisions, clock)
         self._traffic = Traffic(clock)
-        self._seekers: dict[RequestId, Seeker] = {}
+        self._attempts: dict[RequestId, PlacementAttempt] = {}
         self._in_background: set[RequestId] = set()
         """Requests with a place that nobody waits for."""
         self._num_seeking = 0
         """Requests without a place that somebody waits for."""
         self._placed_by_request: WeakValueDictionary[RequestId, Placed] = WeakValueDictionary()
         """The current attempts: gone with the requests, which hold them."""
-        self._seeking = Seeking(self.fleet, self._placer, self._log, clock)
+        self._placement_queue = PlacementQueue(self.fleet, self._placer, self._log, clock)
         self._kept = Counter(
             "baton_gateway_slo_requests_total",
             "Requests with an objective that ended, by what of it was missed",
@@ -171,10 +171,10 @@ class ReplicaDispatcher:
                 self._traffic.place(generation.request_id, placed.placement.num_prefill_tokens)
                 on_placed(placed)
 
-            seeker = Seeker(
+            attempt = PlacementAttempt(
                 next_request, prompt, has_place, lost, generation.near, asked, generation.session
             )
-            turn = Turn(
+            turn = AdmissionTicket(
                 request_id=generation.request_id,
                 priority=generation.priority,
                 tenant=generation.tenant,
@@ -183,15 +183,15 @@ class ReplicaDispatcher:
                 time_left_s=time_left_s,
                 due_in_s=generation.slo.due_in_s,
             )
-            self._seekers[generation.request_id] = seeker
+            self._attempts[generation.request_id] = attempt
             is_awaited = generation.priority < BACKGROUND
             self._num_seeking += is_awaited
             try:
-                await self._place(seeker, turn)
+                await self._place(attempt, turn)
             finally:
                 self._num_seeking -= is_awaited
-                if self._seekers.get(generation.request_id) is seeker:
-                    del self._seekers[generation.request_id]
+                if self._attempts.get(generation.request_id) is attempt:
+                    del self._attempts[generation.request_id]
 
         charge = partial(self._queue.charge, generation.tenant)
 
@@ -219,9 +219,9 @@ class ReplicaDispatcher:
         placed = self._placed_by_request.get(generation.request_id)
         if placed is not None:
             return placed.progress(now)
-        seeker = self._seekers.get(generation.request_id)
-        if seeker is not None and seeker.prompt is not None:
-            position, left_s = self._placer.foreseen(seeker.prompt, now)
+        attempt = self._attempts.get(generation.request_id)
+        if attempt is not None and attempt.prompt is not None:
+            position, left_s = self._placer.foreseen(attempt.prompt, now)
             return _waits("in_line", position, num_tokens, left_s)
         foreseen = self._queue.foreseen(generation.request_id)
         if foreseen is None:
@@ -306,7 +306,7 @@ class ReplicaDispatcher:
     @property
     def num_waiting(self) -> int:
         """Requests that wait for a place, those that go on elsewhere meanwhile included."""
-        return len(self._queue) + len(self._seeking)
+        return len(self._queue) + len(self._placement_queue)
 
     async def leaks(self) -> dict[str, Any]:
         return leaks_report(self.fleet.replicas, await self.fleet.links.inspect())
@@ -335,7 +335,7 @@ class ReplicaDispatcher:
         yield self._kept.family()
         yield from knowledge_families(self.fleet.replicas, self.fleet.links.kv_knowledge())
 
-    async def _place(self, seeker: Seeker, turn: Turn) -> None:
+    async def _place(self, attempt: PlacementAttempt, turn: AdmissionTicket) -> None:
         """Wait for a place, in turn, and open an attempt there."""
         try:
             async with (
@@ -344,15 +344,15 @@ class ReplicaDispatcher:
                 self._while_replicas_may_come(),
             ):
                 await self._queue.place(
-                    lambda: seeker if self._enter(seeker) else None,
-                    self._seeking.leave,
+                    lambda: attempt if self._enter(attempt) else None,
+                    self._placement_queue.leave,
                     turn,
-                    lambda: seeker if self._enter(seeker, may_wait=False) else None,
+                    lambda: attempt if self._enter(attempt, may_wait=False) else None,
                 )
                 try:
-                    await asyncio.shield(seeker.placed)
+                    await asyncio.shield(attempt.placed)
                 except asyncio.CancelledError:
-                    self._seeking.leave(seeker)
+                    self._placement_queue.leave(attempt)
                     self._on_fleet_change()  # somebody else may enter
                     raise
         except TimeoutError:
@@ -375,10 +375,12 @@ class ReplicaDispatcher:
             ) from None
 
     def _lets_pass(self) -> bool:
-        return self.fleet.warm_up.is_over and self._seeking.lets_pass
+        return self.fleet.warm_up.is_over and self._placement_queue.lets_pass
 
-    def _enter(self, seeker: Seeker, *, may_wait: bool = True) -> bool:
-        return self.fleet.warm_up.is_over and self._seeking.enter(seeker, may_wait=may_wait)
+    def _enter(self, attempt: PlacementAttempt, *, may_wait: bool = True) -> bool:
+        return self.fleet.warm_up.is_over and self._placement_queue.enter(
+            attempt, may_wait=may_wait
+        )
 
     @asynccontextmanager
     async def _while_replicas_may_come(self) -> AsyncIterator[None]:
@@ -438,19 +440,19 @@ class ReplicaDispatcher:
         """Soon after a change, never within it: whoever told of it is in the midst of something,
         and several changes come together."""
         self._will_place = False
-        self._seeking.serve()
+        self._placement_queue.serve()
         self._queue.wake()
-        self.fleet.links.want(self.num_waiting, self._seeking.num_tokens)
+        self.fleet.links.want(self.num_waiting, self._placement_queue.num_tokens)
 
     async def _look_after_line(self) -> None:
         """Place now and then, even if nothing is heard from anybody."""
         while True:
-            await self._seeking.has_line.wait()
+            await self._placement_queue.has_line.wait()
             await asyncio.sleep(LOOK_S)
-            if len(self._seeking):
+            if len(self._placement_queue):
                 self._on_fleet_change()
             else:
-                self._seeking.has_line.clear()
+                self._placement_queue.has_line.clear()
 
 
 def _waits(

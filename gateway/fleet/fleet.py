@@ -33,8 +33,8 @@ from baton.gateway.fleet.decode_link import DecodeLink
 from baton.gateway.fleet.failed_starts import FailedStarts
 from baton.gateway.fleet.links import Links
 from baton.gateway.fleet.membership import merge
-from baton.gateway.fleet.orders import Orders
 from baton.gateway.fleet.prefill_link import PrefillLink
+from baton.gateway.fleet.replica_commands import ReplicaCommands
 from baton.gateway.fleet.replica_link import Listener
 from baton.gateway.fleet.warm_up import WarmUp
 from baton.proto.channels import Channels
@@ -97,7 +97,7 @@ class Fleet:
         self.index = KvIndex()
         self.failed_starts = FailedStarts(clock)
         self.links = Links(gateway_epoch, self.index, channels, clock)
-        self.orders = Orders(self.links, self._place_as_told, clock)
+        self.orders = ReplicaCommands(self.links, self._place_as_told, clock)
         self._matches = Matches(self.index, self._layout_of)
         self.warm_up = WarmUp(on_change, clock, lambda: self.links.is_any_held_up)
 

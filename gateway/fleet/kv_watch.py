@@ -21,7 +21,7 @@ import grpc.aio
 from baton.core.kv_events import KvEvents
 from baton.core.replicas import ReplicaInfo, Role
 from baton.gateway.fleet.kept_stream import jittered
-from baton.gateway.fleet.opening import SNAPSHOT_TURN_S, Opening, Turn
+from baton.gateway.fleet.opening_slots import SNAPSHOT_TURN_S, OpeningSlot, OpeningSlots
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import explain
 from baton.proto.kv_events_wire import kv_events_from_proto
@@ -40,7 +40,7 @@ class Snapshots:
     """What all watches of a gateway share, so that many snapshots at once hold up nothing else."""
 
     def __init__(self) -> None:
-        self.opening = Opening(SNAPSHOT_TURN_S)
+        self.opening = OpeningSlots(SNAPSHOT_TURN_S)
         self.entering = asyncio.Lock()
         """Held while a part is entered into the index: then the loop does other things."""
 
@@ -76,7 +76,7 @@ class KvWatch:
         self._until_connected = until_connected
         self._snapshots = snapshots or Snapshots()
         self._is_secured = is_secured
-        self._turn: Turn | None = None
+        self._turn: OpeningSlot | None = None
         """The turn to take a snapshot."""
         self._pump = asyncio.create_task(self._run(), name=f"KV events of {info.replica_id}")
 

@@ -20,7 +20,7 @@ from baton.gateway.fleet.decode_link import DecodeLink
 from baton.gateway.fleet.demand import rounded
 from baton.gateway.fleet.fleet_report import KvKnowledge
 from baton.gateway.fleet.kv_watch import KvWatch, OnLearnt, Snapshots
-from baton.gateway.fleet.opening import Opening
+from baton.gateway.fleet.opening_slots import OpeningSlots
 from baton.gateway.fleet.prefill_link import PrefillLink
 from baton.gateway.fleet.replica_link import Listener
 from baton.proto import replica_pb2 as pb
@@ -47,7 +47,7 @@ class Links:
         self._index = index
         self._channels = channels
         self._clock = clock
-        self._opening = Opening()
+        self._opening = OpeningSlots()
         self._snapshots = Snapshots()
         self._late: set[asyncio.Task[ParkedStream | None]] = set()
         """Asked for a stream that another one had."""

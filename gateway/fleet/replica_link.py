@@ -25,7 +25,7 @@ from baton.core.ids import Epoch, ReplicaId
 from baton.core.replicas import Capacity, Demand, ReplicaInfo
 from baton.gateway.fleet.demand import DemandNews
 from baton.gateway.fleet.kept_stream import keep_open, pump_frames
-from baton.gateway.fleet.opening import Opening, Turn
+from baton.gateway.fleet.opening_slots import OpeningSlot, OpeningSlots
 from baton.proto import replica_pb2 as pb
 from baton.proto.channel_options import LINK_CHANNEL_OPTIONS
 from baton.proto.channels import Channels
@@ -125,12 +125,12 @@ class ReplicaLink(ABC, Generic[F]):
         listener: Listener,
         channels: Channels,
         clock: Clock = monotonic,
-        opening: Opening | None = None,
+        opening: OpeningSlots | None = None,
     ) -> None:
         self.info = info
         self._is_connected = asyncio.Event()
-        self._opening = opening or Opening()
-        self._turn: Turn | None = None
+        self._opening = opening or OpeningSlots()
+        self._turn: OpeningSlot | None = None
         """The turn to connect."""
         self.last_word = LastWord(info.replica_id, clock)
         self.demand = DemandNews(self._send_demand)

@@ -22,7 +22,7 @@ LATE_S = 0.1
 
 class WarmUp:
     """Belongs to an event loop. `on_over` is called once. `is_any_held_up`: whether some have not
-    even been asked, as their turn has not come (`opening.py`): they are not silent."""
+    even been asked, as their turn has not come (`opening_slots.py`): they are not silent."""
 
     def __init__(
         self,

@@ -10,11 +10,11 @@ import msgspec
 
 from baton.core.messages import Receipt
 from baton.core.sampling import TokenLogprob
+from baton.gateway.requests.completion_request import CompletionRequest
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.generations.choices import ChoiceDelta, Completion
 from baton.gateway.requests.generations.completion_stream import Usage
 from baton.gateway.requests.generations.prompt_progress import PromptProgress, told_until_first
-from baton.gateway.requests.order import CompletionOrder
 from baton.gateway.text.served_model import ServedModel
 from baton.gateway.text.tokenizer import TextTokenizer
 from baton.proto import inference_pb2 as pb
@@ -30,7 +30,7 @@ class ResponseFiller:
     def __init__(
         self,
         model: ServedModel,
-        order: CompletionOrder,
+        order: CompletionRequest,
         completion: Completion,
         *,
         returns_token_ids: bool,
@@ -74,7 +74,7 @@ class ResponseFiller:
 
 
 def watched(
-    gateway: Gateway, order: CompletionOrder, completion: Completion
+    gateway: Gateway, order: CompletionRequest, completion: Completion
 ) -> AsyncGenerator[ChoiceDelta] | AsyncGenerator[ChoiceDelta | PromptProgress]:
     """What comes of it, and how far its prompt is, if that is asked for."""
     deltas = completion.deltas()

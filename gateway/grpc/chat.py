@@ -23,10 +23,10 @@ from baton.gateway.grpc.options import FIELD_BY_OPTION, output_rule, sampling_op
 from baton.gateway.grpc.tools import tool_use_of
 from baton.gateway.output.pieces import CallStart, Content, Piece, Reasoning
 from baton.gateway.requests.call_span import named_call
+from baton.gateway.requests.completion_request import CompletionRequest
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.generations.choices import ChoiceDelta
 from baton.gateway.requests.generations.prompt_progress import PromptProgress
-from baton.gateway.requests.order import CompletionOrder
 from baton.gateway.requests.session_keys import session_key
 from baton.gateway.text.served_model import ServedModel
 from baton.proto import inference_pb2 as pb
@@ -57,12 +57,12 @@ async def chatted(
 
 async def chat_order(
     gateway: Gateway, request: pb.ChatRequest, caller: Caller, time_left_s: float | None
-) -> tuple[CompletionOrder, ChatPlan]:
+) -> tuple[CompletionRequest, ChatPlan]:
     """Raises InvalidRequest."""
     gateway.check_model(request.model, caller)
     options = sampling_options(request.sampling)
     plan = await plan_chat(gateway, conversation_of(request, gateway.model), caller.parking)
-    order = CompletionOrder(
+    order = CompletionRequest(
         request_id=named_call(caller.call, request.request_id),
         prompts=(plan.prompt,),
         options=options,

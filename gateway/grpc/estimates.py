@@ -6,8 +6,8 @@ from baton.core.errors import InvalidRequest
 from baton.gateway.access.api_keys import Caller
 from baton.gateway.grpc.chat import chat_order
 from baton.gateway.grpc.generate import generate_order
+from baton.gateway.requests.completion_request import CompletionRequest
 from baton.gateway.requests.gateway import Gateway
-from baton.gateway.requests.order import CompletionOrder
 from baton.proto import inference_pb2 as pb
 from baton.router.speeds.prediction_errors import Interval
 
@@ -32,7 +32,9 @@ async def answer_estimate(
     )
 
 
-async def _order(gateway: Gateway, request: pb.EstimateRequest, caller: Caller) -> CompletionOrder:
+async def _order(
+    gateway: Gateway, request: pb.EstimateRequest, caller: Caller
+) -> CompletionRequest:
     match request.WhichOneof("request"):
         case "chat":
             order, _ = await chat_order(gateway, request.chat, caller, None)

@@ -13,9 +13,9 @@ from baton.gateway.grpc.cache_control import cache_control
 from baton.gateway.grpc.options import FIELD_BY_OPTION, output_rule, sampling_options
 from baton.gateway.grpc.prompts import prompt_values
 from baton.gateway.requests.call_span import named_call
+from baton.gateway.requests.completion_request import CompletionRequest, Prompt
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.generations.prompt_progress import PromptProgress
-from baton.gateway.requests.order import CompletionOrder, Prompt
 from baton.gateway.requests.prompts import read_prompts, with_cache_point
 from baton.gateway.requests.session_keys import session_key
 from baton.proto import inference_pb2 as pb
@@ -42,10 +42,10 @@ async def generated(
 
 async def generate_order(
     gateway: Gateway, request: pb.GenerateRequest, caller: Caller, time_left_s: float | None
-) -> CompletionOrder:
+) -> CompletionRequest:
     gateway.check_model(request.model, caller)
     options = sampling_options(request.sampling)
-    return CompletionOrder(
+    return CompletionRequest(
         request_id=named_call(caller.call, request.request_id),
         prompts=with_cache_point(await _prompts(gateway, request), cache_control(request)),
         options=options,

@@ -19,7 +19,7 @@ from baton.gateway.access.api_keys import Caller
 from baton.gateway.grpc.patience import Context, Patience
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.resumable.keeper import StreamReading
-from baton.gateway.resumable.parked_order import ParkedOrder, order_of
+from baton.gateway.resumable.parked_request import ParkedRequest, order_of
 from baton.gateway.resumable.streams import new_stream_id, owner_of, unknown_stream
 from baton.proto import inference_pb2 as pb
 
@@ -51,7 +51,7 @@ class StreamWriter(Generic[R]):
         room for it."""
         request.request_id = request.request_id or new_request_id()
         owner, stream_id = _owner(self._context), new_stream_id()
-        order = ParkedOrder(
+        order = ParkedRequest(
             kind=self._kind.__name__,
             request_id=request.request_id,
             created=0,

@@ -13,7 +13,7 @@ from baton.gateway.grpc.chat import conversation_of
 from baton.gateway.grpc.prompts import prompt_values
 from baton.gateway.requests.call_span import named_call
 from baton.gateway.requests.gateway import Gateway
-from baton.gateway.requests.pooling.embedding import EmbeddingOrder, embed, pooling_of
+from baton.gateway.requests.pooling.embedding import EmbeddingRequest, embed, pooling_of
 from baton.gateway.requests.pooling.pooled import MAX_INPUTS
 from baton.gateway.requests.prompts import read_prompts
 from baton.gateway.requests.sampling_options import check_tokens
@@ -70,7 +70,7 @@ async def answer_embed(
     gateway.check_model(request.model, caller)
     if request.pooling not in POOLINGS:
         raise InvalidRequest(f"pooling {request.pooling} is not known here", field="pooling")
-    order = EmbeddingOrder(
+    order = EmbeddingRequest(
         request_id=named_call(caller.call, request.request_id),
         inputs=await read_prompts(
             gateway,

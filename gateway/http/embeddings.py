@@ -19,11 +19,11 @@ from baton.gateway.http.completions.chat import conversation_of
 from baton.gateway.http.completions.schemas import ChatBody
 from baton.gateway.http.sending.awaited_response import AwaitedResponse
 from baton.gateway.http.unknown_fields import read_known
+from baton.gateway.requests.completion_request import Prompt
 from baton.gateway.requests.gateway import Gateway
-from baton.gateway.requests.order import Prompt
 from baton.gateway.requests.pooling.classification import classify, require_classifier
-from baton.gateway.requests.pooling.embedding import EmbeddingOrder, embed, pooling_of
-from baton.gateway.requests.pooling.pooled import MAX_INPUTS, PooledOrder
+from baton.gateway.requests.pooling.embedding import EmbeddingRequest, embed, pooling_of
+from baton.gateway.requests.pooling.pooled import MAX_INPUTS, PoolingRequest
 from baton.gateway.requests.prompts import read_prompts
 from baton.gateway.requests.unsupported import Label
 
@@ -145,12 +145,12 @@ class EmbeddingsApi:
         order = await self._order(request, body)
         return AwaitedResponse(self._pooled(order, body))
 
-    async def _order(self, request: Request, body: EmbeddingBody) -> EmbeddingOrder:
+    async def _order(self, request: Request, body: EmbeddingBody) -> EmbeddingRequest:
         """Raises InvalidRequest."""
         gateway = self._gateway
         gateway.check_model(body.model, request.state.caller)
         inputs = await self._inputs(body)
-        return EmbeddingOrder(
+        return EmbeddingRequest(
             request_id=request.state.request_id,
             inputs=_truncated(inputs, body.truncate_prompt_tokens, gateway.max_model_len),
             pooling=pooling_of(gateway, body.pooling),
@@ -187,7 +187,7 @@ class EmbeddingsApi:
         tokens = await encode_chat(gateway, conversation, text)
         return (Prompt(tokens=tokens, field="messages"),)
 
-    async def _answer(self, order: EmbeddingOrder, *, is_base64: bool) -> EmbeddingListAnswer:
+    async def _answer(self, order: EmbeddingRequest, *, is_base64: bool) -> EmbeddingListAnswer:
         found = await embed(self._gateway, order)
         num_tokens = found.usage.prompt_tokens
         return EmbeddingListAnswer(
@@ -199,7 +199,7 @@ class EmbeddingsApi:
             usage=EmbeddingUsage(prompt_tokens=num_tokens, total_tokens=num_tokens),
         )
 
-    async def _pooled(self, order: EmbeddingOrder, body: PoolingBody) -> PoolingAnswer:
+    async def _pooled(self, order: EmbeddingRequest, body: PoolingBody) -> PoolingAnswer:
         gateway = self._gateway
         activates = body.use_activation is not False
         if body.task == "embed" or gateway.model.classifier is None:
@@ -207,7 +207,7 @@ class EmbeddingsApi:
             vectors = await embed(gateway, order)
             data, usage = vectors.vectors, vectors.usage
         else:
-            asked = PooledOrder(
+            asked = PoolingRequest(
                 request_id=order.request_id,
                 priority=order.priority,
                 cache_salt=order.cache_salt,

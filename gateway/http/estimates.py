@@ -16,8 +16,8 @@ from baton.gateway.http.completions.schemas import ChatBody, CompletionBody
 from baton.gateway.http.errors import json_response
 from baton.gateway.http.request_body import decode_body, read_body
 from baton.gateway.http.unknown_fields import known
+from baton.gateway.requests.completion_request import CompletionRequest
 from baton.gateway.requests.gateway import Gateway
-from baton.gateway.requests.order import CompletionOrder
 from baton.router.speeds.prediction_errors import Interval
 
 
@@ -78,7 +78,7 @@ class EstimateApi:
         )
         return json_response(answer)
 
-    async def _order(self, request: Request, data: bytes) -> CompletionOrder:
+    async def _order(self, request: Request, data: bytes) -> CompletionRequest:
         gateway = self._gateway
         who = asker(request)
         if decode_body(data, _Kind).messages is not None:

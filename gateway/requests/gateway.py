@@ -16,13 +16,13 @@ from baton.gateway.access.cache_salt import CacheSalts
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.access.rate_limits import RateLimits
 from baton.gateway.grammars.output_grammars import OutputGrammars
+from baton.gateway.requests.completion_request import CompletionRequest, Prompt
 from baton.gateway.requests.generations.choices import Completion, PromptChoices
 from baton.gateway.requests.generations.completion_plan import plan_completion
 from baton.gateway.requests.generations.completion_stream import CompletionStream
 from baton.gateway.requests.generations.generation import Dispatcher, Generation, Patience
 from baton.gateway.requests.generations.generation_run import GenerationRun
 from baton.gateway.requests.metrics import GatewayMetrics
-from baton.gateway.requests.order import CompletionOrder, Prompt
 from baton.gateway.requests.readiness import NOBODY, Missing, Wanted
 from baton.gateway.requests.reporting import SILENT, Reporting
 from baton.gateway.requests.sampling_options import SamplingRules
@@ -179,7 +179,7 @@ class Gateway:
             return cut(text, num_tokens)
         return await asyncio.to_thread(cut, text, num_tokens)
 
-    def complete(self, order: CompletionOrder) -> Completion:
+    def complete(self, order: CompletionRequest) -> Completion:
         """Check the order, count it, and prepare its choices, as `prepare` does.
 
         Raises InvalidRequest, naming the field as the caller did, and RateLimited.
@@ -194,7 +194,7 @@ class Gateway:
         leaves = LEFT_BY_BACKGROUND if caller.is_background else 0.0
         self.limits.admit(caller.tenant, num_prompt_tokens, leaves=leaves)
 
-    def prepare(self, order: CompletionOrder) -> Completion:
+    def prepare(self, order: CompletionRequest) -> Completion:
         """Check the order; nothing runs, or is counted, until its choices' deltas are read.
 
         Raises InvalidRequest, naming the field as the caller did.
@@ -227,7 +227,7 @@ class Gateway:
             max_wait_s=self.config.max_wait_s if max_wait_s is None else max_wait_s,
         )
 
-    def sampling_rules(self, order: CompletionOrder) -> SamplingRules:
+    def sampling_rules(self, order: CompletionRequest) -> SamplingRules:
         return SamplingRules(
             defaults=self.model.sampling,
             vocab_size=self.model.vocab_size,
@@ -241,7 +241,7 @@ class Gateway:
         return EchoedPrompt.of(self.model.tokenizer, prompt.tokens, prompt.text)
 
     def _stream(
-        self, order: CompletionOrder, generation: Generation, stops: Sequence[str]
+        self, order: CompletionRequest, generation: Generation, stops: Sequence[str]
     ) -> CompletionStream:
         output = OutputText(
             self.model.tokenizer,

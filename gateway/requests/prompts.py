@@ -12,9 +12,9 @@ from typing import Any
 from baton.core.errors import InvalidRequest
 from baton.core.messages import CachePoint
 from baton.gateway.requests.cache_control import CacheControl, ttl_s
+from baton.gateway.requests.completion_request import Prompt
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.options import SamplingOptions
-from baton.gateway.requests.order import Prompt
 
 
 async def read_prompts(

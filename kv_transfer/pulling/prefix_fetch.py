@@ -64,7 +64,7 @@ class PrefixSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BroughtIn:
+class FetchedPrefix:
     """What is there now that was not before."""
 
     transfer_id: TransferId | None = None
@@ -81,10 +81,10 @@ class BroughtIn:
     def num_new(self) -> int:
         return self.num_tokens - self.num_held
 
-    def then(self, later: BroughtIn) -> BroughtIn:
+    def then(self, later: FetchedPrefix) -> FetchedPrefix:
         """Both, of the same tokens, one after the other."""
         num_held = later.num_held if self.transfer_id is None else self.num_held
-        return BroughtIn(
+        return FetchedPrefix(
             transfer_id=later.transfer_id or self.transfer_id,
             num_held=num_held,
             num_tokens=max(self.num_tokens, later.num_tokens, num_held),
@@ -116,7 +116,7 @@ class PrefixFetcher:
     @asynccontextmanager
     async def bring_in(
         self, tokens: Sequence[int], salt: bytes, source: PrefixSource, *, tenant: str = ""
-    ) -> AsyncIterator[BroughtIn]:
+    ) -> AsyncIterator[FetchedPrefix]:
         """Within the context, whatever KV of `tokens` the source had is in this pool, and held.
 
         On the account of `tenant`.
@@ -131,15 +131,15 @@ class PrefixFetcher:
             except BatonError as error:
                 note = f"nothing brought in from {source.name}: {error}"
                 log.warning("%s", note)
-                brought_in = BroughtIn(note=note)
+                brought_in = FetchedPrefix(note=note)
             yield brought_in
 
     async def _bring_in(
         self, wanted: _Wanted, source: PrefixSource, stack: AsyncExitStack
-    ) -> BroughtIn:
+    ) -> FetchedPrefix:
         tokens, salt = wanted.tokens, wanted.salt
         num_held = await self.owner.call(lambda: self.pool.num_cached(tokens, salt))
-        nothing = BroughtIn(num_held=num_held, num_tokens=num_held)
+        nothing = FetchedPrefix(num_held=num_held, num_tokens=num_held)
         if num_held == len(tokens):
             return nothing
         transfer_id = new_transfer_id()
@@ -160,7 +160,7 @@ class PrefixFetcher:
                 raise TransferAborted("no blocks left for it")
             report = await self.fetcher.fetch(reservation, offer.listener)
         await self.owner.call(lambda: self._commit(transfer_id, known, salt))
-        return BroughtIn(
+        return FetchedPrefix(
             transfer_id=transfer_id,
             num_held=num_held,
             num_tokens=len(known),

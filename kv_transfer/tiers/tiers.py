@@ -18,7 +18,7 @@ from baton.core.clock import Clock
 from baton.core.ids import TransferId
 from baton.core.kv_pool import KvPool
 from baton.core.owner_thread import OwnerThread
-from baton.kv_transfer.pulling.prefix_fetch import BroughtIn, PrefixFetcher
+from baton.kv_transfer.pulling.prefix_fetch import FetchedPrefix, PrefixFetcher
 from baton.kv_transfer.receiving.fetch import Fetcher
 from baton.kv_transfer.receiving.receiver import Receiver
 from baton.kv_transfer.tiers.config import TiersConfig
@@ -95,7 +95,7 @@ class Tiers:
     @asynccontextmanager
     async def bring_in(
         self, tokens: Sequence[int], salt: bytes, *, tenant: str = ""
-    ) -> AsyncIterator[BroughtIn]:
+    ) -> AsyncIterator[FetchedPrefix]:
         """Within the context what was worth it of `tokens` is in the pool's cache, and held."""
         async with AsyncExitStack() as held:
             yield await self._bring_in(tokens, salt, held, tenant=tenant)
@@ -126,9 +126,9 @@ class Tiers:
 
     async def _bring_in(
         self, tokens: Sequence[int], salt: bytes, held: AsyncExitStack, *, tenant: str
-    ) -> BroughtIn:
+    ) -> FetchedPrefix:
         source, notes = self._source(), list[str]()
-        brought_in = BroughtIn()
+        brought_in = FetchedPrefix()
         try:
             async with asyncio.timeout(self._config.deadline_s):
                 for _ in range(MAX_ATTEMPTS):
@@ -143,7 +143,7 @@ class Tiers:
             self.num_late += 1
             self._observe(source, self._config.deadline_s)
             notes.append(f"the tiers took longer than {self._config.deadline_s:g} s")
-            brought_in = BroughtIn()
+            brought_in = FetchedPrefix()
         if brought_in.num_new:
             self.num_tokens += brought_in.num_new
             self._observe(source, brought_in.report.transfer_ms / 1e3 if brought_in.report else 0)

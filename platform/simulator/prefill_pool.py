@@ -27,8 +27,8 @@ from baton.platform.simulator.setup import Setup
 from baton.platform.traces.trace import Trace
 from baton.router.cache.kv_index import KvIndex
 from baton.router.fairness.slo import Slo
-from baton.router.line import Line
 from baton.router.policies.routing_policy import Held, RoutingPolicy
+from baton.router.prefill_queue import PrefillQueue
 from baton.router.prompt import Prompt, mixed
 from baton.router.replicas.candidate import Candidate, Speed
 from baton.router.replicas.candidates import CandidateTable
@@ -86,7 +86,7 @@ class PrefillPool:
         self._index = KvIndex()
         for replica in self._replicas:
             self._index.apply(replica.epoch, KvEvents(first_sequence=1, is_snapshot=True))
-        self._line = Line(policy, self._num_held)
+        self._line = PrefillQueue(policy, self._num_held)
         self._turn_by_number: dict[int, _Turn] = {}
         self._sessions = Sessions()
         self._numbers = count()

@@ -18,8 +18,8 @@ from baton.core.ids import Epoch
 from baton.core.kv_layout import KvLayout
 from baton.core.messages import Receipt
 from baton.core.replicas import ReplicaInfo
+from baton.router.speeds.coefficients import SpeedCoefficients
 from baton.router.speeds.link_times import LinkTime, LinkTimes, Pair
-from baton.router.speeds.pace import Pace
 
 CLEARLY = 1.25
 """How many times what fetching takes, computing must take."""
@@ -115,8 +115,8 @@ class RateMeter:
     """Whether the rate is of one replica alone: never, it is the pool's."""
 
     @property
-    def pace(self) -> Pace:
-        return Pace(tokens_per_s=self.rates.tokens_per_s)
+    def pace(self) -> SpeedCoefficients:
+        return SpeedCoefficients(tokens_per_s=self.rates.tokens_per_s)
 
     def prefill_s(self, num_tokens: int, num_cached: int) -> float:
         """What any replica takes, until it says how fast it is (`candidate.Speed`)."""

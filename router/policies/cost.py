@@ -33,7 +33,7 @@
 
 Balance and surplus count the less the more wait: what waits evens out by itself.
 
-Prompts are bound late (`line.py`): they wait in the gateway's line, not in a replica's.
+Prompts are bound late (`prefill_queue.py`): they wait in the gateway's line, not in a replica's.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 The smallest wins; equals are drawn by the prompt, so that they are filled evenly. A policy's unit
 is its own: seconds, tokens, requests. One that has `turns` binds late: its prompts wait in the
-gateway's line until the candidate of their choice is about to be free (`line.py`); the others' are
-sent at once.
+gateway until the candidate of their choice is about to be free (`prefill_queue.py`); the others'
+are sent at once.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from baton.core.ids import Epoch
 from baton.router.prompt import Prompt, drawn
-from baton.router.speeds.pace import Pace
+from baton.router.speeds.coefficients import SpeedCoefficients
 from baton.router.table.columns import RECENT_HALF_LIFE_S, Column, Columns, mean
 
 LATE_S = 0.1
@@ -35,7 +35,7 @@ class Speed(Protocol):
         """Whether that was learnt from the replica itself."""
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> SpeedCoefficients:
         """The speed in numbers, to be applied to many replicas at once (`candidates.py`)."""
 
     def prefill_s(self, num_tokens: int, num_cached: int) -> float:

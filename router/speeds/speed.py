@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from baton.core.step_times import StepTimes
-from baton.router.speeds.pace import Pace
+from baton.router.speeds.coefficients import SpeedCoefficients
 
 LONGEST = 1 << 30
 """Tokens: no prompt has more."""
@@ -23,8 +23,8 @@ class ConstantRate:
         return False
 
     @property
-    def pace(self) -> Pace:
-        return Pace(tokens_per_s=self.tokens_per_s)
+    def pace(self) -> SpeedCoefficients:
+        return SpeedCoefficients(tokens_per_s=self.tokens_per_s)
 
     def prefill_s(self, num_tokens: int, num_cached: int) -> float:
         """At least one token is computed: the last, whose logits give the first output token."""
@@ -56,9 +56,9 @@ class MeasuredSpeed:
         return True
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> SpeedCoefficients:
         times, slowness = self.times, max(self.slowness, 1.0)
-        return Pace(
+        return SpeedCoefficients(
             step_s=(times.constant_s + times.request_s) * slowness,
             token_s=times.token_s * slowness,
             pair_s=times.pair_s * slowness,

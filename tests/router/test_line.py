@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from baton.router.line import Line
 from baton.router.policies.cost import Cost
 from baton.router.policies.routing_policy import Held
+from baton.router.prefill_queue import PrefillQueue
 from baton.router.prompt import Prompt
 from baton.router.replicas.candidate import Candidate
 from baton.router.replicas.candidates import CandidateTable
@@ -37,7 +37,7 @@ class LineMachine(RuleBasedStateMachine):
         ).all
         self.cached: dict[tuple[str, str], int] = {}
         """By conversation and replica."""
-        self.line = Line(Cost(), self.held_by)
+        self.line = PrefillQueue(Cost(), self.held_by)
         self.waiting: set[int] = set()
         self.sent: set[int] = set()
         self.num_arrived = 0
@@ -167,7 +167,7 @@ def test_who_is_busy_for_longer_than_all_others_lines_looks_nobody_up() -> None:
         looked_up.append(candidate.name)
         return [0] * len(prompts)
 
-    line = Line(Cost(), held_by)
+    line = PrefillQueue(Cost(), held_by)
     full, busy, soon_free = candidates
     sizes = ((full, CREDIT), (busy, CREDIT - 1000), (busy, 999), (soon_free, 2000))
     for number, (candidate, num_tokens) in enumerate(sizes):

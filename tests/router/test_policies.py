@@ -12,11 +12,11 @@ import pytest
 from baton.router.cache.heat import Heat
 from baton.router.defaults import DEFAULT_POLICY, POLICY_NAMES
 from baton.router.fairness.turns import Turns
-from baton.router.line import Line
 from baton.router.policies.by_name import POLICIES, policy
 from baton.router.policies.cost import BASE_PRICE, Cost, CostWeights
 from baton.router.policies.routing_policy import Costs, Held, cheapest
 from baton.router.policies.sticky_until_saturated import FAR
+from baton.router.prefill_queue import PrefillQueue
 from baton.router.prompt import Prompt
 from baton.router.replicas.candidate import Candidate
 from baton.router.replicas.candidates import CandidateTable
@@ -90,7 +90,7 @@ def test_a_longer_line_makes_a_cached_prefix_worth_more() -> None:
     cost, full = Cost(), replicas()
     for candidate in full.all:
         candidate.credit_tokens = 0
-    line, nothing = Line(cost, lambda prompts, _: [0] * len(prompts)), Held(np.zeros(2))
+    line, nothing = PrefillQueue(cost, lambda prompts, _: [0] * len(prompts)), Held(np.zeros(2))
     for number in range(10, 13):
         two = full.at(np.array([0, 1]))
         line.arrive(prompt(number, 100, arrived_s=100.0), two, nothing, 1.0)

@@ -34,9 +34,9 @@ from baton.gateway.http.hosted_tools import OPENAIS, without_hosted
 from baton.gateway.http.remedies import refuse_fields
 from baton.gateway.http.sending.responder import Progress, Responder
 from baton.gateway.http.unknown_fields import note_without_effect, read_known
+from baton.gateway.requests.completion_request import CompletionRequest
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.options import SamplingOptions, options_from
-from baton.gateway.requests.order import CompletionOrder
 from baton.gateway.requests.prompts import truncated
 from baton.gateway.text.chat_template import ChatTemplate
 
@@ -82,13 +82,13 @@ class ChatApi:
 
 async def chat_order(
     gateway: Gateway, body: ChatBody, who: Asker
-) -> tuple[CompletionOrder, ChatPlan]:
+) -> tuple[CompletionRequest, ChatPlan]:
     """Raises InvalidRequest."""
     gateway.check_model(body.model, who.caller)
     refuse_fields(body)
     options = _options(body)
     plan = await plan_chat(gateway, conversation_of(body, gateway), who.caller.parking)
-    order = CompletionOrder(
+    order = CompletionRequest(
         request_id=who.request_id,
         prompts=(truncated(plan.prompt, body.truncate_prompt_tokens, gateway, options),),
         options=options,

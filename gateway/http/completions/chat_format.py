@@ -24,9 +24,9 @@ from baton.gateway.http.completions.logprobs import chat_logprobs, prompt_logpro
 from baton.gateway.http.completions.schemas import ChatBody
 from baton.gateway.output.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from baton.gateway.output.reasoning import ReasoningStart
+from baton.gateway.requests.completion_request import Prompt
 from baton.gateway.requests.generations.choices import ChoiceDelta
 from baton.gateway.requests.generations.completion_stream import Usage
-from baton.gateway.requests.order import Prompt
 from baton.gateway.text.served_model import ServedModel
 
 

@@ -32,11 +32,11 @@ from baton.gateway.http.completions.schemas import CompletionBody
 from baton.gateway.http.remedies import refuse_fields
 from baton.gateway.http.sending.responder import Progress, Responder
 from baton.gateway.http.unknown_fields import read_known
+from baton.gateway.requests.completion_request import CompletionRequest, Prompt
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.generations.choices import ChoiceDelta
 from baton.gateway.requests.generations.completion_stream import Usage
 from baton.gateway.requests.options import options_from
-from baton.gateway.requests.order import CompletionOrder, Prompt
 from baton.gateway.requests.prompts import read_prompts, truncated, with_cache_point
 from baton.gateway.text.served_model import ServedModel
 
@@ -75,7 +75,7 @@ class CompletionsApi:
         )
 
 
-async def completion_order(gateway: Gateway, body: CompletionBody, who: Asker) -> CompletionOrder:
+async def completion_order(gateway: Gateway, body: CompletionBody, who: Asker) -> CompletionRequest:
     """Raises InvalidRequest."""
     gateway.check_model(body.model, who.caller)
     refuse_fields(body)
@@ -91,7 +91,7 @@ async def completion_order(gateway: Gateway, body: CompletionBody, who: Asker) -
     prompts = tuple(
         truncated(prompt, body.truncate_prompt_tokens, gateway, options) for prompt in prompts
     )
-    return CompletionOrder(
+    return CompletionRequest(
         request_id=who.request_id,
         prompts=with_cache_point(prompts, body.cache_control),
         options=options,

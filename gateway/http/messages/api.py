@@ -37,9 +37,9 @@ from baton.gateway.http.messages.schemas import MessagesBody, refuse_foreign
 from baton.gateway.http.messages.writer import AnswerTerms, MessagesWriter
 from baton.gateway.http.sending.responder import Responder
 from baton.gateway.http.unknown_fields import note_without_effect, read_known
+from baton.gateway.requests.completion_request import CompletionRequest, Prompt
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.options import SamplingOptions, options_from
-from baton.gateway.requests.order import CompletionOrder, Prompt
 from baton.gateway.requests.prompts import truncated
 from baton.gateway.text.served_model import ServedModel
 
@@ -67,7 +67,7 @@ class MessagesApi:
         tell_format(request, plan, gateway.model)
         prompt = self._truncated(plan.prompt, body)
         room = gateway.max_model_len - len(prompt.tokens)
-        order = CompletionOrder(
+        order = CompletionRequest(
             request_id=who.request_id,
             prompts=(prompt,),
             options=_options(body, room),

@@ -44,9 +44,9 @@ from baton.gateway.http.responses.writer import AnswerTerms, ResponsesWriter
 from baton.gateway.http.sending.responder import Responder
 from baton.gateway.http.unknown_fields import note_without_effect, printable, read_known
 from baton.gateway.requests.cache_control import checked_marks, marked
+from baton.gateway.requests.completion_request import CompletionRequest, Prompt
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.options import SamplingOptions, options_from
-from baton.gateway.requests.order import CompletionOrder, Prompt
 from baton.gateway.requests.prompts import truncated
 from baton.gateway.text.chat_template import ChatTemplate
 from baton.gateway.text.served_model import ServedModel
@@ -78,7 +78,7 @@ class ResponsesApi:
         note_without_effect(
             request, gateway.config, (*without_effect, *plan.unheld_fields, *unread)
         )
-        order = CompletionOrder(
+        order = CompletionRequest(
             request_id=who.request_id,
             prompts=(truncated(plan.prompt, body.truncate_prompt_tokens, gateway, options),),
             options=options,

@@ -12,11 +12,11 @@ from starlette.requests import Request
 from baton.gateway.http.scoring.pooled_body import PooledBody, PooledUsage, order_of
 from baton.gateway.http.sending.awaited_response import AwaitedResponse
 from baton.gateway.http.unknown_fields import read_known
+from baton.gateway.requests.completion_request import Prompt
 from baton.gateway.requests.gateway import Gateway
-from baton.gateway.requests.order import Prompt
 from baton.gateway.requests.pooling.classification import classify, require_classifier
 from baton.gateway.requests.pooling.pairs import max_tokens_of, text_prompts
-from baton.gateway.requests.pooling.pooled import PooledOrder
+from baton.gateway.requests.pooling.pooled import PoolingRequest
 
 
 class ClassifyBody(PooledBody, kw_only=True, forbid_unknown_fields=True):
@@ -67,7 +67,7 @@ class ClassifyApi:
         )
 
     async def _answer(
-        self, order: PooledOrder, inputs: tuple[Prompt, ...], *, is_activated: bool
+        self, order: PoolingRequest, inputs: tuple[Prompt, ...], *, is_activated: bool
     ) -> ClassifyAnswer:
         found = await classify(self._gateway, inputs, order, is_activated=is_activated)
         num_tokens = found.usage.prompt_tokens

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
-from baton.gateway.requests.pooling.pooled import PooledOrder
+from baton.gateway.requests.pooling.pooled import PoolingRequest
 from baton.gateway.requests.unsupported import Label
 
 
@@ -45,8 +45,8 @@ class PooledUsage(msgspec.Struct, kw_only=True):
     total_tokens: int
 
 
-def order_of(request: Request, body: PooledBody) -> PooledOrder:
-    return PooledOrder(
+def order_of(request: Request, body: PooledBody) -> PoolingRequest:
+    return PoolingRequest(
         request_id=request.state.request_id,
         priority=body.priority,
         cache_salt=body.cache_salt or "",

@@ -17,7 +17,7 @@ from baton.gateway.http.sending.awaited_response import AwaitedResponse
 from baton.gateway.http.unknown_fields import read_known
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.pooling.pooled import MAX_INPUTS
-from baton.gateway.requests.pooling.scoring import ScoreOrder, Side, score
+from baton.gateway.requests.pooling.scoring import ScoreRequest, Side, score
 
 Texts = str | list[str]
 
@@ -133,7 +133,7 @@ class ScoresApi:
             await asyncio.sleep(0)  # many texts take a while; streams of others go on meanwhile
         return tuple(read)
 
-    async def _scored(self, order: ScoreOrder) -> ScoreAnswer:
+    async def _scored(self, order: ScoreRequest) -> ScoreAnswer:
         found = await score(self._gateway, order)
         num_tokens = found.usage.prompt_tokens
         return ScoreAnswer(
@@ -145,7 +145,7 @@ class ScoresApi:
         )
 
     async def _ranked(
-        self, order: ScoreOrder, body: RerankBody, texts: tuple[str, ...]
+        self, order: ScoreRequest, body: RerankBody, texts: tuple[str, ...]
     ) -> RerankAnswer:
         found = await score(self._gateway, order)
         num_tokens = found.usage.prompt_tokens
@@ -179,8 +179,8 @@ def _side(*named: tuple[str, Texts | None]) -> Side:
     return Side(texts=tuple(texts) if is_list else (str(texts),), field=name, is_list=is_list)
 
 
-def _order(request: Request, body: PairsBody, first: Side, second: Side) -> ScoreOrder:
-    return ScoreOrder(
+def _order(request: Request, body: PairsBody, first: Side, second: Side) -> ScoreRequest:
+    return ScoreRequest(
         first=first,
         second=second,
         asked=order_of(request, body),

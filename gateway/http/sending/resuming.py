@@ -40,9 +40,9 @@ from baton.gateway.http.sending import sse
 from baton.gateway.http.sending.disconnect import while_connected
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.resumable.keeper import ErrorEvents, StreamKeeper, StreamReading
-from baton.gateway.resumable.parked_order import (
+from baton.gateway.resumable.parked_request import (
     MAX_ORDER_BYTES,
-    ParkedOrder,
+    ParkedRequest,
     order_of,
 )
 from baton.gateway.resumable.streams import (
@@ -88,7 +88,7 @@ class Resumption:
         """The caller, with what it takes to find the stream again."""
         if self.parked is not None:
             return replace(caller, parking=self.parked.request.parking, parked=self.parked)
-        order = ParkedOrder(
+        order = ParkedRequest(
             kind=self.path,
             request_id=request_id,
             created=self.created,
@@ -213,7 +213,7 @@ class ResumableRequests:
             await self._app(begun_again, _receive_of(order, receive), send)
 
 
-def _scope_of(scope: Scope, order: ParkedOrder, resumption: Resumption) -> Scope:
+def _scope_of(scope: Scope, order: ParkedRequest, resumption: Resumption) -> Scope:
     """The request that began the stream, asked by who comes back for it."""
     headers = {
         **dict(Headers(scope=scope).items()),
@@ -233,7 +233,7 @@ def _scope_of(scope: Scope, order: ParkedOrder, resumption: Resumption) -> Scope
     }
 
 
-def _receive_of(order: ParkedOrder, receive: Receive) -> Receive:
+def _receive_of(order: ParkedRequest, receive: Receive) -> Receive:
     """The body of the order; then what the client does, its own body aside."""
     is_read = False
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from baton.core.sampling import SamplingParams
+from baton.gateway.requests.completion_request import CompletionRequest, Prompt
 from baton.gateway.requests.generations.generation import Generation, Patience
 from baton.gateway.requests.options import SamplingOptions
-from baton.gateway.requests.order import CompletionOrder, Prompt
 from baton.gateway.requests.request_ids import unique_request_id
 from baton.gateway.requests.sampling_options import (
     SamplingRules,
@@ -37,7 +37,7 @@ class CompletionPlan:
 
 
 def plan_completion(
-    order: CompletionOrder,
+    order: CompletionRequest,
     rules: SamplingRules,
     *,
     salt: bytes,
@@ -73,7 +73,7 @@ def plan_completion(
 
 
 def _choices(
-    order: CompletionOrder,
+    order: CompletionRequest,
     prompt: Prompt,
     sampling: SamplingParams,
     *,
@@ -106,7 +106,7 @@ def _choices(
         yield replace(first, request_id=request_id, sampling=sampling, near=first.request_id)
 
 
-def _as_parked(first: Generation, order: CompletionOrder) -> Generation:
+def _as_parked(first: Generation, order: CompletionRequest) -> Generation:
     """The generation with what it takes to go on elsewhere, or from elsewhere. Only of what one
     generation alone decides can a stream be written anew, event by event."""
     parked = order.caller.parked
@@ -122,7 +122,7 @@ def _as_parked(first: Generation, order: CompletionOrder) -> Generation:
 
 
 def _drawn_options(
-    order: CompletionOrder, is_prompt_only: bool, *, is_ranked: bool
+    order: CompletionRequest, is_prompt_only: bool, *, is_ranked: bool
 ) -> SamplingOptions:
     """What must be drawn to give what was asked for."""
     options = order.options

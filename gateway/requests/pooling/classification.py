@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from baton.core.errors import InvalidRequest
 from baton.core.messages import Pooling
+from baton.gateway.requests.completion_request import Prompt
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.generations.completion_stream import Usage
-from baton.gateway.requests.order import Prompt
-from baton.gateway.requests.pooling.pooled import PooledOrder, run_pooled
+from baton.gateway.requests.pooling.pooled import PoolingRequest, run_pooled
 from baton.gateway.text.classifier import Classifier
 
 
@@ -35,7 +35,7 @@ def require_classifier(gateway: Gateway) -> Classifier:
 
 
 async def classify(
-    gateway: Gateway, inputs: tuple[Prompt, ...], asked: PooledOrder, *, is_activated: bool
+    gateway: Gateway, inputs: tuple[Prompt, ...], asked: PoolingRequest, *, is_activated: bool
 ) -> Classes:
     """Raises InvalidRequest and RateLimited before anything runs, and what a run raises."""
     classifier = require_classifier(gateway)

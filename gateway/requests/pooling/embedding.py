@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from baton.core.errors import InvalidRequest
 from baton.core.messages import Pooling
+from baton.gateway.requests.completion_request import Prompt
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.generations.completion_stream import Usage
-from baton.gateway.requests.order import Prompt
-from baton.gateway.requests.pooling.pooled import PooledOrder, run_pooled
+from baton.gateway.requests.pooling.pooled import PoolingRequest, run_pooled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingOrder(PooledOrder):
+class EmbeddingRequest(PoolingRequest):
     """What a face has understood of a request, not yet checked."""
 
     inputs: tuple[Prompt, ...]
@@ -36,7 +36,7 @@ def pooling_of(gateway: Gateway, asked: str | None) -> Pooling:
     return Pooling(asked) if asked else gateway.model.pooling.pooling or Pooling.MEAN
 
 
-async def embed(gateway: Gateway, order: EmbeddingOrder) -> Embeddings:
+async def embed(gateway: Gateway, order: EmbeddingRequest) -> Embeddings:
     """Raises InvalidRequest and RateLimited before anything runs, and what a run raises."""
     if order.dimensions is not None:
         _check_dimensions(gateway, order.dimensions)
@@ -63,7 +63,7 @@ def _check_dimensions(gateway: Gateway, num: int) -> None:
         )
 
 
-def fitted(embedding: Sequence[float], order: EmbeddingOrder) -> list[float]:
+def fitted(embedding: Sequence[float], order: EmbeddingRequest) -> list[float]:
     """Cut and scaled as asked for."""
     num = order.dimensions
     if num is not None and num > len(embedding):

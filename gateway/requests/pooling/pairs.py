@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from baton.core.errors import InvalidRequest
+from baton.gateway.requests.completion_request import Prompt
 from baton.gateway.requests.gateway import Gateway
-from baton.gateway.requests.order import Prompt
 from baton.gateway.requests.pooling.pooled import MAX_INPUTS
 from baton.gateway.requests.prompts import read_prompts
 from baton.gateway.text.classifier import Classifier

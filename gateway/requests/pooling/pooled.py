@@ -12,12 +12,12 @@ from baton.core.errors import ContextExceeded, InvalidRequest
 from baton.core.messages import Pooling
 from baton.core.sampling import SamplingParams
 from baton.gateway.access.api_keys import Caller
+from baton.gateway.requests.completion_request import Prompt
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.generations.completion_stream import Usage
 from baton.gateway.requests.generations.generation import Generation
 from baton.gateway.requests.generations.generation_run import GenerationRun
 from baton.gateway.requests.options import RANGES
-from baton.gateway.requests.order import Prompt
 from baton.gateway.requests.request_ids import unique_request_id
 from baton.gateway.requests.sampling_options import check_tokens
 
@@ -28,7 +28,7 @@ MAX_RUNNING = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PooledOrder:
+class PoolingRequest:
     """Not yet checked."""
 
     request_id: str
@@ -50,7 +50,7 @@ class PooledOutputs:
 
 
 async def run_pooled(
-    gateway: Gateway, inputs: tuple[Prompt, ...], order: PooledOrder
+    gateway: Gateway, inputs: tuple[Prompt, ...], order: PoolingRequest
 ) -> PooledOutputs:
     """Raises InvalidRequest and RateLimited before anything runs, and what a run raises."""
     _check(gateway, inputs, order)
@@ -94,7 +94,7 @@ async def run_pooled(
     return PooledOutputs(vectors=[vector for vector, _ in results], usage=usage)
 
 
-def _check(gateway: Gateway, inputs: tuple[Prompt, ...], order: PooledOrder) -> None:
+def _check(gateway: Gateway, inputs: tuple[Prompt, ...], order: PoolingRequest) -> None:
     if order.priority is not None and order.priority not in RANGES["priority"]:
         raise InvalidRequest(f"priority must be {RANGES['priority']}", field="priority")
     for prompt in inputs:

@@ -14,12 +14,12 @@ from typing import TypeVar
 
 from baton.core.errors import InvalidRequest
 from baton.core.messages import Pooling
+from baton.gateway.requests.completion_request import Prompt
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.generations.completion_stream import Usage
-from baton.gateway.requests.order import Prompt
 from baton.gateway.requests.pooling.embedding import unit
 from baton.gateway.requests.pooling.pairs import max_tokens_of, pair_prompts, text_prompts
-from baton.gateway.requests.pooling.pooled import MAX_INPUTS, PooledOrder, run_pooled
+from baton.gateway.requests.pooling.pooled import MAX_INPUTS, PoolingRequest, run_pooled
 from baton.gateway.text.classifier import Classifier
 
 T = TypeVar("T")
@@ -39,13 +39,13 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreOrder:
+class ScoreRequest:
     """What a face has understood of a request, not yet checked."""
 
     first: Side
     """One text, which is with each of the others; or as many as there are others."""
     second: Side
-    asked: PooledOrder
+    asked: PoolingRequest
     """The order of the prompts and their caller; how they are pooled is found out here."""
     pooling: Pooling | None = None
     """The pooling of hidden states to be compared, as the caller names it."""
@@ -61,7 +61,7 @@ class Scores:
     usage: Usage
 
 
-async def score(gateway: Gateway, order: ScoreOrder) -> Scores:
+async def score(gateway: Gateway, order: ScoreRequest) -> Scores:
     """Raises InvalidRequest and RateLimited before anything runs, and what a run raises."""
     _check_sides(order.first, order.second)
     classifier = gateway.model.classifier
@@ -89,7 +89,7 @@ def _check_sides(first: Side, second: Side) -> None:
         )
 
 
-async def _judged(gateway: Gateway, order: ScoreOrder, classifier: Classifier) -> Scores:
+async def _judged(gateway: Gateway, order: ScoreRequest, classifier: Classifier) -> Scores:
     if (num := len(classifier.labels)) != 1:
         raise InvalidRequest(
             f"`{gateway.model.name}` is a classifier of {num} labels, and a score is of one; use "
@@ -116,7 +116,7 @@ async def _judged(gateway: Gateway, order: ScoreOrder, classifier: Classifier) -
     )
 
 
-async def _compared(gateway: Gateway, order: ScoreOrder) -> Scores:
+async def _compared(gateway: Gateway, order: ScoreRequest) -> Scores:
     pooling = order.pooling or gateway.model.pooling.pooling
     if pooling is None:
         raise InvalidRequest(

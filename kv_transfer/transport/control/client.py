@@ -23,7 +23,7 @@ from baton.core.gathering import Gathering
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
-from baton.kv_transfer.transport.control.lines import Line, Lines
+from baton.kv_transfer.transport.control.streams import ControlStream, ControlStreams
 from baton.kv_transfer.transport.control.wire import (
     error_from_status,
     open_to_proto,
@@ -93,7 +93,7 @@ class ControlClient:
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
-        self._lines = Lines(channels)
+        self._lines = ControlStreams(channels)
         self._ending: set[asyncio.Task[None]] = set()
         """Streams whose pieces are all taken, until P was told so, or has ended them."""
 
@@ -112,7 +112,7 @@ class ControlClient:
         """
         taking = _Taking(asyncio.get_running_loop())
         pulse = self._channels.pulse(address)
-        line: Line | None = None
+        line: ControlStream | None = None
         telling: asyncio.Task[None] | None = None
         is_kept = False
         try:
@@ -144,7 +144,7 @@ class ControlClient:
                     telling.cancel()
                 line.close()
 
-    def _end(self, line: Line, telling: asyncio.Task[None], address: str | None) -> None:
+    def _end(self, line: ControlStream, telling: asyncio.Task[None], address: str | None) -> None:
         """Have P told of what was taken. A P that does not hear of it takes it back by itself.
 
         With an address the stream is kept for the next transfer.
@@ -157,7 +157,7 @@ class ControlClient:
         ending.add_done_callback(self._ending.discard)
 
     async def _end_quietly(
-        self, line: Line, telling: asyncio.Task[None], address: str | None
+        self, line: ControlStream, telling: asyncio.Task[None], address: str | None
     ) -> None:
         """All pieces are here: how the stream ends is nobody's matter any more."""
         last: set[asyncio.Task[Any]] = {telling} if address else {telling, line.reading()}
@@ -282,7 +282,7 @@ class _Taking:
         if ended.done():
             ended.result()
 
-    async def tell(self, line: Line) -> None:
+    async def tell(self, line: ControlStream) -> None:
         """Tell P what was taken, until all is told, where it is known how many there are."""
         try:
             while not self.has_all or self._num_told < self._num_before:

@@ -28,8 +28,8 @@ from baton.core.ids import Epoch
 from baton.kv_transfer.handoff.messages import OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import SendingHalf, SendingSide
 from baton.kv_transfer.transport.control.client import ProbeOffer
-from baton.kv_transfer.transport.control.lines import SERVICE
 from baton.kv_transfer.transport.control.stream_window import MAX_UNTAKEN, StreamWindow
+from baton.kv_transfer.transport.control.streams import SERVICE
 from baton.kv_transfer.transport.control.wire import (
     MAX_TICKETS_BYTES,
     THE_END,

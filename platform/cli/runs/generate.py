@@ -23,10 +23,10 @@ from baton.core.errors import BatonError
 from baton.core.messages import Receipt
 from baton.core.sampling import Grammar
 from baton.gateway.access.api_keys import ANYBODY
+from baton.gateway.requests.completion_request import CompletionRequest, Prompt
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.generations.choices import Completion
 from baton.gateway.requests.options import SamplingOptions
-from baton.gateway.requests.order import CompletionOrder, Prompt
 from baton.gateway.text.output_text import TextDelta, merge
 from baton.gateway.text.served_model import ServedModel
 from baton.platform.cli.terminal.errors import complain, status_of
@@ -86,7 +86,7 @@ async def _begin(gateway: Gateway, job: Job, number: int) -> Completion:
         template = gateway.model.require_chat_template()
         text = template.render([*system, {"role": "user", "content": text}])
     tokens = await gateway.encode(text, add_special_tokens=not job.is_chat, prompt_field="prompt")
-    order = CompletionOrder(
+    order = CompletionRequest(
         request_id=f"prompt-{number + 1}",
         prompts=(Prompt(tokens=tokens, field="prompt", text=text),),
         options=job.options,

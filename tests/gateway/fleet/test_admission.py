@@ -10,7 +10,7 @@ import pytest
 
 from baton.core.clock import ManualClock
 from baton.core.errors import Overloaded
-from baton.gateway.fleet.admission import AdmissionQueue, Turn
+from baton.gateway.fleet.admission import AdmissionQueue, AdmissionTicket
 
 
 class Room:
@@ -46,7 +46,9 @@ class Room:
         tenant: str = "",
         max_wait_s: float | None = None,
     ) -> str:
-        turn = Turn(priority=priority, tenant=tenant, is_retry=is_retry, max_wait_s=max_wait_s)
+        turn = AdmissionTicket(
+            priority=priority, tenant=tenant, is_retry=is_retry, max_wait_s=max_wait_s
+        )
 
         def try_place() -> str | None:
             place = self.try_place(name)
@@ -406,7 +408,9 @@ async def test_who_needs_not_what_the_first_waits_for_goes_past_it_or_is_asked_b
             return name if name.startswith("short") else None
 
         given_back = list[str]().append
-        return asyncio.create_task(queue.place(lambda: None, given_back, Turn(), try_past))
+        return asyncio.create_task(
+            queue.place(lambda: None, given_back, AdmissionTicket(), try_past)
+        )
 
     waiting = [arrive(name) for name in ("long", "short 1", "long 2")]
     await settle()

@@ -225,13 +225,13 @@ async def test_a_line_is_looked_after_though_nothing_is_heard_and_only_while_som
         room, candidate.credit_tokens = candidate.credit_tokens, 0
         asked = replace(generation("second", time_left_s=20.0), prompt=prompt)
         second = asyncio.create_task(dispatcher.start(asked))
-        await until(lambda: len(dispatcher._seeking) == 1)
+        await until(lambda: len(dispatcher._placement_queue) == 1)
         looking = asyncio.create_task(dispatcher._look_after_line())
         await until(lambda: len(looks) > 1)
         candidate.credit_tokens = room
         placed = await second
 
-        await until(lambda: not dispatcher._seeking.has_line.is_set())
+        await until(lambda: not dispatcher._placement_queue.has_line.is_set())
         looks.clear()
         await asyncio.sleep(0.05)
         assert not looks

@@ -11,10 +11,10 @@ from tests.gateway.fleet.scripted_replica import snapshot
 from baton.core.ids import new_epoch
 from baton.core.replicas import Role
 from baton.gateway.fleet import fleet as fleet_module
-from baton.gateway.fleet import opening as opening_module
+from baton.gateway.fleet import opening_slots as opening_module
 from baton.gateway.fleet.fleet import Fleet
 from baton.gateway.fleet.kept_stream import jittered
-from baton.gateway.fleet.opening import Opening
+from baton.gateway.fleet.opening_slots import OpeningSlots
 from baton.proto.channel_options import CHANNEL_OPTIONS
 from baton.proto.channels import Channels
 from baton.router.cache.prompt_names import PromptNames
@@ -35,7 +35,7 @@ async def test_who_comes_when_all_have_a_turn_waits_until_one_of_them_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(opening_module, "MAX_OPENING", 2)
-    opening = Opening(turn_s=600.0)
+    opening = OpeningSlots(turn_s=600.0)
     first, _ = await opening.turn(), await opening.turn()
     third, fourth = asyncio.create_task(opening.turn()), asyncio.create_task(opening.turn())
     await asyncio.sleep(0)
@@ -52,7 +52,7 @@ async def test_who_comes_when_all_have_a_turn_waits_until_one_of_them_is_over(
 
 async def test_nobody_has_a_turn_for_longer_than_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening_module, "MAX_OPENING", 1)
-    opening = Opening(turn_s=0.01)
+    opening = OpeningSlots(turn_s=0.01)
     async with asyncio.timeout(120):
         for _ in range(3):
             await opening.turn()

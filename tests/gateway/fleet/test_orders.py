@@ -9,7 +9,7 @@ from tests.gateway.fleet.asking import ask
 from tests.gateway.fleet.scripted_replica import ScriptedReplica, answers, dispatching_to, until
 
 from baton.core.clock import ManualClock
-from baton.gateway.fleet.orders import OLD_WORDS_S
+from baton.gateway.fleet.replica_commands import OLD_WORDS_S
 from baton.proto import replica_pb2 as pb
 
 

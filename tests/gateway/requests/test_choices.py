@@ -25,10 +25,10 @@ from tests.gateway.scripted import (
 from baton.core.errors import Unavailable
 from baton.gateway.access.api_keys import ANYBODY
 from baton.gateway.access.config import GatewayConfig
+from baton.gateway.requests.completion_request import CompletionRequest, Prompt
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.generations.choices import Completion
 from baton.gateway.requests.options import SamplingOptions
-from baton.gateway.requests.order import CompletionOrder, Prompt
 
 HELLO, FOX, DOG = tokens_of("Hello"), tokens_of("the fox"), tokens_of("lazy dog")
 
@@ -218,7 +218,7 @@ def completion_of(scripts: Sequence[Script], num_prompts: int) -> tuple[Completi
     """One choice of each prompt for each script, without a server."""
     dispatcher = ScriptedDispatcher(script_by_choice=dict(enumerate(scripts)))
     gateway = Gateway(model=make_model(), dispatcher=dispatcher, config=GatewayConfig())
-    order = CompletionOrder(
+    order = CompletionRequest(
         request_id="request",
         prompts=tuple(Prompt(tokens=(5, 6), field="prompt") for _ in range(num_prompts)),
         options=SamplingOptions(n=len(scripts), max_tokens=90),

@@ -11,10 +11,10 @@ from tests.gateway.scripted import Script, ScriptedDispatcher, make_model, text_
 from baton.core.errors import InvalidRequest
 from baton.gateway.access.api_keys import ANYBODY
 from baton.gateway.access.config import GatewayConfig
+from baton.gateway.requests.completion_request import CompletionRequest, Prompt
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.generations.choices import Completion
 from baton.gateway.requests.options import SamplingOptions
-from baton.gateway.requests.order import CompletionOrder, Prompt
 from baton.platform.offline.continuations import Begin, continuations
 
 TEXTS = ["the quick brown", "fox jumps over", "the lazy dog"]
@@ -29,7 +29,7 @@ def begins(gateway: Gateway, texts: list[str]) -> list[Begin]:
         prompt = Prompt(tokens=tuple(tokens_of(text)), field="prompt")
         options = SamplingOptions(max_tokens=20)
         return gateway.complete(
-            CompletionOrder(request_id=text, prompts=(prompt,), options=options, caller=ANYBODY)
+            CompletionRequest(request_id=text, prompts=(prompt,), options=options, caller=ANYBODY)
         )
 
     makers: list[Callable[[], Awaitable[Completion]]] = [partial(begin, text) for text in texts]

@@ -14,7 +14,7 @@ from tests.kv_transfer.transport.control_ends import ControlEnds, PreparedSide, 
 
 from baton.core.errors import StaleEpoch
 from baton.core.ids import TransferId
-from baton.kv_transfer.transport.control import lines, servicer
+from baton.kv_transfer.transport.control import servicer, streams
 from baton.kv_transfer.transport.control.servicer import KvTransferServicer
 from baton.kv_transfer.transport.control.stream_window import StreamWindow
 from baton.kv_transfer.transport.control.wire import THE_END_OF_THIS, open_to_proto
@@ -84,7 +84,7 @@ async def test_a_stream_that_ended_while_it_was_idle_is_replaced_unseen(
         """P waits for nothing more."""
 
     monkeypatch.setattr(StreamWindow, "next_opening", leave)
-    monkeypatch.setattr(lines.Line, "is_quiet", True)  # D has yet to hear of it
+    monkeypatch.setattr(streams.ControlStream, "is_quiet", True)  # D has yet to hear of it
     async with control_ends(PreparedSide(5)) as it:
         assert [await transfer(it, f"kv-{number}") for number in range(2)] == [5, 5]
 
@@ -108,7 +108,7 @@ async def test_what_the_sender_refuses_on_a_kept_stream_is_told_as_on_a_new_one(
 async def test_a_stream_is_not_kept_for_long(
     begun: list[asyncio.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "IDLE_S", 0.01)
+    monkeypatch.setattr(streams, "IDLE_S", 0.01)
     async with control_ends(PreparedSide(5)) as it, asyncio.timeout(60):
         async for announced in it.client.open(it.address, it.request, "tickets"):
             announced.take()

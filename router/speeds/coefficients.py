@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 
-class Pace(NamedTuple):
+class SpeedCoefficients(NamedTuple):
     """A speed in numbers: passes x step + new tokens x token + pairs x pair + new tokens / rate."""
 
     step_s: float = 0.0

@@ -31,7 +31,7 @@ MAX_IDLE = 64
 SERVICE = pb.DESCRIPTOR.services_by_name["KvTransfer"].full_name
 
 
-class Line:
+class ControlStream:
     """One stream. Belongs to one event loop."""
 
     def __init__(self, call: Any) -> None:
@@ -71,19 +71,21 @@ class Line:
         return await anext(self._messages, None)
 
 
-class Lines:
+class ControlStreams:
     """Belongs to one event loop."""
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
-        self._idle: dict[str, deque[tuple[Line, asyncio.TimerHandle]]] = {}
+        self._idle: dict[str, deque[tuple[ControlStream, asyncio.TimerHandle]]] = {}
         """Idle lines by address; the one used last is last."""
 
     @property
     def num_idle(self) -> int:
         return sum(map(len, self._idle.values()))
 
-    async def begin(self, address: str, opening: pb.OpenMessage) -> tuple[Line, bytes | None]:
+    async def begin(
+        self, address: str, opening: pb.OpenMessage
+    ) -> tuple[ControlStream, bytes | None]:
         """A stream on which a transfer is open now, and P's first message.
 
         Raises AioRpcError.
@@ -101,10 +103,10 @@ class Lines:
         call: Any = self._channels.to(address).stream_stream(
             f"/{SERVICE}/Open", request_serializer=pb.OpenMessage.SerializeToString
         )()
-        line = Line(call)
+        line = ControlStream(call)
         return line, await _opened(line, opening)
 
-    def keep(self, address: str, line: Line) -> None:
+    def keep(self, address: str, line: ControlStream) -> None:
         """Keep a line for the next transfer, unless it has ended, or there are too many."""
         if not line.is_quiet:
             line.close()
@@ -117,7 +119,7 @@ class Lines:
         elif self.num_idle > MAX_IDLE:
             self._close_oldest(next(iter(self._idle)))
 
-    def _take(self, address: str) -> Line | None:
+    def _take(self, address: str) -> ControlStream | None:
         idle = self._idle.get(address, deque())
         while idle:
             line, closing = idle.pop()
@@ -138,7 +140,7 @@ class Lines:
         line.close()
 
 
-async def _opened(line: Line, opening: pb.OpenMessage) -> bytes | None:
+async def _opened(line: ControlStream, opening: pb.OpenMessage) -> bytes | None:
     """P's first message. What is raised closes the stream."""
     try:
         await line.write(opening)

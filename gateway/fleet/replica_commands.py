@@ -26,7 +26,7 @@ OLD_WORDS_S = 2 * HEARTBEAT_S
 """Words that come so late were said after it was told."""
 
 
-class Orders:
+class ReplicaCommands:
     """`epoch in orders`: it was told to become empty, and has yet to say so itself.
 
     `on_change` is called with a replica that may get more, or less, than before.

@@ -22,7 +22,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionOrder:
+class CompletionRequest:
     request_id: str
     """The public one: each choice is sent to replicas under its own."""
     prompts: tuple[Prompt, ...]

@@ -19,7 +19,7 @@ SNAPSHOT_TURN_S = 1.0
 """Seconds of a turn for a snapshot, for as much as a million names."""
 
 
-class Opening:
+class OpeningSlots:
     """The turns in which one gateway opens streams, MAX_OPENING at once. Belongs to an event
     loop."""
 
@@ -29,16 +29,16 @@ class Opening:
         self.num_waiting = 0
         """Streams that wait for their turn."""
 
-    async def turn(self) -> Turn:
+    async def turn(self) -> OpeningSlot:
         self.num_waiting += 1
         try:
             await self._free.acquire()
         finally:
             self.num_waiting -= 1
-        return Turn(self._free, self._turn_s)
+        return OpeningSlot(self._free, self._turn_s)
 
 
-class Turn:
+class OpeningSlot:
     def __init__(self, free: asyncio.Semaphore, turn_s: float) -> None:
         self._free = free
         self._timer = asyncio.get_running_loop().call_later(turn_s, self.end)

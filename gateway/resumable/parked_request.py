@@ -1,6 +1,6 @@
 """What another gateway needs to write a resumable stream anew, as a replica keeps it for it.
 
-    begun here:      ParkedOrder -> Parking -> with the request, to the decode replica
+    begun here:      ParkedRequest -> Parking -> with the request, to the decode replica
     wanted there:    take_stream -> ParkedStream, for the same key; its order says of what kind
 
 The events of a stream follow from the order and its tokens alone, so event k is event k again.
@@ -19,7 +19,7 @@ MAX_ORDER_BYTES = 256 << 10
 """Streams of longer bodies stay with their gateway."""
 
 
-class ParkedOrder(msgspec.Struct, frozen=True, kw_only=True):
+class ParkedRequest(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """The path or the method that opened it."""
     request_id: str
@@ -37,12 +37,12 @@ class ParkedOrder(msgspec.Struct, frozen=True, kw_only=True):
         return Parking(stream_id, owner, msgspec.msgpack.encode(self), self.kind)
 
 
-def order_of(parked: ParkedStream | None, *, kinds: Container[str]) -> ParkedOrder | None:
+def order_of(parked: ParkedStream | None, *, kinds: Container[str]) -> ParkedRequest | None:
     """None if there is none, it is of another kind, or of a version that we cannot read."""
     if parked is None or parked.request.parking is None:
         return None
     try:
-        order = msgspec.msgpack.decode(parked.request.parking.order, type=ParkedOrder)
+        order = msgspec.msgpack.decode(parked.request.parking.order, type=ParkedRequest)
     except (msgspec.DecodeError, ValueError):
         return None
     return order if order.kind in kinds else None

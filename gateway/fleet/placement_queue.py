@@ -28,7 +28,7 @@ from baton.router.prompt import Prompt
 
 
 @dataclass(slots=True, eq=False)
-class Seeker:
+class PlacementAttempt:
     """One attempt of a request, until it has a place."""
 
     next_request: Callable[[], GenerateRequest]
@@ -52,15 +52,15 @@ class Seeker:
     )
 
 
-class Seeking:
+class PlacementQueue:
     def __init__(self, fleet: Fleet, placer: Placer, log: DecisionLog, clock: Clock) -> None:
         self._fleet = fleet
         self._placer = placer
         self._log = log
         self._clock = clock
-        self._in_line: dict[int, Seeker] = {}
+        self._in_line: dict[int, PlacementAttempt] = {}
         """Seekers in line, by the prompt's number."""
-        self._stranded: list[Seeker] = []
+        self._stranded: list[PlacementAttempt] = []
         self.has_line = asyncio.Event()
         """Set when somebody joins the line. Whoever finds nobody there any more clears it."""
 
@@ -80,41 +80,41 @@ class Seeking:
         view = self._fleet.view(PromptNames())
         return bool(view.decode.pool.is_open.any()) and not self._placer.has_space(view)
 
-    def enter(self, seeker: Seeker, *, may_wait: bool = True) -> bool:
+    def enter(self, attempt: PlacementAttempt, *, may_wait: bool = True) -> bool:
         """Place it, or let it stand in line; False if it has to wait outside.
 
         One that need not wait for a prefill replica needs no space in line.
         """
         view = self._fleet.view(PromptNames())
         may_wait = may_wait and self._placer.has_space(view)
-        if not view.decode.pool.is_open.any() or (seeker.was_asked and not may_wait):
+        if not view.decode.pool.is_open.any() or (attempt.was_asked and not may_wait):
             return False  # most wakes come to this: do not look a long prompt up for nothing
-        seeker.was_asked |= not may_wait
-        request = seeker.next_request()
+        attempt.was_asked |= not may_wait
+        request = attempt.next_request()
         known = request.prompt + request.output
-        names = names_of(request, seeker.names)
-        near = self._fleet.where_runs(seeker.near)
+        names = names_of(request, attempt.names)
+        near = self._fleet.where_runs(attempt.near)
         now = self._clock()
-        entered_s = now if seeker.entered_s is None else seeker.entered_s
+        entered_s = now if attempt.entered_s is None else attempt.entered_s
         asked = replace(
-            placement_request(request, known, lost=seeker.lost, near=near),
+            placement_request(request, known, lost=attempt.lost, near=near),
             arrived_s=entered_s,
-            session=seeker.session,
-            due_s=inf if request.output else seeker.asked.kept.due_s,
-            itl_s=seeker.asked.kept.slo.allowed_itl_s,
+            session=attempt.session,
+            due_s=inf if request.output else attempt.asked.kept.due_s,
+            itl_s=attempt.asked.kept.slo.allowed_itl_s,
         )
         view = self._fleet.view(names)
         found = self._placer.place(asked, names, view, now, may_wait=may_wait)
         if found is not None:
-            seeker.entered_s = entered_s
+            attempt.entered_s = entered_s
         match found:
             case None:
                 return False
             case Placement():
-                self._send(seeker, found, request, names)
+                self._send(attempt, found, request, names)
             case Prompt():
-                seeker.prompt = found
-                self._in_line[found.number] = seeker
+                attempt.prompt = found
+                self._in_line[found.number] = attempt
                 self.has_line.set()
         return True
 
@@ -124,58 +124,62 @@ class Seeking:
             return
         self._rescue()
         for prompt, placement in self._placer.served(self._fleet.view, self._clock()):
-            seeker = self._in_line.pop(prompt.number)
-            seeker.prompt = None
-            self._try_send(seeker, placement)
+            attempt = self._in_line.pop(prompt.number)
+            attempt.prompt = None
+            self._try_send(attempt, placement)
 
-    def leave(self, seeker: Seeker) -> None:
+    def leave(self, attempt: PlacementAttempt) -> None:
         """It looks for no place any more; one that it has got meanwhile is given back."""
-        if seeker.prompt is not None:
-            self._placer.leave(seeker.prompt)
-            self._in_line.pop(seeker.prompt.number, None)
-        if seeker in self._stranded:
-            self._stranded.remove(seeker)
-        placed = seeker.placed
+        if attempt.prompt is not None:
+            self._placer.leave(attempt.prompt)
+            self._in_line.pop(attempt.prompt.number, None)
+        if attempt in self._stranded:
+            self._stranded.remove(attempt)
+        placed = attempt.placed
         if placed.done() and not placed.cancelled() and placed.exception() is None:
             placed.result().close(0)
 
     def _rescue(self) -> None:
         view = self._fleet.view(PromptNames())
         for prompt in self._placer.stranded(view, self._clock()):
-            seeker = self._in_line.pop(prompt.number)
-            seeker.prompt = None
-            self._stranded.append(seeker)
+            attempt = self._in_line.pop(prompt.number)
+            attempt.prompt = None
+            self._stranded.append(attempt)
         stranded, self._stranded = self._stranded, []
-        for seeker in stranded:
+        for attempt in stranded:
             try:
-                if not self.enter(seeker):
-                    self._stranded.append(seeker)
+                if not self.enter(attempt):
+                    self._stranded.append(attempt)
             except Exception as error:
-                _fail(seeker, error)
+                _fail(attempt, error)
 
-    def _try_send(self, seeker: Seeker, placement: Placement) -> None:
+    def _try_send(self, attempt: PlacementAttempt, placement: Placement) -> None:
         try:
-            request = seeker.next_request()
-            self._send(seeker, placement, request, names_of(request, seeker.names))
+            request = attempt.next_request()
+            self._send(attempt, placement, request, names_of(request, attempt.names))
         except Exception as error:
-            _fail(seeker, error)
+            _fail(attempt, error)
 
     def _send(
-        self, seeker: Seeker, placement: Placement, request: GenerateRequest, names: PromptNames
+        self,
+        attempt: PlacementAttempt,
+        placement: Placement,
+        request: GenerateRequest,
+        names: PromptNames,
     ) -> None:
         placed = Placed(self._fleet, placement, request, names)
         try:
-            placed.follow(self._log.sent(seeker.asked, request, placement))
-            seeker.on_placed(placed)
+            placed.follow(self._log.sent(attempt.asked, request, placement))
+            attempt.on_placed(placed)
         except BaseException:
             placed.close(0)
             raise
-        if seeker.placed.done():  # its caller was cancelled
+        if attempt.placed.done():  # its caller was cancelled
             placed.close(0)
         else:
-            seeker.placed.set_result(placed)
+            attempt.placed.set_result(placed)
 
 
-def _fail(seeker: Seeker, error: Exception) -> None:
-    if not seeker.placed.done():
-        seeker.placed.set_exception(error)
+def _fail(attempt: PlacementAttempt, error: Exception) -> None:
+    if not attempt.placed.done():
+        attempt.placed.set_exception(error)

@@ -43,7 +43,7 @@ HeldBy = Callable[[Sequence[Prompt], Candidate], Sequence[int]]
 """How many leading tokens of each prompt a candidate has."""
 
 
-class Line:
+class PrefillQueue:
     def __init__(self, policy: RoutingPolicy, held_by: HeldBy) -> None:
         self._policy = policy
         self._held_by = held_by
