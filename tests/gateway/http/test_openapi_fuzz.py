@@ -88,7 +88,7 @@ def read_off(operation: APIOperation[Any, Any, Any, Any]) -> list[schemathesis.C
 
 
 def some_of_each_kind(cases: Sequence[Any]) -> list[Any]:
-    """All of what is rare, as a number below a minimum; of what is frequent, as a wrong type, some."""
+    """All of what is rare, as a number below a minimum; of what is frequent (wrong types), some."""
     kinds: dict[object, list[Any]] = {}
     for case in cases:
         kinds.setdefault(case.meta.phase.data.scenario, []).append(case)
