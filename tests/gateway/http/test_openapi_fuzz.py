@@ -22,8 +22,6 @@ from baton.gateway.access.config import GatewayConfig
 from baton.gateway.http.app import build_app
 from baton.gateway.http.openapi.endpoint import Endpoint
 from baton.gateway.http.openapi.endpoints import ENDPOINTS
-from baton.gateway.http.responses.background import BackgroundResponses
-from baton.gateway.http.responses.kept import KeptResponses
 from baton.gateway.requests.gateway import Gateway
 
 if TYPE_CHECKING:
@@ -46,10 +44,10 @@ def read_document() -> Any:
     import schemathesis
 
     dispatcher = ScriptedDispatcher(Script(tokens=[5, 6, 7]))
-    config = GatewayConfig(max_choices=8)
-    gateway = Gateway(model=make_model(), dispatcher=dispatcher, config=config)
-    app = build_app(gateway, BackgroundResponses(KeptResponses(gateway)))
-    return schemathesis.openapi.from_asgi("/openapi.json", app, timeout=120)
+    gateway = Gateway(
+        model=make_model(), dispatcher=dispatcher, config=GatewayConfig(max_choices=8)
+    )
+    return schemathesis.openapi.from_asgi("/openapi.json", build_app(gateway), timeout=120)
 
 
 def send(case: schemathesis.Case[Any]) -> None:
@@ -90,7 +88,7 @@ def read_off(operation: APIOperation[Any, Any, Any, Any]) -> list[schemathesis.C
 
 
 def some_of_each_kind(cases: Sequence[Any]) -> list[Any]:
-    """All of what is rare, like a number below a minimum; some of what is frequent, like wrong types."""
+    """All of what is rare, as a number below a minimum; of what is frequent (wrong types), some."""
     kinds: dict[object, list[Any]] = {}
     for case in cases:
         kinds.setdefault(case.meta.phase.data.scenario, []).append(case)
