@@ -22,6 +22,8 @@ from baton.gateway.access.config import GatewayConfig
 from baton.gateway.http.app import build_app
 from baton.gateway.http.openapi.endpoint import Endpoint
 from baton.gateway.http.openapi.endpoints import ENDPOINTS
+from baton.gateway.http.responses.background import BackgroundResponses
+from baton.gateway.http.responses.kept import KeptResponses
 from baton.gateway.requests.gateway import Gateway
 
 if TYPE_CHECKING:
@@ -44,10 +46,10 @@ def read_document() -> Any:
     import schemathesis
 
     dispatcher = ScriptedDispatcher(Script(tokens=[5, 6, 7]))
-    gateway = Gateway(
-        model=make_model(), dispatcher=dispatcher, config=GatewayConfig(max_choices=8)
-    )
-    return schemathesis.openapi.from_asgi("/openapi.json", build_app(gateway), timeout=120)
+    config = GatewayConfig(max_choices=8)
+    gateway = Gateway(model=make_model(), dispatcher=dispatcher, config=config)
+    app = build_app(gateway, BackgroundResponses(KeptResponses(gateway)))
+    return schemathesis.openapi.from_asgi("/openapi.json", app, timeout=120)
 
 
 def send(case: schemathesis.Case[Any]) -> None:
