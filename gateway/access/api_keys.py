@@ -73,6 +73,11 @@ class Caller:
     is_background: bool = False
     """Nobody waits for its requests: they have the priority BACKGROUND, whatever they ask for."""
 
+    @property
+    def may_be_urgent(self) -> bool:
+        """Whether it may ask to go before those who ask for nothing."""
+        return self.min_priority is None or self.min_priority < 0
+
     def priority(self, asked: int | None, field: str) -> int:
         """The priority of a request that asks for `asked`. Raises Forbidden."""
         if self.is_background:
@@ -202,7 +207,7 @@ class ApiKeys:
         """One whose requests are `owner`'s, to do what a caller with these `models` asked for
         earlier. None: nobody of that name may use the models any more."""
         if not owner:
-            return ANYBODY
+            return replace(ANYBODY, models=models)
         now = self._unix_time()
         for known in self._key_by_digest.values():
             caller = known.caller

@@ -42,7 +42,8 @@ class TenantConfig(ConfigNode, frozen=True, kw_only=True):
     """Share of each replica's KV blocks that its requests and its cache may take, and that is kept
     for it. Empty: it may take what the shares of the others leave, and nothing is kept for it."""
     min_priority: Priority | None = None
-    """The smallest `priority` that its requests may ask for. Empty: gateway.min_priority."""
+    """The smallest `priority` that its requests may ask for. Empty: gateway.min_priority. From 0
+    on, headers cannot give them a tighter objective than their class has."""
     weight: Weight = 1.0
     """While several tenants wait, each is served tokens in proportion to its weight."""
     requests_per_minute: Count | None = None
@@ -122,8 +123,9 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     operator_keys: frozenset[str] = frozenset()
     """Keys that are let in at `admin_port`, and may ask for any `priority`."""
     min_priority: Priority = 0
-    """The smallest `priority` that requests with a key may ask for: smaller comes first. Operators,
-    and everybody where no keys are configured, may ask for any."""
+    """The smallest `priority` that requests with a key may ask for: smaller comes first. From 0 on,
+    headers cannot give them a tighter objective than their class has. Operators, and everybody
+    where no keys are configured, may ask for any."""
     tenants: dict[str, TenantConfig] = msgspec.field(default_factory=dict)
     """Tenants by name: clients with keys of their own, whose cached KV nobody else can find."""
     cache_secret: str = ""
@@ -135,7 +137,8 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """A request that would wait longer for a place is refused (429), at once if that can be
     foreseen. Empty: it waits for as long as its time limit lets it."""
     slo_classes: dict[str, SloClassConfig] = msgspec.field(default_factory=dict)
-    """Service level objectives by name; the header `x-gateway-inference-objective` names one."""
+    """Service level objectives by name; the header `x-gateway-inference-objective` names one. Other
+    names are ignored: gateways before this one send theirs."""
     slo_class: str = ""
     """The class of requests that name none. Empty: they have no objective."""
     policy: str = DEFAULT_POLICY

@@ -3,43 +3,62 @@
     x-gateway-inference-objective: NAME     a class of gateway.slo_classes      (llm-d's headers)
     x-slo-ttft-ms, x-slo-tpot-ms: NUMBER    its own; each goes before the class's
 
-The same names over HTTP and as metadata of gRPC.
+The same names over HTTP and as metadata of gRPC. Whoever may not ask to go before others, by a
+`priority` below 0, may not by these headers either: what is tighter than its own class has no
+effect.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isfinite
+from math import inf, isfinite
 
 from baton.core.errors import InvalidRequest
-from baton.gateway.access.config import GatewayConfig
-from baton.router.fairness.slo import NO_SLO, Slo
+from baton.gateway.access.api_keys import Caller
+from baton.gateway.access.config import GatewayConfig, SloClassConfig
+from baton.router.fairness.slo import NO_SLO, UNHURRIED_S, Slo
 
 CLASS_HEADER = "x-gateway-inference-objective"
 TTFT_HEADER, TPOT_HEADER = "x-slo-ttft-ms", "x-slo-tpot-ms"
 
+ANY = SloClassConfig()
+
 
 def objective_of(
-    config: GatewayConfig, tenant: str, header: Callable[[str], str | bytes | None]
+    config: GatewayConfig,
+    caller: Caller,
+    header: Callable[[str], str | bytes | None],
+    ignored: list[str],
 ) -> Slo:
-    """Raises InvalidRequest, which names the header."""
-    named, ttft, tpot = header(CLASS_HEADER), header(TTFT_HEADER), header(TPOT_HEADER)
+    """Adds the headers that have no effect to `ignored`: gateways before this one send class names
+    of their own. Raises InvalidRequest for a number that is none, which names the header."""
+    named, ttft, tpot = _text(header(CLASS_HEADER)), header(TTFT_HEADER), header(TPOT_HEADER)
     if not (named or ttft or tpot or config.slo_classes):
         return NO_SLO
-    known = config.tenants.get(tenant)
-    name = _text(named) or (known.slo_class if known else "") or config.slo_class
-    found = config.slo_classes.get(name)
-    if name and found is None:
-        names = ", ".join(config.slo_classes) or "none"
-        raise InvalidRequest(
-            f"{CLASS_HEADER}: there is no class {name!r} in gateway.slo_classes, which has {names}",
-            field=CLASS_HEADER,
-        )
-    ttft_s, itl_s = _seconds(TTFT_HEADER, ttft), _seconds(TPOT_HEADER, tpot)
-    if found is not None:
-        ttft_s = found.ttft_s if ttft_s is None else ttft_s
-        itl_s = found.itl_s if itl_s is None else itl_s
+    tenant = config.tenants.get(caller.tenant)
+    name = (tenant.slo_class if tenant else "") or config.slo_class
+    own = config.slo_classes.get(name, ANY)
+    least_ttft_s, least_itl_s = 0.0, 0.0
+    if not caller.may_be_urgent:
+        least_ttft_s, least_itl_s = _soonest_s(own), own.itl_s or 0.0
+    found = config.slo_classes.get(named)
+    if found and _soonest_s(found) >= least_ttft_s and (found.itl_s or inf) >= least_itl_s:
+        name, own = named, found
+    elif named:
+        ignored.append(CLASS_HEADER)
+    ttft_s, itl_s = own.ttft_s, own.itl_s
+    if (asked_s := _seconds(TTFT_HEADER, ttft)) is not None:
+        ttft_s = max(asked_s, least_ttft_s)
+        ignored.extend([TTFT_HEADER] if asked_s < ttft_s else [])
+    if (asked_s := _seconds(TPOT_HEADER, tpot)) is not None:
+        itl_s = max(asked_s, least_itl_s)
+        ignored.extend([TPOT_HEADER] if asked_s < itl_s else [])
     return Slo(name=name, ttft_s=ttft_s, itl_s=itl_s)
+
+
+def _soonest_s(one: SloClassConfig) -> float:
+    """By when its requests count as due: without a time to the first token as all do."""
+    return UNHURRIED_S if one.ttft_s is None else one.ttft_s
 
 
 def _seconds(field: str, given: str | bytes | None) -> float | None:

@@ -24,7 +24,8 @@ ANY_OBJECT: dict[str, Any] = {"type": "object"}
 MAX_CHOICES = 1024
 MAX_GBNF_CHARS = 8192
 """It is translated while others wait: 30 ms at most."""
-IS_GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
+IS_GBNF = re.compile(r"^[ \t]*root[ \t]*::=", re.MULTILINE)
+"""Blanks of one line alone: with those of all lines a text of blank lines takes quadratic time."""
 REGEX_SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 
 

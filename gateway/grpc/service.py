@@ -147,7 +147,10 @@ class InferenceService(InferenceServicer):
             caller.check_infers()
             if method in OPERATIONS:
                 call = self._begin_call(method, metadata)
-                slo = objective_of(self._gateway.config, caller.tenant, metadata.get)
+                ignored: list[str] = []
+                slo = objective_of(self._gateway.config, caller, metadata.get, ignored)
+                for name in ignored:
+                    self._gateway.metrics.ignored_fields.add(1, name)
                 caller = replace(caller, call=call, slo=slo)
             yield caller
             outcome = StatusCode.OK

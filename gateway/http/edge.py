@@ -23,7 +23,12 @@ from baton.core.errors import BatonError
 from baton.core.tracing import UNTRACED, TraceContext, TracedCall
 from baton.gateway.access.api_keys import ANYBODY, Caller, shown_key
 from baton.gateway.access.call_log import MAX_PATH, EndedCall, log_call
-from baton.gateway.access.objectives import objective_of
+from baton.gateway.access.objectives import (
+    CLASS_HEADER,
+    TPOT_HEADER,
+    TTFT_HEADER,
+    objective_of,
+)
 from baton.gateway.access.rate_limits import REQUESTS, TOKENS, Allowance
 from baton.gateway.http.anthropic_errors import is_messages
 from baton.gateway.http.errors import error_response
@@ -63,7 +68,7 @@ REQUEST_ID = "x-request-id"
 ANTHROPICS_REQUEST_ID = "request-id"
 """The request's id once more, for Anthropic's clients, which look for it there."""
 IGNORED = "x-baton-ignored"
-"""Fields of the body that have no effect."""
+"""Fields of the body, and headers for an objective, that have no effect."""
 MAX_TOLD = 2048
 """Characters of them; `...` stands for the rest."""
 COUNTED_FIELDS = frozenset(
@@ -86,6 +91,9 @@ COUNTED_FIELDS = frozenset(
         "thinking",
         "user",
         "verbosity",
+        CLASS_HEADER,
+        TPOT_HEADER,
+        TTFT_HEADER,
     }
 )
 """Ignored fields counted by their names; others are counted together, for anybody can make some
@@ -141,7 +149,7 @@ class Edge:
         own_headers: list[tuple[bytes, bytes]] = []
         answer_headers: list[tuple[bytes, bytes]] = []
         ignored_fields: list[str] = []
-        caller, call, request_id, status = ANYBODY, UNTRACED, "", ""
+        caller, call, slo, request_id, status = ANYBODY, UNTRACED, NO_SLO, "", ""
         began_s = monotonic()
 
         async def send_with_headers(message: Message) -> None:
@@ -168,8 +176,9 @@ class Edge:
             request_id = public_request_id(headers.get(REQUEST_ID), field=REQUEST_ID)
             own_headers.extend(_id_headers(scope["path"], request_id))
             caller = self._admitted(scope["path"], headers)
-            slo = objective_of(self._gateway.config, caller.tenant, headers.get)
-            call = self._begin_call(scope, headers, request_id)
+            if scope["path"] in OPERATIONS:
+                slo = objective_of(self._gateway.config, caller, headers.get, ignored_fields)
+                call = self._begin_call(scope, headers, request_id)
         except BatonError as error:
             refusal = error_response(error, scope["path"])
             await refusal(scope, receive, send_with_headers)
@@ -243,14 +252,10 @@ class Edge:
         return path if path in self._paths else "other"
 
     def _begin_call(self, scope: Scope, headers: Headers, request_id: str) -> TracedCall:
-        """Begin the span of a client's call to the model; probes are not traced, nor callers
-        without a key."""
-        operation = OPERATIONS.get(scope["path"])
-        if operation is None:
-            return UNTRACED
+        """Begin the span of a client's call to the model; callers without a key are not traced."""
         return begin_call(
             self._gateway,
-            operation,
+            OPERATIONS[scope["path"]],
             parent=TraceContext(
                 headers.get("traceparent", ""), ",".join(headers.getlist("tracestate"))
             ),

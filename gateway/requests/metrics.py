@@ -39,7 +39,7 @@ class GatewayMetrics:
         )
         self.ignored_fields = _counter(
             "ignored_fields_total",
-            "Fields of requests' bodies that had no effect, by name",
+            "Fields of requests' bodies, and headers for an objective, without effect, by name",
             ("field",),
         )
         self.batches = _counter(

@@ -109,7 +109,9 @@ async def test_a_request_is_held_to_the_class_that_it_names_or_that_its_tenant_h
             "chat": SloClassConfig(ttft_s=600.0, itl_s=600.0),
             "batch": SloClassConfig(ttft_s=3600.0),
         },
-        "tenants": {"acme": TenantConfig(api_keys=frozenset({"acme-1"}), slo_class="batch")},
+        "tenants": {
+            "acme": TenantConfig(api_keys=frozenset({"acme-1"}), slo_class="batch", min_priority=-1)
+        },
         "operator_keys": frozenset({"root"}),
     }
     async with asking_both(prefill=0, **config) as (http, admin):
@@ -125,13 +127,15 @@ async def test_a_request_is_held_to_the_class_that_it_names_or_that_its_tenant_h
         named = await told("acme-1", **{CLASS_HEADER: "chat", TTFT_HEADER: "0.001"})
         none = await told("root")
         headers = {**key("acme-1"), CLASS_HEADER: "chatty"}
-        refused = await http.post("/v1/completions", json=BODY, headers=headers)
+        unknown = await http.post("/v1/completions", json=BODY, headers=headers)
+        probe = await http.get("/health", headers={CLASS_HEADER: "chatty", TTFT_HEADER: "soon"})
         page = (await http.get(f"{admin}/metrics", headers=key("root"))).text
 
     assert of_tenant == {"slo_class": "batch", "ttft_s": 3600.0, "itl_s": None, "outcome": "met"}
     assert named == {"slo_class": "chat", "ttft_s": 1e-6, "itl_s": 600.0, "outcome": "ttft"}
     assert none is None
-    assert refused.status_code == 400 and "chat, batch" in refused.json()["error"]["message"]
+    assert (unknown.status_code, unknown.headers["x-baton-ignored"]) == (200, CLASS_HEADER)
+    assert probe.status_code == 200 and "x-baton-ignored" not in probe.headers
     counted = {line.split("{")[1] for line in page.splitlines() if line.startswith(COUNTED + "{")}
     for name, outcome in (("batch", "met"), ("chat", "ttft")):
         assert any(f'"{name}"' in one and f'"{outcome}"' in one for one in counted)

@@ -317,24 +317,30 @@ async def test_a_batch_whose_owners_key_is_gone_keeps_no_other_out(
 
 
 async def test_a_batch_may_use_the_models_of_the_key_that_asked_for_it(tmp_path: Path) -> None:
-    """Whichever key of its tenant is there when it runs."""
+    """Whichever key of its tenant is there when it runs; operators have none, and no owner."""
     narrow = f"sha256:{digest_of('narrow').hex()} models=small"
     other = f"sha256:{digest_of('other').hex()} models=org/large"
-    tenants = {"a": TenantConfig(api_keys=frozenset({"wide", narrow, other}))}
+    operator = f"sha256:{digest_of('operator').hex()} models=small"
+    keys: dict[str, Any] = {
+        "tenants": {"a": TenantConfig(api_keys=frozenset({"wide", narrow, other}))},
+        "operator_keys": frozenset({operator}),
+    }
     model = replace(make_model(), aliases=("small",))
     lines = [chat_line("a"), chat_line("b", model="small")]
-    async with keeping(tmp_path, model=model, tenants=tenants) as gateway:
-        client = openai_of(gateway, "narrow")
-        batch = await ended(client, await begun(client, lines))
-        answers = await lines_of(client, batch.output_file_id)
-        failures = await lines_of(client, batch.error_file_id)
+    async with keeping(tmp_path, model=model, **keys) as gateway:
+        done, statuses = [], []
+        for key in ("narrow", "operator"):
+            client = openai_of(gateway, key)
+            batch = await ended(client, await begun(client, lines))
+            done.append(set(await lines_of(client, batch.output_file_id)))
+            failures = await lines_of(client, batch.error_file_id)
+            statuses.append(failures["a"]["response"]["status_code"])
         wide = openai_of(gateway, "wide")
         whole = await ended(wide, await begun(wide, lines))
         with pytest.raises(openai.PermissionDeniedError):
             await begun(openai_of(gateway, "other"), lines)
 
-    assert set(answers) == {"b"}
-    assert failures["a"]["response"]["status_code"] == 403
+    assert done == [{"b"}, {"b"}] and statuses == [403, 403]
     assert whole.request_counts is not None and whole.request_counts.completed == 2
 
 

@@ -91,6 +91,15 @@ def test_choices_are_taken_literally(choices: list[str]) -> None:
     assert takes(grammar, choices[0] + "?") == (choices[0] + "?" in choices)
 
 
+def test_blank_lines_are_looked_through_once() -> None:
+    """Once for each of them would take an hour."""
+    blank = "\n" * 1_000_000
+
+    assert rule(grammar=blank).grammar.source == blank
+    with pytest.raises(InvalidRequest, match="1000013 characters of GBNF"):
+        rule(grammar=f'{blank}\t root ::= ""')
+
+
 @pytest.mark.parametrize(
     "wanted",
     [
