@@ -12,7 +12,7 @@ from baton.gateway.output.output_parser import OutputParser
 from baton.gateway.output.pieces import Piece
 from baton.gateway.text.output_text import TextDelta
 
-CALL_ENDS = frozenset((*MARKERS, xml_calls.FUNCTION_END, xml_calls.PARAMETER_END))
+CALL_ENDS = frozenset((*MARKERS, *xml_calls.ENDS))
 """Marks that a caller may stop at, and that a call is whole without."""
 
 ChatFinish = FinishReason | Literal["tool_calls"]
@@ -30,7 +30,8 @@ class ChoiceReader:
         """What has become clear. Text that may be the beginning of a marker waits for the next."""
         pieces = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
-            pieces += self._parser.finish(is_cut=_is_cut(delta))
+            at_stop = delta.stop_string is not None
+            pieces += self._parser.finish(is_cut=_is_cut(delta), at_stop=at_stop)
         self._count(delta)
         return pieces
 

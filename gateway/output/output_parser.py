@@ -43,9 +43,12 @@ class OutputParser:
         next(self._parsing, None)
         return self._out.drain()
 
-    def finish(self, *, is_cut: bool = False) -> list[Piece]:
-        """What was held back, but for a call that was begun and cut. Safe to repeat."""
-        self._reader.end(is_cut=is_cut)
+    def finish(self, *, is_cut: bool = False, at_stop: bool = False) -> list[Piece]:
+        """What was held back, but for a call that was begun and cut. Safe to repeat.
+
+        `is_cut`: the output would have gone on; with a stop string, if `at_stop`.
+        """
+        self._reader.end(is_cut=is_cut, at_stop=at_stop)
         pieces = self.feed("")
         self._out.end_call(is_cut=is_cut)
         return pieces + self._out.drain()

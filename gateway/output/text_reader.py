@@ -44,6 +44,7 @@ class TextReader:
         self._num_dropped = 0
         self._is_complete = False
         self._is_cut = False
+        self._may_cut_marker = False
         self._has_run_out = False
 
     @property
@@ -62,10 +63,12 @@ class TextReader:
         self._next -= self._start
         self._start = 0
 
-    def end(self, *, is_cut: bool = False) -> None:
-        """No more text comes. `is_cut`: it would have gone on."""
+    def end(self, *, is_cut: bool = False, at_stop: bool = False) -> None:
+        """No more text comes. `is_cut`: it would have gone on. `at_stop`: what came next was a stop
+        string, so that half a marker at the end is text."""
         self._is_complete = True
         self._is_cut = is_cut
+        self._may_cut_marker = is_cut and not at_stop
 
     def release(self) -> None:
         """What has been read is dealt with."""
@@ -178,7 +181,7 @@ class TextReader:
         `position` is where a text begins while it is written.
 
         White space in front of the marker goes with it, unless `keeps_space`. At the end, all is
-        written, but for a marker that was cut; returns "".
+        written, but for a marker that the limit of the output cut; returns "".
         """
         text_of = str if keeps_space else _without_space
         self.release()
@@ -202,7 +205,7 @@ class TextReader:
         num_marker = _num_of_marker(rest, 0, markers)
         num_before = len(rest) - num_marker
         is_word = self.position + num_before > 0 and rest[num_before:][:1].isalpha()
-        if self._is_cut and num_marker >= (MIN_CUT_WORD if is_word else MIN_CUT_MARKER):
+        if self._may_cut_marker and num_marker >= (MIN_CUT_WORD if is_word else MIN_CUT_MARKER):
             rest = text_of(rest[:num_before])
         write(rest)
         self.drop_rest()

@@ -36,6 +36,8 @@ DSML_CALLS_END = (f"</{DSML}function_calls>", f"</{DSML}tool_calls>")
 DSML_CALL, DSML_CALL_END = f"<{DSML}invoke name=", f"</{DSML}invoke>"
 DSML_KEY, DSML_KEY_END = f"<{DSML}parameter name=", f"</{DSML}parameter>"
 MARKERS = (KEY, KEY_END, VALUE, VALUE_END, DSML)
+ENDS = (FUNCTION_END, PARAMETER_END, DSML_KEY_END, DSML_CALL_END, *DSML_CALLS_END)
+"""Of a call and what is in it, where they are not among the markers."""
 
 FUNCTION_NAME = re.compile(r"[^\s<>\"]+")
 ARGUMENT_NAME = re.compile(r"[^<>\"\n]+")
@@ -50,6 +52,7 @@ def qwen3_coder(schemas: Schemas) -> CallFormat:
             raise Malformed  # prose about calls
         yield from reader.expect(">")
         with _arguments(reader, out, name, schemas.get(name)) as arguments:
+            yield from reader.drop_space()
             while (yield from _opens(reader, PARAMETER, FUNCTION_END, HERMES_END)):
                 key = yield from _name(reader, ARGUMENT_NAME)
                 yield from reader.expect(">")
@@ -59,7 +62,7 @@ def qwen3_coder(schemas: Schemas) -> CallFormat:
                 types = arguments.types(key)
                 end = yield from _copy_value(reader, arguments, key, types, ends, is_on_lines=True)
                 if end == PARAMETER_END:
-                    reader.release()
+                    yield from reader.drop_space()
                 else:
                     reader.rewind()
 
@@ -69,7 +72,12 @@ def qwen3_coder(schemas: Schemas) -> CallFormat:
 def glm(schemas: Schemas) -> CallFormat:
     def call(reader: TextReader, out: PieceWriter, _: str) -> Parse[None]:
         name = yield from _name(reader, FUNCTION_NAME)
-        has_more = yield from _opens(reader, KEY, HERMES_END)
+        yield from reader.skip_space()
+        is_over = not (yield from reader.peek()) and not reader.is_cut_short
+        # A caller may stop at the end of a call; what is no tool's name is prose about calls.
+        has_more = not (is_over and name in schemas) and (
+            yield from _opens(reader, KEY, HERMES_END)
+        )
         with _arguments(reader, out, name, schemas.get(name)) as arguments:
             while has_more:
                 key = yield from _name(reader, ARGUMENT_NAME)
@@ -78,7 +86,9 @@ def glm(schemas: Schemas) -> CallFormat:
                 # A model that forgets the end of one goes on with the next, or ends the call.
                 ends = (VALUE_END, KEY, HERMES_END)
                 end = yield from _copy_value(reader, arguments, key, arguments.types(key), ends)
-                if end != VALUE_END:
+                if end == VALUE_END:
+                    yield from reader.drop_space()
+                else:
                     reader.rewind()
                 has_more = yield from _opens(reader, KEY, HERMES_END)
 
@@ -92,6 +102,7 @@ def _dsml_call(reader: TextReader, out: PieceWriter, marker: str) -> Parse[None]
     name = yield from _name(reader, FUNCTION_NAME)
     yield from reader.expect('">')
     with _arguments(reader, out, name) as arguments:
+        yield from reader.drop_space()
         while (yield from _opens(reader, DSML_KEY, DSML_CALL_END)):
             yield from reader.expect('"')
             key = yield from _name(reader, ARGUMENT_NAME)
@@ -101,6 +112,7 @@ def _dsml_call(reader: TextReader, out: PieceWriter, marker: str) -> Parse[None]
             yield from reader.expect('">')
             types = TEXT if is_text else frozenset[str]()
             yield from _copy_value(reader, arguments, key, types, (DSML_KEY_END,))
+            yield from reader.drop_space()
 
 
 def _any_calls(

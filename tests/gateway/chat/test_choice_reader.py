@@ -1,4 +1,4 @@
-"""What is read of a choice whose output ends within a call."""
+"""What is read of a choice whose output ends within a call, or at a stop string."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import pytest
 
 from baton.core.sampling import FinishReason
 from baton.gateway.chat.choice_reader import ChoiceReader
-from baton.gateway.output import xml_calls
+from baton.gateway.output import formats, xml_calls
+from baton.gateway.output.formats import CallFormat
 from baton.gateway.output.output_parser import OutputParser
-from baton.gateway.output.pieces import CallArguments
+from baton.gateway.output.pieces import CallArguments, CallStart, Content
 from baton.gateway.text.output_text import TextDelta
 
+F = {"f": None}
+DSML = xml_calls.DSML
 BEGUN = "<tool_call>\n<function=write>\n<parameter=text>\none line"
 ENDED = f"{BEGUN}\n</parameter>\n</function>\n"
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
@@ -36,3 +39,49 @@ def test_a_stop_string_within_a_value_leaves_the_call_cut(
 
     told = [piece.text for piece in pieces if isinstance(piece, CallArguments)]
     assert "".join(told) == arguments
+
+
+@pytest.mark.parametrize(("text", "stop"), [("<table><t", "d>"), ("see <t", "\n")])
+def test_text_before_a_stop_string_keeps_an_end_that_a_call_could_begin_with(
+    text: str, stop: str
+) -> None:
+    reader = ChoiceReader(OutputParser(formats.hermes))
+
+    pieces = reader.read(
+        TextDelta(text=text, tokens=(), finish_reason=FinishReason.STOP, stop_string=stop)
+    )
+
+    assert "".join(piece.text for piece in pieces if isinstance(piece, Content)) == text
+
+
+@pytest.mark.parametrize(
+    ("calls", "text", "stop"),
+    [
+        (
+            xml_calls.glm(F),
+            "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n",
+            "</tool_call>",
+        ),
+        (xml_calls.glm(F), "<tool_call>f\n", "</tool_call>"),
+        (xml_calls.qwen3_coder(F), "<tool_call>\n<function=f>\n", "</function>"),
+        (
+            xml_calls.deepseek_v32,
+            f'<{DSML}invoke name="f">\n'
+            f'<{DSML}parameter name="a" string="false">1</{DSML}parameter>\n',
+            xml_calls.DSML_CALL_END,
+        ),
+    ],
+)
+def test_a_call_that_is_stopped_at_its_own_end_is_whole_and_no_text(
+    calls: CallFormat, text: str, stop: str
+) -> None:
+    reader = ChoiceReader(OutputParser(calls))
+
+    start, *pieces = reader.read(
+        TextDelta(text=text, tokens=(), finish_reason=FinishReason.STOP, stop_string=stop)
+    )
+
+    assert isinstance(start, CallStart) and start.name == "f"
+    told = "".join(piece.text for piece in pieces if isinstance(piece, CallArguments))
+    assert told == ('{"a": 1}' if "1" in text else "{}")
+    assert not any(isinstance(piece, Content) for piece in pieces)
