@@ -5,14 +5,15 @@
     hashing threads                         `-> checksums, a few pieces ahead           |
     transport                                        `-> lent ---------------- give back
 
-Pieces are lent, not copied, so reads really are in flight while the engine steps; and they begin
-between two layers of a step, so a layer leaves while later ones are computed. A reading is ended on
-the engine's thread when its last piece is given back, also if the stream is cut in the middle of
-one; until then the blocks cannot be reused.
+Pieces are lent, so reads really are in flight while the engine steps; and they begin between two
+layers of a step, so a layer leaves while later ones are computed. A reading is ended on the
+engine's thread when its last piece is given back, also if the stream is cut in the middle of one;
+until then the blocks cannot be reused. A piece that travels in its message is a copy, and is given
+back once that is written.
 
-Hashing has a few threads of its own, and a stream never has more than a few pieces ready for its
-receiver: a slow one holds up nobody but itself. The first bytes of a stream, all of a short prompt,
-are hashed on the event loop: no hop to a thread and back.
+Hashing has a few threads of its own, and a stream has a few pieces ahead of its receiver, of copies
+about 8 MiB: a slow one holds up nobody but itself. The first bytes of a stream, all of a short
+prompt, are hashed on the event loop: no hop to a thread and back.
 """
 
 from __future__ import annotations

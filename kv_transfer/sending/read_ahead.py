@@ -3,6 +3,8 @@
     begin_read --> readings --> cuts --> hashed on a thread --> shelf --> taken, lent, given back
       ^  producing: a task of its own, as long as the shelf has room         the receiver's pace
 
+Where the transport carries pieces a thread copies them into their messages, and gives them back.
+
 Small cuts (a short prompt, layer by layer) are hashed several at a time: a thread is not asked for
 each. A share of a reading goes with each of its cuts, and comes back exactly once: from whoever
 the piece was lent to, or from here if it never got that far. With the last the reading is over.
@@ -38,6 +40,8 @@ log = logging.getLogger(__name__)
 MAX_AHEAD = 4
 """Batches that are hashed, or being hashed, before the receiver asks for them. One is a piece, or
 as many small ones as `BATCH_BYTES` hold."""
+MAX_COPIES_AHEAD = 2
+"""The same of batches that are copies, into the messages of their pieces: they take memory."""
 BATCH_BYTES = 4 << 20
 """Hashed in one go, unless by one piece: the receiver begins as soon as the first batch is done."""
 GROWTH = 2
@@ -123,7 +127,8 @@ class ReadAhead:
         self._max_piece_bytes = max_piece_bytes
         self._num_bytes = 0
         """Bytes of all pieces that were cut."""
-        self._room = asyncio.Semaphore(MAX_AHEAD)
+        self._is_copied = carry is not None
+        self._room = asyncio.Semaphore(MAX_COPIES_AHEAD if self._is_copied else MAX_AHEAD)
         self._shelf: asyncio.Queue[_Batch | BaseException | None] = asyncio.Queue()
         self._is_closed = False
 
@@ -158,21 +163,24 @@ class ReadAhead:
             while shares:
                 await self._room.acquire()
                 batch = self._next_batch(shares)
-                hashing = self._hashed([share.cut for share in batch])
+                hashing = self._hashed(tuple(batch))
                 for _ in batch:
                     shares.popleft()
                 self._shelf.put_nowait(_Batch(batch, hashing))
         finally:
-            for share in shares:
-                share.give_back()
+            _give_back(shares)
 
-    def _hashed(self, wanted: Sequence[Cut]) -> Future[list[Contents]]:
+    def _hashed(self, shares: Sequence[_Share]) -> Future[list[Contents]]:
         """A short prompt is hashed at once: quicker than to ask a thread, and to be told by it."""
+        wanted = [share.cut for share in shares]
         self._num_submitted_bytes += sum(cut.num_bytes for cut in wanted)
         is_short = self._num_submitted_bytes <= self._max_bytes_at_once
         if not (is_short and all(cut.is_in_memory for cut in wanted)):
-            return self._hashing.submit(self._read, wanted)
-        hashing: Future[list[Contents]] = Future()
+            hashing = self._hashing.submit(self._read, wanted)
+            if self._is_copied:  # however it ends, the blocks are not looked at again
+                hashing.add_done_callback(lambda _: _give_back(shares))
+            return hashing
+        hashing = Future()
         try:
             hashing.set_result(self._read(wanted))
         except Exception as error:
@@ -214,6 +222,11 @@ class ReadAhead:
                 item = self._shelf.get_nowait()
                 if isinstance(item, _Batch):
                     item.discard()
+
+
+def _give_back(shares: Iterable[_Share]) -> None:
+    for share in shares:
+        share.give_back()
 
 
 class _Loan:

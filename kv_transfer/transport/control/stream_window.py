@@ -20,6 +20,7 @@ from contextlib import aclosing, contextmanager
 from baton.core.errors import TransferCut, TransferError
 from baton.kv_transfer.handoff.messages import OpenTransfer
 from baton.kv_transfer.handoff.transport import LentPiece, SendingHalf
+from baton.kv_transfer.transport.control.ready_pieces import MAX_READY, ReadyPieces
 from baton.kv_transfer.transport.control.wire import write_piece
 from baton.proto import kv_pb2 as pb
 
@@ -30,8 +31,6 @@ MAX_UNTAKEN_S = 30.0
 PATIENCE_S = 30.0
 MIN_BYTES_PER_S = 4 << 20
 """Least rate of a whole stream: P waits for D as long as its bytes take so, and `PATIENCE_S`."""
-MAX_READY = 32
-"""Pieces waiting to be announced, and announced together."""
 MAX_BATCH_BYTES = 1 << 19
 """Bytes of pieces that are announced together; one alone may be larger. So the first of a short
 prompt are written while the others are on their way."""
@@ -41,8 +40,7 @@ class StreamWindow:
     """Belongs to the event loop that serves D."""
 
     def __init__(self) -> None:
-        self._ready: asyncio.Queue[LentPiece | BaseException | None] = asyncio.Queue(MAX_READY)
-        """Ends with None, or with what ended it."""
+        self._ready = ReadyPieces()
         self._end: list[BaseException | None] = []
         """Taken from the queue together with the last pieces."""
         self._lent: deque[LentPiece] = deque()
@@ -169,7 +167,7 @@ class StreamWindow:
         if self._preparing is not None:
             self._preparing.cancel()
         self._take_lent_back()
-        while not self._ready.empty():
+        while not self._ready.is_empty:
             item = self._ready.get_nowait()
             if isinstance(item, LentPiece):
                 item.give_back()
@@ -184,7 +182,7 @@ class StreamWindow:
 
     def _next_ready(self) -> LentPiece | None:
         """One that need not be waited for."""
-        if self._end or self._ready.empty():
+        if self._end or self._ready.is_empty:
             return None
         item = self._ready.get_nowait()
         if isinstance(item, LentPiece):

@@ -23,7 +23,8 @@ from baton.core.ids import new_epoch
 from baton.kv_transfer.handoff.messages import Outcome, SettleTransfer
 from baton.kv_transfer.transport.control import servicer, stream_window
 from baton.kv_transfer.transport.control.client import Announced
-from baton.kv_transfer.transport.control.stream_window import MAX_READY, MAX_UNTAKEN, StreamWindow
+from baton.kv_transfer.transport.control.ready_pieces import MAX_READY
+from baton.kv_transfer.transport.control.stream_window import MAX_UNTAKEN, StreamWindow
 from baton.kv_transfer.transport.grpc import GrpcSending
 from baton.proto import kv_pb2 as pb
 
