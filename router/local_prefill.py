@@ -5,7 +5,8 @@
              wait also what is left of the handoff after its first token
 
 It does if it must, if there is nobody else, if it lacks few tokens and `here` is no more than
-`there`; and however many it lacks if it would wait elsewhere, and `here` is clearly less.
+`there`, which is not asked before its steps are measured; and however many it lacks if it would
+wait elsewhere, and `here` is clearly less.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def why_here(request: PlacementRequest, choice: Choice, limit: int) -> str:
     if num_missing > limit:
         return ""
     is_last_block = is_beside and num_missing <= decode.info.layout.block_size
-    if not is_last_block:
+    if decode.candidate.speed.is_measured and not is_last_block:
         num_tokens, num_had = request.num_tokens, request.num_tokens - num_missing
         there_s = _there_s(num_tokens, now, now, peers, view) + view.rates.handoff_s
         if here_s(decode.candidate, num_tokens, num_had, now) > there_s:

@@ -148,7 +148,8 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     ran (`baton explain`), and what another policy would have made of them (`baton replay`)."""
     short_prompt_tokens: Annotated[int, msgspec.Meta(ge=0)] = LOCAL_PREFILL_TOKENS
     """Prompts with at most this many uncached tokens are computed by the decode replica itself,
-    where that costs no more than a handoff: those who decode there wait for it. 0: never."""
+    where that costs no more than a handoff: those who decode there wait for it. 0: none for being
+    short, only what nobody else can compute, or what would wait clearly longer elsewhere."""
     max_choices: Count = 128
     """Completions of one request: its prompts times `n` or `best_of`."""
     tool_parser: Literal[

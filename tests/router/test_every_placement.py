@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.gateway.fleet.known_replicas import NO_PULLS, known, make_replica, view_of
 from tests.router.placing import NAMES, placer
 
 from baton.core.ids import Epoch, RequestId
 from baton.core.replicas import Capacity, Role
+from baton.core.step_times import StepTimes
 from baton.router.answer import MAX_PREFILL_CANDIDATES
 from baton.router.decode_costs import RUNNING_REQUEST_COST
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.policies.cost import BASE_PRICE
 from baton.router.prompt import Prompt
 from baton.router.replicas.view import ReplicaView, View
+from baton.router.speeds.speed import MeasuredSpeed
 
 NUM_TOKENS = 256
 
@@ -103,18 +105,49 @@ def test_every_placement_is_on_replicas_that_can_take_it(
     assert [delay(peer) for peer in peers] == sorted(delay(peer) for peer in peers)
 
 
-@given(view=views(), local=st.integers(0, NUM_TOKENS), data=st.data())
-def test_a_prompt_travels_exactly_when_much_of_it_is_uncached_and_somebody_can_compute_it(
-    view: View, local: int, data: st.DataObject
+def here_s(replica: ReplicaView, step_s: float) -> float:
+    """Until its first token where it decodes, and what those wait who decode there, but for the
+    steps that they make anyway. The prompt is computed in one step."""
+    tokens_s = max(NUM_TOKENS - replica.num_cached_tokens, 1) / 1000
+    num_running = replica.candidate.num_running
+    return replica.candidate.busy_s(0.0) + step_s + tokens_s + num_running * tokens_s
+
+
+def there_s(replica: ReplicaView) -> float:
+    """Likewise by a prefill replica, until it decodes."""
+    num_held = max(replica.num_cached_tokens, replica.num_expected_tokens)
+    work_s = max(NUM_TOKENS - num_held, 1) / 1000
+    return replica.candidate.busy_s(0.0) + work_s + NO_PULLS.latency_s + NO_PULLS.handoff_s
+
+
+@given(
+    view=views(),
+    local=st.integers(0, NUM_TOKENS),
+    step_s=st.none() | st.sampled_from([0.0, 0.03]),
+    data=st.data(),
+)
+def test_a_prompt_travels_exactly_when_much_of_it_is_uncached_or_that_is_sooner(
+    view: View, local: int, step_s: float | None, data: st.DataObject
 ) -> None:
+    """`step_s`: None, before the decode replicas have measured their steps."""
+    if step_s is not None:
+        times = StepTimes(constant_s=step_s, token_s=0.001, num_prompt_steps=99)
+        for replica in view.decode:
+            replica.candidate.speed = MeasuredSpeed(times=times, max_chunk=512)
     placement = placer(local).place(data.draw(requests(view)), NAMES, view, 0.0)
     assert not isinstance(placement, Prompt)
 
-    if placement is not None:
-        [chosen] = [r for r in view.decode if r.info.epoch == placement.decode.epoch]
-        is_long = NUM_TOKENS - chosen.num_cached_tokens > local
-        has_peer = any(replica.info.is_ready for replica in view.prefill)
-        assert bool(placement.prefill) == (is_long and has_peer)
+    if placement is None:
+        return
+    [chosen] = [r for r in view.decode if r.info.epoch == placement.decode.epoch]
+    peers = [replica for replica in view.prefill if replica.info.is_ready]
+    is_short = NUM_TOKENS - chosen.num_cached_tokens <= local
+    if not peers or not is_short or step_s is None:
+        assert bool(placement.prefill) == (bool(peers) and not is_short)
+        return
+    here, there = here_s(chosen, step_s), min(map(there_s, peers))
+    assume(abs(here - there) > 1e-9)  # equal ones differ by how they are rounded
+    assert bool(placement.prefill) == (here > there)
 
 
 @given(view=views(), data=st.data())
