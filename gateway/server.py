@@ -55,7 +55,11 @@ class GatewayServer:
         tls = tls_identity(config)
         refused = self._gateway.metrics.refused_connections
         public, admin = public_connections(config, refused), admin_connections(refused)
-        self._background = BackgroundResponses(KeptResponses(self._gateway))
+        self._background = BackgroundResponses(
+            KeptResponses(self._gateway),
+            num_owners=lambda: self._gateway.keys.num_owners,
+            clock=clock,
+        )
         answer_line = LineCalls(self._gateway, self._background)
         self._batches = batch_service(self._gateway, answer_line)
         app = build_app(self._gateway, self._background, self._batches)

@@ -184,6 +184,8 @@ class ApiKeys:
         """The keys themselves are not kept, only their digests."""
         self._key_by_digest = {key.entry.digest: key for key in known}
         self._unix_time = unix_time
+        self.num_owners = len({key.caller.owner for key in known})
+        """How many there are who do not see each other's requests."""
 
     def __bool__(self) -> bool:
         """Whether a key is asked for."""

@@ -1,22 +1,30 @@
 """Responses in the background: each runs without its client, who asks for it later.
 
 create    kept as in_progress, a sign of life beside it; then it is answered, and runs here
-running   the sign is renewed, as long as what is kept is in_progress
-ended     kept as completed, incomplete or failed
+running   the sign changes at each renewal, as long as what is kept is in_progress
+ended     kept as completed, incomplete or failed; nothing interrupts that
 cancel    kept as cancelled, by any gateway; where it runs it stops, at the next renewal at the
           latest
 restart   a gateway that stops keeps what it has not done as failed. Of one that was killed the
-          sign expires, and who asks next keeps it so
+          sign does not change any more: who has seen that for a while, by its own clock, says so
+          in place of the sign, and all gateways tell that it failed
+
+What is kept is changed by the gateway that runs it and by a cancel alone. So a gateway that was
+only thought to be dead loses nothing: its next sign makes the response in_progress again, and what
+it keeps at the end holds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from baton.core.clock import Clock, monotonic
 from baton.core.errors import (
     BatonError,
     InvalidRequest,
@@ -32,10 +40,22 @@ from baton.gateway.storage.folder import Place
 log = logging.getLogger(__name__)
 
 SIGN_KIND = "response_run"
-SIGN_TTL_S = 30.0
+SIGN_TTL_S = 86_400.0
+"""Only tidies up: hosts need not agree about the time."""
 RENEW_S = 5.0
+STILL_S = 30.0
+"""A sign that has not changed for so long is that of a gateway that was killed."""
+NOBODY_RUNS = b"interrupted"
+"""What stands in place of the sign then."""
+MAX_WATCHED = 16 * 1024
+KEEP_S = 15.0
+"""The most seconds that a stop or a cancel waits for an end that is being kept."""
+KEEP_TRIES = 12
+"""The times that keeping an end is tried while the storage does not answer."""
 MAX_RUNNING = 1024
 """The most that one gateway runs; connections limit requests that somebody waits for."""
+OWNER_PART = 4
+"""Where there are several owners, one may have this part of them."""
 INTERRUPTED = ResponseError(
     "interrupted", "the gateway that ran it ended before it was done; send it again"
 )
@@ -59,41 +79,85 @@ class BackgroundRun:
         return Place(KIND, self.owner, self.answer.id)
 
 
+class SignWatch:
+    """Since when signs have not changed, on a clock of this process."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seen: dict[Place, tuple[bytes | None, float]] = {}
+        """The sign that was seen last, and when it was first; who was asked for last is last."""
+
+    def is_still(self, place: Place, sign: bytes | None) -> bool:
+        """Whether this sign has been there for STILL_S."""
+        now = self._clock()
+        seen = self._seen.pop(place, None)
+        if seen is None or seen[0] != sign:
+            seen = (sign, now)
+        self._seen[place] = seen
+        if len(self._seen) > MAX_WATCHED:
+            del self._seen[next(iter(self._seen))]
+        return now - seen[1] >= STILL_S
+
+    def forget(self, place: Place) -> None:
+        self._seen.pop(place, None)
+
+    def begin_again(self) -> None:
+        """Nothing that was seen counts any more: signs could not be renewed meanwhile."""
+        self._seen.clear()
+
+
 class BackgroundResponses:
     """The background responses that one gateway runs, and what it knows of others."""
 
-    def __init__(self, kept: KeptResponses) -> None:
+    def __init__(
+        self,
+        kept: KeptResponses,
+        *,
+        num_owners: Callable[[], int] = lambda: 1,
+        clock: Clock = monotonic,
+    ) -> None:
+        """`num_owners`: how many there may be now."""
         self.kept = kept
+        self._num_owners = num_owners
+        self._num_by_owner: Counter[str] = Counter()
+        """The responses that run here or are about to."""
         self._running: dict[Place, asyncio.Task[None]] = {}
+        self._keeping: set[Place] = set()
+        """Those of them that have ended, and whose end is being kept."""
+        self._watch = SignWatch(clock)
         self._is_closing = False
 
     async def begin(self, run: BackgroundRun) -> None:
-        """It is kept, and runs. Raises Overloaded, StorageUnavailable."""
-        if len(self._running) >= MAX_RUNNING:
-            raise Overloaded(
-                f"{MAX_RUNNING} responses run in the background at this gateway; try again later"
-            )
-        await self._sign(run.place)
-        await self.kept.put(run.answer, run.given, run.owner)
+        """It is kept, and runs. Raises Overloaded, StorageFull, StorageUnavailable."""
+        self._take_room(run.owner)
+        try:
+            await self._sign(run.place)
+            await self.kept.put(run.answer, run.given, run.owner)
+        except BaseException:
+            self._give_room(run.owner)
+            raise
         task = asyncio.create_task(self._run(run), name=f"{run.answer.id} in the background")
         self._running[run.place] = task
-        task.add_done_callback(lambda _: self._running.pop(run.place, None))
+        task.add_done_callback(lambda _: self._end(run.place))
 
     async def find(self, response_id: str, owner: str, field: str) -> KeptResponse:
         """What is kept of it; it has failed if it is said to run and nobody does. Raises NotKept,
         StorageUnavailable."""
         kept = await self.kept.find(response_id, owner, field)
         place = Place(KIND, owner, response_id)
-        if not kept.is_in_progress or place in self._running or await self._has_sign(place):
+        if not kept.is_in_progress:
+            self._watch.forget(place)
+            return kept
+        if place in self._running or await self._is_alive(place):
             return kept
         kept = await self.kept.find(response_id, owner, field)  # it may have ended between the two
         if not kept.is_in_progress:
             return kept
-        return await self.kept.change(place, kept, status="failed", error=INTERRUPTED)
+        return kept.changed(status="failed", error=INTERRUPTED)
 
     async def cancel(self, response_id: str, owner: str, field: str) -> KeptResponse:
         """As it is then: what has ended stays as it ended. Raises NotKept, InvalidRequest,
-        StorageUnavailable."""
+        StorageFull, StorageUnavailable."""
         kept = await self.find(response_id, owner, field)
         if not kept.is_background:
             raise InvalidRequest(
@@ -104,12 +168,15 @@ class BackgroundResponses:
         if not kept.is_in_progress:
             return kept
         place = Place(KIND, owner, response_id)
-        self._stop(place)
+        await self._stop(place)
+        kept = await self.kept.find(response_id, owner, field)  # it may have ended before
+        if not kept.is_in_progress:
+            return kept
         return await self.kept.change(place, kept, status="cancelled")
 
     async def delete(self, response_id: str, owner: str, field: str) -> None:
         """Raises NotKept, StorageUnavailable."""
-        self._stop(Place(KIND, owner, response_id))
+        await self._stop(Place(KIND, owner, response_id))
         await self.kept.delete(response_id, owner, field)
 
     async def close(self, grace_s: float) -> None:
@@ -118,13 +185,47 @@ class BackgroundResponses:
             return
         await asyncio.wait(tuple(self._running.values()), timeout=grace_s)
         self._is_closing = True
-        for task in self._running.values():
+        for place, task in self._running.items():
+            if place not in self._keeping:
+                task.cancel()
+        if not self._running:
+            return
+        _, late = await asyncio.wait(tuple(self._running.values()), timeout=KEEP_S)
+        for task in late:
+            log.warning("%s: its end is lost, the storage does not answer", task.get_name())
             task.cancel()
-        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        await asyncio.gather(*late, return_exceptions=True)
 
-    def _stop(self, place: Place) -> None:
-        if (task := self._running.get(place)) is not None:
+    def _take_room(self, owner: str) -> None:
+        """Raises Overloaded."""
+        if self._num_by_owner.total() >= MAX_RUNNING:
+            raise Overloaded(
+                f"{MAX_RUNNING} responses run in the background at this gateway; try again later"
+            )
+        most = max(1, MAX_RUNNING // OWNER_PART)
+        if self._num_by_owner[owner] >= most and self._num_owners() > 1:
+            raise Overloaded(
+                f"{most} responses of yours run in the background at this gateway, the most that "
+                "one tenant may have; wait until one has ended"
+            )
+        self._num_by_owner[owner] += 1
+
+    def _give_room(self, owner: str) -> None:
+        self._num_by_owner[owner] -= 1
+        if not self._num_by_owner[owner]:
+            del self._num_by_owner[owner]
+
+    def _end(self, place: Place) -> None:
+        del self._running[place]
+        self._give_room(place.owner)
+
+    async def _stop(self, place: Place) -> None:
+        """It does not run here any more then. An end that is being kept is kept before."""
+        if (task := self._running.get(place)) is None:
+            return
+        if place not in self._keeping:
             task.cancel()
+        await asyncio.wait([task], timeout=KEEP_S)
 
     async def _run(self, run: BackgroundRun) -> None:
         this = asyncio.current_task()
@@ -134,7 +235,7 @@ class BackgroundResponses:
             await run.work()
         except asyncio.CancelledError:
             if not self._is_closing:
-                raise  # who cancelled or deleted it has kept, or deleted, what is to be said of it
+                raise  # who cancelled or deleted it keeps, or deletes, what is to be said of it
             run.answer.status, run.answer.error = "failed", INTERRUPTED
         except Exception as error:
             if not isinstance(error, BatonError):
@@ -142,12 +243,24 @@ class BackgroundResponses:
             run.fail(error)
         finally:
             renewing.cancel()
+        self._keeping.add(run.place)  # from here on only a storage that hangs ends this task
         try:
-            if await self._is_in_progress(run.place):
-                await self.kept.put(run.answer, run.given, run.owner)
-            await self.kept.storage.delete(_sign_of(run.place))
-        except (StorageUnavailable, StorageFull) as error:
-            log.warning("%s is lost, which ran in the background: %s", run.answer.id, error)
+            await self._keep(run)
+        finally:
+            self._keeping.discard(run.place)
+
+    async def _keep(self, run: BackgroundRun) -> None:
+        for num_left in reversed(range(KEEP_TRIES)):
+            try:
+                if await self._is_in_progress(run.place):
+                    await self.kept.put(run.answer, run.given, run.owner)
+                await self.kept.storage.delete(_sign_of(run.place))
+                return
+            except (StorageUnavailable, StorageFull) as error:
+                if isinstance(error, StorageFull) or self._is_closing or not num_left:
+                    log.warning("%s is lost, which ran in the background: %s", run.answer.id, error)
+                    return
+            await asyncio.sleep(RENEW_S)
 
     async def _renew(self, place: Place, running: asyncio.Task[None]) -> None:
         while True:
@@ -165,11 +278,23 @@ class BackgroundResponses:
 
     async def _sign(self, place: Place) -> None:
         """Raises StorageUnavailable, StorageFull."""
-        await self.kept.storage.put(_sign_of(place), b"", ttl_s=SIGN_TTL_S)
+        value = secrets.token_bytes(8)
+        await self.kept.storage.put(_sign_of(place), value, ttl_s=SIGN_TTL_S)
 
-    async def _has_sign(self, place: Place) -> bool:
-        """Raises StorageUnavailable."""
-        return await self.kept.storage.get(_sign_of(place)) is not None
+    async def _is_alive(self, place: Place) -> bool:
+        """Whether a gateway runs it, as far as is known here. Raises StorageUnavailable."""
+        try:
+            sign = await self.kept.storage.get(_sign_of(place))
+        except StorageUnavailable:
+            self._watch.begin_again()
+            raise
+        if sign == NOBODY_RUNS:
+            return False
+        if not self._watch.is_still(place, sign):
+            return True
+        with suppress(StorageUnavailable, StorageFull):  # then others have to see for themselves
+            await self.kept.storage.put(_sign_of(place), NOBODY_RUNS, ttl_s=SIGN_TTL_S)
+        return False
 
 
 def _sign_of(place: Place) -> Place:

@@ -55,6 +55,11 @@ class KeptResponse(msgspec.Struct, frozen=True):
     def output_items(self) -> list[InputItem]:
         return msgspec.json.decode(self.answer, type=_Output).output
 
+    def changed(self, **changes: object) -> KeptResponse:
+        """The same with other values of some fields of its answer."""
+        answer = {**msgspec.json.decode(self.answer), **changes}
+        return KeptResponse(msgspec.Raw(msgspec.json.encode(answer)), self.input)
+
     def context(self) -> list[InputItem]:
         """What a next turn goes on from. A call that was cut short is none that can be answered."""
         output = self.output_items()
@@ -103,8 +108,7 @@ class KeptResponses:
     async def change(self, place: Place, kept: KeptResponse, **changes: object) -> KeptResponse:
         """Keep its answer with other values of some fields. Raises StorageFull,
         StorageUnavailable."""
-        answer = {**msgspec.json.decode(kept.answer), **changes}
-        changed = KeptResponse(msgspec.Raw(msgspec.json.encode(answer)), kept.input)
+        changed = kept.changed(**changes)
         await self._put(place, msgspec.json.encode(changed))
         return changed
 

@@ -219,6 +219,24 @@ def test_what_shapes_do_not_tell_is_judged_with_torch(
     assert JudgedStart(config, folder).is_known(having(8))  # only of what was judged
 
 
+BEGUN_AGAIN = """
+import sys
+import tempfile
+from baton.platform.cli.runs import start_check
+
+tempfile.tempdir = "/nowhere"
+echo = "import sys; print(sys.argv[1:], sys.stdin.read())"
+start_check.COMMAND = (sys.executable, "-c", echo)
+start_check._begin_again_with_torch(b"the question")
+"""
+
+
+def test_it_is_begun_again_with_torch_also_where_no_file_can_be_written() -> None:
+    found = subprocess.run([sys.executable, "-c", BEGUN_AGAIN], capture_output=True, text=True)
+
+    assert found.stdout == "['--with-torch'] the question\n", found.stderr
+
+
 @pytest.mark.wide
 def test_a_start_that_is_only_checked_is_remembered(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, patch
 
 import openai
 import pytest
 from tests.gateway.chat_models import chat_model, dispatcher, openai_of, said
 from tests.gateway.scripted import MODEL, Script, Serving, serving
 
-from baton.core.errors import Unavailable
+from baton.core.clock import Clock, ManualClock, monotonic
+from baton.core.errors import StorageUnavailable, Unavailable
+from baton.gateway.access.config import TenantConfig
 from baton.gateway.http.responses import background
+from baton.gateway.http.responses.kept import KeptResponses
+from baton.gateway.storage import storage
 from baton.gateway.storage.config import StorageConfig
+from baton.gateway.storage.folder import StorageFolder
 
 
 @asynccontextmanager
-async def gateways(folder: Path, script: Script) -> AsyncIterator[tuple[Serving, Any, Any]]:
-    """One that runs the responses, and clients of it and of another."""
+async def gateways(
+    folder: Path, script: Script, clock: Clock = monotonic
+) -> AsyncIterator[tuple[Serving, Any, Any]]:
+    """One that runs the responses, and clients of it and of another, which has this clock, and
+    whose host is ten minutes ahead."""
+    ahead = partial(StorageFolder, unix_time=lambda: time.time() + 600)
     config: dict[str, Any] = {"storage": StorageConfig(folder=str(folder))}
-    async with (
-        serving(dispatcher=dispatcher(script), model=chat_model(), **config) as runs,
-        serving(dispatcher=dispatcher(said("Other.")), model=chat_model(), **config) as other,
-    ):
+    async with AsyncExitStack() as both:
+        each = serving(dispatcher=dispatcher(script), model=chat_model(), **config)
+        runs = await both.enter_async_context(each)
+        each = serving(
+            dispatcher=dispatcher(said("Other.")), model=chat_model(), clock=clock, **config
+        )
+        with patch.object(storage, "StorageFolder", ahead):
+            other = await both.enter_async_context(each)
         yield runs, openai_of(runs), openai_of(other)
 
 
@@ -107,8 +123,8 @@ async def test_a_failure_is_kept_with_its_reason(tmp_path: Path) -> None:
 async def test_what_a_restart_interrupts_says_so(
     tmp_path: Path, is_killed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if is_killed:  # the sign of life expires, and nobody renews it
-        monkeypatch.setattr(background, "SIGN_TTL_S", 0.0)
+    if is_killed:  # nobody renews the sign of life
+        monkeypatch.setattr(background, "STILL_S", 0.0)
     async with gateways(tmp_path, waiting("Yes.")) as (runs, client, other):
         response = await begun(client)
         if not is_killed:
@@ -117,6 +133,92 @@ async def test_what_a_restart_interrupts_says_so(
 
     assert (found.status, found.error.code) == ("failed", "interrupted")
     assert "send it again" in found.error.message
+
+
+@pytest.mark.parametrize("is_renewed", [False, True])
+async def test_who_was_thought_dead_and_lives_keeps_its_answer(
+    tmp_path: Path, is_renewed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_renewed:
+        monkeypatch.setattr(background, "RENEW_S", 0.02)
+    script, clock = waiting("Yes."), ManualClock()
+    assert script.starts is not None
+    async with gateways(tmp_path, script, clock) as (_, client, other):
+        response = await begun(client)
+        assert (await other.responses.retrieve(response.id)).status == "in_progress"
+        clock.advance(background.STILL_S)
+        found = await other.responses.retrieve(response.id)
+        async with asyncio.timeout(60):
+            while is_renewed and found.status != "in_progress":
+                found = await other.responses.retrieve(response.id)
+        script.starts.set()
+        while (last := await other.responses.retrieve(response.id)).status != "completed":
+            await asyncio.sleep(0.01)
+
+    assert found.status == ("in_progress" if is_renewed else "failed")
+    assert last.output_text == "Yes."
+
+
+@pytest.mark.parametrize("way", ["stop", "cancel"])
+async def test_an_end_that_is_being_kept_is_kept(
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, goes_on, put = asyncio.Event(), asyncio.Event(), KeptResponses.put
+
+    async def slow_put(self: KeptResponses, answer: Any, *rest: Any) -> None:
+        if answer.status != "in_progress":
+            reached.set()
+            await goes_on.wait()
+        await put(self, answer, *rest)
+
+    monkeypatch.setattr(KeptResponses, "put", slow_put)
+    async with gateways(tmp_path, said("Yes.")) as (runs, client, other):
+        response = await begun(client)
+        await asyncio.wait_for(reached.wait(), 30)
+        doing = asyncio.create_task(
+            runs.server.stop(grace_s=0) if way == "stop" else client.responses.cancel(response.id)
+        )
+        await asyncio.wait([doing], timeout=0.1)  # it gets as far as it can
+        goes_on.set()
+        told = await doing
+        found = await other.responses.retrieve(response.id)
+
+    assert (found.status, found.output_text) == ("completed", "Yes.")
+    assert told is None or told.status == "completed"
+
+
+async def test_a_gateway_runs_so_many_and_one_tenant_a_part_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "MAX_RUNNING", 8)
+    tenants = {name: TenantConfig(api_keys=frozenset({f"sk-{name}"})) for name in "abcdef"}
+    script = waiting("Yes.")
+    assert script.starts is not None
+    async with serving(
+        dispatcher=dispatcher(script),
+        model=chat_model(),
+        tenants=tenants,
+        storage=StorageConfig(folder=str(tmp_path)),
+    ) as gateway:
+
+        async def codes_of(owner: str, num: int) -> list[int]:
+            body = {"model": MODEL, "input": "Hello", "background": True}
+            headers = {"authorization": f"Bearer sk-{owner}"}
+            asked = (
+                gateway.http.post("/v1/responses", json=body, headers=headers) for _ in range(num)
+            )
+            return sorted(response.status_code for response in await asyncio.gather(*asked))
+
+        with monkeypatch.context() as broken:
+            broken.setattr(KeptResponses, "put", AsyncMock(side_effect=StorageUnavailable("gone")))
+            assert await codes_of("a", 2) == [503, 503]
+        assert await codes_of("a", 6) == [200] * 2 + [429] * 4
+        others = [await codes_of(owner, 2) for owner in "bcd"]
+        assert others == [[200, 200]] * 3
+        assert await codes_of("e", 1) == [429]
+        script.starts.set()
+        while await codes_of("a", 1) != [200]:
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(
