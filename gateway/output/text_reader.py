@@ -95,6 +95,7 @@ class TextReader:
     def rewind(self) -> None:
         """Read again from what was released last."""
         self._next = self._start
+        self._has_run_out = False
 
     def peek(self) -> Parse[str]:
         """The next character; "" at the end. Raises Malformed if too much is held."""

@@ -10,6 +10,7 @@ from baton.gateway.output import formats, xml_calls
 from baton.gateway.output.formats import CallFormat
 from baton.gateway.output.output_parser import OutputParser
 from baton.gateway.output.pieces import CallArguments, CallStart, Content
+from baton.gateway.output.reasoning import ReasoningStart
 from baton.gateway.text.output_text import TextDelta
 
 F = {"f": None}
@@ -41,11 +42,18 @@ def test_a_stop_string_within_a_value_leaves_the_call_cut(
     assert "".join(told) == arguments
 
 
-@pytest.mark.parametrize(("text", "stop"), [("<table><t", "d>"), ("see <t", "\n")])
+@pytest.mark.parametrize(
+    ("calls", "text", "stop"),
+    [
+        (formats.hermes, "<table><t", "d>"),
+        (formats.hermes, "see <t", "\n"),
+        (formats.forced_calls, "<t", "d>"),  # as reasoning may begin, too
+    ],
+)
 def test_text_before_a_stop_string_keeps_an_end_that_a_call_could_begin_with(
-    text: str, stop: str
+    calls: CallFormat, text: str, stop: str
 ) -> None:
-    reader = ChoiceReader(OutputParser(formats.hermes))
+    reader = ChoiceReader(OutputParser(calls, reasoning=ReasoningStart.FIRST))
 
     pieces = reader.read(
         TextDelta(text=text, tokens=(), finish_reason=FinishReason.STOP, stop_string=stop)

@@ -64,6 +64,8 @@ def parsed(
     *,
     reasoning: ReasoningStart = ReasoningStart.NOWHERE,
     max_calls: int | None = None,
+    is_cut: bool = False,
+    at_stop: bool = False,
 ) -> list[Piece]:
     """Neighbours of one kind are one piece."""
     ids = map(str, itertools.count())
@@ -71,7 +73,7 @@ def parsed(
         FORMATS[name], reasoning=reasoning, max_calls=max_calls, call_id=lambda: next(ids)
     )
     found = [piece for text in pieces for piece in parser.feed(text)]
-    return joined(found + parser.finish())
+    return joined(found + parser.finish(is_cut=is_cut, at_stop=at_stop))
 
 
 def joined(pieces: Sequence[Piece]) -> list[Piece]:

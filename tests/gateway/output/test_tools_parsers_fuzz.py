@@ -49,21 +49,28 @@ texts = st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join)
     cuts=[22],
     name="deepseek",
     start=ReasoningStart.NOWHERE,
+    ending=(False, False),
 )
 @given(
     text=texts,
     cuts=st.lists(st.integers(0, 120), max_size=30),
     name=st.sampled_from(list(FORMATS)),
     start=st.sampled_from(ReasoningStart),
+    ending=st.sampled_from([(False, False), (True, False), (True, True)]),
 )
-def test_cuts_change_nothing(text: str, cuts: list[int], name: str, start: ReasoningStart) -> None:
+def test_cuts_change_nothing(
+    text: str, cuts: list[int], name: str, start: ReasoningStart, ending: tuple[bool, bool]
+) -> None:
+    """`ending`: whether the output was cut, and whether by a stop string."""
+    is_cut, at_stop = ending
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[begin:end] for begin, end in itertools.pairwise(places)]
 
-    whole = parsed(name, [text], reasoning=start)
+    whole = parsed(name, [text], reasoning=start, is_cut=is_cut, at_stop=at_stop)
 
-    assert parsed(name, pieces, reasoning=start) == whole
-    assert parsed(name, list(text), reasoning=start) == whole
+    for parts in (pieces, list(text)):
+        told = parsed(name, parts, reasoning=start, is_cut=is_cut, at_stop=at_stop)
+        assert told == whole
 
 
 @settings(max_examples=400, deadline=None)
