@@ -37,7 +37,7 @@ DSML_CALL, DSML_CALL_END = f"<{DSML}invoke name=", f"</{DSML}invoke>"
 DSML_KEY, DSML_KEY_END = f"<{DSML}parameter name=", f"</{DSML}parameter>"
 MARKERS = (KEY, KEY_END, VALUE, VALUE_END, DSML)
 ENDS = (FUNCTION_END, PARAMETER_END, DSML_KEY_END, DSML_CALL_END, *DSML_CALLS_END)
-"""Of a call and what is in it, where they are not among the markers."""
+"""The ends of a call and of what is in it, where they are not among the markers."""
 
 FUNCTION_NAME = re.compile(r"[^\s<>\"]+")
 ARGUMENT_NAME = re.compile(r"[^<>\"\n]+")

@@ -123,7 +123,7 @@ class BackgroundResponses:
         """The responses that run here or are about to."""
         self._running: dict[Place, asyncio.Task[None]] = {}
         self._keeping: set[Place] = set()
-        """Those of them that have ended, and whose end is being kept."""
+        """Responses that have ended, and whose end is being kept."""
         self._watch = SignWatch(clock)
         self._is_closing = False
 
