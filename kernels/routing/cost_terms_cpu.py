@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from baton.kernels.routing.addresses import Writable, address
 
 _ADDRESS, _NUM, _BYTES = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p
-_ASKED = Struct("22d")
+_ASKED = Struct("23d")
 
 
 class Rows(NamedTuple):

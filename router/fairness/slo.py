@@ -26,6 +26,9 @@ UNHURRIED_S = 10.0
 those pass that are due so much earlier."""
 MOST_LATER_S = 100.0
 """By how much later requests may pass one at most, whatever its objective allows."""
+LITTLE = 0.1
+"""A late prompt goes last unless it would wait no more than this share of that as a prompt without
+an objective: whoever is that short costs the others little."""
 
 N = TypeVar("N", float, Numbers)
 
@@ -105,11 +108,13 @@ def late_cost_s(over_s: N, allowed_s: float) -> N:
     return cost_s
 
 
-def start_offset_s(due_in_s: float, waited_s: float, work_s: N, latest_s: N) -> N:
+def start_offset_s(due_in_s: float, waited_s: float, work_s: N, usual_s: N, latest_s: N) -> N:
     """How long after its arrival a request with an objective is due in line: when it must begin. If
-    it is late by now, after all that are not. `due_in_s`: by when its first token is due, after its
-    arrival; `latest_s`: when one without an objective is due at the latest."""
+    it is late by now, after all that are not, or as one without an objective, if that is short.
+    `due_in_s`: by when its first token is due, after its arrival; `usual_s`, `latest_s`: when one
+    without an objective is due, and when any such one is at the latest."""
     start_in_s = due_in_s - work_s
-    in_time, late = np.minimum(start_in_s, MOST_LATER_S), np.maximum(start_in_s, latest_s)
-    found: N = np.where(start_in_s < waited_s, late, in_time)  # type: ignore[assignment]
+    last_s = np.where(usual_s <= LITTLE * latest_s, usual_s, np.maximum(start_in_s, latest_s))
+    offset_s = np.where(start_in_s < waited_s, last_s, start_in_s)
+    found: N = np.minimum(offset_s, MOST_LATER_S)  # type: ignore[assignment]
     return found

@@ -18,7 +18,13 @@ from baton.kernels.cpu.library import library_without_torch
 from baton.kernels.routing.cost_terms_cpu import Replicas
 from baton.kernels.routing.cost_terms_cpu import cost_terms as compiled
 from baton.router.cache.heat import Charge
-from baton.router.fairness.slo import MOST_LATER_S, STEEPNESS, late_cost_s, start_offset_s
+from baton.router.fairness.slo import (
+    LITTLE,
+    MOST_LATER_S,
+    STEEPNESS,
+    late_cost_s,
+    start_offset_s,
+)
 from baton.router.fairness.turns import STRETCH
 from baton.router.policies.routing_policy import Held
 from baton.router.replicas.candidate import LATE_S
@@ -89,7 +95,7 @@ def cost_terms(asked: Asked, charge: Charge | None, candidates: Candidates, held
         (
             *(asked.now, LATE_S, asked.num_tokens),
             *(asked.arrived_s, asked.latest_s, STRETCH, asked.later_s, asked.due_by_s),
-            *(MOST_LATER_S, STEEPNESS),
+            *(MOST_LATER_S, LITTLE, STEEPNESS),
             *asked[6:],
         ),
         () if charge is None else (*charge.ends, *charge.sums),
@@ -115,7 +121,7 @@ def reference(asked: Asked, charge: Charge | None, candidates: Candidates, held:
         offset_s = np.minimum(STRETCH * work_s, latest_s)
         if asked.due_by_s < math.inf:
             waited_s = asked.now - asked.arrived_s
-            offset_s = start_offset_s(allowed_s, waited_s, work_s, latest_s)
+            offset_s = start_offset_s(allowed_s, waited_s, work_s, offset_s, latest_s)
         due_s = asked.arrived_s + offset_s + asked.later_s
         ahead_s, num_behind = candidates.ahead(due_s)
         wait_s += ahead_s

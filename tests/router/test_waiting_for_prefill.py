@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from tests.gateway.fleet.known_replicas import view_of
 from tests.router.placing import NAMES, asked, decode, lent, placer, send
 
@@ -123,14 +124,24 @@ def test_of_those_that_wait_the_one_that_must_begin_first_is_first_and_late_ones
     turns = Turns()
     turns.hear(4.0)  # without an objective, nobody is due later than 12 s after its arrival
 
-    def due_s(number: int, arrived_s: float, due_by_s: float = math.inf) -> float:
+    def due_s(
+        number: int,
+        arrived_s: float,
+        due_by_s: float = math.inf,
+        work_s: float = 2.0,
+        line_s: float = 0.0,
+    ) -> float:
         prompt = Prompt(number=number, num_tokens=10, arrived_s=arrived_s, due_s=due_by_s)
-        return turns.due_s(prompt, 2.0, 0.0, 100.0)
+        found = turns.due_s(prompt, work_s, line_s, 100.0)
+        assert found == turns.dues_s(prompt, np.full(1, work_s), np.full(1, line_s), 100.0)[0]
+        return found
 
     assert due_s(1, 99.0, 103.0) == 101.0  # begins by then, or is late
     assert due_s(2, 99.0) == 105.0
     assert due_s(3, 90.0, 101.5) == 102.0  # it is late: after all that came so long before
     assert due_s(4, 99.0, 1000.0) == 199.0  # however long it may take
+    assert due_s(5, 90.0, 101.5, work_s=20.0, line_s=500.0) == 190.0  # nor longer if it is late
+    assert due_s(6, 99.0, 99.1, work_s=0.25) == due_s(6, 99.0, work_s=0.25) == 99.75  # it is short
 
 
 def test_who_was_bound_late_is_told_why_it_went_there_though_another_costs_less() -> None:

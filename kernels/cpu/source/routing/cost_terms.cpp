@@ -27,7 +27,7 @@ extern "C" {
 // One prompt, and what holds for all replicas; kernels/routing/cost_terms_cpu.py packs it.
 struct BatonAsked {
   double now, late_s, num_tokens, arrived_s, latest_s, stretch, later_s;  // by `turns.py`
-  double due_by_s, most_later_s, steepness;                               // by `slo.py`
+  double due_by_s, most_later_s, little, steepness;                       // by `slo.py`
   double price, coming_per_s, balance_s, evenness, spare, haste, most_s;
   double left, future_s, home, mean_share_s, crowd;  // `home`: a row; below 0: none
 };
@@ -66,7 +66,9 @@ void baton_cost_terms(const BatonAsked* asked, const double* numbers, int64_t st
       if (a.due_by_s < INFINITY) {
         const double start_in_s = allowed_s - work_s[i];
         const bool is_late = start_in_s < a.now - a.arrived_s;
-        offset_s = is_late ? std::max(start_in_s, latest_s) : std::min(start_in_s, a.most_later_s);
+        const bool is_short = offset_s <= a.little * latest_s;
+        const double last_s = is_short ? offset_s : std::max(start_in_s, latest_s);
+        offset_s = std::min(is_late ? last_s : start_in_s, a.most_later_s);
       }
       due_s[size_t(row)] = a.arrived_s + offset_s + a.later_s;
     }
