@@ -32,8 +32,8 @@ class CacheConfig:
     bits, what follows them is as wide as the model computes."""
     huge_pages: Literal["auto", "off"] = "auto"
     """On a CPU, pages of 2 MB for the pool: KV in eight bits is read faster there. `auto`: what is
-    in use is moved onto them beside the steps, where the kernel can (Linux 6.1); it takes no more
-    memory."""
+    in use is moved onto them beside the steps, where the kernel can (Linux 6.1). It takes no more
+    memory, but for 2 MB while they are copied."""
     prefix_caching: bool = True
     """Let prompts that begin alike share the blocks they have in common."""
     pinned_fraction: float = 0.25

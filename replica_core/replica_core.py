@@ -140,10 +140,10 @@ class ReplicaCore:
     async def stop(self) -> None:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
+        if self._huge is not None:  # first: whatever fails below, the arena is left alone
+            await asyncio.to_thread(self._huge.stop)
         self.matchers.close()
         await self.kv.close()
-        if self._huge is not None:
-            await asyncio.to_thread(self._huge.stop)
         await asyncio.to_thread(self.thread.stop, STOP_TIMEOUT_S)
 
     def check_health(self, *, limit_s: float) -> None:

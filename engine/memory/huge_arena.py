@@ -28,10 +28,11 @@ SHARE_BUSY = 0.02
 """Share of the time that is spent on moving while the engine computes."""
 SHARE_LOOKING = 0.01
 """The same of this thread's own, at most: arenas may be large."""
-FULL = HUGE_PAGE * 15 // 16
-"""Bytes of a region that are in use before it is moved: the rest of it becomes memory."""
+FULL = HUGE_PAGE
+"""Bytes of a region that are in use before it is moved: the rest of it would become memory."""
 MAX_FAILURES = 8
-"""Regions that cannot be moved, one after the other, before a look ends: memory is in pieces."""
+"""Regions that cannot be moved, one after the other, before a look ends: memory is in pieces. The
+next look begins with others."""
 
 Collapse = Callable[[int, int], int]
 
@@ -66,7 +67,8 @@ class HugeArena:
 
     def look(self, is_busy: Callable[[], bool]) -> int:
         """Move the regions that are in use by now. Returns how many were."""
-        still, failures, before = list[int](), 0, len(self._left)
+        still, failed = list[int](), list[int]()
+        failures, before = 0, len(self._left)
         for place, region in enumerate(self._left):
             address = self._address + region * HUGE_PAGE
             if failures >= MAX_FAILURES or self._ended.is_set():
@@ -85,10 +87,10 @@ class HugeArena:
             failures = failures + 1 if error else 0
             self._has_moved |= not error
             if error:
-                still.append(region)
+                failed.append(region)
             self._ended.wait(took_s / SHARE_BUSY if is_busy() else took_s)
-        self._left = still
-        return before - len(still)
+        self._left = still + failed
+        return before - len(self._left)
 
     def _run(self, is_busy: Callable[[], bool]) -> None:
         wait_s = LOOK_S

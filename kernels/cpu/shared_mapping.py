@@ -27,11 +27,17 @@ _LOWEST_BIT = bytes(byte & 1 for byte in range(256))
 
 
 def mapped(file: int, num_bytes: int, *, is_writable: bool = True) -> memoryview:
-    """A file from its beginning; whoever looks into it keeps it mapped. Raises OSError."""
+    """A file from its beginning; whoever looks into it keeps it mapped.
+
+    Raises OSError, and ValueError for more bytes than the file has: to touch them would end the
+    process.
+    """
     access = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
     libc = _libc()
     if libc is None or num_bytes < HUGE_PAGE:
         return memoryview(mmap.mmap(file, num_bytes, mmap.MAP_SHARED, access))
+    if (length := os.fstat(file).st_size) < num_bytes:
+        raise ValueError(f"{num_bytes} bytes cannot be mapped of a file that has {length}")
     size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     room = libc.mmap(None, size + HUGE_PAGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     if room == _NOWHERE:

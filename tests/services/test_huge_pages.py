@@ -39,3 +39,21 @@ async def test_kv_is_moved_under_running_requests_and_stays_what_it_was(
     assert before.tokens == echo_output(PROMPT, GREEDY.max_tokens, VOCAB_SIZE)
     assert after.tokens == echo_output([*PROMPT, 7], GREEDY.max_tokens, VOCAB_SIZE)
     assert not [thread for thread in threading.enumerate() if thread.name == "huge pages"]
+
+
+@pytest.mark.skipif(not can_collapse(), reason="Linux 6.1 moves shared memory")
+async def test_no_page_is_moved_any_more_where_closing_the_exchange_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fail() -> None:
+        raise RuntimeError("a transport that cannot be closed")
+
+    engine = partial(echo_engine, num_blocks=40_000)
+    async with running_fleet(make_engine=engine) as fleet:
+        cores = [replica.worker.core for replica in fleet.replicas.values()]
+        with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="cannot be"):
+            patched.setattr(cores[0].kv, "close", fail)
+            await cores[0].stop()
+
+        left = [thread for thread in threading.enumerate() if thread.name == "huge pages"]
+        assert len(left) == len(cores) - 1

@@ -118,6 +118,28 @@ def test_what_cannot_be_moved_stays_and_is_not_asked_for_without_end(
     assert num_moved == errors[:num_tried].count(0)
 
 
+def test_regions_that_can_never_be_moved_hide_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huge_arena, "num_resident", lambda address, num_bytes: num_bytes)
+    memory = memoryview(bytearray(20 * HUGE_PAGE))
+    bad_until = address_of(memory) + huge_arena.MAX_FAILURES * HUGE_PAGE
+    arena = HugeArena(memory, lambda address, num_bytes: errno.ENOMEM if address < bad_until else 0)
+
+    assert [arena.look(idle), arena.look(idle)] == [0, 20 - huge_arena.MAX_FAILURES]
+    assert arena._left == [*range(huge_arena.MAX_FAILURES)]
+
+
+def test_a_region_of_which_a_page_was_never_written_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def all_but_a_page(address: int, num_bytes: int) -> int:
+        return num_bytes - 4096 if num_bytes == HUGE_PAGE else num_bytes
+
+    monkeypatch.setattr(huge_arena, "num_resident", all_but_a_page)
+    arena = HugeArena(memoryview(bytearray(HUGE_PAGE)), lambda address, num_bytes: 0)
+
+    assert arena.look(idle) == 0
+
+
 def test_a_mapping_is_the_file_stays_while_it_is_looked_at_and_is_refused_by_errno(
     file: int, tmp_path: Path
 ) -> None:
@@ -131,6 +153,8 @@ def test_a_mapping_is_the_file_stays_while_it_is_looked_at_and_is_refused_by_err
     del tensor
     assert maps_of("memfd:test") == 0
 
+    with pytest.raises(ValueError, match="of a file that has"):
+        mapped(file, 5 * HUGE_PAGE)
     only_read = mapped(file, HUGE_PAGE, is_writable=False)
     with pytest.raises(TypeError):
         only_read[0] = 1
