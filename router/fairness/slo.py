@@ -27,8 +27,9 @@ those pass that are due so much earlier."""
 MOST_LATER_S = 100.0
 """By how much later requests may pass one at most, whatever its objective allows."""
 LITTLE = 0.1
-"""A late prompt goes last unless it would wait no more than this share of that as a prompt without
-an objective: whoever is that short costs the others little."""
+"""A late prompt that takes no more than this share of a typical one does not go last: it costs the
+others little."""
+
 
 N = TypeVar("N", float, Numbers)
 
@@ -108,13 +109,19 @@ def late_cost_s(over_s: N, allowed_s: float) -> N:
     return cost_s
 
 
-def start_offset_s(due_in_s: float, waited_s: float, work_s: N, usual_s: N, latest_s: N) -> N:
-    """How long after its arrival a request with an objective is due in line: when it must begin. If
-    it is late by now, after all that are not, or as one without an objective, if that is short.
-    `due_in_s`: by when its first token is due, after its arrival; `usual_s`, `latest_s`: when one
-    without an objective is due, and when any such one is at the latest."""
+def start_offset_s(due_in_s: float, waited_s: float, work_s: N, last_s: N) -> N:
+    """How long after its arrival a request with an objective is due in line: when it must begin,
+    but after `last_s` if it is late by now. `due_in_s`: by when its first token is due, after its
+    arrival."""
     start_in_s = due_in_s - work_s
-    last_s = np.where(usual_s <= LITTLE * latest_s, usual_s, np.maximum(start_in_s, latest_s))
-    offset_s = np.where(start_in_s < waited_s, last_s, start_in_s)
+    late_s = np.maximum(start_in_s, last_s)
+    offset_s = np.where(start_in_s < waited_s, late_s, start_in_s)
     found: N = np.minimum(offset_s, MOST_LATER_S)  # type: ignore[assignment]
+    return found
+
+
+def last_offset_s(usual_s: N, most_s: float, latest_s: N) -> N:
+    """How long after its arrival a late one is due: after all that are not, `latest_s`, or if it is
+    short as without an objective, `usual_s`. `most_s`: the most of that, but for the line."""
+    found: N = np.where(usual_s <= LITTLE * most_s, usual_s, latest_s)  # type: ignore[assignment]
     return found

@@ -10,7 +10,7 @@ is worth ten seconds, and ten steps are the most: nobody waits for ever behind t
 
 One with an objective (`slo.py`) is due when it must begin to be in time, at most 100 s after its
 arrival: of all who wait, the least slack goes first. One that is late anyway goes after all that
-are not, unless it is so short that it costs them little.
+are not, unless it takes a tenth of a typical one or less: that costs them little.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import math
 
 import numpy as np
 
-from baton.router.fairness.slo import start_offset_s
+from baton.router.fairness.slo import last_offset_s, start_offset_s
 from baton.router.prompt import Prompt
 from baton.router.table.columns import Numbers
 
@@ -76,7 +76,8 @@ class Turns:
         if (due_by_s := self.due_by_s(prompt)) < math.inf:
             arrived_s = prompt.arrived_s
             due_in_s, waited_s = due_by_s - arrived_s, now - arrived_s
-            offset_s = float(start_offset_s(due_in_s, waited_s, work_s, offset_s, latest_s))
+            last_s = last_offset_s(offset_s, self.latest_s, latest_s)
+            offset_s = float(start_offset_s(due_in_s, waited_s, work_s, last_s))
         return prompt.arrived_s + offset_s + later_s(prompt.priority)
 
     def dues_s(self, prompt: Prompt, work_s: Numbers, line_s: Numbers, now: float) -> Numbers:
@@ -86,5 +87,6 @@ class Turns:
         if (due_by_s := self.due_by_s(prompt)) < math.inf:
             arrived_s = prompt.arrived_s
             due_in_s, waited_s = due_by_s - arrived_s, now - arrived_s
-            offset_s = start_offset_s(due_in_s, waited_s, work_s, offset_s, latest_s)
+            last_s = last_offset_s(offset_s, self.latest_s, latest_s)
+            offset_s = start_offset_s(due_in_s, waited_s, work_s, last_s)
         return prompt.arrived_s + offset_s + later_s(prompt.priority)

@@ -22,6 +22,7 @@ from baton.router.fairness.slo import (
     LITTLE,
     MOST_LATER_S,
     STEEPNESS,
+    last_offset_s,
     late_cost_s,
     start_offset_s,
 )
@@ -121,7 +122,8 @@ def reference(asked: Asked, charge: Charge | None, candidates: Candidates, held:
         offset_s = np.minimum(STRETCH * work_s, latest_s)
         if asked.due_by_s < math.inf:
             waited_s = asked.now - asked.arrived_s
-            offset_s = start_offset_s(allowed_s, waited_s, work_s, offset_s, latest_s)
+            last_s = last_offset_s(offset_s, asked.latest_s, latest_s)
+            offset_s = start_offset_s(allowed_s, waited_s, work_s, last_s)
         due_s = asked.arrived_s + offset_s + asked.later_s
         ahead_s, num_behind = candidates.ahead(due_s)
         wait_s += ahead_s

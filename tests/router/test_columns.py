@@ -65,7 +65,9 @@ facts = st.builds(
     speed=st.integers(0, 1),
     sent=st.lists(st.tuples(st.floats(0, 1500), tokens), max_size=16),
     is_oldest_over=st.booleans(),
-    in_line=st.lists(st.tuples(st.floats(80, 220), st.floats(0.1, 60)), max_size=4),
+    in_line=st.lists(
+        st.tuples(st.floats(80, 140) | st.floats(195, 260), st.floats(0.1, 60)), max_size=4
+    ),
     num_queued_tokens=st.integers(0, 3000),
     num_running=st.integers(0, 4),
     num_held=st.integers(0, 6000),

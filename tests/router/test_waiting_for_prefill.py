@@ -140,7 +140,7 @@ def test_of_those_that_wait_the_one_that_must_begin_first_is_first_and_late_ones
     assert due_s(2, 99.0) == 105.0
     assert due_s(3, 90.0, 101.5) == 102.0  # it is late: after all that came so long before
     assert due_s(4, 99.0, 1000.0) == 199.0  # however long it may take
-    assert due_s(5, 90.0, 101.5, work_s=20.0, line_s=500.0) == 190.0  # nor longer if it is late
+    assert due_s(5, 90.0, 101.5, line_s=500.0) == 190.0  # nor longer if it is late
     assert due_s(6, 99.0, 99.1, work_s=0.25) == due_s(6, 99.0, work_s=0.25) == 99.75  # it is short
 
 

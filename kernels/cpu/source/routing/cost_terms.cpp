@@ -66,9 +66,8 @@ void baton_cost_terms(const BatonAsked* asked, const double* numbers, int64_t st
       if (a.due_by_s < INFINITY) {
         const double start_in_s = allowed_s - work_s[i];
         const bool is_late = start_in_s < a.now - a.arrived_s;
-        const bool is_short = offset_s <= a.little * latest_s;
-        const double last_s = is_short ? offset_s : std::max(start_in_s, latest_s);
-        offset_s = std::min(is_late ? last_s : start_in_s, a.most_later_s);
+        const double last_s = offset_s <= a.little * a.latest_s ? offset_s : latest_s;
+        offset_s = std::min(is_late ? std::max(start_in_s, last_s) : start_in_s, a.most_later_s);
       }
       due_s[size_t(row)] = a.arrived_s + offset_s + a.later_s;
     }
