@@ -41,7 +41,8 @@ class LentPiece:
     give_back: Callable[[], None]
     """The views will not be read again. Once, or more often; from any thread."""
     message: bytes = b""
-    """The piece as it travels, with its bytes; empty: it is yet to be written."""
+    """The piece as it travels, with its bytes; empty: it is yet to be written. Where there is one,
+    the views are good for their length only: the blocks may be others' by now."""
     block_offset: int = 0
     """Where in each of the blocks its view begins, in bytes: D may hold only some of the heads."""
 
