@@ -135,6 +135,7 @@ class BackgroundResponses:
             await self.kept.put(run.answer, run.given, run.owner)
         except BaseException:
             self._give_room(run.owner)
+            await self._remove_sign(run.place)
             raise
         task = asyncio.create_task(self._run(run), name=f"{run.answer.id} in the background")
         self._running[run.place] = task
@@ -234,8 +235,10 @@ class BackgroundResponses:
         try:
             await run.work()
         except asyncio.CancelledError:
-            if not self._is_closing:
-                raise  # who cancelled or deleted it keeps, or deletes, what is to be said of it
+            if not self._is_closing:  # who cancelled it keeps what is to be said of it
+                renewing.cancel()
+                await self._remove_sign(run.place)
+                raise
             run.answer.status, run.answer.error = "failed", INTERRUPTED
         except Exception as error:
             if not isinstance(error, BatonError):
@@ -254,7 +257,7 @@ class BackgroundResponses:
             try:
                 if await self._is_in_progress(run.place):
                     await self.kept.put(run.answer, run.given, run.owner)
-                await self.kept.storage.delete(_sign_of(run.place))
+                await self._remove_sign(run.place)
                 return
             except (StorageUnavailable, StorageFull) as error:
                 if isinstance(error, StorageFull) or self._is_closing or not num_left:
@@ -280,6 +283,10 @@ class BackgroundResponses:
         """Raises StorageUnavailable, StorageFull."""
         value = secrets.token_bytes(8)
         await self.kept.storage.put(_sign_of(place), value, ttl_s=SIGN_TTL_S)
+
+    async def _remove_sign(self, place: Place) -> None:
+        with suppress(StorageUnavailable):  # it expires
+            await self.kept.storage.delete(_sign_of(place))
 
     async def _is_alive(self, place: Place) -> bool:
         """Whether a gateway runs it, as far as is known here. Raises StorageUnavailable."""

@@ -58,6 +58,11 @@ async def ended(client: Any, response_id: str) -> Any:
     return found
 
 
+def signs_in(folder: Path) -> list[Path]:
+    """Signs of life in this storage."""
+    return [path for path in folder.glob(f"{background.SIGN_KIND}/*/*") if path.is_file()]
+
+
 def waiting(text: str) -> Script:
     script = said(text)
     script.starts = asyncio.Event()
@@ -108,6 +113,9 @@ async def test_what_is_cancelled_or_deleted_stops_where_it_runs(
                 await client.responses.retrieve(response.id)
         else:
             assert (await client.responses.retrieve(response.id)).status == "cancelled"
+        async with asyncio.timeout(60):
+            while signs_in(tmp_path):
+                await asyncio.sleep(0.01)
 
 
 async def test_a_failure_is_kept_with_its_reason(tmp_path: Path) -> None:
@@ -212,6 +220,7 @@ async def test_a_gateway_runs_so_many_and_one_tenant_a_part_of_them(
         with monkeypatch.context() as broken:
             broken.setattr(KeptResponses, "put", AsyncMock(side_effect=StorageUnavailable("gone")))
             assert await codes_of("a", 2) == [503, 503]
+        assert signs_in(tmp_path) == []
         assert await codes_of("a", 6) == [200] * 2 + [429] * 4
         others = [await codes_of(owner, 2) for owner in "bcd"]
         assert others == [[200, 200]] * 3
