@@ -35,6 +35,7 @@ from baton.core.errors import (
 from baton.gateway.http.responses.answer import ResponseAnswer, ResponseError
 from baton.gateway.http.responses.input import InputItem
 from baton.gateway.http.responses.kept import KIND, KeptResponse, KeptResponses
+from baton.gateway.http.responses.sign_watch import SignWatch
 from baton.gateway.storage.folder import Place
 
 log = logging.getLogger(__name__)
@@ -43,11 +44,8 @@ SIGN_KIND = "response_run"
 SIGN_TTL_S = 86_400.0
 """Only tidies up: hosts need not agree about the time."""
 RENEW_S = 5.0
-STILL_S = 30.0
-"""A sign that has not changed for so long is that of a gateway that was killed."""
 NOBODY_RUNS = b"interrupted"
-"""What stands in place of the sign then."""
-MAX_WATCHED = 16 * 1024
+"""What stands in place of the sign of a gateway that was killed."""
 KEEP_S = 15.0
 """The most seconds that a stop or a cancel waits for an end that is being kept."""
 KEEP_TRIES = 12
@@ -77,33 +75,6 @@ class BackgroundRun:
     @property
     def place(self) -> Place:
         return Place(KIND, self.owner, self.answer.id)
-
-
-class SignWatch:
-    """Since when signs have not changed, on a clock of this process."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._seen: dict[Place, tuple[bytes | None, float]] = {}
-        """The sign that was seen last, and when it was first; who was asked for last is last."""
-
-    def is_still(self, place: Place, sign: bytes | None) -> bool:
-        """Whether this sign has been there for STILL_S."""
-        now = self._clock()
-        seen = self._seen.pop(place, None)
-        if seen is None or seen[0] != sign:
-            seen = (sign, now)
-        self._seen[place] = seen
-        if len(self._seen) > MAX_WATCHED:
-            del self._seen[next(iter(self._seen))]
-        return now - seen[1] >= STILL_S
-
-    def forget(self, place: Place) -> None:
-        self._seen.pop(place, None)
-
-    def begin_again(self) -> None:
-        """Nothing that was seen counts any more: signs could not be renewed meanwhile."""
-        self._seen.clear()
 
 
 class BackgroundResponses:

@@ -19,7 +19,7 @@ from tests.gateway.scripted import MODEL, Script, Serving, serving
 from baton.core.clock import Clock, ManualClock, monotonic
 from baton.core.errors import StorageUnavailable, Unavailable
 from baton.gateway.access.config import TenantConfig
-from baton.gateway.http.responses import background
+from baton.gateway.http.responses import background, sign_watch
 from baton.gateway.http.responses.kept import KeptResponses
 from baton.gateway.storage import storage
 from baton.gateway.storage.config import StorageConfig
@@ -132,7 +132,7 @@ async def test_what_a_restart_interrupts_says_so(
     tmp_path: Path, is_killed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_killed:  # nobody renews the sign of life
-        monkeypatch.setattr(background, "STILL_S", 0.0)
+        monkeypatch.setattr(sign_watch, "STILL_S", 0.0)
     async with gateways(tmp_path, waiting("Yes.")) as (runs, client, other):
         response = await begun(client)
         if not is_killed:
@@ -154,7 +154,7 @@ async def test_who_was_thought_dead_and_lives_keeps_its_answer(
     async with gateways(tmp_path, script, clock) as (_, client, other):
         response = await begun(client)
         assert (await other.responses.retrieve(response.id)).status == "in_progress"
-        clock.advance(background.STILL_S)
+        clock.advance(sign_watch.STILL_S)
         found = await other.responses.retrieve(response.id)
         async with asyncio.timeout(60):
             while is_renewed and found.status != "in_progress":
