@@ -35,6 +35,7 @@ from baton.core.errors import (
 from baton.gateway.http.responses.answer import ResponseAnswer, ResponseError
 from baton.gateway.http.responses.input import InputItem
 from baton.gateway.http.responses.kept import KIND, KeptResponse, KeptResponses
+from baton.gateway.http.responses.sign_watch import SignWatch
 from baton.gateway.storage.folder import Place
 
 log = logging.getLogger(__name__)
@@ -43,11 +44,8 @@ SIGN_KIND = "response_run"
 SIGN_TTL_S = 86_400.0
 """Only tidies up: hosts need not agree about the time."""
 RENEW_S = 5.0
-STILL_S = 30.0
-"""A sign that has not changed for so long is that of a gateway that was killed."""
 NOBODY_RUNS = b"interrupted"
-"""What stands in place of the sign then."""
-MAX_WATCHED = 16 * 1024
+"""What stands in place of the sign of a gateway that was killed."""
 KEEP_S = 15.0
 """The most seconds that a stop or a cancel waits for an end that is being kept."""
 KEEP_TRIES = 12
@@ -79,33 +77,6 @@ class BackgroundRun:
         return Place(KIND, self.owner, self.answer.id)
 
 
-class SignWatch:
-    """Since when signs have not changed, on a clock of this process."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._seen: dict[Place, tuple[bytes | None, float]] = {}
-        """The sign that was seen last, and when it was first; who was asked for last is last."""
-
-    def is_still(self, place: Place, sign: bytes | None) -> bool:
-        """Whether this sign has been there for STILL_S."""
-        now = self._clock()
-        seen = self._seen.pop(place, None)
-        if seen is None or seen[0] != sign:
-            seen = (sign, now)
-        self._seen[place] = seen
-        if len(self._seen) > MAX_WATCHED:
-            del self._seen[next(iter(self._seen))]
-        return now - seen[1] >= STILL_S
-
-    def forget(self, place: Place) -> None:
-        self._seen.pop(place, None)
-
-    def begin_again(self) -> None:
-        """Nothing that was seen counts any more: signs could not be renewed meanwhile."""
-        self._seen.clear()
-
-
 class BackgroundResponses:
     """The background responses that one gateway runs, and what it knows of others."""
 
@@ -135,6 +106,7 @@ class BackgroundResponses:
             await self.kept.put(run.answer, run.given, run.owner)
         except BaseException:
             self._give_room(run.owner)
+            await self._remove_sign(run.place)
             raise
         task = asyncio.create_task(self._run(run), name=f"{run.answer.id} in the background")
         self._running[run.place] = task
@@ -234,8 +206,10 @@ class BackgroundResponses:
         try:
             await run.work()
         except asyncio.CancelledError:
-            if not self._is_closing:
-                raise  # who cancelled or deleted it keeps, or deletes, what is to be said of it
+            if not self._is_closing:  # who cancelled it keeps what is to be said of it
+                renewing.cancel()
+                await self._remove_sign(run.place)
+                raise
             run.answer.status, run.answer.error = "failed", INTERRUPTED
         except Exception as error:
             if not isinstance(error, BatonError):
@@ -254,7 +228,7 @@ class BackgroundResponses:
             try:
                 if await self._is_in_progress(run.place):
                     await self.kept.put(run.answer, run.given, run.owner)
-                await self.kept.storage.delete(_sign_of(run.place))
+                await self._remove_sign(run.place)
                 return
             except (StorageUnavailable, StorageFull) as error:
                 if isinstance(error, StorageFull) or self._is_closing or not num_left:
@@ -280,6 +254,10 @@ class BackgroundResponses:
         """Raises StorageUnavailable, StorageFull."""
         value = secrets.token_bytes(8)
         await self.kept.storage.put(_sign_of(place), value, ttl_s=SIGN_TTL_S)
+
+    async def _remove_sign(self, place: Place) -> None:
+        with suppress(StorageUnavailable):  # it expires
+            await self.kept.storage.delete(_sign_of(place))
 
     async def _is_alive(self, place: Place) -> bool:
         """Whether a gateway runs it, as far as is known here. Raises StorageUnavailable."""

@@ -59,9 +59,12 @@ class DataPlaces:
         return self._places[:count]
 
     def close(self) -> None:
+        """End them; who wants some later gets new ones."""
         for place in self._places:
             place.process.kill()
             place.process.join()
+            place.orders.close()
+        self._places = []
 
 
 @contextmanager
@@ -74,16 +77,24 @@ def first_of(
     **options: Any,
 ) -> Iterator[tuple[Engine, list[Place]]]:
     """The engine of the first data place, and the processes of all other ranks, of which the leads
-    have begun with the prompts of theirs: `prompts[place - 1]`."""
+    have begun with the prompts of theirs: `prompts[place - 1]`. A test that fails with it may leave
+    them in the midst of a pass: they are ended."""
     places = processes.some(mesh.size - 1)
     listener = listen(HOST)
     meeting = Rendezvous(host=HOST, port=listener.getsockname()[1], mesh=mesh, backend="gloo")
     work: Work = (folder, config, options, meeting)
-    for rank, place in enumerate(places, start=1):
-        at = mesh.place(rank)
-        place.orders.send((work, rank, prompts[at.data - 1] if at.data else (), at.tensor == 0))
-    groups = join(meeting, 0, listener)
-    yield assemble_engine(folder, config, groups=groups, device="cpu", **options), places
+    try:
+        for rank, place in enumerate(places, start=1):
+            at = mesh.place(rank)
+            while place.orders.poll():  # outcomes that nobody has asked for
+                place.orders.recv()
+            own = prompts[at.data - 1] if at.data else ()
+            place.orders.send((work, rank, own, at.tensor == 0))
+        groups = join(meeting, 0, listener)
+        yield assemble_engine(folder, config, groups=groups, device="cpu", **options), places
+    except BaseException:
+        processes.close()
+        raise
 
 
 def leave(engine: Engine) -> None:

@@ -19,7 +19,7 @@ from tests.gateway.scripted import MODEL, Script, Serving, serving
 from baton.core.clock import Clock, ManualClock, monotonic
 from baton.core.errors import StorageUnavailable, Unavailable
 from baton.gateway.access.config import TenantConfig
-from baton.gateway.http.responses import background
+from baton.gateway.http.responses import background, sign_watch
 from baton.gateway.http.responses.kept import KeptResponses
 from baton.gateway.storage import storage
 from baton.gateway.storage.config import StorageConfig
@@ -56,6 +56,11 @@ async def ended(client: Any, response_id: str) -> Any:
     while (found := await client.responses.retrieve(response_id)).status == "in_progress":
         await asyncio.sleep(0.01)
     return found
+
+
+def signs_in(folder: Path) -> list[Path]:
+    """Signs of life in this storage."""
+    return [path for path in folder.glob(f"{background.SIGN_KIND}/*/*") if path.is_file()]
 
 
 def waiting(text: str) -> Script:
@@ -108,6 +113,9 @@ async def test_what_is_cancelled_or_deleted_stops_where_it_runs(
                 await client.responses.retrieve(response.id)
         else:
             assert (await client.responses.retrieve(response.id)).status == "cancelled"
+        async with asyncio.timeout(60):
+            while signs_in(tmp_path):
+                await asyncio.sleep(0.01)
 
 
 async def test_a_failure_is_kept_with_its_reason(tmp_path: Path) -> None:
@@ -124,7 +132,7 @@ async def test_what_a_restart_interrupts_says_so(
     tmp_path: Path, is_killed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_killed:  # nobody renews the sign of life
-        monkeypatch.setattr(background, "STILL_S", 0.0)
+        monkeypatch.setattr(sign_watch, "STILL_S", 0.0)
     async with gateways(tmp_path, waiting("Yes.")) as (runs, client, other):
         response = await begun(client)
         if not is_killed:
@@ -146,7 +154,7 @@ async def test_who_was_thought_dead_and_lives_keeps_its_answer(
     async with gateways(tmp_path, script, clock) as (_, client, other):
         response = await begun(client)
         assert (await other.responses.retrieve(response.id)).status == "in_progress"
-        clock.advance(background.STILL_S)
+        clock.advance(sign_watch.STILL_S)
         found = await other.responses.retrieve(response.id)
         async with asyncio.timeout(60):
             while is_renewed and found.status != "in_progress":
@@ -212,6 +220,7 @@ async def test_a_gateway_runs_so_many_and_one_tenant_a_part_of_them(
         with monkeypatch.context() as broken:
             broken.setattr(KeptResponses, "put", AsyncMock(side_effect=StorageUnavailable("gone")))
             assert await codes_of("a", 2) == [503, 503]
+        assert signs_in(tmp_path) == []
         assert await codes_of("a", 6) == [200] * 2 + [429] * 4
         others = [await codes_of(owner, 2) for owner in "bcd"]
         assert others == [[200, 200]] * 3
