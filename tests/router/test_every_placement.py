@@ -121,31 +121,42 @@ def there_s(replica: ReplicaView) -> float:
 
 
 @given(
-    view=views(),
+    peers=st.lists(st.tuples(st.booleans(), st.integers(0, 512), st.integers(0, 256)), max_size=3),
+    num_open=st.integers(0, 3),
+    num_cached=st.integers(0, NUM_TOKENS),
     local=st.integers(0, NUM_TOKENS),
     step_s=st.none() | st.sampled_from([0.0, 0.03]),
-    data=st.data(),
 )
 def test_a_prompt_travels_exactly_when_much_of_it_is_uncached_or_that_is_sooner(
-    view: View, local: int, step_s: float | None, data: st.DataObject
+    peers: list[tuple[bool, int, int]],
+    num_open: int,
+    num_cached: int,
+    local: int,
+    step_s: float | None,
 ) -> None:
-    """`step_s`: None, before the decode replicas have measured their steps."""
+    """`step_s`: None, before the decode replica has measured its steps."""
+    decode = known(make_replica("d", max_open=9), num_open=num_open, num_cached_tokens=num_cached)
     if step_s is not None:
         times = StepTimes(constant_s=step_s, token_s=0.001, num_prompt_steps=99)
-        for replica in view.decode:
-            replica.candidate.speed = MeasuredSpeed(times=times, max_chunk=512)
-    placement = placer(local).place(data.draw(requests(view)), NAMES, view, 0.0)
-    assert not isinstance(placement, Prompt)
+        decode.candidate.speed = MeasuredSpeed(times=times, max_chunk=512)
+    prefill = [
+        known(
+            make_replica(f"p{number}", role=Role.PREFILL, is_ready=is_ready),
+            num_queued_tokens=num_queued,
+            num_cached_tokens=num_held,
+        )
+        for number, (is_ready, num_queued, num_held) in enumerate(peers)
+    ]
+    request = PlacementRequest(request_id=RequestId("r"), num_tokens=NUM_TOKENS)
+    placement = placer(local).place(request, NAMES, view_of([decode], prefill), 0.0)
+    assert isinstance(placement, Placement)
 
-    if placement is None:
+    ready = [replica for replica in prefill if replica.info.is_ready]
+    is_short = NUM_TOKENS - num_cached <= local
+    if not ready or not is_short or step_s is None:
+        assert bool(placement.prefill) == (bool(ready) and not is_short)
         return
-    [chosen] = [r for r in view.decode if r.info.epoch == placement.decode.epoch]
-    peers = [replica for replica in view.prefill if replica.info.is_ready]
-    is_short = NUM_TOKENS - chosen.num_cached_tokens <= local
-    if not peers or not is_short or step_s is None:
-        assert bool(placement.prefill) == (bool(peers) and not is_short)
-        return
-    here, there = here_s(chosen, step_s), min(map(there_s, peers))
+    here, there = here_s(decode, step_s), min(map(there_s, ready))
     assume(abs(here - there) > 1e-9)  # equal ones differ by how they are rounded
     assert bool(placement.prefill) == (here > there)
 
