@@ -39,7 +39,7 @@ ABLATIONS: dict[str, Callable[[], RoutingPolicy]] = {
     "cost-without-balance": lambda: Cost(CostWeights(balance=0.0)),
     "cost-without-evenness": lambda: Cost(CostWeights(evenness=0.0)),
     "cost-without-copies": lambda: Cost(CostWeights(shares_hot=False)),
-    "cost-without-objectives": lambda: Cost(CostWeights(knows_objectives=False)),
+    "cost-without-slos": lambda: Cost(CostWeights(knows_objectives=False)),
 }
 """The default with one of its parts taken away: to see what each is good for."""
 

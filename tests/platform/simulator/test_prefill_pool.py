@@ -128,7 +128,7 @@ def test_under_overload_the_router_keeps_objectives_that_it_would_miss_if_it_kne
 
     with_, without = (
         played(load, setup, name).figures(slo_ttft_s=1.0).goodput_by_class
-        for name in ("cost", "cost-without-objectives")
+        for name in ("cost", "cost-without-slos")
     )
 
     assert with_["batch"] >= 0.95 and with_["chat"] >= 2 * without["chat"]
