@@ -120,7 +120,7 @@ def _definition_sizes(source: str) -> dict[str, int]:
     """Size of each definition by name, with those it uses written out; recursion counts once."""
     source = _UNICODE_ESCAPE.sub(lambda match: chr(int(match[1], 16)), source)  # of embedded JSON
     starts = list(_DEFINITION.finditer(source))
-    ends = [*(start.start() for start in starts[1:]), len(source)]
+    ends = [start.start() for start in starts[1:]] + [len(source)] * bool(starts)
     body_by_name = {
         start[1]: source[start.end() : end] for start, end in zip(starts, ends, strict=True)
     }

@@ -67,6 +67,7 @@ def test_a_few_bytes_that_ask_for_all_memory_are_refused(kind: GrammarKind, sour
         (JSON, "not JSON"),
         (LARK, 'start: line{1,1000}\nline: /[^\\n]{1,200}/ "\\n"'),
         (LARK, 'start: A\nA: "a" B?\nB: "b" A?'),
+        (LARK, "\n\n"),
     ],
 )
 def test_what_is_long_but_sound_passes(kind: GrammarKind, source: str) -> None:
