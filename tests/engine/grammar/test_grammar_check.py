@@ -62,7 +62,7 @@ def test_a_sound_grammar_passes(kind: GrammarKind, source: str) -> None:
         (LARK, "start: missing", "missing"),
         (LARK, "start: <|nosuch|>", "nosuch"),
         (LARK, 'rule: "a"', "start"),
-        (LARK, "\n\n", "start"),
+        (LARK, "\n\n", "Empty grammar"),
     ],
 )
 def test_an_unsound_grammar_is_refused_with_its_reason(
