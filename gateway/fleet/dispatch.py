@@ -9,7 +9,6 @@ A request waits here, never after an expensive prefill. Where it goes is the pla
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
@@ -23,7 +22,6 @@ from baton.core.ids import Epoch, RequestId, new_epoch
 from baton.core.messages import GenerateRequest, ParkedStream
 from baton.core.metrics import Counter, Family, gauge
 from baton.core.parking import TakeStream
-from baton.core.replicas import Role
 from baton.gateway.access.api_keys import BACKGROUND
 from baton.gateway.fleet.admission import AdmissionQueue, AdmissionTicket
 from baton.gateway.fleet.decision_log import Asked, DecisionLog, FirstToken
@@ -33,6 +31,7 @@ from baton.gateway.fleet.fleet_report import knowledge_families, leaks_report, s
 from baton.gateway.fleet.placed import Placed
 from baton.gateway.fleet.placement_queue import PlacementAttempt, PlacementQueue
 from baton.gateway.fleet.replica_link import ReplicaLink
+from baton.gateway.fleet.replica_wait import ReplicaWait
 from baton.gateway.fleet.resumed_request import ResumedRequest
 from baton.gateway.fleet.running_request import RunningRequest, first_request
 from baton.gateway.fleet.traffic import Traffic, TrafficReport, speeds_of
@@ -53,8 +52,6 @@ from baton.router.fairness.slo import Kept
 from baton.router.placement import placement_request
 from baton.router.placer import Placer, Routing
 
-log = logging.getLogger(__name__)
-
 LOOK_S = 0.25
 """How often those in line are looked after when nothing happens: replicas may answer nobody."""
 
@@ -74,21 +71,15 @@ class ReplicaDispatcher:
         channels: Channels | None = None,
     ) -> None:
         self.epoch: Epoch = new_epoch()
-        self._no_replica_grace_s = no_replica_grace_s
-        self._cold_start_s = cold_start_s
         self._clock = clock
         self._queue: AdmissionQueue[PlacementAttempt] = AdmissionQueue(
             max_waiting, routing.weights, clock, self._lets_pass
         )
-        self._patience: set[asyncio.Timeout] = set()
-        """Time limits of those who wait, which run while no decode replica takes requests."""
-        self._was_ready = False
-        self._outlook: tuple[bool, int, str] = (False, 0, "")
-        """What `_patience` goes by."""
         self._has_changed = asyncio.Event()
         self._will_place = False
         meter = RateMeter(routing.pull_rates)
         self.fleet = Fleet(self.epoch, self._on_fleet_change, channels or Channels(), meter, clock)
+        self._replica_wait = ReplicaWait(self.fleet, no_replica_grace_s, cold_start_s)
         self._placer = Placer(routing, self.fleet.num_cached)
         self._log = DecisionLog(self.fleet, routing.name, kept_decisions, clock)
         self._traffic = Traffic(clock)
@@ -116,8 +107,7 @@ class ReplicaDispatcher:
     ) -> None:
         """Go by these from now on; requests that have a place keep it. `cold_start_s`: replicas
         are started for who waits where there are none, and serve after so long."""
-        self._no_replica_grace_s = no_replica_grace_s
-        self._cold_start_s = cold_start_s
+        self._replica_wait.reconfigure(no_replica_grace_s, cold_start_s)
         self._queue.reconfigure(max_waiting, routing.weights)
         self._placer.reroute(routing)
         self._log.policy = routing.name
@@ -227,8 +217,9 @@ class ReplicaDispatcher:
         if foreseen is None:
             return None
         position, wait_s = foreseen
-        if self._cold_start_s is not None and not self._can_decode():
-            return _waits("starting", position, num_tokens, self._cold_start_s)
+        starting_s = self._replica_wait.starting_s
+        if starting_s is not None:
+            return _waits("starting", position, num_tokens, starting_s)
         return _waits("queued", position, num_tokens, wait_s + self._log.queued_s(1, 1))
 
     @property
@@ -285,13 +276,10 @@ class ReplicaDispatcher:
         )
 
     def is_ready(self) -> bool:
-        return self._can_decode() or (self._cold_start_s is not None and not self._why_refused())
+        return self._replica_wait.makes_sense
 
     def trouble(self) -> str:
-        return self._why_refused() or "no decode replica takes requests"
-
-    def _can_decode(self) -> bool:
-        return any(True for _ in self.fleet.open_decode)
+        return self._replica_wait.trouble
 
     def missing(self, wanted: Wanted) -> tuple[Missing, ...]:
         fleet = self.fleet
@@ -341,7 +329,7 @@ class ReplicaDispatcher:
             async with (
                 asyncio.timeout(turn.time_left_s),
                 self._no_longer_than(None if turn.is_retry else turn.max_wait_s),
-                self._while_replicas_may_come(),
+                self._replica_wait.while_replicas_may_come(),
             ):
                 await self._queue.place(
                     lambda: attempt if self._enter(attempt) else None,
@@ -382,55 +370,8 @@ class ReplicaDispatcher:
             attempt, may_wait=may_wait
         )
 
-    @asynccontextmanager
-    async def _while_replicas_may_come(self) -> AsyncIterator[None]:
-        """Raises Unavailable once no decode replica has taken requests for the grace period, nor
-        is one on its way that was started for who waits; at once where starts fail."""
-        try:
-            async with asyncio.timeout_at(self._patience_ends_at()) as patience:
-                self._patience.add(patience)
-                try:
-                    yield
-                finally:
-                    self._patience.discard(patience)
-        except TimeoutError:
-            raise Unavailable(f"{self.trouble()}; /ready says what is missing") from None
-
-    def _why_refused(self) -> str:
-        """Empty while it makes sense to wait for a replica to be started."""
-        is_refused = self._cold_start_s is not None and not self._can_decode()
-        return self.fleet.failed_starts.why_refused(self.fleet.starting) if is_refused else ""
-
-    def _is_awaited(self) -> bool:
-        """Whether it is only a matter of time until requests are taken."""
-        starting = (one.role is Role.DECODE and not one.failure for one in self.fleet.starting)
-        return self._can_decode() or (self._cold_start_s is not None and any(starting))
-
-    def _patience_ends_at(self) -> float | None:
-        now = asyncio.get_running_loop().time()
-        if self._why_refused():
-            return now
-        return None if self._is_awaited() else now + self._no_replica_grace_s
-
     def _on_fleet_change(self) -> None:
-        is_ready = self._can_decode()
-        if is_ready != self._was_ready:
-            self._was_ready = is_ready
-            if is_ready:
-                log.info("requests are taken")
-            elif self._cold_start_s is not None:
-                log.info("no decode replica is there; one is started for who waits")
-            else:
-                log.warning("no decode replica takes requests; /ready says what is missing")
-        failed = self.fleet.failed_starts
-        if is_ready:
-            failed.clear()
-        outlook = (self._is_awaited(), failed.num, self._why_refused())
-        if outlook != self._outlook:
-            self._outlook = outlook
-            for patience in self._patience:
-                if not patience.expired():
-                    patience.reschedule(self._patience_ends_at())
+        self._replica_wait.on_fleet_change()
         self._has_changed.set()
         if not self._will_place:
             self._will_place = True

@@ -114,7 +114,7 @@ async def test_a_request_that_found_no_place_in_time_moves_when_another_replica_
         else:
             one.drain()
         await until(lambda: dispatcher.num_waiting)
-        for patience in dispatcher._patience:  # it ends
+        for patience in dispatcher._replica_wait.limits:  # it ends
             patience.reschedule(asyncio.get_running_loop().time())
         await until(lambda: not dispatcher.num_waiting)
 

@@ -163,7 +163,7 @@ async def test_the_grace_period_is_over_when_a_replica_comes_even_a_full_one() -
         await until(lambda: dispatcher.num_waiting == 1)
         await dispatcher.fleet.apply(snapshot(replica.info))
         await until(lambda: dispatcher.fleet.connected)
-        await until(lambda: [limit.when() for limit in dispatcher._patience] == [None])
+        await until(lambda: [limit.when() for limit in dispatcher._replica_wait.limits] == [None])
         assert not waiting.done()
 
         replica.offer(max_open=1)

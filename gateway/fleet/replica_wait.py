@@ -1,0 +1,110 @@
+"""How long requests wait while no decode replica takes any.
+
+none takes requests    for the grace period -----------------> Unavailable
+  one is started       as long as it is on its way
+  starts fail          not at all ---------------------------> Unavailable
+one takes requests     no limit from here: `admission.py` has its own
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from baton.core.errors import Unavailable
+from baton.core.replicas import Role
+from baton.gateway.fleet.fleet import Fleet
+
+log = logging.getLogger(__name__)
+
+
+class ReplicaWait:
+    """Belongs to the event loop of its fleet, whose changes it is told of."""
+
+    def __init__(self, fleet: Fleet, grace_s: float, cold_start_s: float | None) -> None:
+        """`cold_start_s`: replicas are started for who waits where there are none, and serve after
+        so long; None: nobody starts any."""
+        self._fleet = fleet
+        self._grace_s = grace_s
+        self._cold_start_s = cold_start_s
+        self._was_open = False
+        self._outlook: tuple[bool, int, str] = (False, 0, "")
+        """What `limits` go by."""
+        self.limits: set[asyncio.Timeout] = set()
+        """Time limits of those who wait, which run while no decode replica takes requests."""
+
+    def reconfigure(self, grace_s: float, cold_start_s: float | None) -> None:
+        self._grace_s = grace_s
+        self._cold_start_s = cold_start_s
+
+    @property
+    def can_decode(self) -> bool:
+        return any(True for _ in self._fleet.open_decode)
+
+    @property
+    def starting_s(self) -> float | None:
+        """Seconds until a replica serves that is started for who waits; None: that is not what they
+        wait for."""
+        return None if self.can_decode else self._cold_start_s
+
+    @property
+    def why_refused(self) -> str:
+        """Empty while it makes sense to wait for a replica to be started."""
+        is_refused = self.starting_s is not None
+        return self._fleet.failed_starts.why_refused(self._fleet.starting) if is_refused else ""
+
+    @property
+    def makes_sense(self) -> bool:
+        """Whether requests are taken, or replicas started for them."""
+        return self.can_decode or (self._cold_start_s is not None and not self.why_refused)
+
+    @property
+    def trouble(self) -> str:
+        return self.why_refused or "no decode replica takes requests"
+
+    @asynccontextmanager
+    async def while_replicas_may_come(self) -> AsyncIterator[None]:
+        """Raises Unavailable once no decode replica has taken requests for the grace period, nor
+        is one on its way that was started for who waits; at once where starts fail."""
+        try:
+            async with asyncio.timeout_at(self._ends_at()) as limit:
+                self.limits.add(limit)
+                try:
+                    yield
+                finally:
+                    self.limits.discard(limit)
+        except TimeoutError:
+            raise Unavailable(f"{self.trouble}; /ready says what is missing") from None
+
+    def on_fleet_change(self) -> None:
+        is_open = self.can_decode
+        if is_open != self._was_open:
+            self._was_open = is_open
+            if is_open:
+                log.info("requests are taken")
+            elif self._cold_start_s is not None:
+                log.info("no decode replica is there; one is started for who waits")
+            else:
+                log.warning("no decode replica takes requests; /ready says what is missing")
+        failed = self._fleet.failed_starts
+        if is_open:
+            failed.clear()
+        outlook = (self._is_awaited(), failed.num, self.why_refused)
+        if outlook != self._outlook:
+            self._outlook = outlook
+            for limit in self.limits:
+                if not limit.expired():
+                    limit.reschedule(self._ends_at())
+
+    def _is_awaited(self) -> bool:
+        """Whether it is only a matter of time until requests are taken."""
+        starting = (one.role is Role.DECODE and not one.failure for one in self._fleet.starting)
+        return self.can_decode or (self._cold_start_s is not None and any(starting))
+
+    def _ends_at(self) -> float | None:
+        now = asyncio.get_running_loop().time()
+        if self.why_refused:
+            return now
+        return None if self._is_awaited() else now + self._grace_s
