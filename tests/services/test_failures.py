@@ -242,9 +242,7 @@ async def test_a_prompt_that_no_replica_can_hold_is_the_callers_mistake() -> Non
 
 
 async def test_no_decode_replica_at_all_is_unavailable_not_a_hang() -> None:
-    async with running_fleet(prefill=1, decode=0) as fleet:
-        fleet.dispatcher._no_replica_grace_s = 0.1
-
+    async with running_fleet(prefill=1, decode=0, no_replica_grace_s=0.1) as fleet:
         with pytest.raises(Unavailable, match="no decode replica"):
             await fleet.ask(PROMPT)
 
