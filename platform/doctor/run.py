@@ -30,7 +30,7 @@ from baton.platform.doctor.cluster_checks import (
 from baton.platform.doctor.demand import demand_of, served_dtype
 from baton.platform.doctor.finding import Finding, fail, ok
 from baton.platform.doctor.gpu_checks import check_gpus
-from baton.platform.doctor.live import Examined, LiveSystem, replicas_of
+from baton.platform.doctor.live import LiveSystem, ReplicaExamination, replicas_of
 from baton.platform.doctor.matrix import Pair, Way, check_ways, pairs_of, sampled
 from baton.platform.doctor.node_checks import Demand, check_clock, check_node
 from baton.platform.doctor.versions import (
@@ -147,7 +147,7 @@ def required_transports(config: DeploymentConfig) -> tuple[str, ...]:
 
 
 def _judge(
-    config: DeploymentConfig, here: NodeFacts, examined: Sequence[Examined]
+    config: DeploymentConfig, here: NodeFacts, examined: Sequence[ReplicaExamination]
 ) -> Iterator[Finding]:
     """Each machine once, however many replicas it has."""
     named = [(one.replica.replica_id, one.node) for one in examined]
@@ -208,7 +208,7 @@ def why_chosen(config: DeploymentConfig, transport: str, known: Sequence[pb.Know
     return "; ".join((f"auto, of {', '.join(rates) or 'what it could not measure yet'}", *others))
 
 
-def known_ways(examined: Sequence[Examined], pair: Pair) -> list[pb.KnownWay]:
+def known_ways(examined: Sequence[ReplicaExamination], pair: Pair) -> list[pb.KnownWay]:
     """What the receiver of `pair` told of the ways to its sender."""
     receiver, sender = pair
     told = next(one.known_ways for one in examined if one.replica is receiver)

@@ -33,7 +33,7 @@ class Decodes(Replica, Protocol):
     def generate(self, turn: Turn, gateway: int) -> None: ...
 
 
-class Customer(Protocol):
+class SimulatedClient(Protocol):
     """The client that sends the requests; called when tokens have come."""
 
     def give(self, turn: Turn, num_tokens: int) -> None: ...
@@ -57,7 +57,7 @@ class SimulatedGateway:
         self._outside: FairQueue[Turn] = FairQueue({})
         self._in_line: dict[int, Turn] = {}
         """Waiting turns by the prompt's number."""
-        self._customer: Customer | None = None
+        self._client: SimulatedClient | None = None
         self._under_way: dict[str, Turn] = {}
         """Turns that are not over, by request id."""
         self._errors = PredictionErrors()
@@ -65,8 +65,8 @@ class SimulatedGateway:
         self._is_serving = False
         self._is_looking = False
 
-    def connect(self, customer: Customer) -> None:
-        self._customer = customer
+    def connect(self, client: SimulatedClient) -> None:
+        self._client = client
 
     def meet(self, replica: Replica, decodes: Decodes | None) -> None:
         """A replica is there; `decodes`: itself, if that is its role."""
@@ -134,14 +134,14 @@ class SimulatedGateway:
         """Tokens of some requests have come from their replica."""
         if self._is_dead:
             return
-        assert self._customer is not None
+        assert self._client is not None
         for turn, num_tokens in frame.items():
             if not turn.num_given:
                 self._known.got_first_token(turn)
                 if turn.told is not None:
                     self._errors.hear(turn.told.predicted_s, self._agenda.now - turn.told.at_s)
                 self._change()
-            self._customer.give(turn, num_tokens)
+            self._client.give(turn, num_tokens)
             if turn.is_over:
                 self._known.ended(turn)
                 self._placer.hear_output(turn.num_given)

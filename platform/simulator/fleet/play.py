@@ -22,10 +22,10 @@ from baton.platform.simulator.fleet.gateway import SimulatedGateway
 from baton.platform.simulator.fleet.knowledge import pull_rates
 from baton.platform.simulator.fleet.news import News
 from baton.platform.simulator.fleet.outcome import FleetOutcome
-from baton.platform.simulator.fleet.pilot import Pilot, Seen
 from baton.platform.simulator.fleet.prefill import PrefillReplica, Wiring
 from baton.platform.simulator.fleet.pulling import Puller
 from baton.platform.simulator.fleet.setup import Device, FleetSetup, Part
+from baton.platform.simulator.fleet.simulated_planner import Seen, SimulatedPlanner
 from baton.platform.simulator.fleet.turns import Turn, Turns
 from baton.platform.traces.trace import Trace
 from baton.router.placer import Routing
@@ -75,7 +75,9 @@ class Fleet:
             self._agenda.at(setup.gateway_dies_s, self._lose_gateway)
         if setup.gateway_joins_s is not None:
             self._agenda.at(setup.gateway_joins_s, self._add_gateway)
-        self.pilot = None if setup.rules is None else Pilot(setup, setup.rules, pools, self)
+        self.planner = (
+            None if setup.rules is None else SimulatedPlanner(setup, setup.rules, pools, self)
+        )
 
     def add(self, role: Role) -> PrefillReplica | DecodeReplica:
         """A replica serves from now on."""
@@ -155,8 +157,8 @@ class Fleet:
 
     def play(self) -> FleetOutcome:
         """Simulate from the first request to the last token."""
-        if self.pilot is not None:
-            self.pilot.start()
+        if self.planner is not None:
+            self.planner.start()
         while True:
             arrival_s = self._arrivals.next_s
             if self._agenda.next_s == arrival_s == inf:

@@ -86,7 +86,7 @@ async def test_a_prompt_computed_faster_than_it_is_read_is_computed() -> None:
         assert num_cached == 6 * SIZE  # how long this took is known now
         await world.push_out()
         await world.written_back()
-        rate = world.tiers._worth.read_bytes["host"]
+        rate = world.tiers._read_policy.read_bytes["host"]
         rate.observe(1, 1e6)
         await world.owner.call(lambda: world.tiers.ran(1_000_000, 0.001))
 

@@ -19,7 +19,7 @@ from tests.file_server import FileServer, file_server
 from baton.core.errors import CheckpointError, InvalidConfig, ModelUnreachable
 from baton.platform.config.deployment import parse_config
 from baton.platform.models import download
-from baton.platform.models.lending import Lender, Lent
+from baton.platform.models.lending import Lender, LentModel
 from baton.platform.models.listing import Listing, RemoteFile
 from baton.platform.models.model_folder import find_model
 from baton.platform.models.origins.origin import Lost
@@ -287,7 +287,7 @@ class OtherNode:
             self._lender = Lender(model, version)
         if not (found := self._lender.lent()):
             return nullcontext(Answers())
-        lent = msgspec.json.decode(found, type=Lent)
+        lent = msgspec.json.decode(found, type=LentModel)
         self.listing, self.is_home = lent.listing, lent.is_home
         return nullcontext(Answers((self,)))
 
