@@ -40,14 +40,14 @@ from baton.engine.speculation.speculation import Speculation
 from baton.engine.step_hooks import ALONE, StepHooks
 
 
-class Pace(Protocol):
-    """The pace of engines which compute their passes together."""
+class Lockstep(Protocol):
+    """Engines which compute their passes together."""
 
     @property
     def tick_s(self) -> float:
         """Seconds that an engine without work may keep the others waiting."""
 
-    def keep_pace(self) -> bool:
+    def join_pass(self) -> bool:
         """Join a pass of others, with nothing of one's own. False if there is none."""
 
 
@@ -61,7 +61,7 @@ class Engine:
         *,
         clock: Clock = monotonic,
         grammars: GrammarCompiler | None = None,
-        pace: Pace | None = None,
+        lockstep: Lockstep | None = None,
         speculation: Speculation | None = None,
     ) -> None:
         block_size = runner.cache.layout.block_size
@@ -72,7 +72,7 @@ class Engine:
         self.clock = clock
         self.grammars = grammars
         """Grammar compiler for the tokens of this model; None if it cannot follow a grammar."""
-        self.pace = pace
+        self.lockstep = lockstep
         """To be kept whenever no step computes; None for an engine on its own."""
         self.speculation = speculation
         """What drafts tokens for those who decode; None for one token a pass."""

@@ -65,7 +65,7 @@ class LockstepRunner:
     def logits(self, hidden: Tensor) -> Tensor:
         return self.own.logits(hidden)
 
-    def keep_pace(self) -> bool:
+    def join_pass(self) -> bool:
         """Join the others' pass, if anybody has one. Blocks until all have come."""
         return self._join(self._meet(Intent.IDLE))
 
