@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from baton.core.block_hash import root_hash
 from baton.core.clock import Clock, monotonic
 from baton.core.kv_layout import KvLayout
-from baton.core.kv_pool import Census, Holder, NameFollower
+from baton.core.kv_pool import Census, Holder, HolderKind, NameFollower
 from baton.engine.blocks.block_bytes import BlockBytes, Source, Targets
 from baton.engine.blocks.block_supply import BlockSupply, Pinned
 from baton.engine.blocks.cache_pins import CachePins
@@ -44,6 +44,8 @@ class _Table:
     """The names of the first blocks: those matched or committed so far."""
     is_nameable: bool = True
     """False once the cache was reset: what was computed before must not be found after."""
+    struck: frozenset[bytes] = frozenset()
+    """Names that were struck while these blocks were filled from elsewhere, from a copy perhaps."""
 
 
 class BlockPool:
@@ -241,6 +243,9 @@ class BlockPool:
         parent = table.names[-1] if index else self._root(salt)
         size = self.layout.block_size
         for name in block_names(parent, tokens[index * size : num_full * size], size):
+            if name in table.struck:
+                table.is_nameable = False
+                return
             self._prefixes.add(table.blocks[len(table.names)], name)
             table.names.append(name)
             if self._follower is not None:
@@ -293,13 +298,17 @@ class BlockPool:
     def forget(self, holder: Holder) -> None:
         """What `holder` computed is wrong: nobody may find it, now or later."""
         table = self._tables.get(holder)
-        if table is not None:
-            table.is_nameable = False
-            for name in table.names:
-                if self._follower is not None:
-                    self._follower.struck(name)
-            for block in table.blocks:
-                self._prefixes.forget(block)
+        if table is None:
+            return
+        table.is_nameable = False
+        for other, filled in self._tables.items():
+            if other.kind is HolderKind.LEASE:
+                filled.struck |= frozenset(table.names)
+        for name in table.names:
+            if self._follower is not None:
+                self._follower.struck(name)
+        for block in table.blocks:
+            self._prefixes.forget(block)
 
     def wipe(self, holder: Holder) -> None:
         """Zero those blocks of `holder` that are its alone, before it gives them up.
