@@ -66,6 +66,12 @@ class BlockPool:
         self._ref_counts = [0] * cache.num_blocks
         self._num_idled = 0
         """How many references-to-nothing there were."""
+        self._num_lacked_named = 0
+        """How many names came that refused reservations had lacked."""
+        self._lacked: set[bytes] = set()
+        """The first name that each of those lacked that were refused at `_lacked_at`."""
+        self._lacked_at = 0
+        """`num_releases` then."""
         self._tables: dict[Holder, _Table] = {}
         self._follower: NameFollower | None = None
         self._prefixes = PrefixCache()
@@ -104,9 +110,9 @@ class BlockPool:
 
     @property
     def num_releases(self) -> int:
-        """How many references-to-nothing and ends of pins there were: while it stands still, no
-        block came to be had."""
-        return self._num_idled + self.supply.num_unpinned
+        """How many references-to-nothing and ends of pins there were, and names that somebody who
+        was refused could share: while it stands still, whoever was refused would be again."""
+        return self._num_idled + self.supply.num_unpinned + self._num_lacked_named
 
     def record_in(self, log: KvEventLog) -> None:
         """From now on `log` hears which names come and go."""
@@ -159,6 +165,7 @@ class BlockPool:
         num_fresh = self.layout.num_blocks_for(len(tokens)) - len(shared)
         reviving = Counter(self._prefixes.evictable_owners(shared))
         if not self.supply.can_take(num_fresh, tenant, reviving):
+            self._note_lacked(names[len(shared) :])
             return None
         for block in shared:
             self._add_reference(block)
@@ -248,6 +255,9 @@ class BlockPool:
                 return
             self._prefixes.add(table.blocks[len(table.names)], name)
             table.names.append(name)
+            if name in self._lacked:
+                self._lacked.remove(name)
+                self._num_lacked_named += 1
             if self._follower is not None:
                 self._follower.named(name)
 
@@ -398,6 +408,12 @@ class BlockPool:
                 yield name
                 parent = name
             start, stop = stop, 2 * stop
+
+    def _note_lacked(self, names: Sequence[bytes]) -> None:
+        if self._lacked_at != self.num_releases:  # since then all others may be tried again
+            self._lacked.clear()
+            self._lacked_at = self.num_releases
+        self._lacked.update(names[:1])
 
     def _check_alone(self, holder: Holder, index: int, block: int) -> None:
         if self._ref_counts[block] > 1 or self._prefixes.is_named(block):
