@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from baton.core.block_hash import root_hash
 from baton.core.clock import Clock, monotonic
 from baton.core.kv_layout import KvLayout
-from baton.core.kv_pool import Census, Holder, NameFollower
+from baton.core.kv_pool import Census, Holder, HolderKind, NameFollower
 from baton.engine.blocks.block_bytes import BlockBytes, Source, Targets
 from baton.engine.blocks.block_supply import BlockSupply, Pinned
 from baton.engine.blocks.cache_pins import CachePins
@@ -44,6 +44,8 @@ class _Table:
     """The names of the first blocks: those matched or committed so far."""
     is_nameable: bool = True
     """False once the cache was reset: what was computed before must not be found after."""
+    struck: frozenset[bytes] = frozenset()
+    """Names that were struck while these blocks were filled from elsewhere, from a copy perhaps."""
 
 
 class BlockPool:
@@ -64,6 +66,12 @@ class BlockPool:
         self._ref_counts = [0] * cache.num_blocks
         self._num_idled = 0
         """How many references-to-nothing there were."""
+        self._num_lacked_named = 0
+        """How many names came that refused reservations had lacked."""
+        self._lacked: set[bytes] = set()
+        """The first name that each of those lacked that were refused at `_lacked_at`."""
+        self._lacked_at = 0
+        """`num_releases` then."""
         self._tables: dict[Holder, _Table] = {}
         self._follower: NameFollower | None = None
         self._prefixes = PrefixCache()
@@ -102,9 +110,9 @@ class BlockPool:
 
     @property
     def num_releases(self) -> int:
-        """How many references-to-nothing and ends of pins there were: while it stands still, no
-        block came to be had."""
-        return self._num_idled + self.supply.num_unpinned
+        """How many references-to-nothing and ends of pins there were, and names that somebody who
+        was refused could share: while it stands still, whoever was refused would be again."""
+        return self._num_idled + self.supply.num_unpinned + self._num_lacked_named
 
     def record_in(self, log: KvEventLog) -> None:
         """From now on `log` hears which names come and go."""
@@ -157,6 +165,7 @@ class BlockPool:
         num_fresh = self.layout.num_blocks_for(len(tokens)) - len(shared)
         reviving = Counter(self._prefixes.evictable_owners(shared))
         if not self.supply.can_take(num_fresh, tenant, reviving):
+            self._note_lacked(names[len(shared) :])
             return None
         for block in shared:
             self._add_reference(block)
@@ -241,8 +250,14 @@ class BlockPool:
         parent = table.names[-1] if index else self._root(salt)
         size = self.layout.block_size
         for name in block_names(parent, tokens[index * size : num_full * size], size):
+            if name in table.struck:
+                table.is_nameable = False
+                return
             self._prefixes.add(table.blocks[len(table.names)], name)
             table.names.append(name)
+            if name in self._lacked:
+                self._lacked.remove(name)
+                self._num_lacked_named += 1
             if self._follower is not None:
                 self._follower.named(name)
 
@@ -293,13 +308,17 @@ class BlockPool:
     def forget(self, holder: Holder) -> None:
         """What `holder` computed is wrong: nobody may find it, now or later."""
         table = self._tables.get(holder)
-        if table is not None:
-            table.is_nameable = False
-            for name in table.names:
-                if self._follower is not None:
-                    self._follower.struck(name)
-            for block in table.blocks:
-                self._prefixes.forget(block)
+        if table is None:
+            return
+        table.is_nameable = False
+        for other, filled in self._tables.items():
+            if other.kind is HolderKind.LEASE:
+                filled.struck |= frozenset(table.names)
+        for name in table.names:
+            if self._follower is not None:
+                self._follower.struck(name)
+        for block in table.blocks:
+            self._prefixes.forget(block)
 
     def wipe(self, holder: Holder) -> None:
         """Zero those blocks of `holder` that are its alone, before it gives them up.
@@ -389,6 +408,12 @@ class BlockPool:
                 yield name
                 parent = name
             start, stop = stop, 2 * stop
+
+    def _note_lacked(self, names: Sequence[bytes]) -> None:
+        if self._lacked_at != self.num_releases:  # since then all others may be tried again
+            self._lacked.clear()
+            self._lacked_at = self.num_releases
+        self._lacked.update(names[:1])
 
     def _check_alone(self, holder: Holder, index: int, block: int) -> None:
         if self._ref_counts[block] > 1 or self._prefixes.is_named(block):

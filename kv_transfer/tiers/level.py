@@ -22,6 +22,7 @@ from typing import TypeVar
 
 from baton.kv_transfer.tiers.media.base import Tier
 from baton.kv_transfer.tiers.media.record import BlockRecord
+from baton.kv_transfer.tiers.strikes import Strikes
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +32,14 @@ NUM_READERS = 4
 
 
 class Level:
-    def __init__(self, tier: Tier, below: Level | None, max_waiting: int) -> None:
+    def __init__(self, tier: Tier, below: Level | None, max_waiting: int, strikes: Strikes) -> None:
         self.tier = tier
         self._below = below
+        self._strikes = strikes
         self._max_waiting = max_waiting
         self._waiting: OrderedDict[bytes, BlockRecord] = OrderedDict()
+        self._removing: set[bytes] = set()
+        """Discarded, and not there for anybody while the tier still has them."""
         self._changed = threading.Condition()
         self._writing = threading.Lock()
         self._is_closing = False
@@ -73,7 +77,7 @@ class Level:
         return len(self._waiting)
 
     def holds(self, name: bytes) -> bool:
-        return name in self._waiting or self.tier.holds(name)
+        return name in self._waiting or (name not in self._removing and self.tier.holds(name))
 
     def put(self, record: BlockRecord) -> None:
         """From any thread; never waits for I/O."""
@@ -104,7 +108,8 @@ class Level:
         with self._changed:
             self._waiting.pop(name, None)
             if self._readers is not None and not self._is_closing:
-                self._readers.submit(self.tier.remove, name)
+                self._removing.add(name)
+                self._readers.submit(self._remove, name)
                 return
         self.tier.remove(name)
 
@@ -113,6 +118,7 @@ class Level:
         num_waiting = self._num_leading_waiting(names)
         if num_waiting:
             return num_waiting
+        names = self._before_removed(names)
         return await self._on_readers(partial(self.tier.num_leading, names), otherwise=0)
 
     async def read(self, names: Sequence[bytes]) -> list[BlockRecord]:
@@ -121,6 +127,7 @@ class Level:
         if waiting:
             return waiting
         nothing: list[BlockRecord] = []
+        names = self._before_removed(names)
         found = await self._on_readers(partial(self.tier.read, names), otherwise=nothing)
         self.tier.stats.count(num_hits=len(found))
         return found
@@ -137,6 +144,19 @@ class Level:
                     break
                 found.append(record)
         return found
+
+    def _before_removed(self, names: Sequence[bytes]) -> Sequence[bytes]:
+        with self._changed:
+            if self._removing.isdisjoint(names):
+                return names
+            return names[: next(i for i, name in enumerate(names) if name in self._removing)]
+
+    def _remove(self, name: bytes) -> None:
+        try:
+            self.tier.remove(name)
+        finally:
+            with self._changed:
+                self._removing.discard(name)
 
     async def _on_readers(self, function: Callable[[], T], *, otherwise: T) -> T:
         if self._readers is None:
@@ -194,7 +214,10 @@ class Level:
     def _evict(self, name: bytes) -> None:
         """Move it on to the next tier, unless that has it."""
         if self._below is not None and not self._below.holds(name):
-            for record in self.tier.read([name]):
-                self._below.put(record)
+            with self._strikes.watch() as struck:
+                for record in self.tier.read([name]) if name not in self._removing else ():
+                    self._below.put(record)
+                if name in struck:
+                    self._below.discard(name)
         self.tier.remove(name)
         self.tier.stats.count(num_evicted=1)
