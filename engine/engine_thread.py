@@ -208,7 +208,9 @@ class EngineThread:
         lockstep = self.engine.lockstep
         has_come = self._changed.wait_for(
             lambda: bool(self._mailbox or self._express or self._is_stopping),
-            timeout=None if lockstep is None else max(0.0, self._next_pass_at - self.engine.clock()),
+            timeout=None
+            if lockstep is None
+            else max(0.0, self._next_pass_at - self.engine.clock()),
         )
         if self._is_idle:
             self.last_progress = self.engine.clock()
