@@ -178,6 +178,8 @@ class PullRequest:
     """Set: this request of the peer moves away, and stops there."""
     attempt: int = 0
     """The attempt of it that stops, or an earlier one."""
+    tenant: str = ""
+    """The tenant whose tokens they are."""
     time_left_ms: int
 
 

@@ -328,6 +328,7 @@ def pull_to_proto(request: PullRequest, sender_epoch: Epoch) -> pb.PullRequest:
         request_id=request.request_id or "",
         attempt=request.attempt,
         time_left_ms=request.time_left_ms,
+        tenant=request.tenant,
     )
 
 
@@ -342,6 +343,7 @@ def pull_from_proto(message: pb.PullRequest) -> PullRequest:
         request_id=RequestId(message.request_id) if message.request_id else None,
         attempt=message.attempt,
         time_left_ms=message.time_left_ms,
+        tenant=message.tenant,
     )
 
 

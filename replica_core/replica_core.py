@@ -110,7 +110,7 @@ class ReplicaCore:
             self._on_step,
             on_failure=hooks.on_failure,
             before_commands=hooks.before_commands,
-            hooks=replace(hooks.in_step, reclaim=lambda: self.kv.reclaim()),
+            hooks=replace(hooks.in_step, reclaim=self._reclaim),
         )
         self.kv_feed = KvFeed(engine.pool, self.thread)
         self.kv = KvExchange(
@@ -253,6 +253,9 @@ class ReplicaCore:
         self.meter.ran(report)
         self.kv.ran(report.num_tokens, report.forward_ms / 1e3)
         self.kv_feed.publish()
+
+    def _reclaim(self, tenant: str | None) -> bool:
+        return self.kv.reclaim(tenant)
 
     def _take_census(self) -> tuple[Census, frozenset[str], frozenset[TransferId]]:
         """The block census, with the requests and the leases that may hold blocks at this

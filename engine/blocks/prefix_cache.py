@@ -160,9 +160,8 @@ class PrefixCache:
     def idle_pins(self, tenants: Iterable[str]) -> Iterator[Pin]:
         """Pins that keep idle blocks of `tenants` from eviction, least recently used first.
 
-        A block stays on the account of whoever took it, whose pin it is or not; KV that was brought
-        in to be lent is on nobody's. So a pin of tenant B goes for A's sake where its block lies
-        idle on A's account.
+        A block stays on the account of whoever took it, whose pin it is or not: a pin of tenant B
+        goes for A's sake where its block lies idle on A's account.
 
         To find one may take a look at every pinned block: `pinned_fraction` of the pool at most.
         """

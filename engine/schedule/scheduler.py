@@ -33,10 +33,10 @@ did not fit is not tried again before something has changed.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -57,7 +57,13 @@ Drafts = Mapping[Request, Sequence[int]]
 NO_DRAFTS: Drafts = MappingProxyType({})
 
 
-def _has_nothing() -> bool:
+class Reclaim(Protocol):
+    def __call__(self, tenant: str | None) -> bool:
+        """Release some blocks, of that tenant if one is given, and return True; or return False if
+        there are none to give."""
+
+
+def _has_nothing(tenant: str | None) -> bool:
     return False
 
 
@@ -80,7 +86,7 @@ class Scheduler:
         self.config = config
         self.num_preempted = 0
         """Preemptions so far."""
-        self._reclaim: Callable[[], bool] = _has_nothing
+        self._reclaim: Reclaim = _has_nothing
         """Frees blocks for the step that is planned; False if there are none to free."""
         self._running: list[Request] = []
         self._max_running = min(config.max_running, config.max_batch_tokens)
@@ -152,13 +158,12 @@ class Scheduler:
         request.phase = Phase.FINISHED
 
     def step(
-        self, reclaim: Callable[[], bool] = _has_nothing, drafts: Drafts = NO_DRAFTS
+        self, reclaim: Reclaim = _has_nothing, drafts: Drafts = NO_DRAFTS
     ) -> list[ScheduledChunk]:
         """Plan one forward pass: running requests first, then as many waiting ones as fit.
 
-        `reclaim` is asked for blocks before a request is preempted: it releases some and returns
-        True, or returns False if it has none to give. Drafts have what then is left of the pass,
-        and of blocks as long as nobody waits for them.
+        `reclaim` is asked for blocks before a request is preempted. Drafts have what then is left
+        of the pass, and of blocks as long as nobody waits for them.
         """
         self._reclaim = reclaim
         self.pool.supply.expire()  # so that who waits for blocks is tried again
@@ -367,7 +372,9 @@ class Scheduler:
             return False  # nothing came free since: do not hash a long prompt every step
         num_cached = self._try_to_reserve(request)
         while num_cached is None and not will_wait:
-            if not self._get_blocks_for(request.tenant, may_reclaim=not self._running):
+            is_at_limit = self.pool.supply.is_at_limit(request.tenant)  # and none of its own runs
+            may_reclaim = is_at_limit or not self._running
+            if not self._get_blocks_for(request.tenant, may_reclaim=may_reclaim):
                 break
             num_cached = self._try_to_reserve(request)
         self._note_share(request, has_blocks=num_cached is not None)
@@ -389,10 +396,11 @@ class Scheduler:
             self._over_share.discard(request)
 
     def _get_blocks_for(self, tenant: str, *, may_reclaim: bool = True) -> bool:
-        """Pins first, for nothing waits for them; then a handoff that has not begun."""
+        """Pins first, for nothing waits for them; then a handoff that has not begun, or a loan."""
         if self.pool.supply.give_way(tenant):
             return True
-        return may_reclaim and not self.pool.supply.is_at_limit(tenant) and self._reclaim()
+        of_its_own = tenant if self.pool.supply.is_at_limit(tenant) else None
+        return may_reclaim and self._reclaim(of_its_own)
 
     def _try_to_reserve(self, request: Request) -> int | None:
         return self.pool.reserve(

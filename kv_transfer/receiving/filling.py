@@ -114,10 +114,14 @@ class Filling:
         targets: BlockTargets,
         expires_at: float,
         counters: FillCounters,
+        *,
+        tenant: str = "",
     ) -> None:
+        """`tenant`: on whose account the blocks are."""
         num_planes = reservation.streams[0].wanted.num_planes
         self.reservation = reservation
         self.expires_at = expires_at
+        self.tenant = tenant
         self._targets = targets
         self._counters = counters
         self._lock = threading.Lock()

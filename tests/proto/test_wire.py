@@ -168,6 +168,7 @@ pulls = st.builds(
     num_held=counts,
     request_id=st.none() | st.text(st.characters(codec="utf-8"), min_size=1).map(RequestId),
     attempt=counts,
+    tenant=texts,
     time_left_ms=big_counts,
 )
 offers = st.builds(
