@@ -274,6 +274,7 @@ class SamplingPlan:
                 min_p=self._column(drawn, lambda p: max(float(p.min_p), LEAST_P)),
             ),
             streams=self._uploaded([self._stream(row) for row in drawn]),
+            is_cut=any(row.params.top_k > 0 or row.params.top_p < 1 for row in drawn),
         )
 
     def _stream(self, row: SamplingRow) -> tuple[int, int, int, int]:

@@ -35,6 +35,8 @@ class Draws:
     temperature: Tensor  # [n] float32, above 0
     filters: Filters  # [n] each; min-p is at least LEAST_P
     streams: Tensor  # [n, 4] int64: see `baton.kernels.sampling.gumbel`
+    is_cut: bool = True
+    """Whether a row may have top-k or top-p, as the host knows."""
 
 
 def draw_token(scores: Tensor, best: Tensor, draws: Draws) -> Tensor:
@@ -45,7 +47,10 @@ def draw_token(scores: Tensor, best: Tensor, draws: Draws) -> Tensor:
     if scores.is_cuda and scores.dtype is torch.float32 and scores.stride(-1) == 1:
         from baton.kernels.sampling.draw_token_gpu import draw_token as on_gpu
 
-        return on_gpu(scores, draws.rows, best, draws.temperature, draws.filters, draws.streams)
+        return on_gpu(
+            scores, draws.rows, best, draws.temperature, draws.filters, draws.streams,
+            is_cut=draws.is_cut,
+        )  # fmt: skip
     if operators.runs(scores) and scores.dtype is torch.float32 and scores.stride(-1) == 1:
         return cpu.draw_token(
             scores, draws.rows, best, draws.temperature, draws.filters, draws.streams
