@@ -29,7 +29,7 @@ from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.replica_link import ReplicaLink
 from baton.gateway.requests.generations.generation import Generation
 from baton.proto import replica_pb2 as pb
-from baton.proto.wire import capacity_to_proto
+from baton.proto.capacity_wire import capacity_to_proto
 from baton.router.placer import Routing
 from baton.router.policies.cost import Cost
 

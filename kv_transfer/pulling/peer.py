@@ -40,8 +40,13 @@ from baton.kv_transfer.receiving.source_patience import SourcePatience
 from baton.kv_transfer.receiving.source_watch import SourceWatch
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
+from baton.proto.pull_wire import (
+    offered_from_proto,
+    offered_to_proto,
+    pull_from_proto,
+    pull_to_proto,
+)
 from baton.proto.replica_pb2_grpc import PeerServicer, PeerStub
-from baton.proto.wire import offered_from_proto, offered_to_proto, pull_from_proto, pull_to_proto
 
 END_OF_CALL_S = 5.0
 PROGRESS_S = 0.25

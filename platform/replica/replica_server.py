@@ -25,11 +25,11 @@ from baton.platform.replica.examination import Examiner
 from baton.platform.replica.peer_probing import PeerProbing
 from baton.prefill_service.worker import PrefillWorker
 from baton.proto import replica_pb2 as pb
+from baton.proto.capacity_wire import capacity_to_proto
 from baton.proto.channels import listen, new_server
 from baton.proto.cluster_token import RefuseStrangers
 from baton.proto.kv_events_wire import kv_events_to_proto
 from baton.proto.replica_pb2_grpc import ReplicaServicer, add_ReplicaServicer_to_server
-from baton.proto.wire import capacity_to_proto
 
 Worker = PrefillWorker | DecodeWorker
 
