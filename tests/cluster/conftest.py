@@ -1,4 +1,8 @@
-"""One `baton serve` for all tests here: a real Ray cluster with 1 prefill and 1 decode replica."""
+"""What tests here share, a real Ray cluster each.
+
+server    `baton serve` with 1 prefill and 1 decode replica
+nodes     three nodes, for `baton deploy`; whoever takes one down brings another up
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from tests.cluster.deployments import Nodes, three_nodes
 from tests.live_server import Server, start_server, stop_server
 
 
@@ -18,3 +23,9 @@ def server() -> Iterator[Server]:
     _, alive = psutil.wait_procs(ours, timeout=60)
     assert status == 0, "".join(server.output)
     assert not alive, f"left behind: {alive}"
+
+
+@pytest.fixture(scope="session")
+def nodes() -> Iterator[Nodes]:
+    with three_nodes() as nodes:
+        yield nodes
