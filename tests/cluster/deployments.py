@@ -145,11 +145,11 @@ async def load(url: str, num_clients: int = 2) -> AsyncIterator[list[int]]:
         async with httpx.AsyncClient(timeout=120) as http:
             while not is_over:
                 number += 1
-                start = (client * 701 + number * 97) % (len(CODE) - 900)
-                body = {"prompt": CODE[start : start + 900], "max_tokens": 20, "ignore_eos": True}
+                start = (client * 701 + number * 97) % (len(CODE) - 600)
+                body = {"prompt": CODE[start : start + 600], "max_tokens": 20, "ignore_eos": True}
                 answer = await http.post(f"{url}/v1/completions", json=body, headers=bearer("old"))
                 statuses.append(answer.status_code)
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.25)
 
     asking = [asyncio.create_task(ask(client)) for client in range(num_clients)]
     try:
