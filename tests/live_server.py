@@ -105,10 +105,12 @@ def _name(process: psutil.Process) -> str:
     return ""
 
 
-def start_server(*options: str) -> Server:
-    """Beside another cluster that is said to run: it must start its own."""
+def start_server(*options: str, **variables: str) -> Server:
+    """Beside another cluster that is said to run: it must start its own. `variables` are added to
+    its environment."""
     environment = {
         **os.environ, "COLUMNS": "200", "PYTHONUNBUFFERED": "1", "RAY_ADDRESS": "192.0.2.1:6379",
+        **variables,
     }  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-m", "baton.platform.cli.main", "serve", "--host", "127.0.0.1",

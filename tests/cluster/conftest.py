@@ -16,7 +16,8 @@ from tests.live_server import Server, start_server, stop_server
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    server = start_server()
+    # Ray's numbers come each second, not each ten: `test_ray_dashboard.py` waits for some.
+    server = start_server(RAY_metrics_report_interval_ms="1000")
     yield server
     ours = server.processes()
     status = stop_server(server)

@@ -94,8 +94,12 @@ async def test_a_conversation_comes_back_to_its_answer_though_others_know_its_qu
 
 async def test_equal_prompts_that_arrive_together_go_together() -> None:
     async with running_fleet(prefill=2, decode=2) as fleet:
+        links = fleet.dispatcher.fleet.links
+        known = [*links.decode.values(), *links.prefill.values()]
+        await until(lambda: all(link.capacity for link in known))  # or there is no choice yet
         answers = await asyncio.gather(*(fleet.ask(PROMPT) for _ in range(4)))
 
+        assert len(known) == 4
         assert len(decode_replicas(answers)) == 1
         assert len({answer.receipt.prefill_replica for answer in answers}) == 1
         assert len({tuple(answer.tokens) for answer in answers}) == 1
