@@ -16,6 +16,7 @@ from tests.live_server import Server
 pytestmark = pytest.mark.cluster
 
 
+@pytest.mark.timeout(600)
 async def test_a_deployment_changes_under_load_and_nobody_is_started_anew(
     server: Server, tmp_path: Path
 ) -> None:
