@@ -53,7 +53,8 @@ KEEP_TRIES = 12
 MAX_RUNNING = 1024
 """The most that one gateway runs; connections limit requests that somebody waits for."""
 OWNER_PART = 4
-"""Where there are several owners, one may have this part of them."""
+"""Where there are several owners, one may have this part of them, and no more than are left: a
+few together leave room for those who come later."""
 INTERRUPTED = ResponseError(
     "interrupted", "the gateway that ran it ended before it was done; send it again"
 )
@@ -170,15 +171,16 @@ class BackgroundResponses:
 
     def _take_room(self, owner: str) -> None:
         """Raises Overloaded."""
-        if self._num_by_owner.total() >= MAX_RUNNING:
+        num_left = MAX_RUNNING - self._num_by_owner.total()
+        if not num_left:
             raise Overloaded(
                 f"{MAX_RUNNING} responses run in the background at this gateway; try again later"
             )
-        most = max(1, MAX_RUNNING // OWNER_PART)
-        if self._num_by_owner[owner] >= most and self._num_owners() > 1:
+        num_own = self._num_by_owner[owner]
+        if self._num_owners() > 1 and num_own >= min(max(1, MAX_RUNNING // OWNER_PART), num_left):
             raise Overloaded(
-                f"{most} responses of yours run in the background at this gateway, the most that "
-                "one tenant may have; wait until one has ended"
+                f"{num_own} responses of yours run in the background at this gateway, the most "
+                f"that you may have while it has {num_left} places left; wait until one has ended"
             )
         self._num_by_owner[owner] += 1
 
