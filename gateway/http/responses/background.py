@@ -3,8 +3,8 @@
 create    kept as in_progress, a sign of life beside it; then it is answered, and runs here
 running   the sign changes at each renewal, as long as what is kept is in_progress
 ended     kept as completed, incomplete or failed; nothing interrupts that
-cancel    kept as cancelled, by any gateway; where it runs it stops, at the next renewal at the
-          latest
+cancel    kept as cancelled, by any gateway, unless it was kept as ended before; where it runs it
+          stops, at the next renewal at the latest
 restart   a gateway that stops keeps what it has not done as failed. Of one that was killed the
           sign does not change any more: who has seen that for a while, by its own clock, says so
           in place of the sign, and all gateways tell that it failed
@@ -34,7 +34,7 @@ from baton.core.errors import (
 )
 from baton.gateway.http.responses.answer import ResponseAnswer, ResponseError
 from baton.gateway.http.responses.input import InputItem
-from baton.gateway.http.responses.kept import KIND, KeptResponse, KeptResponses
+from baton.gateway.http.responses.kept import KIND, KeptResponse, KeptResponses, kept_response
 from baton.gateway.http.responses.sign_watch import SignWatch
 from baton.gateway.storage.folder import Place
 
@@ -142,10 +142,8 @@ class BackgroundResponses:
             return kept
         place = Place(KIND, owner, response_id)
         await self._stop(place)
-        kept = await self.kept.find(response_id, owner, field)  # it may have ended before
-        if not kept.is_in_progress:
-            return kept
-        return await self.kept.change(place, kept, status="cancelled")
+        now = await self.kept.end(place, lambda kept: kept.changed(status="cancelled"))
+        return now or await self.kept.find(response_id, owner, field)  # which says that it is gone
 
     async def delete(self, response_id: str, owner: str, field: str) -> None:
         """Raises NotKept, StorageUnavailable."""
@@ -226,10 +224,10 @@ class BackgroundResponses:
             self._keeping.discard(run.place)
 
     async def _keep(self, run: BackgroundRun) -> None:
+        ended = kept_response(run.answer, run.given)
         for num_left in reversed(range(KEEP_TRIES)):
             try:
-                if await self._is_in_progress(run.place):
-                    await self.kept.put(run.answer, run.given, run.owner)
+                await self.kept.end(run.place, lambda _: ended)
                 await self._remove_sign(run.place)
                 return
             except (StorageUnavailable, StorageFull) as error:
