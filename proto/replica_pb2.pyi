@@ -1232,6 +1232,41 @@ class DrainReply(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class ResetPrefixCacheRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ResetPrefixCacheReply(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    NUM_BLOCKS_FIELD_NUMBER: builtins.int
+    num_blocks: builtins.int
+    """that could be found before"""
+    def __init__(
+        self,
+        *,
+        num_blocks: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["num_blocks", b"num_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class ProbePeerRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 

@@ -159,6 +159,16 @@ class ReplicaCore:
         """Judged off the engine's thread: a large pool takes longer than a step."""
         return await asyncio.to_thread(audit, *await self.thread.call(self._take_census))
 
+    async def reset_prefix_cache(self) -> int:
+        """Forget what is cached; how many blocks that was. Raises EngineFailed."""
+
+        def reset() -> int:
+            num_blocks = self.engine.pool.reset_cache()
+            self.kv_feed.publish()
+            return num_blocks
+
+        return await self.thread.call(reset)
+
     def capacity(
         self, *, max_open: int, num_running: int, num_waiting: int, num_queued_tokens: int
     ) -> Capacity:

@@ -365,11 +365,15 @@ class BlockPool:
             self._check_alone(holder, index, blocks[index])
         return Targets(self._bytes, blocks, start)
 
-    def reset_cache(self) -> None:
-        """Forget every prefix. Running requests keep their blocks, but nothing will match them."""
+    def reset_cache(self) -> int:
+        """Forget every prefix; how many blocks could be found before. Running requests keep their
+        blocks, but nothing will match them."""
+        num_blocks = self._prefixes.num_named
         self.supply.clear()
+        self._num_idled += 1  # who waits for blocks is tried again
         for table in self._tables.values():
             table.is_nameable = False
+        return num_blocks
 
     def census(self) -> Census:
         return Census(

@@ -143,5 +143,6 @@ class LineScheduler:
         elif now - self._crowded_since >= PATIENCE_S:
             self._crowded_since = now
             for line in list(reversed(self._running))[:num_over]:
-                self._given_up.add(line)
-                line.cancel()
+                if line not in self._given_up:  # or it is on its way out, and cleans up
+                    self._given_up.add(line)
+                    line.cancel()

@@ -25,7 +25,7 @@ from baton.core.parking import TakeStream
 from baton.gateway.access.api_keys import BACKGROUND
 from baton.gateway.fleet.admission import AdmissionQueue, AdmissionTicket
 from baton.gateway.fleet.decision_log import Asked, DecisionLog, FirstToken
-from baton.gateway.fleet.draining import drain, flip, undrain
+from baton.gateway.fleet.draining import drain, flip, reset_prefix_cache, undrain
 from baton.gateway.fleet.fleet import Fleet, RegistryClient
 from baton.gateway.fleet.fleet_report import knowledge_families, leaks_report, status_report
 from baton.gateway.fleet.placed import Placed
@@ -315,6 +315,9 @@ class ReplicaDispatcher:
 
     async def flip(self, replica: str, to: str) -> dict[str, Any]:
         return asdict(await flip(self.fleet, replica, to))
+
+    async def reset_prefix_cache(self, replica_id: str) -> dict[str, int]:
+        return await reset_prefix_cache(self.fleet, replica_id)
 
     def metrics(self) -> Iterator[Family]:
         yield gauge(

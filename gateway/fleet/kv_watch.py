@@ -101,6 +101,12 @@ class KvWatch:
         reply = await self._stub.Flip(request, timeout=timeout_s)
         return reply.num_open
 
+    async def reset_prefix_cache(self, timeout_s: float) -> int:
+        """Tell the replica to forget what is cached; how many blocks that was."""
+        request = pb.ResetPrefixCacheRequest(epoch=self._info.epoch)
+        reply = await self._stub.ResetPrefixCache(request, timeout=timeout_s)
+        return reply.num_blocks
+
     async def close(self) -> None:
         self._pump.cancel()
         await asyncio.gather(self._pump, return_exceptions=True)

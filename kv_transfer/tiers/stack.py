@@ -59,7 +59,7 @@ class TierStack:
         self.format = format_
         self.epoch: Epoch = new_epoch()
         """The tiers' incarnation as a source of transfers."""
-        self._strikes = Strikes()
+        self._strikes = Strikes(self._discard)
         self._levels: list[Level] = []
         for tier in reversed(tiers):
             below = self._levels[0] if self._levels else None
@@ -95,8 +95,6 @@ class TierStack:
     def discard(self, name: bytes) -> None:
         """What is kept under this name is wrong, also what is just being read. From any thread."""
         self._strikes.strike(name)
-        for level in self._levels:
-            level.discard(name)
 
     async def find(self, names: Sequence[bytes]) -> tuple[Stretch, ...]:
         """Where the longest prefix of `names` is that the tiers hold."""
@@ -173,15 +171,20 @@ class TierStack:
             with self._strikes.watch() as struck:
                 records = await level.read(names)
                 for record in records if level is not self._levels[0] else ():
-                    self._levels[0].put(record)
+                    if record.name not in struck:
+                        self._levels[0].put(record)
                     if record.name in struck:
-                        self._levels[0].discard(record.name)
+                        self._strikes.strike(record.name)
                 right = list(takewhile(lambda record: record.name not in struck, records))
             if right:
                 return Batch(level.tier.name, right)
             if records:
                 return None
         return None
+
+    def _discard(self, name: bytes) -> None:
+        for level in self._levels:
+            level.discard(name)
 
     def _move_on(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -191,7 +194,7 @@ class TierStack:
                 if not below[0].holds(record.name) and not below[0].put_soon(record, deadline):
                     return
                 if record.name in struck:
-                    below[0].discard(record.name)
+                    self._strikes.strike(record.name)
 
     def _recheck(self, names: Sequence[bytes]) -> int:
         num_broken = 0

@@ -164,6 +164,18 @@ class ReplicaGrpc(ReplicaServicer):
         except (InvalidConfig, InvalidRequest, ValueError) as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
+    async def ResetPrefixCache(
+        self,
+        request: pb.ResetPrefixCacheRequest,
+        context: grpc.aio.ServicerContext[pb.ResetPrefixCacheRequest, pb.ResetPrefixCacheReply],
+    ) -> pb.ResetPrefixCacheReply:
+        await self._check_epoch(request.epoch, context)
+        try:
+            num_blocks = await self._worker.core.reset_prefix_cache()
+        except EngineFailed as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        return pb.ResetPrefixCacheReply(num_blocks=num_blocks)
+
     async def WatchKv(
         self,
         request: pb.WatchKvRequest,
