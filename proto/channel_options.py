@@ -3,9 +3,10 @@
 A peer that neither answers nor closes (stopped, partitioned) is cut off 5 s after the last byte
 that came from it. The client pings whenever it has heard nothing for a second, a gateway for two:
 both ends are sure to hear something in that time, and either stands a silence of 4 s, or of 3. The
-server pings only a client that does not. Who waits for a peer hears sooner that it is silent (`pulse.py`). Servers must allow
-pings that often, or they answer with GOAWAY. Calls that end by themselves soon, whoever falls
-silent, need no such pings, which cost both sides more than a call a second.
+server pings only a client that does not. Who waits for a peer hears sooner that it is silent
+(`pulse.py`). Servers must allow pings that often, or they answer with GOAWAY. Calls that end by
+themselves soon, whoever falls silent, need no such pings, which cost both sides more than a call a
+second.
 
 Nobody sends a message larger than what can be said of a prompt, and nobody takes one: the largest
 is the logprobs of a prompt of 2^20 tokens. Prompts themselves (5 bytes a token), the names of all
