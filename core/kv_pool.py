@@ -34,16 +34,17 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Census:
-    """The pool at one moment, for the auditor."""
+    """The pool at one moment, for the auditor. A pool copies its numbers as they lie: engines wait
+    meanwhile."""
 
     num_blocks: int
     ref_counts: Sequence[int]
     """References that the pool believes exist, by block id."""
     tables: Mapping[Holder, Sequence[int]]
     """Block ids in token order, by holder."""
-    cached: frozenset[int]
+    cached: Sequence[int]
     """Unreferenced blocks that keep their contents for a later prefix hit."""
-    free: frozenset[int]
+    free: Sequence[int]
     """Unreferenced blocks without contents."""
 
 

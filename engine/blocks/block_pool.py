@@ -13,6 +13,7 @@ it belongs to the engine's thread.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,9 @@ from baton.kernels.names.block_names import block_names
 
 FEW_BLOCKS = 16
 """Named at once when it is not known whether any of them is cached."""
+
+FEW_NAMED = 1 << 16
+"""Blocks with names that are listed in less than a millisecond."""
 
 
 @dataclass(slots=True)
@@ -63,7 +67,7 @@ class BlockPool:
         """`kv_shares`: of the pool, what each of these tenants may hold at most."""
         self._bytes = cache
         self._is_matching = prefix_caching
-        self._ref_counts = [0] * cache.num_blocks
+        self._ref_counts = array("i", bytes(4 * cache.num_blocks))
         self._num_idled = 0
         """How many references-to-nothing there were."""
         self._num_lacked_named = 0
@@ -126,13 +130,19 @@ class BlockPool:
         """Names of blocks that a prompt could find here. Live: read it before the next change."""
         return self._prefixes.names()
 
-    def names_between(self, start: int, stop: int) -> bytes:
-        """Names, end to end, of the blocks from number `start` on and below `stop`.
+    def named_blocks(self) -> Sequence[int]:
+        """Numbers of all blocks that a prompt could find here, and of others where these are many:
+        then to list them would take long. On any thread."""
+        is_few = self._prefixes.num_named <= FEW_NAMED
+        return self._prefixes.named() if is_few else range(self.num_blocks)
+
+    def names_of(self, blocks: Iterable[int]) -> bytes:
+        """Names, end to end, of those of `blocks` that have one.
 
         On any thread, while the pool changes: a block keeps its number for as long as it has its
         name, so what lasts is found, and whether the rest is found is for `KvEventLog` to tell.
         """
-        return self._prefixes.names_of(range(start, stop))
+        return self._prefixes.names_of(blocks)
 
     def table(self, holder: Holder) -> Sequence[int]:
         """The blocks of `holder` in token order, empty if it has none. Live: copy it to keep it."""
@@ -378,7 +388,7 @@ class BlockPool:
     def census(self) -> Census:
         return Census(
             num_blocks=self.num_blocks,
-            ref_counts=tuple(self._ref_counts),
+            ref_counts=self._ref_counts[:],
             tables={holder: tuple(table.blocks) for holder, table in self._tables.items()},
             cached=self._prefixes.idle,
             free=self.supply.free,

@@ -8,6 +8,7 @@ name's block is not evicted while its pin lasts.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
 from baton.engine.blocks.cache_pins import CachePins, Pin
@@ -35,9 +36,9 @@ class PrefixCache:
         return len(self._idle)
 
     @property
-    def idle(self) -> frozenset[int]:
+    def idle(self) -> array[int]:
         """Unreferenced blocks that keep their contents."""
-        return frozenset(self._idle)
+        return array("i", self._idle)
 
     def names(self) -> Iterable[bytes]:
         return self._block_by_name.keys()
@@ -45,6 +46,15 @@ class PrefixCache:
     def names_of(self, blocks: Iterable[int]) -> bytes:
         """The names that these blocks have at this moment, end to end. On any thread."""
         return b"".join(filter(None, map(self._name_by_block.get, blocks)))
+
+    @property
+    def num_named(self) -> int:
+        """Blocks that have a name."""
+        return len(self._name_by_block)
+
+    def named(self) -> list[int]:
+        """The blocks that have a name at this moment. On any thread."""
+        return list(self._name_by_block)
 
     def is_named(self, block: int) -> bool:
         return block in self._name_by_block

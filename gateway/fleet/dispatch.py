@@ -276,9 +276,13 @@ class ReplicaDispatcher:
         )
 
     def is_ready(self) -> bool:
-        return self._replica_wait.makes_sense
+        """Not while it learns what is cached: other gateways have requests meanwhile that would
+        wait here."""
+        return self._replica_wait.makes_sense and not self.fleet.warm_up.is_under_way
 
     def trouble(self) -> str:
+        if self._replica_wait.makes_sense:
+            return "what replicas have cached is not known here yet"
         return self._replica_wait.trouble
 
     def missing(self, wanted: Wanted) -> tuple[Missing, ...]:

@@ -342,7 +342,8 @@ class PoolMachine(RuleBasedStateMachine):
         census = self.pool.census()
         listed = Counter(block for table in census.tables.values() for block in table)
         assert list(census.ref_counts) == [listed[block] for block in range(census.num_blocks)]
-        assert not (census.cached & census.free or listed.keys() & (census.cached | census.free))
+        idle = [*census.cached, *census.free]
+        assert len({*idle, *listed}) == len(idle) + len(listed)
         assert census.num_blocks == len(listed) + len(census.cached) + len(census.free)
         assert self.pool.num_available == len(census.cached) + len(census.free)
 
