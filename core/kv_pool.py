@@ -31,6 +31,9 @@ class Holder:
     kind: HolderKind
     id: str
 
+    def __hash__(self) -> int:
+        return hash(self.id)  # a string keeps its own; each step looks every request's up
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Census:

@@ -66,6 +66,7 @@ class BlockPool:
     ) -> None:
         """`kv_shares`: of the pool, what each of these tenants may hold at most."""
         self._bytes = cache
+        self._block_size = cache.layout.block_size
         self._is_matching = prefix_caching
         self._ref_counts = array("i", bytes(4 * cache.num_blocks))
         self._num_idled = 0
@@ -219,7 +220,10 @@ class BlockPool:
 
     def grow(self, holder: Holder, num_tokens: int) -> bool:
         """Let the table of `holder` cover `num_tokens` in all; if it cannot, change nothing."""
-        table = self._tables.get(holder) or _Table()
+        table = self._tables.get(holder)
+        if table is not None and num_tokens <= len(table.blocks) * self._block_size:
+            return True
+        table = table or _Table()
         num_fresh = self.layout.num_blocks_for(num_tokens) - len(table.blocks)
         if num_fresh <= 0:
             return True
@@ -249,14 +253,14 @@ class BlockPool:
         the holder's blocks do not cover so many tokens.
         """
         table = self._tables.get(holder)
-        num_full = num_computed // self.layout.block_size
+        num_full = num_computed // self._block_size
+        if table is not None and num_full <= len(table.names):
+            return
         if num_full > (len(table.blocks) if table is not None else 0):
             raise ValueError(f"{holder} has too few blocks for {num_computed} computed tokens")
         if table is None or not (self._is_matching and table.is_nameable):
             return
         index = len(table.names)
-        if index >= num_full:
-            return
         parent = table.names[-1] if index else self._root(salt)
         size = self.layout.block_size
         for name in block_names(parent, tokens[index * size : num_full * size], size):
@@ -307,7 +311,7 @@ class BlockPool:
         What it named stays: raises ValueError for fewer tokens.
         """
         table = self._tables.get(holder)
-        if table is None:
+        if table is None or num_tokens > (len(table.blocks) - 1) * self._block_size:
             return
         num_kept = self.layout.num_blocks_for(num_tokens)
         if num_kept < len(table.names):
