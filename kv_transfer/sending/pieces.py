@@ -17,7 +17,7 @@ from math import ceil
 from operator import lt
 from typing import Protocol
 
-from baton.core.block_views import joined, part_of
+from baton.core.block_views import part_of
 from baton.core.errors import TransferError
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
@@ -195,7 +195,7 @@ class SendingStream:
 class BlockRead:
     """Some blocks of a transfer that are being read; compared by identity.
 
-    The sources stay valid until `Sender.end_read` is given this reading.
+    The source stays valid until `Sender.end_read` is given this reading.
     """
 
     transfer_id: TransferId
@@ -204,11 +204,12 @@ class BlockRead:
     heads: HeadRange
     plane: int
     """The first one."""
+    num_planes: int = 1
     first_block: int
     blocks: tuple[int, ...]
     """Their numbers in the pool."""
-    sources: tuple[BlockSource, ...]
-    """Sources of each plane: the whole blocks, whichever heads travel."""
+    source: BlockSource
+    """The whole blocks in all planes, whichever heads travel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +228,11 @@ class Cut:
     @property
     def is_in_memory(self) -> bool:
         """Whether its bytes can be read without waiting for a device."""
-        return self.reading.sources[0].is_in_memory
+        return self.reading.source.is_in_memory
 
     def views(self) -> Sequence[memoryview]:
         """Views of the heads that travel, by plane and block."""
-        sources = [self.reading.sources[plane] for plane in self.planes]
-        whole = joined([source.views(self.start, self.stop) for source in sources])
+        whole = self.reading.source.views(self.planes, self.start, self.stop)
         return self.reading.heads.of(whole)
 
 
@@ -253,7 +253,7 @@ def cuts(reading: BlockRead, max_piece_bytes: Callable[[], int]) -> Iterator[Cut
 
     `max_piece_bytes` is asked for the length of each; one block may be longer.
     """
-    num_planes, num_blocks = len(reading.sources), len(reading.blocks)
+    num_planes, num_blocks = reading.num_planes, len(reading.blocks)
     block_bytes = reading.heads.layout.layer_block_bytes
     plane = start = 0
     while plane < num_planes:

@@ -325,9 +325,10 @@ class Sender:
             receiver_epoch=offer.receiver_epoch,
             heads=heads,
             plane=plane,
+            num_planes=len(spans),
             first_block=start,
             blocks=tuple(self._pool.table(lease)[start:stop]),
-            sources=tuple([self._pool.source(lease, start, stop, span.plane) for span in spans]),
+            source=self._pool.source(lease, start, stop, range(plane, plane + len(spans))),
         )
         offer.state = next_sender_state(offer.state, SenderEvent.READ_BEGUN)
         offer.readings.add(reading)
