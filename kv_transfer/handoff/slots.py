@@ -5,11 +5,19 @@ empty --claim--> claimed --record--> there          each with the checksum of wh
 
 What came with wrong bytes may come again, but with the same checksum: the sender's own memory may
 have changed since it computed the first.
+
+A byte of state and `CHECKSUM_BYTES` of checksum for each (plane, block), a row a plane: what
+arrives as a whole, as nearly all does, is a few steps of Python for each plane.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from baton.kv_transfer.layouts.integrity import CHECKSUM_BYTES
+
+EMPTY, CLAIMED, THERE = range(3)
+_IS_TAKEN = bytes(min(state, 1) for state in range(256))
 
 
 class Slots:
@@ -20,73 +28,81 @@ class Slots:
         self.stop = stop
         self.num_missing = (stop - start) * num_planes
         """Empty or claimed."""
-        self._checksums: list[list[int | None]] = [[None] * stop for _ in range(num_planes)]
-        self._claimed: list[set[int]] = [set() for _ in range(num_planes)]
-        """Blocks, by plane."""
-        self._expected: dict[tuple[int, int], int] = {}
+        self._states = [bytearray(stop) for _ in range(num_planes)]
+        self._checksums = [bytearray(CHECKSUM_BYTES * stop) for _ in range(num_planes)]
+        self._expected: dict[tuple[int, int], bytes] = {}
         """The checksums of (plane, block)s that came with other bytes."""
 
-    def claim(self, plane: int, first: int, checksums: Sequence[int]) -> tuple[int, ...]:
+    def claim(self, plane: int, first: int, checksums: bytes) -> Sequence[int]:
         """Which of the blocks `first`, `first + 1`, ... are empty; one checksum each is given.
 
         They are the caller's to write, then to `record` or to `give_back`. Blocks before `start`
         are nobody's. Raises ValueError if a block has come before with another checksum, also if
         its bytes were wrong then.
         """
-        row, stop = self._checksums[plane], first + len(checksums)
-        if self._expected or first < self.start or row[first:stop] != [None] * len(checksums):
+        num_blocks = len(checksums) // CHECKSUM_BYTES
+        row, stop = self._states[plane], first + num_blocks
+        if self._expected or first < self.start or row.count(EMPTY, first, stop) != num_blocks:
             found = self._empty(plane, first, checksums)
             for block in found:
-                row[block] = checksums[block - first]
-        else:  # as nearly always: in as few steps of Python as for one block
-            found = tuple(range(first, stop))
-            row[first:stop] = checksums
-        self._claimed[plane].update(found)
-        return found
+                row[block] = CLAIMED
+                self._checksums[plane][_span(block)] = checksums[_span(block - first)]
+            return found
+        row[first:stop] = bytes((CLAIMED,)) * num_blocks
+        self._checksums[plane][CHECKSUM_BYTES * first : CHECKSUM_BYTES * stop] = checksums
+        return range(first, stop)
 
     def are_alike(self, planes: range, first: int, num_blocks: int) -> bool:
         """Whether the same ones of these blocks are empty in all of the planes."""
-        rows = self._checksums[planes.start : planes.stop]
-        parts = [row[first : first + num_blocks] for row in rows]
-        return len({tuple([each is None for each in part]) for part in parts}) <= 1
+        rows = self._states[planes.start : planes.stop]
+        return (
+            len({bytes(row[first : first + num_blocks].translate(_IS_TAKEN)) for row in rows}) <= 1
+        )
 
     def record(self, plane: int, blocks: Sequence[int]) -> None:
         """Claimed blocks have been written and verified."""
-        self._claimed[plane].difference_update(blocks)
+        self._put(plane, blocks, THERE)
         self.num_missing -= len(blocks)
 
     def give_back(self, plane: int, blocks: Sequence[int]) -> None:
         """Claimed blocks were not written, or not with the right bytes."""
-        for block in blocks:
-            self._checksums[plane][block] = None
-            self._claimed[plane].remove(block)
+        self._put(plane, blocks, EMPTY)
 
-    def expect(self, plane: int, blocks: Sequence[int], checksums: Sequence[int]) -> None:
-        """Should these blocks come again, they must have these checksums; one each is given."""
-        for block, checksum in zip(blocks, checksums, strict=True):
-            self._expected[plane, block] = checksum
+    def expect(self, plane: int, block: int, checksum: bytes) -> None:
+        """Should this block come again, it must have this checksum."""
+        self._expected[plane, block] = checksum
 
     def first_missing(self) -> int:
         """The first block that is not there in all planes; `stop` if all are."""
-        if not self.num_missing:
-            return self.stop
-        for block in range(self.start, self.stop):
-            if any(
-                row[block] is None or block in self._claimed[plane]
-                for plane, row in enumerate(self._checksums)
-            ):
-                return block
-        return self.stop
+        there = bytes((THERE,))
+        return self.stop - max(
+            (len(row[self.start :].lstrip(there)) for row in self._states), default=0
+        )
 
-    def _empty(self, plane: int, first: int, checksums: Sequence[int]) -> tuple[int, ...]:
+    def _put(self, plane: int, blocks: Sequence[int], state: int) -> None:
+        row = self._states[plane]
+        if isinstance(blocks, range):
+            row[blocks.start : blocks.stop] = bytes((state,)) * len(blocks)
+            return
+        for block in blocks:
+            row[block] = state
+
+    def _empty(self, plane: int, first: int, checksums: bytes) -> tuple[int, ...]:
         """See `claim`."""
-        row, found = self._checksums[plane], list[int]()
-        for block, checksum in enumerate(checksums, first):
-            if block < self.start:
-                continue
-            known = self._expected.get((plane, block)) if row[block] is None else row[block]
-            if row[block] is None and known in (None, checksum):
-                found.append(block)
-            elif known != checksum:
+        row, found = self._states[plane], list[int]()
+        for block in range(max(first, self.start), first + len(checksums) // CHECKSUM_BYTES):
+            checksum = checksums[_span(block - first)]
+            if row[block] == EMPTY:
+                known = self._expected.get((plane, block), checksum)
+            else:
+                known = bytes(self._checksums[plane][_span(block)])
+            if known != checksum:
                 raise ValueError(f"block {block} has arrived before, with other bytes")
+            if row[block] == EMPTY:
+                found.append(block)
         return tuple(found)
+
+
+def _span(block: int) -> slice:
+    """The bytes of its checksum."""
+    return slice(CHECKSUM_BYTES * block, CHECKSUM_BYTES * (block + 1))

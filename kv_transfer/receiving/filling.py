@@ -69,7 +69,7 @@ class Fill:
     targets: BlockTargets
     tokens: range
     """Tokens that the lease lacks; no others are written."""
-    blocks: tuple[int, ...]
+    blocks: Sequence[int]
     """Blocks of the piece that were empty, in each of its planes."""
 
     @property
@@ -205,8 +205,9 @@ class Filling:
         piece = fill.piece
         with self._lock:
             for plane, checksums in zip(piece.planes, _by_plane(piece), strict=True):
-                expected = [checksums[block - piece.first_block] for block in fill.blocks]
-                fill.slots.expect(plane, fill.blocks, expected)
+                for block in fill.blocks:
+                    start = CHECKSUM_BYTES * (block - piece.first_block)
+                    fill.slots.expect(plane, block, checksums[start : start + CHECKSUM_BYTES])
         what = f"(block, head) {bad[:8]} do not match their checksums"
         self._refuse(piece, what, range(fill.blocks[0], fill.blocks[-1] + 1))
 
@@ -221,13 +222,13 @@ class Filling:
 
     # What follows is called with the lock held.
 
-    def _claim(self, slots: Slots, piece: KvPiece) -> tuple[int, ...]:
+    def _claim(self, slots: Slots, piece: KvPiece) -> Sequence[int]:
         """The blocks that were empty: the same ones in all planes. Or none is claimed."""
-        claimed: list[tuple[int, ...]] = []
+        claimed: list[Sequence[int]] = []
         try:
             for plane, checksums in zip(piece.planes, _by_plane(piece), strict=True):
                 claimed.append(slots.claim(plane, piece.first_block, checksums))
-            if len(set(claimed)) > 1:
+            if any(blocks != claimed[0] for blocks in claimed):
                 raise ValueError("of some planes blocks have arrived before")
         except ValueError as conflict:
             for plane, blocks in zip(piece.planes, claimed, strict=False):
@@ -285,9 +286,8 @@ class Filling:
         )
 
 
-def _by_plane(piece: KvPiece) -> list[tuple[int, ...]]:
+def _by_plane(piece: KvPiece) -> list[bytes]:
     """One checksum a block."""
-    num_blocks = piece.num_blocks
     num_each = len(piece.checksums) // (CHECKSUM_BYTES * len(piece.views))
-    found = combined_checksums(piece.checksums, num_each)
-    return [found[at : at + num_blocks] for at in range(0, len(found), num_blocks)]
+    found, size = combined_checksums(piece.checksums, num_each), CHECKSUM_BYTES * piece.num_blocks
+    return [found[at : at + size] for at in range(0, len(found), size)]
