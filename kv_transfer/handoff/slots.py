@@ -6,8 +6,8 @@ empty --claim--> claimed --record--> there          each with the checksum of wh
 What came with wrong bytes may come again, but with the same checksum: the sender's own memory may
 have changed since it computed the first.
 
-A byte of state and `CHECKSUM_BYTES` of checksum for each (plane, block), a row a plane: what
-arrives as a whole, as nearly all does, is a few steps of Python for each plane.
+A byte of state and a checksum for each (plane, block), in rows of one memory: what arrives as a
+whole, as nearly all does, is a step for each row, and whole rows are one for all of them.
 """
 
 from __future__ import annotations
@@ -28,45 +28,60 @@ class Slots:
         self.stop = stop
         self.num_missing = (stop - start) * num_planes
         """Empty or claimed."""
-        self._states = [bytearray(stop) for _ in range(num_planes)]
-        self._checksums = [bytearray(CHECKSUM_BYTES * stop) for _ in range(num_planes)]
+        self._width = stop - start
+        self._states = bytearray(self.num_missing)
+        self._checksums = bytearray(CHECKSUM_BYTES * self.num_missing)
         self._expected: dict[tuple[int, int], bytes] = {}
         """The checksums of (plane, block)s that came with other bytes."""
 
-    def claim(self, plane: int, first: int, checksums: bytes) -> Sequence[int]:
-        """Which of the blocks `first`, `first + 1`, ... are empty; one checksum each is given.
+    def claim(self, planes: range, first: int, checksums: bytes) -> Sequence[int]:
+        """Which of the blocks `first`, `first + 1`, ... are empty, the same ones in all planes.
 
-        They are the caller's to write, then to `record` or to `give_back`. Blocks before `start`
-        are nobody's. Raises ValueError if a block has come before with another checksum, also if
-        its bytes were wrong then.
+        One checksum each is given, by plane and block. They are the caller's to write, then to
+        `record` or to `give_back`. Blocks before `start` are nobody's. Raises ValueError, and
+        claims nothing, if a block has come before with another checksum, also if its bytes were
+        wrong then, or if not the same ones are empty in all planes.
         """
-        num_blocks = len(checksums) // CHECKSUM_BYTES
-        row, stop = self._states[plane], first + num_blocks
-        if self._expected or first < self.start or row.count(EMPTY, first, stop) != num_blocks:
-            found = self._empty(plane, first, checksums)
-            for block in found:
-                row[block] = CLAIMED
-                self._checksums[plane][_span(block)] = checksums[_span(block - first)]
-            return found
-        row[first:stop] = bytes((CLAIMED,)) * num_blocks
-        self._checksums[plane][CHECKSUM_BYTES * first : CHECKSUM_BYTES * stop] = checksums
-        return range(first, stop)
+        num_blocks = len(checksums) // (CHECKSUM_BYTES * len(planes))
+        blocks, size = range(first, first + num_blocks), CHECKSUM_BYTES * num_blocks
+        spans = () if self._expected else self._spans(planes, blocks)
+        if spans and all(self._are_empty(span) for span in spans):
+            self._fill(spans, CLAIMED)
+            given = 0
+            for span in spans:
+                start, stop = CHECKSUM_BYTES * span.start, CHECKSUM_BYTES * span.stop
+                self._checksums[start:stop] = checksums[given : given + stop - start]
+                given += stop - start
+            return blocks
+        parts = [checksums[at : at + size] for at in range(0, len(checksums), size)]
+        found = [
+            self._empty(*row) for row in zip(planes, [first] * len(planes), parts, strict=True)
+        ]
+        if any(each != found[0] for each in found):
+            raise ValueError("of some planes blocks have arrived before")
+        self._put(planes, found[0], CLAIMED)
+        for plane, part in zip(planes, parts, strict=True):
+            for block in found[0]:
+                at = CHECKSUM_BYTES * self._at(plane, block)
+                self._checksums[at : at + CHECKSUM_BYTES] = part[_span(block - first)]
+        return found[0]
 
     def are_alike(self, planes: range, first: int, num_blocks: int) -> bool:
         """Whether the same ones of these blocks are empty in all of the planes."""
-        rows = self._states[planes.start : planes.stop]
-        return (
-            len({bytes(row[first : first + num_blocks].translate(_IS_TAKEN)) for row in rows}) <= 1
-        )
+        blocks = range(max(first, self.start), first + num_blocks)
+        taken = [self._states[span].translate(_IS_TAKEN) for span in self._spans(planes, blocks)]
+        if len(taken) == 1 and len(planes) > 1:  # whole rows
+            return taken[0] == taken[0][: self._width] * len(planes)
+        return all(row == taken[0] for row in taken)
 
-    def record(self, plane: int, blocks: Sequence[int]) -> None:
+    def record(self, planes: range, blocks: Sequence[int]) -> None:
         """Claimed blocks have been written and verified."""
-        self._put(plane, blocks, THERE)
-        self.num_missing -= len(blocks)
+        self._put(planes, blocks, THERE)
+        self.num_missing -= len(planes) * len(blocks)
 
-    def give_back(self, plane: int, blocks: Sequence[int]) -> None:
+    def give_back(self, planes: range, blocks: Sequence[int]) -> None:
         """Claimed blocks were not written, or not with the right bytes."""
-        self._put(plane, blocks, EMPTY)
+        self._put(planes, blocks, EMPTY)
 
     def expect(self, plane: int, block: int, checksum: bytes) -> None:
         """Should this block come again, it must have this checksum."""
@@ -74,31 +89,51 @@ class Slots:
 
     def first_missing(self) -> int:
         """The first block that is not there in all planes; `stop` if all are."""
-        there = bytes((THERE,))
-        return self.stop - max(
-            (len(row[self.start :].lstrip(there)) for row in self._states), default=0
-        )
+        if not self.num_missing:
+            return self.stop
+        there, width = bytes((THERE,)), self._width
+        rows = [self._states[at : at + width] for at in range(0, len(self._states), width)]
+        return self.stop - max(len(row.lstrip(there)) for row in rows)
 
-    def _put(self, plane: int, blocks: Sequence[int], state: int) -> None:
-        row = self._states[plane]
+    def _put(self, planes: range, blocks: Sequence[int], state: int) -> None:
         if isinstance(blocks, range):
-            row[blocks.start : blocks.stop] = bytes((state,)) * len(blocks)
+            self._fill(self._spans(planes, blocks), state)
             return
-        for block in blocks:
-            row[block] = state
+        for plane in planes:
+            for block in blocks:
+                self._states[self._at(plane, block)] = state
+
+    def _spans(self, planes: range, blocks: range) -> Sequence[slice]:
+        """Where they lie: in each row, or in all at once; nowhere, if some are nobody's."""
+        if not self.start <= blocks.start <= blocks.stop <= self.stop:
+            return ()
+        if len(blocks) == self._width:
+            return (slice(planes.start * self._width, planes.stop * self._width),)
+        begins = [self._at(plane, blocks.start) for plane in planes]
+        return [slice(begin, begin + len(blocks)) for begin in begins]
+
+    def _are_empty(self, span: slice) -> bool:
+        return self._states.count(EMPTY, span.start, span.stop) == span.stop - span.start
+
+    def _fill(self, spans: Sequence[slice], state: int) -> None:
+        for span in spans:
+            self._states[span] = bytes((state,)) * (span.stop - span.start)
+
+    def _at(self, plane: int, block: int) -> int:
+        return plane * self._width + block - self.start
 
     def _empty(self, plane: int, first: int, checksums: bytes) -> tuple[int, ...]:
-        """See `claim`."""
-        row, found = self._states[plane], list[int]()
+        """Those of the blocks that are."""
+        found: list[int] = []
         for block in range(max(first, self.start), first + len(checksums) // CHECKSUM_BYTES):
-            checksum = checksums[_span(block - first)]
-            if row[block] == EMPTY:
+            at, checksum = self._at(plane, block), checksums[_span(block - first)]
+            is_empty = self._states[at] == EMPTY
+            known = bytes(self._checksums[_span(at)])
+            if is_empty:
                 known = self._expected.get((plane, block), checksum)
-            else:
-                known = bytes(self._checksums[plane][_span(block)])
             if known != checksum:
                 raise ValueError(f"block {block} has arrived before, with other bytes")
-            if row[block] == EMPTY:
+            if is_empty:
                 found.append(block)
         return tuple(found)
 

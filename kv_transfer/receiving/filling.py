@@ -15,6 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import NoReturn
 
 from baton.core.block_views import chosen, sizes_of
@@ -193,8 +194,7 @@ class Filling:
         planes = fill.piece.planes
         settle = fill.slots.record if is_written else fill.slots.give_back
         with self._lock:
-            for plane in planes:
-                settle(plane, fill.blocks)
+            settle(planes, fill.blocks)
             if is_written:
                 size = fill.placement.arriving.layer_block_bytes
                 self._counters.filled(len(planes) * len(fill.blocks) * size)
@@ -204,10 +204,11 @@ class Filling:
         """Its bytes are wrong. Raises CorruptPiece, and counts it against the source."""
         piece = fill.piece
         with self._lock:
-            for plane, checksums in zip(piece.planes, _by_plane(piece), strict=True):
-                for block in fill.blocks:
-                    start = CHECKSUM_BYTES * (block - piece.first_block)
-                    fill.slots.expect(plane, block, checksums[start : start + CHECKSUM_BYTES])
+            checksums = _by_block(piece)
+            for plane, block in product(piece.planes, fill.blocks):
+                number = (plane - piece.plane) * piece.num_blocks + block - piece.first_block
+                start = CHECKSUM_BYTES * number
+                fill.slots.expect(plane, block, checksums[start : start + CHECKSUM_BYTES])
         what = f"(block, head) {bad[:8]} do not match their checksums"
         self._refuse(piece, what, range(fill.blocks[0], fill.blocks[-1] + 1))
 
@@ -224,17 +225,10 @@ class Filling:
 
     def _claim(self, slots: Slots, piece: KvPiece) -> Sequence[int]:
         """The blocks that were empty: the same ones in all planes. Or none is claimed."""
-        claimed: list[Sequence[int]] = []
         try:
-            for plane, checksums in zip(piece.planes, _by_plane(piece), strict=True):
-                claimed.append(slots.claim(plane, piece.first_block, checksums))
-            if any(blocks != claimed[0] for blocks in claimed):
-                raise ValueError("of some planes blocks have arrived before")
+            return slots.claim(piece.planes, piece.first_block, _by_block(piece))
         except ValueError as conflict:
-            for plane, blocks in zip(piece.planes, claimed, strict=False):
-                slots.give_back(plane, blocks)
             self._refuse(piece, str(conflict))
-        return claimed[0]
 
     def _check_state(self, now: float) -> None:
         if self.state is ReceiverState.ABORTED:
@@ -286,8 +280,7 @@ class Filling:
         )
 
 
-def _by_plane(piece: KvPiece) -> list[bytes]:
-    """One checksum a block."""
+def _by_block(piece: KvPiece) -> bytes:
+    """One checksum a block, by plane and block."""
     num_each = len(piece.checksums) // (CHECKSUM_BYTES * len(piece.views))
-    found, size = combined_checksums(piece.checksums, num_each), CHECKSUM_BYTES * piece.num_blocks
-    return [found[at : at + size] for at in range(0, len(found), size)]
+    return combined_checksums(piece.checksums, num_each)

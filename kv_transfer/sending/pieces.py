@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import accumulate, compress, pairwise
 from math import ceil
 from operator import lt
@@ -164,7 +163,6 @@ class HeadRange:
         return part_of(blocks, self.block_offset, self.layout.layer_block_bytes)
 
 
-@lru_cache(maxsize=256)
 def head_ranges(
     sender: KvLayout, receiver: KvLayout
 ) -> tuple[tuple[HeadRange, ...], tuple[int, ...]]:
@@ -305,7 +303,9 @@ def _nothing_to_give_back() -> None:
     """The reading lasts; who reads it gives it back."""
 
 
-def lend(cut: Cut, contents: Contents, give_back: Callable[[], None]) -> LentPiece:
+def lend(
+    cut: Cut, contents: Contents, give_back: Callable[[], None], *, is_last: bool = False
+) -> LentPiece:
     reading = cut.reading
     return LentPiece(
         transfer_id=reading.transfer_id,
@@ -320,4 +320,5 @@ def lend(cut: Cut, contents: Contents, give_back: Callable[[], None]) -> LentPie
         checksums=contents.checksums,
         message=contents.message,
         give_back=give_back,
+        is_last=is_last,
     )
