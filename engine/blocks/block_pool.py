@@ -349,9 +349,9 @@ class BlockPool:
         """See `KvPool.view`. Raises ValueError if the holder has no such block."""
         return self._bytes.view(self._block_at(holder, index), plane)
 
-    def source(self, holder: Holder, start: int, stop: int, plane: int) -> Source:
+    def source(self, holder: Holder, start: int, stop: int, planes: range) -> Source:
         """See `KvPool.source`."""
-        return Source(self._bytes, tuple(self.table(holder)[start:stop]), plane)
+        return Source(self._bytes, tuple(self.table(holder)[start:stop]), planes)
 
     def write(self, holder: Holder, index: int, plane: int, data: memoryview) -> None:
         """See `KvPool.write`. Raises ValueError if the block has a name or another holder."""

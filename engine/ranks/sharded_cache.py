@@ -143,10 +143,10 @@ class ShardedCache:
             data[whole] = share.blocks[block, part].cpu()
         return bytes_of(data)
 
-    def views(self, blocks: Sequence[int], plane: int) -> Sequence[memoryview]:
+    def views(self, blocks: Sequence[int], planes: range) -> Sequence[memoryview]:
         if self._is_replicated:
-            return self.own.views(blocks, plane)
-        return tuple([self.view(block, plane) for block in blocks])
+            return self.own.views(blocks, planes)
+        return [self.view(block, plane) for plane in planes for block in blocks]
 
     def write(self, block: int, plane: int, data: memoryview) -> None:
         """Raises ValueError unless `data` are all bytes of one block in one plane."""
@@ -183,8 +183,8 @@ class ShardedCache:
     def writable(self, block: int, plane: int) -> memoryview:
         raise ValueError("blocks on several ranks are in pieces; they are written to")
 
-    def writables(self, blocks: Sequence[int], plane: int) -> Sequence[memoryview]:
-        return [self.writable(block, plane) for block in blocks]
+    def writables(self, blocks: Sequence[int], planes: range) -> Sequence[memoryview]:
+        return [self.writable(block, plane) for plane in planes for block in blocks]
 
     def clear(self, blocks: Sequence[int], plane: int) -> None:
         """Zero these blocks in one plane, at once."""

@@ -56,8 +56,8 @@ class FakeBytes:
     def view(self, block: int, layer: int) -> memoryview:
         return memoryview(self._blocks[block])
 
-    def views(self, blocks: Sequence[int], layer: int) -> tuple[memoryview, ...]:
-        return tuple(self.view(block, layer) for block in blocks)
+    def views(self, blocks: Sequence[int], planes: range) -> tuple[memoryview, ...]:
+        return tuple(self.view(block, plane) for plane in planes for block in blocks)
 
     def write(self, block: int, layer: int, data: memoryview) -> None:
         self._blocks[block] = bytes(data)
@@ -73,8 +73,8 @@ class FakeBytes:
     def writable(self, block: int, layer: int) -> memoryview:
         raise AssertionError("whole blocks are written here")
 
-    def writables(self, blocks: Sequence[int], layer: int) -> list[memoryview]:
-        return [self.writable(block, layer) for block in blocks]
+    def writables(self, blocks: Sequence[int], planes: range) -> list[memoryview]:
+        return [self.writable(block, plane) for plane in planes for block in blocks]
 
     def write_part(self, block: int, layer: int, offset: int, data: memoryview) -> None:
         raise AssertionError("whole blocks are written here")
