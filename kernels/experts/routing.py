@@ -128,10 +128,10 @@ def route(
         raise ValueError(f"float32 is wanted: {[tensor.dtype for tensor in given]}")
     if any(tensor.shape != (routing.num_experts,) for tensor in given[1:]):
         raise ValueError(f"one for each expert is wanted: {bias=} {correction=}")
-    if operators.runs(*given):
-        return Routed(*cpu.route(logits, routing, bias, correction, by_token))
     if logits.is_cuda and by_token is None:
         experts, shares = _choose_on_gpu(logits, routing, bias, correction)
+    elif operators.runs(*given):
+        return Routed(*cpu.route(logits, routing, bias, correction, by_token))
     else:
         experts, shares = reference(
             logits, routing, bias=bias, correction=correction, by_token=by_token
