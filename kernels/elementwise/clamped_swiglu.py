@@ -16,6 +16,10 @@ from baton.kernels.elementwise import clamped_swiglu_cpu as cpu
 def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float, offset: float = 1.0) -> Tensor:
     """[T, 2F] -> [T, F]; the first F columns are the gate. Where experts are compiled, they do it
     themselves."""
+    if gate_up.is_cuda:
+        from baton.kernels.elementwise import gates_gpu as gpu
+
+        return gpu.clamped_swiglu(gate_up, alpha, limit, offset)
     if operators.runs(gate_up):
         return cpu.clamped_swiglu(gate_up, alpha, limit, offset)
     return reference(gate_up, alpha, limit, offset)

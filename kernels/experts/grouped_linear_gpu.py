@@ -6,6 +6,8 @@
 
     tiles of rows    | group 0: 0 1 2 | group 1: 3 | group 3: 4 5 | none ...      at most P/ROWS + E
 
+Rows of x may lie where their tokens are, and what comes out go where pairs are, not sorted: `Rows`.
+
 A program works out from the groups' ends which tile it has: nothing is read back by the host. The
 grid is for the most tiles that there can be, and programs behind the last one end at once. Programs
 of one tile of rows follow each other, so that W, which is the larger part, is read from the cache
@@ -16,6 +18,8 @@ stay on the device, too.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -29,22 +33,50 @@ LIBRARY_ROWS = 64
 """A group, on average, from which the library is faster."""
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Rows:
+    """Where the rows of sorted pairs are."""
+
+    pairs: Tensor
+    """[P] int32, by group"""
+    num_choices: int = 0
+    """Neighbours among the pairs that a row of x is for; 0: x is sorted."""
+    is_scattered: bool = False
+    """Whether the row of a pair is put where its number says."""
+    shares: Tensor | None = None
+    """float32 [P], by pair: what x is multiplied by first."""
+
+    def load(self, x: Tensor) -> Tensor:
+        """x [T, K], or sorted -> [P, K], sorted"""
+        if self.num_choices:
+            x = x[self.pairs // self.num_choices]
+        return x if self.shares is None else (x * self.shares[self.pairs, None]).to(x.dtype)
+
+
 def grouped_linear(x: Tensor, weights: Tensor, stops: Tensor) -> Tensor:
-    num_rows, num_groups = len(x), len(weights)
-    if _has_library(x, weights) and num_rows >= LIBRARY_ROWS * num_groups:
+    if has_library(x, weights, len(x)):
         return functional.grouped_mm(x, weights.transpose(1, 2), offs=stops)
     return grouped_tiles(x, weights, stops)
 
 
-def _has_library(x: Tensor, weights: Tensor) -> bool:
-    """Its rows must lie 16 bytes apart, or a multiple of it."""
+def has_library(x: Tensor, weights: Tensor, num_rows: int) -> bool:
+    """Whether it is there, and faster. Its rows must lie 16 bytes apart, or a multiple of it."""
     is_aligned = x.shape[1] % 8 == 0 and weights.shape[1] % 8 == 0
-    return x.is_cuda and x.dtype is torch.bfloat16 and is_aligned
+    is_there = x.is_cuda and x.dtype is torch.bfloat16 and is_aligned
+    return is_there and num_rows >= LIBRARY_ROWS * len(weights)
 
 
-def grouped_tiles(x: Tensor, weights: Tensor, stops: Tensor) -> Tensor:
+def grouped_tiles(
+    x: Tensor,
+    weights: Tensor,
+    stops: Tensor,
+    rows_of: Rows | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """x [P, K] by group, weights [E, N, K], bias [E, N] -> [P, N]; or as `rows_of` says."""
     x, weights = x.contiguous(), weights.contiguous()
-    (num_rows, width), (num_groups, num_columns, _) = x.shape, weights.shape
+    width, (num_groups, num_columns, _) = x.shape[1], weights.shape
+    num_rows = len(x) if rows_of is None else len(rows_of.pairs)
     out = torch.empty(num_rows, num_columns, dtype=x.dtype, device=x.device)
     # A group of few rows is bound by the bytes of its matrix, one of many by arithmetic.
     few = num_rows < 32 * num_groups
@@ -52,6 +84,10 @@ def grouped_tiles(x: Tensor, weights: Tensor, stops: Tensor) -> Tensor:
     max_tiles = triton.cdiv(num_rows, rows) + num_groups
     _multiply[triton.cdiv(num_columns, columns), max_tiles](
         x, weights, stops, out, num_columns, width,
+        None if rows_of is None else rows_of.pairs,
+        None if rows_of is None else rows_of.shares, bias,
+        CHOICES=0 if rows_of is None else rows_of.num_choices,
+        IS_SCATTERED=rows_of is not None and rows_of.is_scattered,
         NUM_GROUPS=num_groups, GROUPS=triton.next_power_of_2(num_groups),
         ROWS=rows, COLUMNS=columns, STEP=64,
         num_warps=4, num_stages=4,
@@ -79,8 +115,24 @@ def tile_of(
 
 
 @triton.jit
+def places_of(row, is_row, pairs, shares, CHOICES: tl.constexpr, IS_SCATTERED: tl.constexpr):
+    """Which rows of x those of sorted pairs are, and of what comes out; and what x is times."""
+    source, target, factors = row, row, tl.where(is_row, 1.0, 0.0)
+    if pairs is not None:
+        pair = tl.load(pairs + row, mask=is_row, other=0).to(tl.int64)
+        if CHOICES > 0:
+            source = pair // CHOICES
+        if IS_SCATTERED:
+            target = pair
+        if shares is not None:
+            factors = tl.load(shares + pair, mask=is_row, other=0.0)
+    return source, target, factors
+
+
+@triton.jit
 def _multiply(
-    x, weights, stops, out, num_columns, width,
+    x, weights, stops, out, num_columns, width, pairs, shares, bias,
+    CHOICES: tl.constexpr, IS_SCATTERED: tl.constexpr,
     NUM_GROUPS: tl.constexpr, GROUPS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
@@ -90,6 +142,7 @@ def _multiply(
     row = (start + tl.arange(0, ROWS)).to(tl.int64)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     is_row, is_column = row < stop, column < num_columns
+    source, target, factors = places_of(row, is_row, pairs, shares, CHOICES, IS_SCATTERED)
     weight_row = weights + (mine.to(tl.int64) * num_columns + column) * width
     acc = tl.zeros([COLUMNS, ROWS], tl.float32)
     for at in range(0, width, STEP):
@@ -101,13 +154,18 @@ def _multiply(
             other=0.0,
         )
         x_tile = tl.load(
-            x + (row * width)[None, :] + item[:, None],
+            x + (source * width)[None, :] + item[:, None],
             mask=inside[:, None] & is_row[None, :],
             other=0.0,
         )
+        if shares is not None:
+            x_tile = (x_tile.to(tl.float32) * factors[None, :]).to(x_tile.dtype)
         acc = dot(weight, x_tile, acc)
+    if bias is not None:
+        of_group = bias + mine.to(tl.int64) * num_columns
+        acc += tl.load(of_group + column, mask=is_column, other=0.0).to(tl.float32)[:, None]
     tl.store(
-        out + (row * num_columns)[None, :] + column[:, None],
+        out + (target * num_columns)[None, :] + column[:, None],
         acc.to(out.dtype.element_ty),
         mask=is_column[:, None] & is_row[None, :],
     )

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.experts.grouped_linear_gpu import tile_of
+from baton.kernels.experts.grouped_linear_gpu import Rows, places_of, tile_of
 from baton.kernels.gpu.dot import dot
 from baton.kernels.products.linear_gpu import times_scales
 
@@ -29,10 +29,14 @@ def grouped_quantized(
     *,
     group: tuple[int, int],
     zeros: Tensor | None = None,
+    rows_of: Rows | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """x [P, K], items [E, N, K or K / 2], scales [E, N / group[0], K / group[1]] -> [P, N]"""
+    """x [P, K], items [E, N, K or K / 2], scales [E, N / group[0], K / group[1]], bias [E, N]
+    -> [P, N]; or as `rows_of` says."""
     x = x.contiguous()
-    (num_rows, width), (num_groups, num_columns, _) = x.shape, items.shape
+    width, (num_groups, num_columns, _) = x.shape[1], items.shape
+    num_rows = len(x) if rows_of is None else len(rows_of.pairs)
     out = torch.empty(num_rows, num_columns, dtype=x.dtype, device=x.device)
     few = num_rows < 32 * num_groups
     rows, columns = (16, 64) if few else (64, 64)
@@ -40,6 +44,10 @@ def grouped_quantized(
     _multiply[triton.cdiv(num_columns, columns), max_tiles](
         x, items, scales, zeros, stops, out,
         num_columns, width, items.shape[2], scales.shape[1], scales.shape[2],
+        None if rows_of is None else rows_of.pairs,
+        None if rows_of is None else rows_of.shares, bias,
+        CHOICES=0 if rows_of is None else rows_of.num_choices,
+        IS_SCATTERED=rows_of is not None and rows_of.is_scattered,
         NUM_GROUPS=num_groups, GROUPS=triton.next_power_of_2(num_groups),
         GROUP_ROWS=group[0], GROUP=group[1] or width, IS_4_BIT=items.dtype is torch.uint8,
         IS_SCALED_LATE=not group[1],
@@ -52,7 +60,8 @@ def grouped_quantized(
 @triton.jit
 def _multiply(
     x, items, scales, zeros, stops, out,
-    num_columns, width, row_bytes, scale_rows, scale_columns,
+    num_columns, width, row_bytes, scale_rows, scale_columns, of_pairs, shares, bias,
+    CHOICES: tl.constexpr, IS_SCATTERED: tl.constexpr,
     NUM_GROUPS: tl.constexpr, GROUPS: tl.constexpr,
     GROUP_ROWS: tl.constexpr, GROUP: tl.constexpr, IS_4_BIT: tl.constexpr,
     IS_SCALED_LATE: tl.constexpr,
@@ -64,11 +73,12 @@ def _multiply(
     row = (start + tl.arange(0, ROWS)).to(tl.int64)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     is_row, is_column = row < stop, column < num_columns
+    source, target, factors = places_of(row, is_row, of_pairs, shares, CHOICES, IS_SCATTERED)
     expert = mine.to(tl.int64)
     weight_row = items + (expert * num_columns + column) * row_bytes
     scale_row = scales + (expert * scale_rows + column // GROUP_ROWS) * scale_columns
     zero_column = expert * num_columns + column
-    x_row = x + row * width
+    x_row = x + source * width
     acc = tl.zeros([COLUMNS, ROWS], tl.float32)
     for at in range(0, width, STEP):
         if IS_4_BIT:
@@ -88,6 +98,9 @@ def _multiply(
             x_mask = inside[:, None] & is_row[None, :]
             x_low = tl.load(x_row[None, :] + item[:, None], mask=x_mask, other=0.0)
             x_high = tl.load(x_row[None, :] + item[:, None] + GROUP // 2, mask=x_mask, other=0.0)
+            if shares is not None:
+                x_low = (x_low.to(tl.float32) * factors[None, :]).to(x_low.dtype)
+                x_high = (x_high.to(tl.float32) * factors[None, :]).to(x_high.dtype)
             acc = dot(low, x_low, acc)
             acc = dot(high, x_high, acc)
         else:
@@ -97,6 +110,8 @@ def _multiply(
             x_mask = inside[:, None] & is_row[None, :]
             weight = tl.load(weight_row[:, None] + item[None, :], mask=mask, other=0.0)
             x_tile = tl.load(x_row[None, :] + item[:, None], mask=x_mask, other=0.0)
+            if shares is not None:
+                x_tile = (x_tile.to(tl.float32) * factors[None, :]).to(x_tile.dtype)
             weight = weight.to(tl.float32).to(x_tile.dtype)
             if IS_SCALED_LATE:
                 acc = dot(weight, x_tile, acc)
@@ -106,8 +121,11 @@ def _multiply(
                 acc += dot(weight, x_tile, none) * scale[:, None]
     if IS_SCALED_LATE:
         acc *= tl.load(scale_row, mask=is_column, other=0.0)[:, None]
+    if bias is not None:
+        of_expert = bias + expert * num_columns
+        acc += tl.load(of_expert + column, mask=is_column, other=0.0).to(tl.float32)[:, None]
     tl.store(
-        out + (row * num_columns)[None, :] + column[:, None],
+        out + (target * num_columns)[None, :] + column[:, None],
         acc.to(out.dtype.element_ty),
         mask=is_column[:, None] & is_row[None, :],
     )

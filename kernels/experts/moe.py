@@ -152,6 +152,22 @@ def _one_by_one(x: Tensor, weights: PackedQuantizedExperts, stops: Tensor) -> Te
 
 def _by_groups(x: Tensor, weights: ExpertWeights, routed: Routed, shared: Shared | None) -> Tensor:
     """Grouped products by torch, or Triton."""
+    if x.is_cuda:
+        from baton.kernels.experts import moe_gpu as gpu
+
+        gate_up, down = weights.gate_up, weights.down
+        if gpu.takes(x, gate_up, routed):
+            assert isinstance(gate_up, (Tensor, QuantizedExperts))
+            assert isinstance(down, (Tensor, QuantizedExperts))
+            return gpu.moe(
+                x,
+                (gate_up, down),
+                (weights.gate_up_bias, weights.down_bias),
+                weights.gating,
+                routed,
+                (None, None) if shared is None else (shared.out, shared.gate),
+                is_input_scaled=weights.is_input_scaled,
+            )
     pairs = routed.pairs.flatten().long()  # [P]
     num_choices = routed.experts.shape[1]
     experts, shares = routed.experts.flatten()[pairs].long(), routed.shares.flatten()[pairs, None]

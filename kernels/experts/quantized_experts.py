@@ -8,10 +8,14 @@ one kernel multiplies the pairs of a pass whoever they are for
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from baton.kernels.experts.grouped_linear_gpu import Rows  # Triton, which CPUs do without
 
 from baton.kernels.products.quantized_weight import FP8, QuantizedWeight, round_to_fp8
 
@@ -73,15 +77,9 @@ class QuantizedExperts:
         kernels/experts/moe.py."""
         if x.shape[1] != self.shape[2] or stops.shape != self.shape[:1]:
             raise ValueError(f"shapes do not fit: {x.shape=} {stops.shape=} {self.shape=}")
-        is_fp8 = self.items.dtype is FP8
         if x.is_cuda:
-            from baton.kernels.experts import grouped_quantized_gpu as grouped_quantized
-            from baton.kernels.products import fp8_rows_gpu as fp8_rows
-
-            seen = fp8_rows.round_rows(x, self.group[1] or x.shape[1]) if is_fp8 else x
-            return grouped_quantized.grouped_quantized(
-                seen, self.items, self.scales, stops, group=self.group, zeros=self.zeros
-            )
+            return self.multiply_pairs(x, stops)
+        is_fp8 = self.items.dtype is FP8
         seen = round_to_fp8(x, self.group[1] or x.shape[1]) if is_fp8 else x
         y, start = x.new_empty(len(x), self.shape[1]), 0
         for expert, stop in enumerate(stops.tolist()):
@@ -89,6 +87,26 @@ class QuantizedExperts:
                 y[start:stop] = functional.linear(seen[start:stop], self.to_dense(expert))
             start = stop
         return y
+
+    def multiply_pairs(
+        self,
+        x: Tensor,
+        stops: Tensor,
+        rows_of: Rows | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """On a GPU: x as `rows_of` finds it, [P, K] by expert if it is None -> [P, N]."""
+        from baton.kernels.experts import grouped_quantized_gpu as grouped_quantized
+        from baton.kernels.products import fp8_rows_gpu as fp8_rows
+
+        if self.items.dtype is FP8:
+            if rows_of is not None and rows_of.shares is not None:  # what is rounded is x times it
+                x, rows_of = rows_of.load(x), None
+            x = fp8_rows.round_rows(x, self.group[1] or x.shape[1])
+        return grouped_quantized.grouped_quantized(
+            x, self.items, self.scales, stops,
+            group=self.group, zeros=self.zeros, rows_of=rows_of, bias=bias,
+        )  # fmt: skip
 
 
 def empty_like(num_experts: int, first: QuantizedWeight, device: str) -> QuantizedExperts:

@@ -103,6 +103,11 @@ class Routed:
 def router_logits(x: Tensor, weight: Weight) -> Tensor:
     """x [T, D] -> float32 [T, E], never rounded: an expert more or less is no small error."""
     if isinstance(weight, Tensor):
+        if x.is_cuda and x.dtype is weight.dtype:
+            from baton.kernels.products.linear_gpu import FEW_ROWS, linear_tiles
+
+            if 0 < len(x) <= FEW_ROWS:  # products of 16 bits are exact in float32
+                return linear_tiles(x, weight, dtype=torch.float32)
         return functional.linear(x.float(), weight.float())
     return weight.logits(x)
 
@@ -123,16 +128,43 @@ def route(
         raise ValueError(f"float32 is wanted: {[tensor.dtype for tensor in given]}")
     if any(tensor.shape != (routing.num_experts,) for tensor in given[1:]):
         raise ValueError(f"one for each expert is wanted: {bias=} {correction=}")
-    if operators.runs(*given):
+    if logits.is_cuda and by_token is None:
+        experts, shares = _choose_on_gpu(logits, routing, bias, correction)
+    elif operators.runs(*given):
         return Routed(*cpu.route(logits, routing, bias, correction, by_token))
-    experts, shares = reference(
-        logits, routing, bias=bias, correction=correction, by_token=by_token
-    )
+    else:
+        experts, shares = reference(
+            logits, routing, bias=bias, correction=correction, by_token=by_token
+        )
     return routed_to(experts, shares, routing.num_experts)
+
+
+def _choose_on_gpu(
+    logits: Tensor, routing: Routing, bias: Tensor | None, correction: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    from baton.kernels.experts import routing_gpu as gpu
+
+    groups = routing.groups or ExpertGroups(num_groups=1, num_chosen=1)
+    return gpu.choose_experts(
+        logits,
+        bias,
+        correction,
+        score=routing.score.value,
+        num_choices=routing.num_choices,
+        is_normalised=routing.is_normalised,
+        scale=routing.scale,
+        groups=(groups.num_groups, groups.num_chosen, groups.num_best),
+    )
 
 
 def routed_to(experts: Tensor, shares: Tensor, num_experts: int) -> Routed:
     """`Routed` from experts and shares [T, C] that were chosen elsewhere."""
+    if experts.is_cuda:
+        from baton.kernels.experts import routing_gpu as gpu
+
+        if 0 < experts.numel() <= gpu.MOST_PAIRS:
+            numbers = experts.to(torch.int32)
+            return Routed(numbers, shares.float(), *gpu.sort_pairs(numbers, num_experts))
     ranked, pairs = experts.flatten().sort(stable=True)
     every = torch.arange(num_experts, device=experts.device, dtype=experts.dtype)
     stops = torch.searchsorted(ranked, every, right=True).to(torch.int32)

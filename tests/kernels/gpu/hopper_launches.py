@@ -23,6 +23,9 @@ from baton.kernels.cache_write.rotation import HeadNorm, LatentNorm
 from baton.kernels.elementwise import gates_gpu as gate
 from baton.kernels.experts.grouped_linear_gpu import grouped_tiles
 from baton.kernels.experts.grouped_quantized_gpu import grouped_quantized
+from baton.kernels.experts.moe_gpu import moe
+from baton.kernels.experts.routing import Routed
+from baton.kernels.experts.routing_gpu import choose_experts, sort_pairs
 from baton.kernels.latent_attention.choose_tokens_gpu import scores
 from baton.kernels.latent_attention.mla_attention_gpu import mla_attention
 from baton.kernels.paging.arena_gpu import PagedCache
@@ -160,6 +163,23 @@ def multiply_by_plain_experts(num_rows: int) -> None:
     grouped_tiles(x, torch.empty(128, 1536, 2048, dtype=BFLOAT16), stops)
 
 
+def mix_experts(groups: tuple[int, int, int], score: str, *, is_input_scaled: bool) -> None:
+    num_tokens, num_experts, num_choices, width, hidden = 64, 256, 8, 2048, 768
+    each = torch.empty(num_experts)
+    experts, shares = choose_experts(
+        torch.empty(num_tokens, num_experts), each, each,
+        score=score, num_choices=num_choices, is_normalised=True, scale=2.5, groups=groups,
+    )  # fmt: skip
+    routed = Routed(experts, shares, *sort_pairs(experts, num_experts))
+    x = torch.empty(num_tokens, width, dtype=BFLOAT16)
+    gate_up = torch.empty(num_experts, 2 * hidden, width, dtype=BFLOAT16, device="meta")
+    down = torch.empty(num_experts, width, hidden, dtype=BFLOAT16, device="meta")
+    biases = gate_up[..., 0].contiguous(), down[..., 0].contiguous()
+    shared = x, torch.empty(num_tokens, 1, dtype=BFLOAT16)
+    mixture = gate.silu_mul if is_input_scaled else lambda y: gate.clamped_swiglu(y, 1.7, 7.0, 1.0)
+    moe(x, (gate_up, down), biases, mixture, routed, shared, is_input_scaled=is_input_scaled)
+
+
 def round_to_few_bits() -> None:
     x = torch.empty(16, 4096, dtype=BFLOAT16)
     round_rows(x, 128)
@@ -202,6 +222,8 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "many pairs by quantized experts": lambda: multiply_by_experts(4096),
     "few pairs by experts": lambda: multiply_by_plain_experts(16),
     "many pairs by experts": lambda: multiply_by_plain_experts(65536),
+    "experts in groups": lambda: mix_experts((8, 4, 2), "sigmoid", is_input_scaled=False),
+    "experts of scaled rows": lambda: mix_experts((1, 1, 1), "softmax", is_input_scaled=True),
     "sampling": sample,
     "choice of tokens": choose,
     "rounding": round_to_few_bits,

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton.kernels.elementwise import clamped_swiglu, gelu, silu_mul
 from baton.kernels.elementwise import gates_gpu as gate
-from baton.kernels.elementwise import gelu, silu_mul
 from baton.kernels.positions import rotary_angles
 from baton.kernels.positions import rotary_angles_gpu as angles_on_gpu
 from baton.kernels.residual import layer_norm, rms_norm
@@ -90,6 +90,9 @@ def test_gates(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     gates, up = gate_up.float().chunk(2, dim=-1)
     by_gelu = (gelu.reference_tanh(gates) * up).to(dtype)
 
+    if gate_up.dim() == 2:
+        by_limit = clamped_swiglu.reference(gate_up.float(), 1.7, 2.0, 1.0).to(dtype)
+        assert_near(gate.clamped_swiglu(gate_up, 1.7, 2.0, 1.0), by_limit)
     assert_near(gate.silu_mul(gate_up), silu_mul.reference(gate_up))
     assert_near(gate.gelu_tanh_mul(gate_up), by_gelu)
 
