@@ -28,10 +28,6 @@ class PrefixCache:
         self._pins = CachePins()
 
     @property
-    def num_named(self) -> int:
-        return len(self._name_by_block)
-
-    @property
     def num_idle(self) -> int:
         return len(self._idle)
 

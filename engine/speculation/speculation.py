@@ -248,7 +248,7 @@ def _cut(request: Request, num_wanted: int, draft: Draft) -> Draft:
 
 
 def _by_position(lens: Counter[int]) -> tuple[int, ...]:
-    """Of drafts that came so far, those that have each position."""
+    """How many of the drafts that came so far have each position."""
     nums = [lens[length] for length in range(max(lens, default=0), 0, -1)]
     return tuple(accumulate(nums))[::-1]
 

@@ -113,7 +113,7 @@ class Slots:
         return [slice(begin, begin + len(blocks)) for begin in begins]
 
     def _are_empty(self, span: slice) -> bool:
-        return self._states.count(EMPTY, span.start, span.stop) == span.stop - span.start
+        return bool(self._states.count(EMPTY, span.start, span.stop) == span.stop - span.start)
 
     def _fill(self, spans: Sequence[slice], state: int) -> None:
         for span in spans:
@@ -123,7 +123,7 @@ class Slots:
         return plane * self._width + block - self.start
 
     def _empty(self, plane: int, first: int, checksums: bytes) -> tuple[int, ...]:
-        """Those of the blocks that are."""
+        """The blocks that are empty."""
         found: list[int] = []
         for block in range(max(first, self.start), first + len(checksums) // CHECKSUM_BYTES):
             at, checksum = self._at(plane, block), checksums[_span(block - first)]
