@@ -51,6 +51,17 @@ class Census:
     """Unreferenced blocks without contents."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """How many blocks of the pool are what, at one moment."""
+
+    num_blocks: int
+    tables: Mapping[Holder, Sequence[int]]
+    """Block ids in token order, by holder."""
+    num_cached: int
+    num_free: int
+
+
 class BlockSource(Protocol):
     """Some blocks of one holder in one plane, or in several that are alike, to be read on any
     thread while it keeps them."""

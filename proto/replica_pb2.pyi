@@ -1689,12 +1689,17 @@ class PingReply(message.Message):
 class InspectRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
+    WITHOUT_AUDIT_FIELD_NUMBER: builtins.int
+    without_audit: builtins.bool
+    """how many blocks there are of each kind, and no look at each: of many millions it takes seconds"""
     def __init__(
         self,
+        *,
+        without_audit: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["without_audit", b"without_audit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

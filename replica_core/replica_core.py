@@ -29,7 +29,7 @@ from baton.engine.request.cache_points import cache_metrics
 from baton.engine.request.step_report import StepReport
 from baton.engine.step_hooks import ALONE, StepHooks
 from baton.kv_transfer.exchange import ExchangeParts, KvExchange
-from baton.kv_transfer.handoff.auditor import AuditReport, audit
+from baton.kv_transfer.handoff.auditor import AuditReport, audit, tally
 from baton.replica_core.step_meter import StepMeter
 
 log = logging.getLogger(__name__)
@@ -168,6 +168,10 @@ class ReplicaCore:
             return num_blocks
 
         return await self.thread.call(reset)
+
+    async def tally(self) -> AuditReport:
+        """The audit's numbers, at once, and no judgement."""
+        return tally(await self.thread.call(self.engine.pool.holdings))
 
     def capacity(
         self, *, max_open: int, num_running: int, num_waiting: int, num_queued_tokens: int

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from baton.core.block_hash import root_hash
 from baton.core.clock import Clock, monotonic
 from baton.core.kv_layout import KvLayout
-from baton.core.kv_pool import Census, Holder, HolderKind, NameFollower
+from baton.core.kv_pool import Census, Holder, HolderKind, Holdings, NameFollower
 from baton.engine.blocks.block_bytes import BlockBytes, Source, Targets
 from baton.engine.blocks.block_supply import BlockSupply, Pinned
 from baton.engine.blocks.cache_pins import CachePins
@@ -389,14 +389,25 @@ class BlockPool:
             table.is_nameable = False
         return num_blocks
 
+    def holdings(self) -> Holdings:
+        return Holdings(
+            num_blocks=self.num_blocks,
+            tables=self._copied_tables(),
+            num_cached=self._prefixes.num_idle,
+            num_free=self.supply.num_free,
+        )
+
     def census(self) -> Census:
         return Census(
             num_blocks=self.num_blocks,
             ref_counts=self._ref_counts[:],
-            tables={holder: tuple(table.blocks) for holder, table in self._tables.items()},
+            tables=self._copied_tables(),
             cached=self._prefixes.idle,
             free=self.supply.free,
         )
+
+    def _copied_tables(self) -> dict[Holder, tuple[int, ...]]:
+        return {holder: tuple(table.blocks) for holder, table in self._tables.items()}
 
     def _root(self, salt: bytes) -> bytes:
         return root_hash(self.layout.model_fingerprint, salt)

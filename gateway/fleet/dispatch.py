@@ -301,7 +301,8 @@ class ReplicaDispatcher:
         return len(self._queue) + len(self._placement_queue)
 
     async def leaks(self) -> dict[str, Any]:
-        return leaks_report(self.fleet.replicas, await self.fleet.links.inspect())
+        inspections = await self.fleet.links.inspect(with_audit=True)
+        return leaks_report(self.fleet.replicas, inspections)
 
     async def status(self) -> dict[str, Any]:
         inspections = await self.fleet.links.inspect()

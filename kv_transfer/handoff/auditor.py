@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.core.ids import TransferId
-from baton.core.kv_pool import Census, Holder, HolderKind
+from baton.core.kv_pool import Census, Holder, HolderKind, Holdings
 
 Blocks = NDArray[np.int32]
 
@@ -94,6 +94,25 @@ def audit(
     )
 
 
+def tally(holdings: Holdings) -> AuditReport:
+    """The same numbers by the pool's own account, where nothing is wrong with it: that costs what
+    is held, however large the pool is."""
+    quarantined, leased, live = (
+        set(_held_by(holdings, kind))
+        for kind in (HolderKind.QUARANTINE, HolderKind.LEASE, HolderKind.REQUEST)
+    )
+    leased -= quarantined
+    return AuditReport(
+        num_blocks=holdings.num_blocks,
+        quarantined=len(quarantined),
+        leased=len(leased),
+        live=len(live - leased - quarantined),
+        cached=holdings.num_cached,
+        free=holdings.num_free,
+        violations=(),
+    )
+
+
 _TERMS = {
     "quarantined": QUARANTINED,
     "leased": LEASED,
@@ -119,7 +138,7 @@ def _numbers(blocks: Sequence[int]) -> Blocks:
     return np.asarray(blocks, np.int32)
 
 
-def _held_by(census: Census, kind: HolderKind) -> Iterable[int]:
+def _held_by(census: Census | Holdings, kind: HolderKind) -> Iterable[int]:
     return chain.from_iterable(
         blocks for holder, blocks in census.tables.items() if holder.kind is kind
     )

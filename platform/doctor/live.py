@@ -126,7 +126,8 @@ class LiveSystem:
         request = pb.ExamineRequest(folders=folders)
         try:
             connecting = ReplicaStub(self._channels.to(replica.address))
-            inspected = await connecting.Inspect(pb.InspectRequest(), timeout=EXAMINE_TIMEOUT_S)
+            inspecting = pb.InspectRequest(without_audit=True)
+            inspected = await connecting.Inspect(inspecting, timeout=EXAMINE_TIMEOUT_S)
             stub = ReplicaStub(self._channels.to(replica.address))
             asked_unix_s = time.time()
             reply = await stub.Examine(request, timeout=EXAMINE_TIMEOUT_S)

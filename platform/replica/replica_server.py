@@ -90,7 +90,8 @@ class ReplicaGrpc(ReplicaServicer):
         request: pb.InspectRequest,
         context: grpc.aio.ServicerContext[pb.InspectRequest, pb.InspectReply],
     ) -> pb.InspectReply:
-        audit = await self._worker.core.audit()
+        core = self._worker.core
+        audit = await (core.tally() if request.without_audit else core.audit())
         metrics = self._worker.metrics()
         metrics |= self._probing.metrics()
         if self._chaos is not None:

@@ -24,7 +24,7 @@ from baton.core.clock import ManualClock
 from baton.core.ids import Epoch
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
 from baton.core.kv_layout import KvLayout
-from baton.core.kv_pool import Census, Holder, HolderKind
+from baton.core.kv_pool import Census, Holder, HolderKind, Holdings
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.blocks.kv_event_log import KvEventLog
 from baton.router.cache.kv_index import KvIndex
@@ -346,6 +346,12 @@ class PoolMachine(RuleBasedStateMachine):
         assert len({*idle, *listed}) == len(idle) + len(listed)
         assert census.num_blocks == len(listed) + len(census.cached) + len(census.free)
         assert self.pool.num_available == len(census.cached) + len(census.free)
+        assert self.pool.holdings() == Holdings(
+            num_blocks=census.num_blocks,
+            tables=census.tables,
+            num_cached=len(census.cached),
+            num_free=len(census.free),
+        )
 
     @invariant()
     def every_block_is_on_the_account_of_who_took_it(self) -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from baton.core.ids import RequestId, TransferId
-from baton.core.kv_pool import Census, Holder, HolderKind
-from baton.kv_transfer.handoff.auditor import AuditReport, audit
+from baton.core.kv_pool import Census, Holder, HolderKind, Holdings
+from baton.kv_transfer.handoff.auditor import AuditReport, audit, tally
 
 REQUEST = Holder(HolderKind.REQUEST, "req")
 LEASE = Holder(HolderKind.LEASE, "kv")
@@ -34,6 +34,12 @@ def test_each_block_counts_once_by_its_first_match() -> None:
         num_blocks=8, quarantined=2, leased=2, live=1, cached=1, free=2, violations=()
     )
     assert report.num_counted == 8
+
+
+def test_the_pools_own_account_has_the_same_numbers() -> None:
+    holdings = Holdings(num_blocks=8, tables=HEALTHY.tables, num_cached=1, num_free=2)
+
+    assert tally(holdings) == audited(HEALTHY)
 
 
 @pytest.mark.parametrize(
