@@ -27,6 +27,7 @@ from baton.engine.speculation.drafter import Draft, Drafter, Refiner
 from baton.engine.speculation.feature_plane import FeaturePlane
 from baton.engine.speculation.hidden_reader import HiddenReader, Shown
 from baton.engine.speculation.survival import Survival
+from baton.engine.speculation.watch import Watch
 
 COLLAPSED = 0.2
 """Acceptance rate below which drafting is reported as collapsed."""
@@ -62,6 +63,9 @@ class Speculation:
         self._refiner = refiner
         self._budget = budget
         self._survival = Survival()
+        self._watch = None
+        if not drafter.is_costly and reader is None:
+            self._watch = Watch(drafter, self._survival, budget.max_tokens)
         self._confidences: dict[Request, Sequence[float]] = {}
         """Confidence of each token drafted for this step."""
         self._drawn_from: dict[Request, Sequence[Tensor]] = {}
@@ -125,6 +129,18 @@ class Speculation:
         cut = {request: _cut(request, num, d) for (request, num), d in drafts if d.tokens}
         return self._chosen(len(running), cut) if cut else NO_DRAFTS
 
+    def watch(self, running: Sequence[Request], *, clock: Clock = monotonic) -> None:
+        """A step of a rest begins: see now and then what drafts would be worth."""
+        watch = self._watch
+        if watch is None or not watch.is_due or not running:
+            return
+        row_price = self._budget.row_price(len(running))
+        if row_price is None:
+            return
+        watch.look(running, row_price, clock)
+        if self._budget.watched(watch.gain, watch.num_compared):
+            watch.begin_anew()
+
     def read(
         self, shown: Sequence[Shown], hidden: Tensor, features: FeaturePlane | None = None
     ) -> None:
@@ -167,12 +183,16 @@ class Speculation:
     def learn(self, report: StepReport, seconds: float) -> None:
         """A step is over."""
         self._budget.learn(report, seconds)
+        if self._watch is not None:
+            self._watch.allow(seconds)
 
     def forget(self, request: Request) -> None:
         """Forget a request that has left the engine."""
         self.drafter.forget(request)
         self._survival.forget(request)
         self._drawn_from.pop(request, None)
+        if self._watch is not None:
+            self._watch.forget(request)
         self._budget.left()
 
     def discard(self, request: Request) -> None:
