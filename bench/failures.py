@@ -242,9 +242,9 @@ async def load(
             await asyncio.sleep(0.02)
         await begin.wait()
         began_s = time.monotonic()
-        for one in due:
-            await asyncio.sleep(began_s + one.at_s - time.monotonic())
-            asking.add(asyncio.create_task(ask(dispatcher, one.prompt, came)))
+        for arrival in due:
+            await asyncio.sleep(began_s + arrival.at_s - time.monotonic())
+            asking.add(asyncio.create_task(ask(dispatcher, arrival.prompt, came)))
         await asyncio.gather(*asking)
     finally:
         for one in (*asking, following):
