@@ -23,7 +23,8 @@ from baton.core.messages import GenerateRequest, ParkedStream
 from baton.core.metrics import Counter, Family, gauge
 from baton.core.parking import TakeStream
 from baton.gateway.access.api_keys import BACKGROUND
-from baton.gateway.fleet.admission import AdmissionQueue, AdmissionTicket
+from baton.gateway.fleet.admission import AdmissionQueue
+from baton.gateway.fleet.admission_line import AdmissionTicket
 from baton.gateway.fleet.decision_log import Asked, DecisionLog, FirstToken
 from baton.gateway.fleet.draining import drain, flip, reset_prefix_cache, undrain
 from baton.gateway.fleet.fleet import Fleet, RegistryClient
