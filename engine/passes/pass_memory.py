@@ -7,7 +7,9 @@
       = left           of which `cache.memory_fraction` becomes KV
 
 Both are tried over a scratch cache, which is gone before the real one is made. `Device` is what
-CUDA does, so that the rest is tested without it. Where ranks compute a pass together none of them
+CUDA does, so that the rest is tested without it. Passes of all kinds are run besides: kernels are
+compiled, and libraries make their plans, when they are first met, and requests would wait for that
+(`baton.engine.passes.warm_up`). Where ranks compute a pass together none of them
 can try it alone: activations are then estimated, and there are no graphs.
 """
 
@@ -20,6 +22,7 @@ from functools import partial
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from baton.core.errors import InvalidConfig
 from baton.core.kv_layout import KvLayout
@@ -39,6 +42,7 @@ from baton.engine.passes.cuda_graphs import (
     sizes_within,
     try_graphs,
 )
+from baton.engine.passes.warm_up import warm_up_passes
 from baton.engine.sampling.sampler import draw
 from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.sampling.sampling_row import SamplingRow
@@ -111,12 +115,18 @@ def measure(
     if not loaded.groups.mesh.has_whole_models:
         return PassMemory(activation_bytes=estimated_bytes(loaded, limits))
     passes = largest_passes(limits, layout.block_size, loaded.info.max_model_len)
-    blocks = {block for chunks in passes for chunk in chunks for block in chunk.blocks}
+    small_passes = warm_up_passes(limits, layout.block_size, loaded.info.max_model_len)
+    every = [*passes, *small_passes]
+    blocks = {block for chunks in every for chunk in chunks for block in chunk.blocks}
     cache = device.scratch(layout, max(blocks) + 1, loaded.info.dtype)
 
-    def run(chunks: Sequence[Chunk]) -> None:
+    def compute(chunks: Sequence[Chunk]) -> Tensor:
         batch = make_batch(chunks, layout.block_size, cache.device)
-        logits = loaded.model.logits(loaded.model(batch, cache.layers, ignore_layer))
+        logits: Tensor = loaded.model.logits(loaded.model(batch, cache.layers, ignore_layer))
+        return logits
+
+    def run(chunks: Sequence[Chunk]) -> None:
+        logits = compute(chunks)
         if loaded.info.num_labels is not None:
             return  # nothing is drawn
         rows = [SamplingRow(DRAWN, (0,), ()) for _ in range(len(logits))]
@@ -124,6 +134,8 @@ def measure(
         draw(logits, SamplingPlan(rows, cache.device, drafted), loaded.info.eos_token_ids)
 
     try:
+        for chunks in small_passes:
+            compute(chunks)
         activation_bytes = max(device.peak_bytes(partial(run, chunks)) for chunks in passes)
     except torch.OutOfMemoryError as error:
         raise InvalidConfig(
