@@ -161,9 +161,10 @@ def engine_around(
         speculation = keeping(FeatureKeeper.of(head))
     reader = None if speculation is None else speculation.reader
     taps = None if reader is None else reader.taps
-    plan, groups = plan_cache(loaded, config, device, features=features, taps=taps), loaded.groups
+    groups = loaded.groups
     if groups.mesh.size > 1:
         check_alike(loaded)
+    plan = plan_cache(loaded, config, device, features=features, taps=taps)
     own: LeadRunner | ModelRunner
     if groups.engine.size > 1:
         own = lead_runner(loaded, plan)

@@ -81,6 +81,12 @@ class Mesh:
         return self.size == self.context
 
     @property
+    def has_steady_passes(self) -> bool:
+        """Whether what ranks say to each other in a pass follows from its shape alone, so that it
+        can be captured: it is sums over tensor ranks, or nothing."""
+        return self.size in (self.context, self.tensor)
+
+    @property
     def num_expert_places(self) -> int:
         """Data places whose rows meet at one rank's experts: it multiplies the `expert`-th part of
         them, if they choose evenly."""

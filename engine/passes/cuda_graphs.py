@@ -13,11 +13,15 @@ Which sizes there are follows from what graphs cost, which is tried before KV ta
 many as MAX_GRAPH_BYTES hold, the small ones always among them, for those gain most. All share one
 pool of memory, the largest being captured first; results lie there until the next pass. `Capture`
 is what CUDA does, so that the rest is tested without it.
+
+Tensor ranks capture together, as they compute: their sums are in the graphs, and so is the head.
+All of them have the same graphs, or none has any.
 """
 
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -29,6 +33,7 @@ from baton.engine.batch.batch import Batch, Chunk, ignore_layer, make_batch
 from baton.engine.batch.decoding import Decoding
 from baton.engine.batch.static_batch import StaticBatch
 from baton.engine.memory.kv_cache import KvCache
+from baton.engine.mesh.ranks import ALONE, RankGroup, Ranks
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.models.skeleton.taps import Taps
 
@@ -248,7 +253,9 @@ class CudaCapture:
             run()  # what is built or allocated on first use is there
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # Other threads go on: NCCL's asks how its events are, which would else end the capture.
+        mode = "thread_local"
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
             outputs = run()
         return graph, outputs
 
@@ -269,9 +276,13 @@ def free_bytes(device: torch.device) -> int:
 
 @torch.inference_mode()
 def capture_decoding(
-    model: Decoder, cache: KvCache, batch: StaticBatch, taps: Taps | None = None
+    model: Decoder,
+    cache: KvCache,
+    batch: StaticBatch,
+    taps: Taps | None = None,
+    ranks: Ranks = ALONE,
 ) -> DecodeGraphs | None:
-    """None where there is no CUDA; or, said in the log, if a pass cannot be captured.
+    """None where there is no CUDA; or, said in the log, if a pass cannot be captured by some rank.
 
     Nothing lies in the cache yet, nor does afterwards.
     """
@@ -289,6 +300,8 @@ def capture_decoding(
         reason = disagreement(graphs, model, cache, cache.spare_block)
     except RuntimeError as error:
         reason = str(error)
+    if not all(said_by_all(ranks, reason is None)):
+        reason = reason or "another rank could not capture them"
     if reason:
         logger.warning("decode passes run without graphs, which is slower: %s", reason)
         return None
@@ -301,9 +314,11 @@ def disagreement(
     graphs: DecodeGraphs, model: Decoder, cache: KvCache, spare_block: int
 ) -> str | None:
     """What is wrong with the graphs: the smallest, one between and the largest, over contexts from
-    a single token to many blocks. The blocks that this takes are zero again afterwards."""
+    a single token to many blocks. The blocks that this takes are zero again afterwards.
+
+    No size is left out once one is wrong: other ranks compute them, too."""
     sizes, taps = graphs.sizes, graphs.taps
-    past = _write_past(graphs, model, cache)
+    past, reason = _write_past(graphs, model, cache), None
     try:
         for size in sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]}):
             chunks = _checked_rows(size, past, cache, spare_block)
@@ -315,12 +330,19 @@ def disagreement(
             wanted: Tensor = model(batch, cache.layers, ignore_layer, taps)
             expected = (wanted, model.logits(wanted), *(() if taps is None else taps.found))
             if not all(map(_agree, found, expected)):
-                return f"the graph of {size} requests gave something else than the model"
+                reason = f"the graph of {size} requests gave something else than the model"
     finally:
         for block in range(min(cache.num_blocks, len(past) + sizes[-1])):
             for plane in range(cache.layout.num_planes):
                 cache.clear_tail(block, plane, 0)
-    return None
+    return reason
+
+
+def said_by_all(ranks: Ranks, number: int) -> list[int]:
+    """What each rank says, in order; all of them have to."""
+    if not isinstance(ranks, RankGroup):
+        return [number]
+    return [said for (said,) in ranks.gather(array("q", (int(number),)))]
 
 
 def _write_past(graphs: DecodeGraphs, model: Decoder, cache: KvCache) -> range:

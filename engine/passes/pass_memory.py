@@ -7,8 +7,11 @@
       = left           of which `cache.memory_fraction` becomes KV
 
 Both are tried over a scratch cache, which is gone before the real one is made. `Device` is what
-CUDA does, so that the rest is tested without it. Where ranks compute a pass together none of them
-can try it alone: activations are then estimated, and there are no graphs.
+CUDA does, so that the rest is tested without it. Tensor ranks try both together, each on its own
+device, and capture what fits on all of them. Passes of all kinds are run besides: kernels are
+compiled, and libraries make their plans, when they are first met, and requests would wait for that
+(`baton.engine.passes.warm_up`). Where ranks share more than matrices a pass follows from what the
+host says meanwhile: activations are then estimated, and there are no graphs.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from functools import partial
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from baton.core.errors import InvalidConfig
 from baton.core.kv_layout import KvLayout
@@ -30,15 +34,19 @@ from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.moe import MoeFeedForward
 from baton.engine.memory.kv_cache import KvCache
+from baton.engine.mesh.ranks import Ranks
 from baton.engine.models.skeleton.taps import Taps
 from baton.engine.passes.cuda_graphs import (
     MAX_GRAPH_BYTES,
     Capture,
     CudaCapture,
+    GraphCosts,
     free_bytes,
+    said_by_all,
     sizes_within,
     try_graphs,
 )
+from baton.engine.passes.warm_up import warm_up_passes
 from baton.engine.sampling.sampler import draw
 from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.sampling.sampling_row import SamplingRow
@@ -107,16 +115,23 @@ def measure(
     taps: Taps | None = None,
 ) -> PassMemory:
     """Memory of this rank's passes, which `taps` read; its KV has this layout. Raises InvalidConfig
-    if none fits."""
-    if not loaded.groups.mesh.has_whole_models:
+    if none fits. All ranks of an engine call it at once."""
+    mesh, ranks = loaded.groups.mesh, loaded.groups.engine
+    if not mesh.has_steady_passes:
         return PassMemory(activation_bytes=estimated_bytes(loaded, limits))
     passes = largest_passes(limits, layout.block_size, loaded.info.max_model_len)
-    blocks = {block for chunks in passes for chunk in chunks for block in chunk.blocks}
+    small_passes = warm_up_passes(limits, layout.block_size, loaded.info.max_model_len)
+    every = [*passes, *small_passes]
+    blocks = {block for chunks in every for chunk in chunks for block in chunk.blocks}
     cache = device.scratch(layout, max(blocks) + 1, loaded.info.dtype)
 
-    def run(chunks: Sequence[Chunk]) -> None:
+    def compute(chunks: Sequence[Chunk]) -> Tensor:
         batch = make_batch(chunks, layout.block_size, cache.device)
-        logits = loaded.model.logits(loaded.model(batch, cache.layers, ignore_layer))
+        logits: Tensor = loaded.model.logits(loaded.model(batch, cache.layers, ignore_layer))
+        return logits
+
+    def run(chunks: Sequence[Chunk]) -> None:
+        logits = compute(chunks)
         if loaded.info.num_labels is not None:
             return  # nothing is drawn
         rows = [SamplingRow(DRAWN, (0,), ()) for _ in range(len(logits))]
@@ -124,6 +139,8 @@ def measure(
         draw(logits, SamplingPlan(rows, cache.device, drafted), loaded.info.eos_token_ids)
 
     try:
+        for chunks in small_passes:
+            compute(chunks)
         activation_bytes = max(device.peak_bytes(partial(run, chunks)) for chunks in passes)
     except torch.OutOfMemoryError as error:
         raise InvalidConfig(
@@ -142,6 +159,8 @@ def measure(
         device.free_bytes,
         taps=taps,
     )
+    if mesh.size == mesh.tensor:
+        costs = _largest_of(costs, ranks)
     sizes = () if costs is None else sizes_within(limits.max_decodes, costs)
     if costs is not None and not sizes:
         logger.warning(
@@ -155,6 +174,14 @@ def measure(
         graph_bytes=0 if costs is None else costs.of(sizes, limits.max_decodes),
         graph_sizes=sizes,
     )
+
+
+def _largest_of(costs: GraphCosts | None, ranks: Ranks) -> GraphCosts | None:
+    """On whichever rank graphs cost most; None if one of them has none."""
+    known = GraphCosts(0, 0) if costs is None else costs
+    are_there = said_by_all(ranks, costs is not None)
+    largest, more = said_by_all(ranks, known.largest), said_by_all(ranks, known.each_more)
+    return GraphCosts(max(largest), max(more)) if all(are_there) else None
 
 
 def largest_passes(limits: PassLimits, block_size: int, max_model_len: int) -> list[list[Chunk]]:

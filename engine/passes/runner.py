@@ -68,9 +68,14 @@ class ModelRunner:
         self.cache = cache
         self._layers = cache.layers
         batch = StaticBatch(cache.limits, layout.block_size, cache.device)
-        is_whole = self.groups.mesh.has_whole_models  # what ranks say to each other is on neither
-        self.taped = record(loaded, cache, batch, taps) if is_whole else None
-        self.graphs = capture_decoding(loaded.model, cache, batch, taps) if is_whole else None
+        mesh, engine = self.groups.mesh, self.groups.engine
+        # What ranks say to each other is on no tape; in a graph all of them say it at once.
+        self.taped = record(loaded, cache, batch, taps) if mesh.has_whole_models else None
+        self.graphs = (
+            capture_decoding(loaded.model, cache, batch, taps, engine)
+            if mesh.has_steady_passes
+            else None
+        )
         self._taps = taps
         self.model = loaded.model
         """The model as it is written. What it computes may be played from the tape, or the

@@ -3,8 +3,9 @@
     lead        tell(pass) | its share of the pass | tell(head), hidden | its share of the logits
     others      hear       | theirs                | hear               | theirs
 
-Layers meet in all-reduces, so no rank runs ahead of another by more than a layer. A rank that is
-gone makes the lead's next call fail, and the lead's end makes the others' `follow` return.
+A pass that is a graph has the head in it, of which nobody is told. Layers meet in all-reduces, so
+no rank runs ahead of another by more than a layer. A rank that is gone makes the lead's next call
+fail, and the lead's end makes the others' `follow` return.
 """
 
 from __future__ import annotations
@@ -65,6 +66,9 @@ class LeadRunner:
         return self._own.forward(chunks, on_layer)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        graphs = self._own.graphs
+        if graphs is not None and (of_graph := graphs.logits_of(hidden)) is not None:
+            return of_graph  # the others have computed their share in the same graph
         if self._own.groups.mesh.has_whole_models:
             return self._own.logits(hidden)
         if isinstance(self._own, StageRunner) and (made := self._own.made_of(hidden)) is not None:

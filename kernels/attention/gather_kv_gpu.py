@@ -35,7 +35,7 @@ def gather_kv(
     return k, v
 
 
-@triton.jit(do_not_specialize=["first", "stop", "length"])
+@triton.jit(do_not_specialize=["first", "stop", "length"], do_not_specialize_on_alignment=["table"])
 def _gather(
     items, block_stride, head_stride, scales, scale_block_stride, scale_head_stride,
     table, first, stop, k, v, length,

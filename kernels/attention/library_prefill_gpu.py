@@ -5,8 +5,9 @@
 
 Of one request at a time: its K and V are gathered out of the blocks, piece by piece, which costs
 little beside 2,000 queries or more. cuDNN plans anew for each pair of lengths, for a good part of a
-second: it is given multiples of LENGTH_STEP only. New tokens are padded to one, as no query sees a
-key behind it, and of the past the rest is left to the flash attention, which plans nothing.
+second: new tokens are padded to a multiple of LENGTH_STEP, as no query sees a key behind it, and of
+the past it is given PIECE, a half, a quarter and so on, LEAST_PIECE at least. What is left goes to
+the flash attention, which plans nothing.
 
 Neither knows soft caps, sinks, windows or a cache in blocks: kernels/attention/paged_prefill_gpu.py
 does.
@@ -32,6 +33,7 @@ from baton.kernels.paging.window import within
 MIN_TOKENS = 2048
 """New tokens of a request. Not measured yet: bench/gpu/__main__.py times both."""
 LENGTH_STEP = 512
+LEAST_PIECE = 8 * LENGTH_STEP
 PIECE = 128 * LENGTH_STEP
 """Keys gathered at once: 256 MB for 8 heads of 128 in bfloat16."""
 
@@ -88,12 +90,12 @@ def _attend(q: Tensor, cache: PagedCache, table: Tensor, context_len: int, scale
 
 
 def _pieces(past: int) -> Iterator[range]:
-    """As few as may be: of PIECE keys, then of a multiple of LENGTH_STEP, then the rest."""
-    first = 0
+    """As few as may be: of PIECE keys, then halves of it, then the rest."""
+    first, length = 0, PIECE
     while first < past:
-        length = min(past - first, PIECE)
-        length = length // LENGTH_STEP * LENGTH_STEP or length
-        yield range(first, first + length)
+        while length > past - first and length > LEAST_PIECE:
+            length //= 2
+        yield range(first, min(first + length, past))
         first += length
 
 
@@ -118,7 +120,7 @@ def _operator(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Attend | None:
     cuda = torch.backends.cuda
     grouped = q.shape[1] != k.shape[1]
     params = cuda.SDPAParams(q, k, v, None, 0.0, causal, grouped)
-    planned = q.shape[2] % LENGTH_STEP == 0 and k.shape[2] % LENGTH_STEP == 0
+    planned = q.shape[2] % LENGTH_STEP == 0 and (causal or k.shape[2] >= LEAST_PIECE)
     if planned and cuda.can_use_cudnn_attention(params):
         return _cudnn
     return _flash if cuda.can_use_flash_attention(params) else None

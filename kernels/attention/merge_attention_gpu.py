@@ -29,7 +29,7 @@ def merge_attention(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) 
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["lse_stride", "other_lse_stride", "num_tokens"])
 def _merge(
     out, out_token_stride, out_head_stride, lse, lse_stride,
     other, other_token_stride, other_head_stride, other_lse, other_lse_stride, num_tokens,

@@ -109,13 +109,13 @@ def paged_decode(
         cache.scales, *cache.scale_strides,
         sequences.block_tables, sequences.block_tables.stride(0),
         sequences.context_lens, sequences.query_starts,
-        partial, lse, num_splits, longest, rules.sinks, *rules.numbers(cache.width),
+        partial, lse, num_splits, longest, tiles, rules.sinks, *rules.numbers(cache.width),
         GROUP=group, WIDTH=cache.width, BLOCK_SIZE=cache.block_size, SPLIT=split,
         HAS_SCALES=cache.has_scales, HAS_SOFTCAP=rules.has_softcap,
         HAS_WINDOW=rules.window is not None, HAS_SINKS=rules.sinks is not None,
         IS_CHUNKED=rules.is_chunked, NUM_FIRST=rules.num_first,
         HAS_RUNS=longest > 1, IS_SPLIT=num_splits > 1,
-        TILES=tiles, ROWS=rows, COLUMNS=cache.column_tile, KEYS=min(split, keys_a_tile(q, cache)),
+        ROWS=rows, COLUMNS=cache.column_tile, KEYS=min(split, keys_a_tile(q, cache)),
         num_warps=8 if rows == MAX_ROWS else 4,  # or accumulators of so many rows would spill
         # One tile of K and V (32 KB) is read ahead, its table entries one earlier. Registers let
         # four programs share a multiprocessor: enough bytes under way to hide the latency.
@@ -199,25 +199,25 @@ def _attend_keys(
     return acc, top, total
 
 
-@triton.jit(do_not_specialize=["num_splits", "longest"])
+@triton.jit(do_not_specialize=["table_stride", "num_splits", "longest", "tiles"])
 def _attend_splits(
     q, q_token_stride, q_head_stride, out, out_token_stride, out_head_stride,
     items, block_stride, head_stride,
     scales, scale_block_stride, scale_head_stride,
     tables, table_stride, context_lens, query_starts,
-    partial, lse, num_splits, longest, sinks, scale, softcap, window,
+    partial, lse, num_splits, longest, tiles, sinks, scale, softcap, window,
     GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr,
     HAS_SCALES: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr, IS_CHUNKED: tl.constexpr, NUM_FIRST: tl.constexpr,
     HAS_RUNS: tl.constexpr, IS_SPLIT: tl.constexpr,
-    TILES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, KEYS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    kv_head = tl.program_id(1) // TILES
-    row = (tl.program_id(1) % TILES) * ROWS + tl.arange(0, ROWS)
+    kv_head = tl.program_id(1) // tiles
+    row = (tl.program_id(1) % tiles) * ROWS + tl.arange(0, ROWS)
     request = tl.program_id(2).to(tl.int64)
     starts_at = tl.load(query_starts + request)
     num_tokens = (tl.load(query_starts + request + 1) - starts_at).to(tl.int32)
-    if (num_tokens > longest) | ((tl.program_id(1) % TILES) * ROWS >= num_tokens * GROUP):
+    if (num_tokens > longest) | ((tl.program_id(1) % tiles) * ROWS >= num_tokens * GROUP):
         return
     context = tl.load(context_lens + request).to(tl.int32)
     past = context - num_tokens
@@ -257,7 +257,7 @@ def _attend_splits(
             out_at = out + out_rows[:, None] + columns[None, :]
             tl.store(out_at, share.to(out.dtype.element_ty), mask=kept)
         elif IS_SPLIT:
-            num_heads = tl.num_programs(1) // TILES * GROUP
+            num_heads = tl.num_programs(1) // tiles * GROUP
             at = ((request * longest + of_request) * num_heads + heads) * num_splits
             at += split - first_split
             tl.store(lse + at, top + tl.log2(weight), mask=used)

@@ -139,7 +139,7 @@ def _along(
     return acc, top, total
 
 
-@triton.jit(do_not_specialize=["num_requests", "longest"])
+@triton.jit(do_not_specialize=["table_stride", "num_requests", "longest"])
 def _attend_tiles(
     q, q_token_stride, q_head_stride, out, out_token_stride, out_head_stride,
     items, block_stride, head_stride, scales, scale_block_stride, scale_head_stride,

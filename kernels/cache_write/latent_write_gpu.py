@@ -62,7 +62,7 @@ def _nan_if_infinite(x):
     return tl.where(tl.abs(x) < float("inf"), x, float("nan"))
 
 
-@triton.jit(do_not_specialize=["num_requests"])
+@triton.jit(do_not_specialize=["table_stride", "num_requests"])
 def _write(
     q, token_stride, head_stride, first_rotated, q_rope, num_heads, kv, kv_stride,
     arena, block_stride, tables, table_stride, positions, query_starts, num_requests,

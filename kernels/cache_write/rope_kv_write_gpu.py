@@ -115,7 +115,7 @@ def _quantized(x, LARGEST_ITEM: tl.constexpr, items):
     return x.to(items.dtype.element_ty), tl.where(is_number, scales, float("nan"))
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_requests"])
+@triton.jit(do_not_specialize=["table_stride", "num_tokens", "num_requests"])
 def _write(
     qkv, token_stride, qkv_head_stride, q, num_tokens, num_queries,
     items, block_stride, head_stride, scales, scale_block_stride, scale_head_stride,

@@ -67,7 +67,7 @@ def scores(
     return found
 
 
-@triton.jit(do_not_specialize=["num_requests", "longest", "first_token"])
+@triton.jit(do_not_specialize=["table_stride", "num_requests", "longest", "first_token"])
 def _score_keys(
     q, weights, keys, block_stride, tables, table_stride, positions, query_starts, num_requests,
     found, longest, first_token, num_heads, key_scale, head_scale,

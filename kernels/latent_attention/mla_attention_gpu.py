@@ -135,7 +135,10 @@ def _of(values, token, TOKENS: tl.constexpr):
     return tl.sum(tl.where(tl.arange(0, TOKENS) == token, values, 0), 0)
 
 
-@triton.jit(do_not_specialize=["num_requests", "num_tokens", "wanted"])
+@triton.jit(
+    do_not_specialize=["table_stride", "num_requests", "num_tokens", "wanted"],
+    do_not_specialize_on_alignment=["tables", "positions", "query_starts"],
+)
 def _attend_latents(
     q_latent, latent_token_stride, latent_head_stride,
     q_rope, rope_token_stride, rope_head_stride, out, out_token_stride, out_head_stride,
@@ -197,7 +200,9 @@ def _attend_latents(
     tl.store(out + at[:, None] + columns[None, :], value, mask=kept)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "wanted"])
+@triton.jit(
+    do_not_specialize=["num_tokens", "wanted"], do_not_specialize_on_alignment=["positions"]
+)
 def _merge(
     partial, lse, out, out_token_stride, out_head_stride, positions, num_tokens,
     wanted, min_split_keys, LATENT: tl.constexpr, LATENT_COLUMNS: tl.constexpr,

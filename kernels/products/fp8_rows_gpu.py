@@ -59,7 +59,7 @@ def _rounded(x):
     return tl.where(tl.abs(x) < 2.0**-6, (x + STEPS_OF_SMALLEST) - STEPS_OF_SMALLEST, normal)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _quantize(
     x, x_stride, out, scales, width, num_rows,
     GROUP: tl.constexpr, COLUMNS: tl.constexpr, IS_KEPT: tl.constexpr,

@@ -88,7 +88,7 @@ def num_splits(num_columns: int, width: int, columns: int) -> int:
     return max(1, min(wanted, width // MIN_SPLIT_ITEMS))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _multiply(
     x, x_stride, items, items_stride, scales, zeros, bias, out,
     num_rows, num_columns, width, per_split,
