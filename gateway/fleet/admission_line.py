@@ -162,7 +162,7 @@ class AdmissionLine(Generic[T]):
         return self._pace.wait_s(num_before, now)
 
     def refused(self, entry: Entry[T], ticket: AdmissionTicket, now: float) -> Refused[T] | None:
-        """Whom there is no use to keep, or who makes room for `entry`: it leaves the line. None:
+        """An entry that need not be kept, or that makes room for `entry`: it leaves the line. None:
         all stay."""
         if ticket.is_retry:
             return None

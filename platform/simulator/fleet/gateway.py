@@ -38,7 +38,7 @@ class Decodes(Replica, Protocol):
 
 
 class SimulatedClient(Protocol):
-        """The client that sends the requests; called when tokens have come, or none will."""
+    """The client that sends the requests; called when tokens have come, or none will."""
 
     def give(self, turn: Turn, num_tokens: int) -> None: ...
 
