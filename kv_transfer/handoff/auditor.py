@@ -150,7 +150,7 @@ def _list(blocks: Blocks, listed: NDArray[np.uint8], flag: int) -> None:
 
 
 def _there(blocks: Blocks, num_blocks: int) -> Blocks:
-    """Those that a pool of so many has."""
+    """The blocks that a pool of so many has."""
     is_there = blocks.view(np.uint32) < num_blocks  # no number below 0 is
     return blocks if is_there.all() else blocks[is_there]
 
