@@ -396,6 +396,11 @@ class Fleet:
         return num_places, num_taken
 
     @property
+    def takes_requests(self) -> bool:
+        """Whether any decode replica does. Asked with each word of each replica."""
+        return self._pool_by_role[Role.DECODE].num_taking > 0
+
+    @property
     def open_decode(self) -> Iterator[Epoch]:
         """Decode replicas that are there and take requests."""
         for epoch, link in self.links.decode.items():

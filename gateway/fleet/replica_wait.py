@@ -41,7 +41,7 @@ class ReplicaWait:
 
     @property
     def can_decode(self) -> bool:
-        return any(True for _ in self._fleet.open_decode)
+        return self._fleet.takes_requests
 
     @property
     def starting_s(self) -> float | None:

@@ -133,6 +133,8 @@ class GatewayActor:
 
     async def __del__(self) -> None:
         if getattr(self, "_gateway", None) is not None:
+            if self._sparing is not None:
+                self._sparing.cancel()
             await self._node.stop(self._drain_s)
 
 

@@ -108,8 +108,8 @@ class Pool:
         self._is_away = np.zeros(0, bool)
         self.decoding = DecodeColumns()
         """What decode replicas have to do, in the same order."""
-        self.num_open = self.num_draining = self.num_away = 0
-        """Replicas of which it holds."""
+        self.num_open = self.num_draining = self.num_away = self.num_taking = 0
+        """Replicas of which it holds; those that take requests may be full."""
         self._block_sizes = np.zeros(0)
         self._numbers_by_numbering: dict[Numbering, tuple[int, Places]] = {}
         """Which version, and the replicas' numbers by it."""
@@ -187,6 +187,7 @@ class Pool:
         self.num_open -= bool(self._is_open[row])
         self.num_draining -= bool(self._is_draining[row])
         self.num_away -= bool(self._is_away[row])
+        self.num_taking -= self._takes(row)
         del self._row_by_epoch[epoch]
         for place, behind in enumerate(self.replicas[row:], start=row):
             self._row_by_epoch[behind.info.epoch] = place
@@ -210,8 +211,10 @@ class Pool:
         self.num_open += is_open - bool(self._is_open[row])
         self.num_draining += is_draining - bool(self._is_draining[row])
         self.num_away += is_away - bool(self._is_away[row])
+        took = self._takes(row)
         self._is_open[row], self._is_draining[row] = is_open, is_draining
         self._is_connected[row], self._is_away[row] = replica.is_connected, is_away
+        self.num_taking += self._takes(row) - took
         if replica.info.role is Role.DECODE:
             self.decoding.write(
                 row,
@@ -221,6 +224,9 @@ class Pool:
                 num_since=max(replica.num_since, 0),
                 block_size=replica.info.layout.block_size,
             )
+
+    def _takes(self, row: int) -> bool:
+        return bool(self._is_connected[row] and not self._is_draining[row])
 
     def tokens(self, every: Sequence[Depths]) -> Numbers:
         """[pool] Tokens in the leading blocks that each has of a prompt.

@@ -15,6 +15,7 @@ from baton.core.ids import Epoch
 from baton.core.kv_events import KvEvents
 from baton.core.sampling import SamplingParams
 from baton.engine import kv_feed
+from baton.engine.blocks import block_pool
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
 from baton.engine.kv_feed import KvFeed
@@ -142,10 +143,12 @@ async def test_who_falls_too_far_behind_gets_a_snapshot_on_the_same_stream() -> 
         assert index.num_blocks(REPLICA) == 60
 
 
+@pytest.mark.parametrize("few_named", [0, block_pool.FEW_NAMED])
 async def test_what_changes_while_a_snapshot_is_read_is_heard_of_after_it(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, few_named: int
 ) -> None:
     monkeypatch.setattr(kv_feed, "PART_BLOCKS", 4)
+    monkeypatch.setattr(block_pool, "FEW_NAMED", few_named)
     async with running(num_blocks=12) as one, aclosing(one.feed.watch()) as feed:
         index = KvIndex()
         await one.compute(list(range(44)))
@@ -164,6 +167,16 @@ async def test_what_changes_while_a_snapshot_is_read_is_heard_of_after_it(
         assert len({part.first_sequence for part in (first, second, last)}) == 1
         await follow(feed, index, one.engine)
         assert index.num_blocks(REPLICA) == len(list(one.engine.pool.names()))
+
+
+async def test_a_snapshot_of_a_large_pool_with_few_names_is_one_part() -> None:
+    async with running(num_blocks=20_000) as one:
+        for num_named in (0, 10):
+            async with aclosing(one.feed.watch()) as feed:
+                part = await anext(feed)
+            assert not part.has_more
+            assert len(part.events[0].names) == num_named * 16
+            await one.compute(list(range(40)))
 
 
 async def test_a_snapshot_is_read_while_the_engine_is_at_work(

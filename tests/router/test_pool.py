@@ -1,4 +1,4 @@
-"""A pool knows one layout of each way in which its replicas name blocks."""
+"""A pool knows a layout of each way to name blocks, and how many replicas take requests."""
 
 from __future__ import annotations
 
@@ -26,3 +26,23 @@ def test_a_way_to_name_blocks_is_known_while_anybody_names_them_so() -> None:
 
     assert [*pool.layouts] == [OTHER]
     assert [*pool.ways] == [way_to_name(OTHER)]
+
+
+def test_a_pool_counts_those_that_take_requests_also_where_they_are_full() -> None:
+    pool = Pool()
+    full, gone = known(make_replica("a"), num_open=99), known(make_replica("b"), is_connected=False)
+    for one in (full, gone):
+        pool.join(one.replica)
+    assert (pool.num_open, pool.num_taking) == (0, 1)
+
+    gone.replica.is_connected = True
+    pool.write(gone.replica)
+    assert pool.num_taking == 2
+    full.replica.is_told_to_drain = True
+    pool.write(full.replica)
+    assert pool.num_taking == 1
+    pool.leave(full.replica.info.epoch)
+    assert pool.num_taking == 1
+    pool.leave(gone.replica.info.epoch)
+
+    assert pool.num_taking == 0
