@@ -71,7 +71,7 @@ class Slots:
         blocks = range(max(first, self.start), first + num_blocks)
         taken = [self._states[span].translate(_IS_TAKEN) for span in self._spans(planes, blocks)]
         if len(taken) == 1 and len(planes) > 1:  # whole rows
-            return taken[0] == taken[0][: self._width] * len(planes)
+            return bytes(taken[0]) == bytes(taken[0][: self._width]) * len(planes)
         return all(row == taken[0] for row in taken)
 
     def record(self, planes: range, blocks: Sequence[int]) -> None:
@@ -113,7 +113,8 @@ class Slots:
         return [slice(begin, begin + len(blocks)) for begin in begins]
 
     def _are_empty(self, span: slice) -> bool:
-        return bool(self._states.count(EMPTY, span.start, span.stop) == span.stop - span.start)
+        num_slots: int = span.stop - span.start
+        return self._states.count(EMPTY, span.start, span.stop) == num_slots
 
     def _fill(self, spans: Sequence[slice], state: int) -> None:
         for span in spans:
@@ -123,7 +124,7 @@ class Slots:
         return plane * self._width + block - self.start
 
     def _empty(self, plane: int, first: int, checksums: bytes) -> tuple[int, ...]:
-        """The blocks that are empty."""
+        """Those of the blocks that are."""
         found: list[int] = []
         for block in range(max(first, self.start), first + len(checksums) // CHECKSUM_BYTES):
             at, checksum = self._at(plane, block), checksums[_span(block - first)]

@@ -256,13 +256,15 @@ async def test_pieces_grow_with_the_stream_up_to_what_the_transport_allows(
     prefill, decode = computed_replica(TRANSFER)
     owner = OneThread()
     outbox = Outbox(prefill.sender, owner, max_piece_bytes=max_blocks * block_bytes)
-    found: list[int] = []
+    found, lasts = list[int](), list[bool]()
     async with aclosing(outbox.pieces(opening(prefill, decode))) as pieces:
         async for piece in pieces:
             found.append(len(piece.blocks))
+            lasts.append(piece.is_last)
             piece.give_back()
 
     assert found == lengths
+    assert lasts == [False] * (len(lengths) - 1) + [True]
     owner.stop()
 
 

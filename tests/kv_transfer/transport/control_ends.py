@@ -58,6 +58,8 @@ class PreparedSide:
     num_pieces: int
     error: BaseException | None = None
     is_endless: bool = False
+    tells_last: bool = False
+    """Whether its last piece says that none follows."""
     piece_bytes: int = LAYOUT.layer_block_bytes
     epoch: Epoch = field(default_factory=new_epoch)
     num_lent: int = 0
@@ -100,6 +102,7 @@ class PreparedSide:
             blocks=(number,),
             checksums=bytes(16),
             give_back=give_back,
+            is_last=self.tells_last and number == self.num_pieces - 1,
         )
 
     async def all_back(self) -> None:

@@ -25,6 +25,7 @@ from baton.kv_transfer.transport.control import servicer, stream_window
 from baton.kv_transfer.transport.control.client import Announced
 from baton.kv_transfer.transport.control.ready_pieces import MAX_READY
 from baton.kv_transfer.transport.control.stream_window import MAX_UNTAKEN, StreamWindow
+from baton.kv_transfer.transport.control.wire import open_to_proto
 from baton.kv_transfer.transport.grpc import GrpcSending
 from baton.proto import kv_pb2 as pb
 
@@ -350,6 +351,24 @@ async def test_a_receiver_that_stops_speaking_with_pieces_in_its_hands_is_cut() 
         await call.done_writing()
 
         assert await ending(call) is grpc.StatusCode.UNAVAILABLE
+        await it.side.all_back()
+
+
+async def test_the_last_piece_comes_with_the_end_before_whoever_prepares_them_has_ended() -> None:
+    async with control_ends(PreparedSide(2, is_endless=True, tells_last=True)) as it:
+        call = it.raw_call()
+        opening = open_to_proto(it.request, "tickets", joins_end=True)
+        await call.write(pb.OpenMessage(open=opening))
+        num_pieces, is_end = 0, False
+        async with asyncio.timeout(60):
+            while num_pieces < 2:  # in one message, or in two
+                assert not is_end
+                message = pb.KvPieces.FromString(await call.read())
+                num_pieces, is_end = num_pieces + len(message.pieces), message.is_end
+
+        assert is_end
+        await call.write(pb.OpenMessage(taken=pb.Taken(num_pieces=2)))
+        assert await ending(call) is grpc.StatusCode.OK
         await it.side.all_back()
 
 
