@@ -85,7 +85,9 @@ class Ranking:
     def forget(self, request: Request) -> None:
         self._drafter.forget(request)
 
-    def draw(self, logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]) -> Drawn:
+    def draw_and_weigh(
+        self, logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]
+    ) -> tuple[Drawn, Tensor]:
         count = min(len(logits), len(self._ahead) - self._depth)
         right = torch.tensor(self._ahead[self._depth : self._depth + count])
         left, ranks = logits.clone(), torch.full((count,), MAX_RANK)
@@ -98,7 +100,8 @@ class Ranking:
             self.counts[self._depth][rank] += 1
             self._depth += 1
         tokens[:count] = right
-        return Drawn(tokens, torch.ones(len(logits), dtype=torch.bool))
+        are_finite = torch.ones(len(logits), dtype=torch.bool)
+        return Drawn(tokens, are_finite), torch.ones(len(logits))
 
 
 def ranks_of(
@@ -110,8 +113,8 @@ def ranks_of(
     ranking = Ranking(drafter)
     engine.speculation = Speculation(ranking, FixedBudget(MAX_DEPTH), reader=reader)
     with (
-        mock.patch.object(growing_draft, "draw", ranking.draw),
-        mock.patch.object(draft_model, "draw", ranking.draw),
+        mock.patch.object(growing_draft, "draw_and_weigh", ranking.draw_and_weigh),
+        mock.patch.object(draft_model, "draw_and_weigh", ranking.draw_and_weigh),
         mock.patch.object(growing_draft, "LEAST_HOPE", 0.0),
         mock.patch.object(draft_model, "LEAST_HOPE", 0.0),
     ):

@@ -12,7 +12,6 @@ how fast a request is must tell nobody what another was answered.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from baton.engine.request.request import Request
 from baton.engine.speculation.drafter import NO_DRAFT, Draft
@@ -33,10 +32,8 @@ GAP = -1
 Salt = tuple[str, bytes]
 
 
-class _Match(NamedTuple):
-    text: Sequence[int]
-    place: int
-    length: int
+_Match = tuple[list[int], int]
+"""What stands behind a match, as far as a draft may be long, and the length of the match."""
 
 
 class SuffixDrafter:
@@ -80,42 +77,44 @@ class SuffixDrafter:
         tokens = request.tokens
         if len(tokens) < 2:
             return NO_DRAFT
-        matches = _matches(index, tokens)
+        matches = _matches(index, tokens, max_tokens)
         recent = self._recent.get((request.tenant, request.salt))
         if recent is not None:
-            matches += _matches(recent, tokens)
+            matches += _matches(recent, tokens, max_tokens)
         return _agreed(matches, max_tokens) if matches else NO_DRAFT
 
 
-def _matches(index: TokenIndex, tokens: Sequence[int]) -> list[_Match]:
+def _matches(index: TokenIndex, tokens: Sequence[int], max_tokens: int) -> list[_Match]:
     text = index.tokens
     return [
-        _Match(text, place, common_suffix(text, place, tokens, MAX_MATCH))
+        (text[place : place + max_tokens], common_suffix(text, place, tokens, MAX_MATCH))
         for place in index.behind((tokens[-2], tokens[-1]), MAX_PLACES)
     ]
 
 
 def _agreed(matches: Sequence[_Match], max_tokens: int) -> Draft:
     """Token by token what has the most weight; who disagrees has no say in what follows."""
-    longest = max(match.length for match in matches)
-    matches = [match for match in matches if 2 * match.length > longest]
+    longest = max([length for _, length in matches])
+    left = [match for match in matches if 2 * match[1] > longest]
+    sure = min(1.0, longest / 8)
     tokens: list[int] = []
     confidences: list[float] = []
-    while matches and len(tokens) < max_tokens:
+    while left and len(tokens) < max_tokens:
+        at, first = len(tokens), left[0][0]
+        if all([behind == first for behind, _ in left]):
+            rest = first[at : first.index(GAP, at)] if GAP in first[at:] else first[at:]
+            tokens += rest
+            confidences += [sure] * len(rest)
+            break
         weights: dict[int, int] = {}
-        total = 0
-        for text, place, length in matches:
-            token = text[place + len(tokens)] if place + len(tokens) < len(text) else GAP
+        for behind, length in left:
+            token = behind[at] if at < len(behind) else GAP
             weights[token] = weights.get(token, 0) + length
-            total += length
         best = max(weights, key=weights.__getitem__)
-        share = weights[best] / total
+        share = weights[best] / sum(weights.values())
         if best == GAP or share < MIN_SHARE:
             break
-        at = len(tokens)
-        matches = [
-            m for m in matches if m.place + at < len(m.text) and m.text[m.place + at] == best
-        ]
+        left = [match for match in left if at < len(match[0]) and match[0][at] == best]
         tokens.append(best)
-        confidences.append(share * min(1.0, longest / 8))
+        confidences.append(share * sure)
     return Draft(tokens, confidences)

@@ -72,7 +72,8 @@ class TokenIndex:
     def behind(self, pair: tuple[int, int], max_places: int) -> list[int]:
         """The places behind the last occurrences of `pair` that a token stands in, latest first."""
         key, last = _key(*pair), len(self.tokens)
-        found = [place for place in reversed(self._tail.get(key, ())) if place < last]
+        places_of_tail = self._tail.get(key, ())[-max_places - 1 :]  # one may be at the very end
+        found = [place for place in reversed(places_of_tail) if place < last]
         for piece in reversed(self._pieces):
             if len(found) >= max_places:
                 break
@@ -152,8 +153,10 @@ class RequestTexts:
 def common_suffix(text: Sequence[int], end: int, other: Sequence[int], limit: int) -> int:
     """How many tokens before `end` of `text` are those at the end of `other`, up to `limit`."""
     limit, last = min(limit, end, len(other)), len(other)
+    if text[end - limit : end] == other[last - limit :]:
+        return limit
     length = 0
-    while length < limit and text[end - 1 - length] == other[last - 1 - length]:
+    while text[end - 1 - length] == other[last - 1 - length]:
         length += 1
     return length
 
