@@ -17,9 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
-from math import inf
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -27,13 +25,16 @@ from baton.router.policies.routing_policy import Held, RoutingPolicy, cheapest
 from baton.router.prompt import Prompt
 from baton.router.replicas.candidate import Candidate, Waiting
 from baton.router.replicas.candidates import Candidates, works_s
-from baton.router.table.columns import Numbers
+from baton.router.table.columns import Numbers, Places
 
 MAX_OFFERED = 8
 """Prompts at the head of each line that are offered to a candidate that has none of its own."""
 
 MAX_LOOKED_AT = 128
 """The most offered prompts that are looked up: those that would wait longest otherwise."""
+
+LOOKED_AT = 32
+"""Offered prompts that are looked up at once; the next ones only if one of them could gain more."""
 
 LOOK_AGAIN_S = 0.25
 """A candidate that nobody was better off with is offered others again when its own books have
@@ -49,8 +50,6 @@ class PrefillQueue:
         self._held_by = held_by
         self._waiting: dict[int, Waiting] = {}
         """Prompts in line, by number."""
-        self._offered: WeakKeyDictionary[Candidate, tuple[int, float]] = WeakKeyDictionary()
-        """Its books' version and the time when nobody was better off there."""
 
     def go_by(self, policy: RoutingPolicy) -> None:
         """Choose by `policy` from now on; prompts in line keep the candidate that they wait for."""
@@ -98,6 +97,8 @@ class PrefillQueue:
         offers = _Offers(candidates, now)
         for place in candidates.has_credit.nonzero()[0].tolist():
             candidate = candidates[place]
+            if not candidate.waiting and _was_asked(candidate, now):
+                continue  # most of those that have nothing to do
             prompt = self._free(candidate, offers)
             if prompt is not None:
                 return candidate, prompt
@@ -175,30 +176,43 @@ class PrefillQueue:
     def _offer(self, candidate: Candidate, offers: _Offers) -> Waiting | None:
         """The prompt that is better off here than in another's line, unless that was asked just
         now."""
-        version, asked_s = self._offered.get(candidate, (-1, -inf))
-        if version == candidate.version and offers.now < asked_s + LOOK_AGAIN_S:
+        if _was_asked(candidate, offers.now):
             return None
         found = self._better_off(candidate, offers)
-        self._offered[candidate] = (candidate.version if found is None else -1, offers.now)
+        candidate.last_offer = candidate.version if found is None else -1, offers.now
         return found
 
     def _better_off(self, candidate: Candidate, offers: _Offers) -> Waiting | None:
-        """The prompt in another's line that gains most, with what it costs all others taken off.
+        """The prompt in another's line that gains most, with what it costs all others taken off;
+        of equals, the one before.
 
-        More work here than there delays everybody who waits.
+        More work here than there delays everybody who waits. Those that would wait longest are
+        looked up first: nobody gains more than all of its wait.
         """
         offered, busy_s = offers.found, candidate.busy_s(offers.now)
-        late = (offered.over_s > busy_s).nonzero()[0]  # nobody else can gain: do not look them up
-        if not len(late):
-            return None
-        every = [offered.waiting[place] for place in late.tolist()]
-        num_held = np.array(self._usable(every, candidate), float)
-        work_s = works_s(candidate.speed.pace, offered.num_tokens[late], num_held)
         crowd = len(self._waiting) / offers.num_candidates
-        extra_s = np.maximum(work_s - offered.work_s[late], 0.0)
-        gain_s = offered.over_s[late] - work_s - extra_s * crowd
-        best = int(gain_s.argmax())
-        return offered.waiting[int(late[best])] if gain_s[best] > busy_s else None
+        best, best_s = -1, busy_s
+        for start in range(0, len(offered.waiting), LOOKED_AT):
+            places = offered.order[start : start + LOOKED_AT]
+            over_s = offered.over_s[places]
+            if over_s[0] <= busy_s or over_s[0] < best_s:
+                break
+            every = [offered.waiting[place] for place in places.tolist()]
+            num_held = np.array(self._usable(every, candidate), float)
+            work_s = works_s(candidate.speed.pace, offered.num_tokens[places], num_held)
+            extra_s = np.maximum(work_s - offered.work_s[places], 0.0)
+            gain_s = over_s - work_s - extra_s * crowd
+            most_s = float(gain_s.max())
+            place = int(places[gain_s == most_s].min())
+            if most_s > best_s or (most_s == best_s and 0 <= place < best):
+                best, best_s = place, most_s
+        return None if best < 0 else offered.waiting[best]
+
+
+def _was_asked(candidate: Candidate, now: float) -> bool:
+    """Whether nobody was better off there, and nothing has changed since."""
+    version, asked_s = candidate.last_offer
+    return version == candidate.version and now < asked_s + LOOK_AGAIN_S
 
 
 class _Offered(NamedTuple):
@@ -210,6 +224,8 @@ class _Offered(NamedTuple):
     work_s: Numbers
     """What it takes there."""
     num_tokens: Numbers
+    order: Places
+    """Places of those that would wait longest first."""
 
 
 class _Offers:
@@ -238,4 +254,5 @@ class _Offers:
             offered = [offered[place] for place in longest]
             over_s, work_s = over_s[longest], work_s[longest]
         num_tokens = np.array([waiting.prompt.num_tokens for waiting in offered], float)
-        return _Offered(offered, over_s, work_s, num_tokens)
+        order = np.argsort(-over_s, kind="stable")
+        return _Offered(offered, over_s, work_s, num_tokens, order)

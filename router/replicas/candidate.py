@@ -104,6 +104,9 @@ class Candidate:
         """Work of all in line."""
         self.version = 0
         """The version of its books: another number after each change."""
+        self.last_offer = -1, -math.inf
+        """Version and time when prompts of other lines were offered to it and none was better off
+        here (`prefill_queue.py`)."""
         self._speed = speed
         self._credit_tokens = credit_tokens
         self._num_running = 0
