@@ -24,7 +24,7 @@ from baton.kernels.products.weight import PreparedWeight
 
 WIDTH, NUM_OUTPUTS, LARGE_OUTPUTS = 1024, 6144, 16 * 6144
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK = 16, 8, 128, 16
-ROWS = (1, 4, 16, 32, 512)
+ROWS = (1, 4, 8, 16, 32, 512)
 FEW_ROWS = 32
 """As many stream a weight from memory."""
 WRITE_TOKENS = 1024

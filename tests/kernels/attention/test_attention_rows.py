@@ -79,6 +79,7 @@ LAYERS = [
     pytest.param(Layer(scoring=Scoring(softcap=2.0), has_sinks=True), id="soft cap and sinks"),
     pytest.param(Layer(items=torch.int8), id="int8"),
     pytest.param(Layer(items=torch.float8_e4m3fn, width=24), id="fp8"),
+    pytest.param(Layer(heads=8, kv_heads=4, width=128, items=torch.int8), id="int8, read in place"),
 ]
 LENGTH = 600
 """More than a segment of keys."""

@@ -37,18 +37,20 @@ class Attending {
 
   // `next` may be null: the item that is likely to follow. `partials` are the sums of tiles that are cut.
   void attend(const Item& item, const Item* next, const Sums& partials) {
-    const Tile& tile = item.tile;
     const bool is_whole = item.first_partial < 0;
-    load_queries(tile);
-    if (is_whole) desk_.whole.clear(tile.rows());
+    const int64_t rows = item.first_tile.rows();
+    for (int64_t head = 0; head < item.num_heads; head++) load_queries(item.tile(head), head * rows);
+    if (is_whole) desk_.whole.clear(item.rows());
     for (int64_t segment = item.first_segment; segment < item.end_segment; segment++) {
-      if (is_whole && is_hidden(tile, segment)) continue;
-      const int64_t done = (segment - item.first_segment) * tile.rows();
-      sums_ = is_whole ? desk_.segment : partials.from(item.first_partial + done);
-      sum_up(item, segment, next);
-      if (is_whole) desk_.whole.add(sums_, tile.rows());
+      if (is_whole && is_hidden(item.first_tile, segment)) continue;
+      const int64_t done = (segment - item.first_segment) * rows;
+      const HeadSums sums = is_whole ? HeadSums{desk_.segment, rows}
+                                     : HeadSums{partials.from(item.first_partial + done), item.partials_a_head};
+      sum_up(item, segment, sums, next);
+      if (is_whole) desk_.whole.add(desk_.segment, item.rows());
     }
-    for (int64_t row = 0; is_whole && row < tile.rows(); row++) store_out(tile, row, desk_.whole.from(row));
+    for (int64_t row = 0; is_whole && row < item.rows(); row++)
+      store_out(item.tile(row / rows), row % rows, desk_.whole.from(row));
   }
 
   // When all pieces of its tile are there.
@@ -60,11 +62,19 @@ class Attending {
   }
 
  private:
+  // Of a segment: those of a KV head lie `stride` rows behind those of the one before.
+  struct HeadSums {
+    Sums first;
+    int64_t stride;
+
+    Sums of(int64_t head) const { return first.from(head * stride); }
+  };
+
   int64_t first_key(const Item& item) const {
-    return problem_.next_chunk(item.tile.position(0), item.first_segment * SEGMENT);
+    return problem_.next_chunk(item.first_tile.position(0), item.first_segment * SEGMENT);
   }
   static int64_t end_key(const Item& item) {
-    return std::min(item.end_segment * SEGMENT, item.tile.last_position() + 1);
+    return std::min(item.end_segment * SEGMENT, item.first_tile.last_position() + 1);
   }
 
   // From all rows of the tile.
@@ -72,28 +82,40 @@ class Attending {
     return problem_.next_chunk(tile.position(0), segment * SEGMENT) >= (segment + 1) * SEGMENT;
   }
 
-  void sum_up(const Item& item, int64_t segment, const Item* next) {
-    const Tile& tile = item.tile;
-    sums_.clear(tile.rows());
-    const int64_t end = std::min(end_key(item), (segment + 1) * SEGMENT), position = tile.position(0);
+  void sum_up(const Item& item, int64_t segment, const HeadSums& sums, const Item* next) {
+    const int64_t rows = item.first_tile.rows(), position = item.first_tile.position(0);
+    for (int64_t head = 0; head < item.num_heads; head++) sums.of(head).clear(rows);
+    const int64_t end = std::min(end_key(item), (segment + 1) * SEGMENT);
     int64_t from = problem_.next_chunk(position, segment * SEGMENT);
     while (from < end) {
       const int64_t following = problem_.next_chunk(position, from + CHUNK);
-      upcoming_.clear();
-      expect_after(item, following, next);
-      attend_chunk(tile, from, std::min(CHUNK, end - from));
-      upcoming_.fetch_all();
+      for (int64_t head = 0; head < item.num_heads; head++) {
+        upcoming_.clear();
+        if (head + 1 < item.num_heads)
+          expect(item, head + 1, from);
+        else
+          expect_after(item, following, next);
+        sums_ = sums.of(head);
+        queries_ = desk_.queries + head * rows * query_cells_;
+        is_next_head_ = head > 0;
+        attend_chunk(item.tile(head), from, std::min(CHUNK, end - from));
+        upcoming_.fetch_all();
+      }
       from = following;
     }
+  }
+
+  // That the chunk from key `from` on is read.
+  void expect(const Item& item, int64_t head, int64_t from) {
+    problem_.expect_rows(item.tile(head), from, std::min(CHUNK, end_key(item) - from), upcoming_);
   }
 
   // What is read from key `from` on, or else by the next.
   void expect_after(const Item& item, int64_t from, const Item* next) {
     if (from < end_key(item))
-      problem_.expect_rows(item.tile, from, std::min(CHUNK, end_key(item) - from), upcoming_);
+      expect(item, 0, from);
     else if (next)
-      problem_.expect_rows(next->tile, first_key(*next), std::min(CHUNK, end_key(*next) - first_key(*next)),
-                           upcoming_);
+      expect(*next, 0, first_key(*next));
   }
 
   // Keys from position `first` on. `count` may be less than CHUNK: where the tile ends.
@@ -108,9 +130,11 @@ class Attending {
   }
 
   void attend_rows(const Tile& tile, int64_t first, int64_t count, Rows rows) {
-    const uint8_t *keys[CHUNK], *values[CHUNK];
+    const uint8_t **keys = key_rows_, **values = value_rows_;
     rows_ = rows;
-    if constexpr (Problem::HAS_OPEN)
+    if (is_next_head_ && problem_.is_read_in_place())
+      problem_.find_rows_of_next_head(count, keys, values);
+    else if constexpr (Problem::HAS_OPEN)
       problem_.find_rows(tile, first, count, rows, desk_.copies, keys, values);
     else
       problem_.find_rows(tile, first, count, desk_.copies, keys, values);
@@ -127,7 +151,7 @@ class Attending {
 
   void attend_few(int64_t rows, int64_t first, int64_t count, const uint8_t* const* keys,
                   const uint8_t* const* values) {
-    const Cells queries{desk_.queries, query_cells_};
+    const Cells queries{queries_, query_cells_};
     const Floats scores{desk_.scores, CHUNK};
     const int64_t depth = cells_of(count), width = problem_.padded_value();
     if constexpr (MULTIPLIES_BYTES<T>) {
@@ -152,7 +176,7 @@ class Attending {
     }
     each_band(tile, first, count, [&](int64_t row, int64_t rows, int64_t seen) {
       const int64_t group = QUERY_GROUP * query_cells_;
-      multiply<T, Rowwise::QUERIES>(rows, desk_.queries + row / QUERY_GROUP * group, group,
+      multiply<T, Rowwise::QUERIES>(rows, queries_ + row / QUERY_GROUP * group, group,
                                     {desk_.keys, CHUNK}, problem_.depth(), round_up(seen, 16), nullptr,
                                     {desk_.scores + row * CHUNK, CHUNK});
       weigh(first, row, rows);
@@ -212,12 +236,14 @@ class Attending {
             desk_.shrinks + begin);
   }
 
-  void load_queries(const Tile& tile) {
+  // To where those of row `first` are.
+  void load_queries(const Tile& tile, int64_t first) {
+    Cell* const queries = desk_.queries + first * query_cells_;
     const uint8_t* among[QUERIES_AT_ONCE];
     std::fill(among, among + QUERIES_AT_ONCE, reinterpret_cast<const uint8_t*>(desk_.zeros));
     for (int64_t row = 0; row < tile.rows(); row++) {
       const int64_t place = row % QUERIES_AT_ONCE;
-      Cell* cells = is_few(tile) ? desk_.queries + row * query_cells_ : desk_.some_queries + place * query_cells_;
+      Cell* cells = is_few(tile) ? queries + row * query_cells_ : desk_.some_queries + place * query_cells_;
       T* query = reinterpret_cast<T*>(cells);
       problem_.load_query(tile.first_token + tile.token(row), tile.head(row), query);
       std::fill(query + problem_.key_width, query + problem_.padded_key(), T{});
@@ -226,7 +252,7 @@ class Attending {
       positions_[row] = tile.position(row);
       among[place] = reinterpret_cast<const uint8_t*>(cells);
       const bool is_last = place + 1 == QUERIES_AT_ONCE || row + 1 == tile.rows();
-      if (!is_few(tile) && is_last) group_queries(among, query_cells_, desk_.queries + (row - place) * query_cells_);
+      if (!is_few(tile) && is_last) group_queries(among, query_cells_, queries + (row - place) * query_cells_);
     }
   }
 
@@ -270,7 +296,10 @@ class Attending {
   const Problem& problem_;
   int64_t query_cells_;  // of a row
   Desk<T> desk_;
-  Sums sums_;                      // of the segment at hand
+  Sums sums_;               // of the segment and the KV head at hand
+  const Cell* queries_;     // likewise
+  const uint8_t *key_rows_[CHUNK], *value_rows_[CHUNK];  // of the chunk at hand
+  bool is_next_head_ = false;  // of the same chunk as before
   int64_t positions_[Problem::MOST_ROWS];  // of the tile's rows
   Rows rows_ = Rows::CACHED;               // of the chunk at hand
   RowScales scales_;                       // likewise, where rows have some

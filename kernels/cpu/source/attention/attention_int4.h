@@ -23,6 +23,8 @@ struct Int4Problem : KvProblem<T> {
       : KvProblem<T>(args, of),
         pass{args.pass_rows, args.num_kv_heads, args.block_size, args.width} {}
 
+  bool is_read_in_place() const { return false; }
+
   // Where the block of a position begins.
   int64_t own_block(int64_t position) const { return position / this->block_size * this->block_size; }
 

@@ -1,8 +1,11 @@
 // How attention is cut into items, which threads take.
 //
 //   tile      some rows of a request on one KV head, and all keys that they see
-//   item      a tile or, where that would keep one thread busy while others have nothing to do, a piece of
-//             one: some of its segments, whose partial sums are put together when all are there
+//   item      a tile, or those of several KV heads if they have few rows each; or, where that would keep one
+//             thread busy while others have nothing to do, a piece of them: some of their segments, whose
+//             partial sums are put together when all are there
+//
+// Of a block the KV heads lie side by side: an item of all of them reads memory in order.
 //
 // The sums of a segment are the same wherever they are computed, and are put together in the order of the
 // keys. So whether a tile is cut, and into how many pieces, is not seen in what comes out.
@@ -21,21 +24,31 @@ constexpr int64_t PARTIAL_BYTES = 256ll << 20;  // of sums; tiles beyond stay wh
 // Tiles that differ in nothing but the KV head.
 struct TileGroup {
   int64_t request, begin, end;  // rows
-  int64_t first_segment, num_segments, segments_a_piece;
+  int64_t first_segment, num_segments, segments_a_piece, heads_an_item;
   int64_t first_item, first_cut_row, first_partial;  // of all that are numbered
 
   int64_t rows() const { return end - begin; }
   int64_t num_pieces() const { return (num_segments + segments_a_piece - 1) / segments_a_piece; }
   bool is_cut() const { return segments_a_piece < num_segments; }
+  int64_t partials_a_head() const { return num_segments * rows(); }
 
   // Of an arithmetic that takes eight rows at a time.
   int64_t row_groups() const { return (rows() + 7) / 8; }
 };
 
 struct Item {
-  Tile tile;
+  Tile first_tile;    // of `num_heads` KV heads
+  int64_t num_heads;  // more than 1 if rows are few
   int64_t first_segment, end_segment;
-  int64_t first_partial;  // the row of sums for the first row of the first segment; -1: this is a whole tile
+  int64_t first_partial;  // the row of sums for the first row of the first segment; -1: tiles are whole
+  int64_t partials_a_head;
+
+  int64_t rows() const { return num_heads * first_tile.rows(); }
+  Tile tile(int64_t number) const {
+    Tile of_head = first_tile;
+    of_head.kv_head += number;
+    return of_head;
+  }
 };
 
 // A row of a tile that was cut: all its sums, `stride` apart.
@@ -57,7 +70,7 @@ class AttentionItems {
     for (const TileGroup& group : groups_)
       work += group.num_segments * group.row_groups() * problem.num_kv_heads;
     const int64_t longest = num_threads == 1 ? work : work / (num_threads * ITEMS_A_THREAD) + 1;
-    for (TileGroup& group : groups_) number(group, longest, PARTIAL_BYTES / partial_row_bytes);
+    for (TileGroup& group : groups_) number(group, longest, most_rows, PARTIAL_BYTES / partial_row_bytes);
   }
 
   int64_t count() const { return num_items_; }
@@ -66,11 +79,15 @@ class AttentionItems {
 
   Item operator[](int64_t number) const {
     const TileGroup& group = find(number, &TileGroup::first_item);
-    const int64_t place = number - group.first_item, kv_heads = problem_.num_kv_heads;
-    const int64_t head = place % kv_heads, first = place / kv_heads * group.segments_a_piece;
+    const int64_t place = number - group.first_item, parts = head_parts(group);
+    const int64_t head = place % parts * group.heads_an_item, first = place / parts * group.segments_a_piece;
     const int64_t end = std::min(first + group.segments_a_piece, group.num_segments);
-    return {tile(group, head), group.first_segment + first, group.first_segment + end,
-            group.is_cut() ? partials(group, head) + first * group.rows() : -1};
+    return {tile(group, head),
+            std::min(group.heads_an_item, problem_.num_kv_heads - head),
+            group.first_segment + first,
+            group.first_segment + end,
+            group.is_cut() ? partials(group, head) + first * group.rows() : -1,
+            group.partials_a_head()};
   }
 
   CutRow cut_row(int64_t number) const {
@@ -103,7 +120,7 @@ class AttentionItems {
     const int64_t tokens = problem_.query_starts[request + 1] - problem_.query_starts[request];
     const int64_t rows = tokens * problem_.group();
     for (int64_t end = rows; end > 0; end = (end - 1) / tile_rows_ * tile_rows_) {
-      TileGroup group{request, (end - 1) / tile_rows_ * tile_rows_, end, 0, 0, 0, 0, 0, 0};
+      TileGroup group{request, (end - 1) / tile_rows_ * tile_rows_, end, 0, 0, 0, 0, 0, 0, 0};
       const Tile all = tile(group, 0);
       group.first_segment = problem_.first_chunk(all.position(0)) / SEGMENT;
       group.num_segments = all.last_position() / SEGMENT + 1 - group.first_segment;
@@ -111,15 +128,19 @@ class AttentionItems {
     }
   }
 
-  void number(TileGroup& group, int64_t longest, int64_t most_partials) {
+  void number(TileGroup& group, int64_t longest, int64_t most_rows, int64_t most_partials) {
     const int64_t kv_heads = problem_.num_kv_heads;
-    const int64_t partials = group.num_segments * group.rows() * kv_heads;
-    group.segments_a_piece = std::max<int64_t>(1, longest / group.row_groups());
+    const int64_t partials = group.partials_a_head() * kv_heads;
+    const int64_t most_heads = group.rows() <= FEW_ROWS ? std::min(kv_heads, most_rows / group.rows()) : 1;
+    const int64_t work = std::max<int64_t>(1, longest / group.row_groups());  // segments of one head
+    // All heads of some segments or, where that is too much, some heads of all segments.
+    group.heads_an_item = work >= most_heads ? most_heads : std::clamp(work / group.num_segments, int64_t(1), most_heads);
+    group.segments_a_piece = std::max<int64_t>(1, work / group.heads_an_item);
     if (num_partials_ + partials > most_partials) group.segments_a_piece = group.num_segments;
     group.first_item = num_items_;
     group.first_cut_row = num_cut_rows_;
     group.first_partial = num_partials_;
-    num_items_ += group.num_pieces() * kv_heads;
+    num_items_ += group.num_pieces() * head_parts(group);
     if (!group.is_cut()) return;
     num_cut_rows_ += group.rows() * kv_heads;
     num_partials_ += partials;
@@ -132,7 +153,11 @@ class AttentionItems {
   }
 
   int64_t partials(const TileGroup& group, int64_t head) const {
-    return group.first_partial + head * group.num_segments * group.rows();
+    return group.first_partial + head * group.partials_a_head();
+  }
+
+  int64_t head_parts(const TileGroup& group) const {
+    return (problem_.num_kv_heads + group.heads_an_item - 1) / group.heads_an_item;
   }
 
   Tile tile(const TileGroup& group, int64_t head) const {

@@ -74,11 +74,20 @@ struct KvProblem : AttentionProblem<T> {
     memcpy(query, q + (token * this->num_heads + head) * arena.width, size_t(arena.width) * sizeof(T));
   }
 
+  // Whether rows are found where the cache has them: those of the next KV head lie one unit behind.
+  bool is_read_in_place() const {
+    return (!this->has_scales() || this->is_bytes()) && this->padded_key() == arena.width;
+  }
+  void find_rows_of_next_head(int64_t count, const uint8_t** keys, const uint8_t** values) const {
+    for (int64_t key = 0; key < count; key++) keys[key] += arena.unit_bytes;
+    for (int64_t key = 0; key < count; key++) values[key] += arena.unit_bytes;
+  }
+
   // Where the rows of `count` keys from position `first` on lie; those that had to be copied are in `copies`.
   void find_rows(const Tile& tile, int64_t first, int64_t count, T* copies, const uint8_t** keys,
                  const uint8_t** values) const {
     const int64_t width = this->padded_key(), row_bytes = arena.width * arena.item_bytes;
-    const bool as_they_are = (!this->has_scales() || this->is_bytes()) && width == arena.width;
+    const bool as_they_are = is_read_in_place();
     int64_t slot = first % arena.block_size, block = first / arena.block_size;
     for (int64_t key = 0; key < count; slot = 0, block++) {
       uint8_t* unit = arena.unit(tile.table[block], tile.kv_head);
@@ -101,8 +110,14 @@ struct KvProblem : AttentionProblem<T> {
     for (int64_t key = 0, rows; key < count; key += rows, slot = 0, block++) {
       uint8_t* unit = arena.unit(tile.table[block], tile.kv_head);
       rows = std::min(count - key, arena.block_size - slot);
-      memcpy(scales.keys + key, arena.scale(unit, 0, slot), size_t(rows) * sizeof(float));
-      memcpy(scales.values + key, arena.scale(unit, 1, slot), size_t(rows) * sizeof(float));
+      const float *of_keys = arena.scale(unit, 0, slot), *of_values = arena.scale(unit, 1, slot);
+      if (rows == 16) {  // blocks are of 16, nearly always
+        store(scales.keys + key, load(of_keys));
+        store(scales.values + key, load(of_values));
+        continue;
+      }
+      memcpy(scales.keys + key, of_keys, size_t(rows) * sizeof(float));
+      memcpy(scales.values + key, of_values, size_t(rows) * sizeof(float));
     }
     std::fill(scales.keys + count, scales.keys + CHUNK, 0.0f);
     std::fill(scales.values + count, scales.values + CHUNK, 0.0f);
@@ -115,12 +130,16 @@ struct KvProblem : AttentionProblem<T> {
     for (int64_t position = first, slot = first % arena.block_size; position < end; slot = 0) {
       const int64_t rows = std::min(arena.block_size - slot, end - position);
       uint8_t* unit = arena.unit(tile.table[position / arena.block_size], tile.kv_head);
+      position += rows;
+      if (rows == arena.block_size) {
+        upcoming.add(unit, arena.unit_bytes);
+        continue;
+      }
       for (int64_t is_value = 0; is_value < 2; is_value++) {
         upcoming.add(arena.row(unit, is_value, slot), rows * row_bytes);
         if (arena.items != Items::WIDE)
           upcoming.add(reinterpret_cast<uint8_t*>(arena.scale(unit, is_value, slot)), 4 * rows);
       }
-      position += rows;
     }
   }
 

@@ -56,6 +56,9 @@ typedef int16_t i16x16 __attribute__((vector_size(32)));
 
 // One width at a time: what is four times as wide the compiler would convert item by item.
 static inline u32x16 widen(u8x16 items) {
+#if defined(__AVX512F__)
+  return (u32x16)_mm512_maskz_cvtepu8_epi32(0xFFFF, (__m128i)items);
+#endif
   return __builtin_convertvector(__builtin_convertvector(items, u16x16), u32x16);
 }
 static inline u8x16 narrow(u32x16 items) {

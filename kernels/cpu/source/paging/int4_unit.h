@@ -171,10 +171,25 @@ class Dequantizing {
 
   void keys(T* rows) const {
     fill_up(rows);
+    unit_.half_width() % 16 ? keys_of<false>(rows) : keys_of<true>(rows);
+  }
+
+  void values(T* rows) const {
+    fill_up(rows);
+#if defined(__AVX512BW__)
+    if (sizeof(T) == 2 && unit_.half_width() % 32 == 0) return look_values_up(rows);
+#endif
+    unit_.half_width() % 16 ? values_of<false>(rows) : values_of<true>(rows);
+  }
+
+ private:
+  // IS_WHOLE: of 16 items each, so that nothing asks how many there are.
+  template <bool IS_WHOLE>
+  void keys_of(T* rows) const {
     const int64_t half_width = unit_.half_width();
     const f16 *scales = unit_.key_steps(), *zeros = scales + unit_.width;
     for (int64_t d = 0; d < half_width; d += 16) {
-      const int64_t count = half_width - d, high = half_width + d;
+      const int64_t count = IS_WHOLE ? 16 : half_width - d, high = half_width + d;
       const f32x16 low_scale = load_halves(scales + d, count), high_scale = load_halves(scales + high, count);
       const f32x16 low_zero = load_halves(zeros + d, count), high_zero = load_halves(zeros + high, count);
       for (int64_t slot = begin_; slot < end_; slot++) {
@@ -186,15 +201,15 @@ class Dequantizing {
     }
   }
 
-  void values(T* rows) const {
-    fill_up(rows);
+  template <bool IS_WHOLE>
+  void values_of(T* rows) const {
     const int64_t half_width = unit_.half_width();
     for (int64_t slot = begin_; slot < end_; slot++) {
       const f32x16 scale = splat(from_f16(unit_.value_steps()[slot]));
       const f32x16 zero = splat(from_f16(unit_.value_steps()[unit_.block_size + slot]));
       T* row = rows + (slot - begin_) * padded_;
       for (int64_t d = 0; d < half_width; d += 16) {
-        const int64_t count = half_width - d;
+        const int64_t count = IS_WHOLE ? 16 : half_width - d;
         const u32x16 pairs = widen(load_items(unit_.row(1, slot) + d, count));
         store_up_to(row + d, fma(low_of(pairs), scale, zero), count);
         store_up_to(row + half_width + d, fma(high_of(pairs), scale, zero), count);
@@ -202,7 +217,28 @@ class Dequantizing {
     }
   }
 
- private:
+#if defined(__AVX512BW__)
+  // The items of a row stand for 16 numbers: as many bfloat16 are made, and found by item.
+  void look_values_up(T* rows) const {
+    const int64_t half_width = unit_.half_width();
+    const f32x16 items{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int64_t slot = begin_; slot < end_; slot++) {
+      const f32x16 scale = splat(from_f16(unit_.value_steps()[slot]));
+      const f32x16 zero = splat(from_f16(unit_.value_steps()[unit_.block_size + slot]));
+      alignas(32) T numbers[16];
+      store(numbers, fma(items, scale, zero));
+      const __m512i table = _mm512_castsi256_si512(_mm256_load_si256(reinterpret_cast<const __m256i*>(numbers)));
+      T* row = rows + (slot - begin_) * padded_;
+      for (int64_t d = 0; d < half_width; d += 32) {
+        const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(unit_.row(1, slot) + d));
+        const __m512i pairs = _mm512_cvtepu8_epi16(bytes), low = _mm512_and_si512(pairs, _mm512_set1_epi16(15));
+        _mm512_storeu_si512(row + d, _mm512_permutexvar_epi16(low, table));
+        _mm512_storeu_si512(row + half_width + d, _mm512_permutexvar_epi16(_mm512_srli_epi16(pairs, 4), table));
+      }
+    }
+  }
+#endif
+
   void fill_up(T* rows) const {
     for (int64_t row = 0; unit_.width < padded_ && row < end_ - begin_; row++)
       std::fill(rows + row * padded_ + unit_.width, rows + (row + 1) * padded_, T{});

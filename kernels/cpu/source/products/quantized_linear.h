@@ -56,8 +56,10 @@ static inline Lanes to_floats(Ints v) { return __builtin_convertvector(v, Lanes)
 // Which lines of the weights to ask for while those of a panel are read.
 enum class Asking { NONE, ALL, HALF };
 
-// How far before they are needed, where a panel is read only once.
-constexpr int64_t STREAM_AHEAD_BYTES = 2304;
+// How far before they are needed, where a panel is read only once. The few rows that vectors of AVX-512 have done
+// before memory has given more do not ask at all: of what they read the CPU itself foresees more than they can ask
+// for. More rows take so long that it does not, and have to ask early.
+constexpr int64_t STREAM_AHEAD_BYTES = 2304, EARLY_BYTES = 8192, UNASKED_ROWS = 4;
 
 // Ask for all lines of a step, or for one half of them.
 template <Asking ASKING, int LINES>
@@ -119,8 +121,12 @@ class Multiplication {
     const uint8_t* weights = product_.weights + panel * product_.panel_bytes;
     const uint8_t* next = weights + product_.panel_bytes;
     const int64_t at_once = Product::tile_rows();
-    if (rows.end - rows.begin <= at_once)
-      return run_tile(Asking::ALL, rows, panel, weights + STREAM_AHEAD_BYTES);
+    if (rows.end - rows.begin <= at_once) {
+      const bool is_by_vectors = LANES == 16 && at_once == Product::MAX_ROWS;
+      if (is_by_vectors && rows.end - rows.begin <= UNASKED_ROWS) return run_tile(Asking::NONE, rows, panel, next);
+      const int64_t ahead = is_by_vectors ? EARLY_BYTES : STREAM_AHEAD_BYTES;
+      return run_tile(Asking::ALL, rows, panel, weights + ahead);
+    }
     for (int64_t row = rows.begin, tile = 0; row < rows.end; row += at_once, tile++) {
       const Span of_tile{row, std::min(row + at_once, rows.end)};
       if (is_last || tile >= 2)
