@@ -124,7 +124,7 @@ class Slots:
         return plane * self._width + block - self.start
 
     def _empty(self, plane: int, first: int, checksums: bytes) -> tuple[int, ...]:
-        """Those of the blocks that are."""
+        """The blocks that are empty."""
         found: list[int] = []
         for block in range(max(first, self.start), first + len(checksums) // CHECKSUM_BYTES):
             at, checksum = self._at(plane, block), checksums[_span(block - first)]

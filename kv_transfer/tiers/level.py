@@ -45,7 +45,7 @@ class Level:
         self._written: bytes | None = None
         """The name of the record that is being written."""
         self._is_spoilt = False
-        """The record was discarded meanwhile: it is to be removed once it is written."""
+        """Whether that record was discarded meanwhile: it is removed once it is written."""
         self._changed = threading.Condition()
         self._writing = threading.Lock()
         self._is_closing = False
