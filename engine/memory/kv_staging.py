@@ -11,7 +11,7 @@ stream as if nobody were reading. The caller sees to it that the blocks are not 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -51,19 +51,33 @@ class KvStaging:
 
     def views(self, blocks: Sequence[int], plane: int) -> tuple[memoryview, ...]:
         """Copies of the blocks' bytes, once what was to be computed of `plane` is done."""
+        return self.read(blocks, plane, lambda numbers: self._gathered(plane, numbers))
+
+    def _gathered(self, plane: int, numbers: Tensor) -> Tensor:
+        return gather_blocks((self._planes[plane],), numbers)[0]
+
+    def read(
+        self, blocks: Sequence[int], plane: int, gather: Callable[[Tensor], Tensor]
+    ) -> tuple[memoryview, ...]:
+        """As `views`, of what `gather` makes of the blocks' numbers there: [blocks, bytes]."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             computed = self._computed[plane]
             if computed is not None:
                 self._stream.wait_event(computed)
             numbers = uploaded(torch.tensor(blocks), self._device)
-            (rows,) = gather_blocks((self._planes[plane],), numbers)
+            rows = gather(numbers)
             pinned = torch.empty(rows.shape, dtype=torch.uint8, pin_memory=True)
             pinned.copy_(rows, non_blocking=True)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(self._stream)
         copied.synchronize()
-        whole, size = bytes_of(pinned), pinned.shape[1]
-        return tuple(whole[at : at + size] for at in range(0, len(whole), size))
+        return rows_of(pinned)
+
+
+def rows_of(tensor: Tensor) -> tuple[memoryview, ...]:
+    """Read-only looks at the rows of bytes [rows, bytes] on this host."""
+    whole, size = bytes_of(tensor), tensor.shape[1]
+    return tuple(whole[at : at + size] for at in range(0, len(whole), size))
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
