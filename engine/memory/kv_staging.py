@@ -1,11 +1,14 @@
-"""KV of a GPU on its way to this host's memory, while the GPU goes on computing.
+"""KV of a GPU on its way to this host's memory, or from there, while the GPU goes on computing.
 
     compute stream   layer 0 |e0| layer 1 |e1| layer 2 ...        an event behind each layer
     copy stream               wait e0, gather, copy |  wait e1, ...
     any thread                     `- waits for its copy, then reads pinned memory
+    write stream     copy, wait for what is launched by now, scatter
+    any thread                     `- waits for it
 
 The engine's thread only records events: it never waits, and layers follow each other on the compute
-stream as if nobody were reading. The caller sees to it that the blocks are not reused meanwhile.
+stream as if nobody were reading, or writing. The caller sees to it that the blocks are not reused
+meanwhile; what was launched before may still write to blocks that were let go since.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ class KvStaging:
         self._layout = layout
         self._device = planes[0].device
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._writing = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._computed: list[torch.cuda.Event | None] = [None] * len(planes)
 
     def marking(self, on_layer: OnLayer) -> OnLayer:
@@ -72,6 +76,17 @@ class KvStaging:
             copied.record(self._stream)
         copied.synchronize()
         return rows_of(pinned)
+
+    def write(self, on_host: Tensor, scatter: Callable[[Tensor], None]) -> None:
+        """Copy what lies in memory of this host, and `scatter` the copy. Waits until it is done."""
+        with torch.cuda.device(self._device):
+            launched = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            launched.record(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._writing):
+                staged = on_host.to(self._device, non_blocking=True)
+                self._writing.wait_event(launched)
+                scatter(staged)
+            self._writing.synchronize()
 
 
 def rows_of(tensor: Tensor) -> tuple[memoryview, ...]:

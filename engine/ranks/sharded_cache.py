@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -221,16 +220,18 @@ class ShardedCache:
                 self.write(block, plane, data[number * shape[2] : (number + 1) * shape[2]])
             return
         on_host = torch.frombuffer(data, dtype=torch.uint8).view(shape)
-        is_on_gpu = self.device.type == "cuda"
-        with torch.cuda.device(self.device) if is_on_gpu else nullcontext():
-            staged = on_host.to(self.device, non_blocking=True)
+
+        def scatter(staged: Tensor) -> None:
             numbers = uploaded(torch.tensor(blocks), self.device)
             for heads, part in self._parts_of(planes):
                 rows = uploaded(torch.tensor([row for row, _ in part]), self.device)
                 of_rank = staged[:, :, heads].index_select(0, rows).contiguous()
                 scatter_blocks(of_rank, [share.blocks for _, share in part], numbers)
-        if is_on_gpu:
-            torch.cuda.current_stream(self.device).synchronize()
+
+        if self.own.staging is not None:
+            self.own.staging.write(on_host, scatter)
+        else:
+            scatter(on_host.to(self.device))
 
     def _parts_of(self, planes: range) -> Iterator[tuple[slice, list[tuple[int, PlaneShare]]]]:
         """Bytes of a block of the whole, and in which of the planes somebody keeps just these."""
