@@ -2,7 +2,8 @@
 
     2 prefill and 2 decode replicas (processes, bench/paced/replica.py), a gateway, prompts of 200
     to 1,000 tokens that nobody has cached, Poisson arrivals at about half of what prefill can do,
-    24 tokens each. From a quarter of the time to three quarters one thing is wrong.
+    24 tokens each. From a quarter of the time to three quarters one thing is wrong. All cases have
+    the same prompts at the same times; each goes to one of the gateways, drawn.
 
 *Unasked* is without `proto/pulse.py`: a stopped process is noticed when gRPC's pings break its
 connections. Step times are slept, not computed: those of the machine count little.
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from bench.paced.replica import PacedReplica, spawn
 from bench.report import percentile, surroundings, table
@@ -36,6 +38,8 @@ from baton.router.placer import Routing
 from baton.router.policies.cost import Cost
 
 RATE, NUM_TOKENS = 14.0, 24
+PLACES = 840
+"""A multiple of each number of gateways."""
 ASKED, UNASKED = PingTiming(), PingTiming(ask_after_s=1e6)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
@@ -84,6 +88,24 @@ class World:
 
 
 Blow = Callable[[World], None]
+
+
+class Arrival(NamedTuple):
+    at_s: float
+    """Seconds from the beginning."""
+    prompt: tuple[int, ...]
+    place: int
+    """Drawn from PLACES: which of the gateways it comes to."""
+
+
+def arrivals(seconds: float, seed: int) -> list[Arrival]:
+    draw, at_s = random.Random(seed), 0.0
+    found: list[Arrival] = []
+    while at_s < seconds:
+        prompt = tuple(draw.randrange(256) for _ in range(draw.randint(200, 1000)))
+        found.append(Arrival(at_s, prompt, draw.randrange(PLACES)))
+        at_s += draw.expovariate(RATE)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +160,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=24.0)
     parser.add_argument("--away-seconds", type=float, default=60.0, help="of the registry")
     parser.add_argument("--only", nargs="*", help="cases whose name begins so")
+    parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals")
     args = parser.parse_args()
     print(surroundings(), flush=True)
     rows = []
     for case in CASES:
         if case.name.startswith(tuple(args.only or ("",))):
             seconds = 2 * args.away_seconds if case.name == "registry away" else args.seconds
-            rows.append(asyncio.run(measured(case, seconds)))
+            rows.append(asyncio.run(measured(case, seconds, args.seed)))
             print(rows[-1], flush=True)
     print(table(HEADER, rows))
 
@@ -152,13 +175,14 @@ def main() -> None:
 HEADER = ("", "requests", "failed", "first token p50, s", "p99", "longest", "longest gap, s")
 
 
-async def measured(case: Case, seconds: float) -> tuple[str | float, ...]:
+async def measured(case: Case, seconds: float, seed: int) -> tuple[str | float, ...]:
+    due, begin = arrivals(seconds, seed), asyncio.Barrier(case.num_gateways)
     with replicas(case.ping_timing) as world:
         hearing = asyncio.create_task(world.registry.hear(world.prefill + world.decode))
         came: list[list[Came]] = [[] for _ in range(case.num_gateways)]
         for number, each in enumerate(came):
-            rate = RATE / case.num_gateways
-            asked = load(world.registry, case.ping_timing, rate, seconds, number, each)
+            its = [one for one in due if one.place % case.num_gateways == number]
+            asked = load(world.registry, case.ping_timing, its, begin, each)
             world.gateways.append(asyncio.create_task(asked))
         await asyncio.sleep(seconds / 4)
         case.begin(world)
@@ -200,13 +224,11 @@ def replicas(ping_timing: PingTiming) -> Iterator[World]:
 async def load(
     registry: AwayRegistry,
     ping_timing: PingTiming,
-    rate: float,
-    seconds: float,
-    number: int,
+    due: Sequence[Arrival],
+    begin: asyncio.Barrier,
     came: list[Came],
 ) -> None:
-    """One gateway, and those who ask it."""
-    draw = random.Random(number)
+    """One gateway, and those who ask it, once all gateways `begin`."""
     dispatcher = ReplicaDispatcher(
         Routing(Cost()),
         max_waiting=10_000,
@@ -218,11 +240,11 @@ async def load(
     try:
         while len(dispatcher.fleet.connected) < 2 or len(dispatcher.fleet.lending) < 2:
             await asyncio.sleep(0.02)
-        ends_at = time.monotonic() + seconds
-        while time.monotonic() < ends_at:
-            prompt = tuple(draw.randrange(256) for _ in range(draw.randint(200, 1000)))
-            asking.add(asyncio.create_task(ask(dispatcher, prompt, came)))
-            await asyncio.sleep(draw.expovariate(rate))
+        await begin.wait()
+        began_s = time.monotonic()
+        for arrival in due:
+            await asyncio.sleep(began_s + arrival.at_s - time.monotonic())
+            asking.add(asyncio.create_task(ask(dispatcher, arrival.prompt, came)))
         await asyncio.gather(*asking)
     finally:
         for one in (*asking, following):

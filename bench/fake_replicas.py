@@ -25,6 +25,7 @@ from baton.core.kv_events import KvChange, KvEvent, KvEvents
 from baton.core.replicas import Capacity
 from baton.core.step_times import StepTimes
 from baton.proto import replica_pb2 as pb
+from baton.proto.capacity_wire import capacity_to_proto
 from baton.proto.channels import listen, new_server
 from baton.proto.kv_events_wire import kv_events_to_proto
 from baton.proto.replica_pb2_grpc import (
@@ -34,7 +35,6 @@ from baton.proto.replica_pb2_grpc import (
     add_PrefillServicer_to_server,
     add_ReplicaServicer_to_server,
 )
-from baton.proto.wire import capacity_to_proto
 from baton.replica_core.capacity_news import CapacityNews
 
 NUM_NEW = 8

@@ -28,8 +28,9 @@ from baton.gateway.fleet.decode_link import DecodeLink
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.replica_link import ReplicaLink
 from baton.gateway.requests.generations.generation import Generation
+from baton.platform.machine.interpreter import spare_what_is_made, spare_what_stays
 from baton.proto import replica_pb2 as pb
-from baton.proto.wire import capacity_to_proto
+from baton.proto.capacity_wire import capacity_to_proto
 from baton.router.placer import Routing
 from baton.router.policies.cost import Cost
 
@@ -207,6 +208,9 @@ def pss() -> int:
 async def serve() -> None:
     """Until there are no more phases."""
     measured = MeasuredGateway()
+    spare_what_stays()  # as `platform/cluster/gateway_actor.py` does
+    warm_up = measured.fleet.warm_up
+    sparing = asyncio.create_task(spare_what_is_made(warm_up.until_begun, warm_up.until_over))
     phases: dict[str, Phase] = {
         "start": measured.start,
         "idle": measured.idle,
@@ -221,6 +225,7 @@ async def serve() -> None:
             found = await phases[name](infos)
             pickle.dump(found, sys.stdout.buffer)
             sys.stdout.buffer.flush()
+    sparing.cancel()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 """Blocks that lie in one memory, as views of each, or as where each begins.
 
     memory  ......[ size ]..........[ size ]..[ size ]....
-            starts^                 ^         ^             in any order
+            starts^                 ^         ^             in any order; of each row alike,
+                                                            behind where the row begins
 
-Views are made when somebody looks; compiled code takes the memory and the starts as they are.
+Blocks of a plane are a row; the same blocks of several planes, several rows. Views are made when
+somebody looks; compiled code takes the memory, rows and starts as they are: nothing is a step of
+Python for each block of each plane.
 Blocks that are still on their way (`ArrivingBlocks`) lie nowhere yet: who knows where they belong
 has them written there.
 """
@@ -15,20 +18,26 @@ from typing import overload
 
 
 class BlockViews(Sequence[memoryview]):
-    """The bytes of several blocks, equally many of each."""
+    """The bytes of several blocks, equally many of each: those of the first row, then the next."""
 
-    __slots__ = ("memory", "size", "starts")
+    __slots__ = ("memory", "rows", "size", "starts")
 
-    def __init__(self, memory: memoryview, starts: Sequence[int], size: int) -> None:
+    def __init__(
+        self, memory: memoryview, starts: Sequence[int], size: int, rows: Sequence[int] = (0,)
+    ) -> None:
         """`memory` is of bytes. Raises IndexError if some of a block is outside of it."""
-        if starts and not 0 <= min(starts) <= max(starts) <= memory.nbytes - size:
-            raise IndexError(f"blocks of {size} bytes beyond the {memory.nbytes} there are")
+        if starts and rows:
+            first, last = min(rows) + min(starts), max(rows) + max(starts)
+            if not 0 <= first <= last <= memory.nbytes - size:
+                raise IndexError(f"blocks of {size} bytes beyond the {memory.nbytes} there are")
         self.memory = memory
         self.starts = starts
+        """Where blocks begin, counted from where their row does."""
         self.size = size
+        self.rows = rows
 
     def __len__(self) -> int:
-        return len(self.starts)
+        return len(self.rows) * len(self.starts)
 
     @overload
     def __getitem__(self, index: int) -> memoryview: ...
@@ -38,13 +47,24 @@ class BlockViews(Sequence[memoryview]):
 
     def __getitem__(self, index: int | slice) -> memoryview | BlockViews:
         if isinstance(index, slice):
-            return BlockViews(self.memory, self.starts[index], self.size)
-        start = self.starts[index]
+            start, stop, step = index.indices(len(self))
+            row, rest = divmod(start, max(1, len(self.starts)))
+            num_rows, beyond = divmod(max(0, stop - start), max(1, len(self.starts)))
+            if step == 1 and not rest and not beyond:
+                rows = self.rows[row : row + num_rows]
+                return BlockViews(self.memory, self.starts, self.size, rows)
+            return BlockViews(self.memory, self.all_starts()[index], self.size)
+        row, at = divmod(range(len(self))[index], len(self.starts))
+        start = self.rows[row] + self.starts[at]
         return self.memory[start : start + self.size]
 
     @property
     def num_bytes(self) -> int:
-        return len(self.starts) * self.size
+        return len(self) * self.size
+
+    def all_starts(self) -> list[int]:
+        """Where each of the blocks begins, counted from the beginning of the memory."""
+        return [row + start for row in self.rows for start in self.starts]
 
     def part(self, offset: int, size: int) -> BlockViews:
         """The views of `size` bytes of each block, from `offset` on. Raises ValueError if that is
@@ -53,7 +73,7 @@ class BlockViews(Sequence[memoryview]):
             raise ValueError(f"bytes {offset} to {offset + size} of {self.size}")
         if size == self.size:
             return self
-        return BlockViews(self.memory, [start + offset for start in self.starts], size)
+        return BlockViews(self.memory, self.starts, size, [row + offset for row in self.rows])
 
 
 class ArrivingBlocks(Sequence[memoryview]):
@@ -104,7 +124,7 @@ def stretches(views: Sequence[memoryview]) -> list[memoryview]:
         return list(views)
     found: list[memoryview] = []
     memory, size, begin, stop = views.memory, views.size, -1, -1
-    for start in views.starts:
+    for start in views.all_starts():
         if start != stop:
             if begin >= 0:
                 found.append(memory[begin:stop])
@@ -136,26 +156,9 @@ def part_of(views: Sequence[memoryview], offset: int, size: int) -> Sequence[mem
     return [view[offset : offset + size] for view in views]
 
 
-def joined(parts: Sequence[Sequence[memoryview]]) -> Sequence[memoryview]:
-    """All views of the parts, one part after the other."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    if isinstance(first, BlockViews):
-        starts: list[int] = []
-        for part in parts:
-            if not isinstance(part, BlockViews) or part.memory is not first.memory:
-                break
-            if part.size != first.size:
-                break
-            starts += part.starts
-        else:
-            return BlockViews(first.memory, starts, first.size)
-    return [view for part in parts for view in part]
-
-
 def chosen(views: Sequence[memoryview], indices: Sequence[int]) -> Sequence[memoryview]:
     """Some of them, in this order."""
     if isinstance(views, BlockViews):
-        return BlockViews(views.memory, [views.starts[index] for index in indices], views.size)
+        starts = views.all_starts()
+        return BlockViews(views.memory, [starts[index] for index in indices], views.size)
     return [views[index] for index in indices]

@@ -30,7 +30,7 @@ the features are not: a row of zeros says that there are none of this token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1}
@@ -131,6 +131,14 @@ class KvLayout:
         for side in self.side_caches:
             if side.layers[-1] >= self.num_layers:
                 raise ValueError(f"{side} does not fit {self.num_layers} layers")
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Layouts are looked up for each transfer, and never change."""
+        return hash(tuple(getattr(self, each.name) for each in fields(self)))
 
     @property
     def is_latent(self) -> bool:

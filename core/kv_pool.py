@@ -31,31 +31,48 @@ class Holder:
     kind: HolderKind
     id: str
 
+    def __hash__(self) -> int:
+        return hash(self.id)  # a string keeps its own; each step looks every request's up
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Census:
-    """The pool at one moment, for the auditor."""
+    """The pool at one moment, for the auditor. A pool copies its numbers as they lie: engines wait
+    meanwhile."""
 
     num_blocks: int
     ref_counts: Sequence[int]
     """References that the pool believes exist, by block id."""
     tables: Mapping[Holder, Sequence[int]]
     """Block ids in token order, by holder."""
-    cached: frozenset[int]
+    cached: Sequence[int]
     """Unreferenced blocks that keep their contents for a later prefix hit."""
-    free: frozenset[int]
+    free: Sequence[int]
     """Unreferenced blocks without contents."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """How many blocks of the pool are what, at one moment."""
+
+    num_blocks: int
+    tables: Mapping[Holder, Sequence[int]]
+    """Block ids in token order, by holder."""
+    num_cached: int
+    num_free: int
+
+
 class BlockSource(Protocol):
-    """Some blocks of one holder in one plane, to be read on any thread while it keeps them."""
+    """Some blocks of one holder in one plane, or in several that are alike, to be read on any
+    thread while it keeps them."""
 
     @property
     def is_in_memory(self) -> bool:
         """Whether the blocks lie in this host's memory: otherwise views wait for a device."""
 
-    def views(self, start: int, stop: int) -> Sequence[memoryview]:
-        """The `start`-th of them and so on, as from `KvPool.view`. May wait for a device."""
+    def views(self, planes: range, start: int, stop: int) -> Sequence[memoryview]:
+        """The `start`-th of them and so on, as from `KvPool.view`, in some of its planes, which are
+        counted from the first of them: by plane and block. May wait for a device."""
 
 
 class BlockTargets(Protocol):
@@ -68,8 +85,8 @@ class BlockTargets(Protocol):
     def view(self, index: int, plane: int) -> memoryview:
         """The memory of the holder's `index`-th block in `plane`."""
 
-    def views(self, indices: Sequence[int], plane: int) -> Sequence[memoryview]:
-        """The views of several blocks, each as `view` gives it."""
+    def views(self, indices: Sequence[int], planes: range) -> Sequence[memoryview]:
+        """The views of several blocks in each of some planes that are alike, as from `view`."""
 
     def write(self, index: int, plane: int, offset: int, data: memoryview) -> None:
         """Put `data` at byte `offset` of that block and plane."""
@@ -154,8 +171,9 @@ class KvPool(Protocol):
     def view(self, holder: Holder, index: int, plane: int) -> memoryview:
         """The bytes of the holder's `index`-th block in `plane`, as its layout says; read-only."""
 
-    def source(self, holder: Holder, start: int, stop: int, plane: int) -> BlockSource:
-        """The holder's blocks from index `start` to before `stop`, all computed in `plane`."""
+    def source(self, holder: Holder, start: int, stop: int, planes: range) -> BlockSource:
+        """The holder's blocks from index `start` to before `stop`, all computed in these planes,
+        which are alike."""
 
     def write(self, holder: Holder, index: int, plane: int, data: memoryview) -> None:
         """Copy `data` (as from `view`) into the holder's `index`-th block, its alone."""

@@ -1,7 +1,7 @@
 """What the gateway, prefill and decode processes say to each other.
 
-Every message is frozen: once sent, it belongs to the receiver. `baton.proto.wire` writes them as
-protobuf.
+Every message is frozen: once sent, it belongs to the receiver. `baton.proto`'s `*_wire` modules
+write them as protobuf.
 
     gateway                decode D                prefill P
       | -- GenerateRequest -> | -- PrefillRequest ---> |
@@ -178,6 +178,8 @@ class PullRequest:
     """Set: this request of the peer moves away, and stops there."""
     attempt: int = 0
     """The attempt of it that stops, or an earlier one."""
+    tenant: str = ""
+    """The tenant whose tokens they are."""
     time_left_ms: int
 
 

@@ -134,8 +134,8 @@ class StartingReplica:
 
 HEARTBEAT_S = 1.0
 """How often a replica looks whether it has news for the registry, and tells it at least that it is
-there where replicas are few: see `Pace`. How often it tells gateways so while it has anything to
-do."""
+there where replicas are few: see `ReportIntervals`. How often it tells gateways so while it has
+anything to do."""
 IDLE_HEARTBEAT_S = 5.0
 """How often a replica that has nothing to do tells gateways so."""
 
@@ -147,7 +147,7 @@ WHOLES_PER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class ReportIntervals:
     """Registry -> replica: how often it is to be heard while it has nothing new to say."""
 
     beat_s: float = HEARTBEAT_S
@@ -155,9 +155,9 @@ class Pace:
     """How often all of it is to be told all the same, through Serve."""
 
     @staticmethod
-    def of(num_replicas: int) -> Pace:
-        """The pace for `num_replicas` replicas, where each says something as often."""
-        return Pace(
+    def of(num_replicas: int) -> ReportIntervals:
+        """The intervals for `num_replicas` replicas, where each says something as often."""
+        return ReportIntervals(
             beat_s=max(HEARTBEAT_S, num_replicas / BEATS_PER_S),
             whole_s=max(10 * HEARTBEAT_S, num_replicas / WHOLES_PER_S),
         )
@@ -185,7 +185,7 @@ class Membership:
     left: tuple[Epoch, ...] = ()
     """Replicas that said farewell lately: of all others that are missing, nothing was heard for a
     while."""
-    pace: Pace = Pace()
+    intervals: ReportIntervals = ReportIntervals()
     """How often each replica is heard."""
 
 
@@ -200,7 +200,7 @@ class MembershipUpdate:
     incarnation: Epoch
     version: int
     age_s: float
-    pace: Pace
+    intervals: ReportIntervals
     since: int | None
     """The version this update builds on, of the same incarnation; None: this is all there is."""
     layouts: tuple[KvLayout, ...]

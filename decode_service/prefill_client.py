@@ -19,8 +19,8 @@ from baton.core.errors import (
 from baton.core.messages import PrefillDone, PrefillGranted, PrefillProgress, PrefillRequest
 from baton.core.replicas import ReplicaAddress
 from baton.proto.channels import Channels
+from baton.proto.prefill_wire import done_from_proto, granted_from_proto, prefill_to_proto
 from baton.proto.replica_pb2_grpc import PrefillStub
-from baton.proto.wire import done_from_proto, granted_from_proto, prefill_to_proto
 
 PrefillEvents = AsyncGenerator[PrefillProgress | PrefillGranted | PrefillDone, None]
 

@@ -41,7 +41,7 @@ class Pulling:
             return False
         generating.is_arriving = True
         leaving = Leaving(request_id=message.request_id, attempt=message.attempt - 1)
-        peer = self.kv.peers.source(source, leaving)
+        peer = self.kv.peers.source(source, leaving, tenant=message.tenant)
         moving = self.kv.prefixes.bring_in(wanted, message.salt, peer, tenant=message.tenant)
         span = generating.span.child("take over")
         async with _traced(span, source, moving) as brought_in:

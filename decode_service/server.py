@@ -12,15 +12,10 @@ from baton.core.messages import TokenUpdate
 from baton.decode_service.session import Frame, GatewaySession
 from baton.decode_service.worker import DecodeWorker
 from baton.proto import replica_pb2 as pb
+from baton.proto.capacity_wire import capacity_to_proto, demand_from_proto
+from baton.proto.generate_wire import generate_from_proto, parked_to_proto, take_from_proto
 from baton.proto.replica_pb2_grpc import DecodeServicer
-from baton.proto.wire import (
-    capacity_to_proto,
-    demand_from_proto,
-    generate_from_proto,
-    parked_to_proto,
-    take_from_proto,
-    update_to_proto,
-)
+from baton.proto.token_update_wire import update_to_proto
 from baton.replica_core.gateway_stream import gateway_session
 
 

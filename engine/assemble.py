@@ -177,7 +177,7 @@ def engine_around(
         own.balancer = ExpertBalancer(loaded.held, groups, config.rebalance_passes)
     if isinstance(groups.data, RankGroup):
         runner = LockstepRunner(own, groups.data)
-        engine = Engine(runner, config, grammars=grammars, pace=runner, speculation=speculation)
+        engine = Engine(runner, config, grammars=grammars, lockstep=runner, speculation=speculation)
     else:
         engine = Engine(own, config, grammars=grammars, speculation=speculation)
     engine.stats.expert_load = None if own.balancer is None else own.balancer.load

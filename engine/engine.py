@@ -40,14 +40,14 @@ from baton.engine.speculation.speculation import Speculation
 from baton.engine.step_hooks import ALONE, StepHooks
 
 
-class Pace(Protocol):
-    """The pace of engines which compute their passes together."""
+class Lockstep(Protocol):
+    """Engines which compute their passes together."""
 
     @property
     def tick_s(self) -> float:
         """Seconds that an engine without work may keep the others waiting."""
 
-    def keep_pace(self) -> bool:
+    def join_pass(self) -> bool:
         """Join a pass of others, with nothing of one's own. False if there is none."""
 
 
@@ -61,7 +61,7 @@ class Engine:
         *,
         clock: Clock = monotonic,
         grammars: GrammarCompiler | None = None,
-        pace: Pace | None = None,
+        lockstep: Lockstep | None = None,
         speculation: Speculation | None = None,
     ) -> None:
         block_size = runner.cache.layout.block_size
@@ -72,7 +72,7 @@ class Engine:
         self.clock = clock
         self.grammars = grammars
         """Grammar compiler for the tokens of this model; None if it cannot follow a grammar."""
-        self.pace = pace
+        self.lockstep = lockstep
         """To be kept whenever no step computes; None for an engine on its own."""
         self.speculation = speculation
         """What drafts tokens for those who decode; None for one token a pass."""
@@ -213,10 +213,10 @@ class Engine:
         report = StepReport(
             outputs=outputs,
             first_scheduled=first_scheduled,
-            num_tokens=sum(chunk.num_tokens for chunk in chunks),
+            num_tokens=sum([chunk.num_tokens for chunk in chunks]),
             num_requests=len(chunks),
-            num_drafted=sum(len(chunk.drafted) for chunk in chunks) if drafts else 0,
-            num_accepted=sum(max(0, len(output.tokens) - 1) for output in outputs) if drafts else 0,
+            num_drafted=sum([len(chunk.drafted) for chunk in chunks]) if drafts else 0,
+            num_accepted=sum([max(0, len(one.tokens) - 1) for one in outputs]) if drafts else 0,
             work=work,
             num_preempted=self._scheduler.num_preempted - num_preempted,
             num_running=self.num_running,
@@ -317,10 +317,13 @@ class Engine:
     def _count_computed(self, request: Request, num_tokens: int) -> None:
         """Count `num_tokens` more known tokens as computed: their KV is in the cache, for whoever
         asks."""
-        request.num_computed += num_tokens
+        before, size = request.num_computed, self.pool.layout.block_size
+        request.num_computed = now = before + num_tokens
         request.num_run += num_tokens
-        self.pool.commit(request.holder, request.tokens, request.num_computed, request.salt)
-        pin_computed(request, self.pool)
+        if now // size > before // size:
+            self.pool.commit(request.holder, request.tokens, now, request.salt)
+        if request.cache_points:
+            pin_computed(request, self.pool)
 
     def _input(self, chunk: ScheduledChunk) -> Chunk:
         request, start = chunk.request, chunk.request.num_computed

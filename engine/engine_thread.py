@@ -76,7 +76,7 @@ class EngineThread:
         self._changed = threading.Condition()
         self._loop_to_tell: asyncio.AbstractEventLoop | None = None
         self._is_idle = False
-        self._pace_at = self.last_progress
+        self._next_pass_at = self.last_progress
         """Time from which others may wait for this engine, on its clock."""
         self._is_stopping = False
         self._has_ended = False
@@ -203,12 +203,14 @@ class EngineThread:
                 self._express.popleft().run()
 
     def _sleep(self) -> bool:
-        """Whether a command has come; else it is time to keep pace."""
+        """Whether a command has come; else it is time to join a pass."""
         self._is_idle, self._stepped_at = not self.engine.has_work, None
-        pace = self.engine.pace
+        lockstep = self.engine.lockstep
         has_come = self._changed.wait_for(
             lambda: bool(self._mailbox or self._express or self._is_stopping),
-            timeout=None if pace is None else max(0.0, self._pace_at - self.engine.clock()),
+            timeout=None
+            if lockstep is None
+            else max(0.0, self._next_pass_at - self.engine.clock()),
         )
         if self._is_idle:
             self.last_progress = self.engine.clock()
@@ -221,22 +223,22 @@ class EngineThread:
             began_at = self.engine.clock() if self._stepped_at is None else self._stepped_at
             report = self.engine.step(self._hooks)
             if not report.is_stalled:
-                now = self.last_progress = self._pace_at = self.engine.clock()
+                now = self.last_progress = self._next_pass_at = self.engine.clock()
                 self._stepped_at = now if self.engine.has_work else None
                 if report.num_tokens:
                     self.step_fit.add(report.work, now - began_at, now)
             self._on_step(report)
             if not report.is_stalled:
                 return False
-        return self.engine.clock() < self._pace_at or not self._keep_pace()
+        return self.engine.clock() < self._next_pass_at or not self._keep_pace()
 
     def _keep_pace(self) -> bool:
         """Whether others computed something, and may at once again."""
-        pace = self.engine.pace
-        if pace is None:
+        lockstep = self.engine.lockstep
+        if lockstep is None:
             return False
-        has_joined = pace.keep_pace()
-        self._pace_at = self.engine.clock() + (0.0 if has_joined else pace.tick_s)
+        has_joined = lockstep.join_pass()
+        self._next_pass_at = self.engine.clock() + (0.0 if has_joined else lockstep.tick_s)
         if not self.engine.has_work:
             self.last_progress, self._stepped_at = self.engine.clock(), None
         return has_joined

@@ -81,12 +81,13 @@ class KvFeed:
 
     def _snapshot(self, first_sequence: int) -> Iterator[KvEvents]:
         """The names there are, part by part, each as it is when it is asked for."""
-        for part, start in enumerate(range(0, self._pool.num_blocks, PART_BLOCKS)):
-            stop = min(start + PART_BLOCKS, self._pool.num_blocks)
+        blocks = self._pool.named_blocks()
+        for part, start in enumerate(range(0, max(len(blocks), 1), PART_BLOCKS)):
+            stop = start + PART_BLOCKS
             yield KvEvents(
                 first_sequence=first_sequence,
-                events=(KvEvent(KvChange.STORED, self._pool.names_between(start, stop)),),
+                events=(KvEvent(KvChange.STORED, self._pool.names_of(blocks[start:stop])),),
                 is_snapshot=True,
                 part=part,
-                has_more=stop < self._pool.num_blocks,
+                has_more=stop < len(blocks),
             )

@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton.engine.request.request import Request
-from baton.engine.schedule.scheduler import ScheduledChunk
+from baton.engine.schedule.scheduler import Reclaim, ScheduledChunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepHooks:
     """All are called on the thread that runs the step; none does anything unless it is given."""
 
-    reclaim: Callable[[], bool] = lambda: False
-    """Called before a request is preempted: release blocks and return True, or False."""
+    reclaim: Reclaim = lambda tenant: False
+    """Called before a request is preempted."""
     on_scheduled: Callable[[Request], None] = lambda request: None
     """Called with a request that is about to run for the first time; it may be aborted."""
     on_layer: Callable[[int, Sequence[ScheduledChunk]], None] = lambda layer, chunks: None

@@ -154,7 +154,7 @@ class KvExchange:
                 swapping = self.tiers.bring_in(wanted, salt, tenant=tenant)
                 brought_in = await held.enter_async_context(swapping)
             if source is not None and source.epoch != self.epoch and not self.why_avoided(source):
-                peer = self.peers.source(source)
+                peer = self.peers.source(source, tenant=tenant)
                 pulling = self.prefixes.bring_in(wanted, salt, peer, tenant=tenant)
                 brought_in = brought_in.then(await held.enter_async_context(pulling))
             yield brought_in
@@ -243,9 +243,12 @@ class KvExchange:
         if self.tiers is not None:
             self.tiers.ran(num_tokens, seconds)
 
-    def reclaim(self) -> bool:
-        """Under memory pressure: give up what has cost nothing yet, then what others borrowed."""
-        return self.receiver.abort_youngest_reserved() or self.lender.call_back()
+    def reclaim(self, tenant: str | None = None) -> bool:
+        """Under memory pressure: give up what has cost nothing yet, then what others borrowed.
+
+        Of `tenant` alone, if one is given.
+        """
+        return self.receiver.abort_youngest_reserved(tenant) or self.lender.call_back(tenant)
 
     def expire(self) -> None:
         """Abort what is past its time. The backstop, for peers that went silent."""

@@ -19,14 +19,9 @@ from baton.prefill_service.open_prompts import Event
 from baton.prefill_service.session import PrefillSession
 from baton.prefill_service.worker import PrefillWorker
 from baton.proto import replica_pb2 as pb
+from baton.proto.capacity_wire import capacity_to_proto, demand_from_proto
+from baton.proto.prefill_wire import done_to_proto, granted_to_proto, prefill_from_proto
 from baton.proto.replica_pb2_grpc import PrefillServicer
-from baton.proto.wire import (
-    capacity_to_proto,
-    demand_from_proto,
-    done_to_proto,
-    granted_to_proto,
-    prefill_from_proto,
-)
 from baton.replica_core.gateway_stream import gateway_session
 
 

@@ -12,7 +12,13 @@ from typing import Any
 
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.kv_layout import KvLayout
-from baton.core.replicas import MembershipUpdate, Pace, ReplicaInfo, Role, StartingReplica
+from baton.core.replicas import (
+    MembershipUpdate,
+    ReplicaInfo,
+    ReportIntervals,
+    Role,
+    StartingReplica,
+)
 from baton.proto import replica_pb2 as pb
 from baton.proto.kv_wire import layout_from_proto, layout_to_proto
 
@@ -37,8 +43,8 @@ def update_to_proto(update: MembershipUpdate) -> pb.MembershipUpdate:
         incarnation=update.incarnation,
         version=update.version,
         age_s=update.age_s,
-        beat_s=update.pace.beat_s,
-        whole_s=update.pace.whole_s,
+        beat_s=update.intervals.beat_s,
+        whole_s=update.intervals.whole_s,
         since=update.since,
         layouts=map(layout_to_proto, update.layouts),
         replicas=map(_replica_to_proto, update.replicas),
@@ -61,7 +67,7 @@ def update_from_proto(
         incarnation=Epoch(message.incarnation),
         version=message.version,
         age_s=message.age_s,
-        pace=Pace(beat_s=message.beat_s, whole_s=message.whole_s),
+        intervals=ReportIntervals(beat_s=message.beat_s, whole_s=message.whole_s),
         since=message.since if message.HasField("since") else None,
         layouts=layouts,
         replicas=tuple(_replica_from_proto(one, by_id) for one in message.replicas),

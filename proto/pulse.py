@@ -57,7 +57,7 @@ class Pulse:
         clock: Clock = monotonic,
     ) -> None:
         self.is_silent = False
-        self._stub = ReplicaStub(channel)
+        self._channel = channel
         self._timing = ping_timing
         self._answer_time = AnswerTime(ping_timing.answer_s)
         self._on_change = on_change
@@ -138,7 +138,8 @@ class Pulse:
     async def _ask(self) -> bool:
         """Return when the peer has answered, or the connection broke: whether it has."""
         asked_at = self._clock()
-        answer = asyncio.ensure_future(self._stub.Ping(pb.PingRequest()))
+        # Made only now: hardly any of a thousand peers is ever asked.
+        answer = asyncio.ensure_future(ReplicaStub(self._channel).Ping(pb.PingRequest()))
         try:
             looked_s = await self._look_for(answer)
             await answer

@@ -1071,6 +1071,7 @@ class PullRequest(message.Message):
     REQUEST_ID_FIELD_NUMBER: builtins.int
     ATTEMPT_FIELD_NUMBER: builtins.int
     TIME_LEFT_MS_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
     transfer_id: builtins.str
     sender_epoch: builtins.str
     """the incarnation the caller means; another one refuses"""
@@ -1083,6 +1084,8 @@ class PullRequest(message.Message):
     attempt: builtins.int
     """and this attempt of it, or an earlier one, stops"""
     time_left_ms: builtins.int
+    tenant: builtins.str
+    """on whose account what comes in from the tiers to be lent is"""
     @builtins.property
     def layout(self) -> kv_pb2.KvLayout: ...
     @builtins.property
@@ -1100,10 +1103,11 @@ class PullRequest(message.Message):
         request_id: builtins.str = ...,
         attempt: builtins.int = ...,
         time_left_ms: builtins.int = ...,
+        tenant: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "layout", b"layout", "num_held", b"num_held", "receiver_epoch", b"receiver_epoch", "request_id", b"request_id", "salt", b"salt", "sender_epoch", b"sender_epoch", "time_left_ms", b"time_left_ms", "tokens", b"tokens", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "layout", b"layout", "num_held", b"num_held", "receiver_epoch", b"receiver_epoch", "request_id", b"request_id", "salt", b"salt", "sender_epoch", b"sender_epoch", "tenant", b"tenant", "time_left_ms", b"time_left_ms", "tokens", b"tokens", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1224,6 +1228,41 @@ class DrainReply(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["num_open", b"num_open"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ResetPrefixCacheRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ResetPrefixCacheReply(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    NUM_BLOCKS_FIELD_NUMBER: builtins.int
+    num_blocks: builtins.int
+    """that could be found before"""
+    def __init__(
+        self,
+        *,
+        num_blocks: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["num_blocks", b"num_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1650,12 +1689,17 @@ class PingReply(message.Message):
 class InspectRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
+    WITHOUT_AUDIT_FIELD_NUMBER: builtins.int
+    without_audit: builtins.bool
+    """how many blocks there are of each kind, and no look at each: of many millions it takes seconds"""
     def __init__(
         self,
+        *,
+        without_audit: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["without_audit", b"without_audit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -392,6 +392,11 @@ class ReplicaStub:
                 request_serializer=baton_dot_proto_dot_replica__pb2.FlipRequest.SerializeToString,
                 response_deserializer=baton_dot_proto_dot_replica__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.ResetPrefixCache = channel.unary_unary(
+                '/baton.replica.v1.Replica/ResetPrefixCache',
+                request_serializer=baton_dot_proto_dot_replica__pb2.ResetPrefixCacheRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_replica__pb2.ResetPrefixCacheReply.FromString,
+                _registered_method=True)
         self.ProbePeer = channel.unary_unary(
                 '/baton.replica.v1.Replica/ProbePeer',
                 request_serializer=baton_dot_proto_dot_replica__pb2.ProbePeerRequest.SerializeToString,
@@ -454,6 +459,13 @@ class ReplicaServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResetPrefixCache(self, request, context):
+        """Forget every prefix that is cached on the device. What runs keeps its blocks. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ProbePeer(self, request, context):
         """Measure the way from another replica to this one.
         """
@@ -507,6 +519,11 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.Flip,
                     request_deserializer=baton_dot_proto_dot_replica__pb2.FlipRequest.FromString,
                     response_serializer=baton_dot_proto_dot_replica__pb2.DrainReply.SerializeToString,
+            ),
+            'ResetPrefixCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetPrefixCache,
+                    request_deserializer=baton_dot_proto_dot_replica__pb2.ResetPrefixCacheRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_replica__pb2.ResetPrefixCacheReply.SerializeToString,
             ),
             'ProbePeer': grpc.unary_unary_rpc_method_handler(
                     servicer.ProbePeer,
@@ -686,6 +703,33 @@ class Replica:
             '/baton.replica.v1.Replica/Flip',
             baton_dot_proto_dot_replica__pb2.FlipRequest.SerializeToString,
             baton_dot_proto_dot_replica__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetPrefixCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.replica.v1.Replica/ResetPrefixCache',
+            baton_dot_proto_dot_replica__pb2.ResetPrefixCacheRequest.SerializeToString,
+            baton_dot_proto_dot_replica__pb2.ResetPrefixCacheReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -198,6 +198,8 @@ class ReplicaStub:
     """Drain, then serve in the other role with the weights and the KV that are there, as another
     incarnation. Safe to repeat; the role that it has ends a flip that still drains.
     """
+    ResetPrefixCache: _grpc.UnaryUnaryMultiCallable[_replica_pb2.ResetPrefixCacheRequest, _replica_pb2.ResetPrefixCacheReply]
+    """Forget every prefix that is cached on the device. What runs keeps its blocks. Safe to repeat."""
     ProbePeer: _grpc.UnaryUnaryMultiCallable[_replica_pb2.ProbePeerRequest, _replica_pb2.ProbePeerReply]
     """Measure the way from another replica to this one."""
     Unsettle: _grpc.UnaryUnaryMultiCallable[_replica_pb2.ChaosRequest, _replica_pb2.ChaosReply]
@@ -221,6 +223,8 @@ class ReplicaAsyncStub(ReplicaStub):
     """Drain, then serve in the other role with the weights and the KV that are there, as another
     incarnation. Safe to repeat; the role that it has ends a flip that still drains.
     """
+    ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_replica_pb2.ResetPrefixCacheRequest, _replica_pb2.ResetPrefixCacheReply]  # type: ignore[assignment]
+    """Forget every prefix that is cached on the device. What runs keeps its blocks. Safe to repeat."""
     ProbePeer: _aio.UnaryUnaryMultiCallable[_replica_pb2.ProbePeerRequest, _replica_pb2.ProbePeerReply]  # type: ignore[assignment]
     """Measure the way from another replica to this one."""
     Unsettle: _aio.UnaryUnaryMultiCallable[_replica_pb2.ChaosRequest, _replica_pb2.ChaosReply]  # type: ignore[assignment]
@@ -277,6 +281,14 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         """Drain, then serve in the other role with the weights and the KV that are there, as another
         incarnation. Safe to repeat; the role that it has ends a flip that still drains.
         """
+
+    @_abc_1.abstractmethod
+    def ResetPrefixCache(
+        self,
+        request: _replica_pb2.ResetPrefixCacheRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replica_pb2.ResetPrefixCacheReply, _abc.Awaitable[_replica_pb2.ResetPrefixCacheReply]]:
+        """Forget every prefix that is cached on the device. What runs keeps its blocks. Safe to repeat."""
 
     @_abc_1.abstractmethod
     def ProbePeer(

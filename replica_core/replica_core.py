@@ -29,7 +29,7 @@ from baton.engine.request.cache_points import cache_metrics
 from baton.engine.request.step_report import StepReport
 from baton.engine.step_hooks import ALONE, StepHooks
 from baton.kv_transfer.exchange import ExchangeParts, KvExchange
-from baton.kv_transfer.handoff.auditor import AuditReport, audit
+from baton.kv_transfer.handoff.auditor import AuditReport, audit, tally
 from baton.replica_core.step_meter import StepMeter
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class ReplicaCore:
             self._on_step,
             on_failure=hooks.on_failure,
             before_commands=hooks.before_commands,
-            hooks=replace(hooks.in_step, reclaim=lambda: self.kv.reclaim()),
+            hooks=replace(hooks.in_step, reclaim=self._reclaim),
         )
         self.kv_feed = KvFeed(engine.pool, self.thread)
         self.kv = KvExchange(
@@ -158,6 +158,20 @@ class ReplicaCore:
     async def audit(self) -> AuditReport:
         """Judged off the engine's thread: a large pool takes longer than a step."""
         return await asyncio.to_thread(audit, *await self.thread.call(self._take_census))
+
+    async def reset_prefix_cache(self) -> int:
+        """Forget what is cached; how many blocks that was. Raises EngineFailed."""
+
+        def reset() -> int:
+            num_blocks = self.engine.pool.reset_cache()
+            self.kv_feed.publish()
+            return num_blocks
+
+        return await self.thread.call(reset)
+
+    async def tally(self) -> AuditReport:
+        """The audit's numbers, at once, and no judgement."""
+        return tally(await self.thread.call(self.engine.pool.holdings))
 
     def capacity(
         self, *, max_open: int, num_running: int, num_waiting: int, num_queued_tokens: int
@@ -253,6 +267,9 @@ class ReplicaCore:
         self.meter.ran(report)
         self.kv.ran(report.num_tokens, report.forward_ms / 1e3)
         self.kv_feed.publish()
+
+    def _reclaim(self, tenant: str | None) -> bool:
+        return self.kv.reclaim(tenant)
 
     def _take_census(self) -> tuple[Census, frozenset[str], frozenset[TransferId]]:
         """The block census, with the requests and the leases that may hold blocks at this

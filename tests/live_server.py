@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +53,18 @@ class Server:
 
         return when_all_answer(ask)
 
+    def ray_address(self) -> str:
+        """Of the Ray cluster that it has started."""
+        option = "--gcs-address="
+        words = self.raylet().cmdline()
+        [address] = [word.removeprefix(option) for word in words if word.startswith(option)]
+        return address
+
+    def raylet(self) -> psutil.Process:
+        """Of the only node."""
+        [found] = [process for process in self.processes() if _name(process) == "raylet"]
+        return found
+
     def epoch(self, pool: str) -> str | None:
         """Of the pool's only replica, if the gateway can reach it."""
         reachable = [r["epoch"] for r in self.status()["pools"][pool] if r["is_reachable"]]
@@ -86,10 +99,18 @@ def _command(process: psutil.Process) -> str:
         return ""
 
 
-def start_server(*options: str) -> Server:
-    """Beside another cluster that is said to run: it must start its own."""
+def _name(process: psutil.Process) -> str:
+    with suppress(psutil.NoSuchProcess):  # it ends while it is looked at
+        return process.name()
+    return ""
+
+
+def start_server(*options: str, **variables: str) -> Server:
+    """Beside another cluster that is said to run: it must start its own. `variables` are added to
+    its environment."""
     environment = {
         **os.environ, "COLUMNS": "200", "PYTHONUNBUFFERED": "1", "RAY_ADDRESS": "192.0.2.1:6379",
+        **variables,
     }  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-m", "baton.platform.cli.main", "serve", "--host", "127.0.0.1",

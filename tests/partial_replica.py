@@ -14,6 +14,7 @@ class PartialReplica(ReplicaServicer):
     Drain = ReplicaServicer.Drain
     Undrain = ReplicaServicer.Undrain
     Flip = ReplicaServicer.Flip
+    ResetPrefixCache = ReplicaServicer.ResetPrefixCache
     ProbePeer = ReplicaServicer.ProbePeer
     Unsettle = ReplicaServicer.Unsettle
     WatchKv = ReplicaServicer.WatchKv

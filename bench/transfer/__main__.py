@@ -1,9 +1,10 @@
 """What each transport makes of a handoff, beside what the machine allows it in the same run.
 
 Two processes: a sender's outbox and a receiver's fetcher, as in replicas, over synthetic KV that is
-computed already; an opening to the seal is one handoff. The rounds of all transports and of their
-limits take turns; each number is the median of its rounds, some beside that of the quickest: on a
-machine that does other things as well, medians are of these.
+computed already; an opening to the seal is one handoff. Event loops are uvloop's, as in Ray's
+workers, and KV is on pages of 2 MB, where a replica's comes to lie. The rounds of all transports
+and of their limits take turns; each number is the median of its rounds, some beside that of the
+quickest: on a machine that does other things as well, medians are of these.
 
     limit      shm   one memcpy of as many bytes, by one thread
                grpc  a bare gRPC stream of messages as long as a piece
@@ -16,13 +17,13 @@ machine that does other things as well, medians are of these.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import uvloop
 from bench.report import surroundings, table
 from bench.transfer.gloo_limit import GlooLimit
 from bench.transfer.receiver import BenchReceiver
@@ -93,7 +94,7 @@ def report(
     *,
     is_quick: bool = False,
 ) -> str:
-    seconds = asyncio.run(measure(transports, sizes, piece_bytes, is_quick=is_quick))
+    seconds = uvloop.run(measure(transports, sizes, piece_bytes, is_quick=is_quick))
     rows = [_row(seconds, size, name) for size in sizes for name in transports]
     limits: list[tuple[str | float, ...]] = [
         (f"{_mib(size):.1f}", *(_rate(seconds, size, name) for name in _limits(seconds)))
@@ -161,7 +162,7 @@ def main() -> None:
     keep_freed_memory()  # as a replica does
     print(surroundings(), flush=True)
     if arguments.timeline is not None:
-        draw(asyncio.run(record(transport=arguments.transports[0])), arguments.timeline)
+        draw(uvloop.run(record(transport=arguments.transports[0])), arguments.timeline)
     piece_bytes = arguments.piece_kib << 10
     print(
         "\n" + report(arguments.transports, arguments.sizes, piece_bytes, is_quick=arguments.quick)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from bench.transfer.sender import LAYOUT, LOOPBACK, TIME_LEFT_S
+from bench.transfer.sender import LAYOUT, LOOPBACK, TIME_LEFT_S, move_to_huge_pages
 
 from baton.core.clock import monotonic
 from baton.core.ids import Epoch, TransferId, new_epoch
@@ -36,6 +36,7 @@ class BenchReceiver:
         self._cache = KvCache(LAYOUT, num_blocks + 1)
         for plane in self._cache.planes:
             plane.fill_(1.0)  # no page is new when it is measured
+        move_to_huge_pages(self._cache)
         self._pool = BlockPool(self._cache)
         self._owner = OneThread()
         self._receiver = Receiver(self._pool, self.epoch, ReceiverConfig(max_leased_fraction=1.0))
@@ -107,7 +108,7 @@ class BenchReceiver:
         for layer in range(LAYOUT.num_layers):
             for first in range(0, num_blocks, at_once):
                 blocks = range(first, min(first + at_once, num_blocks))
-                checksums_of(self._cache.views(blocks, layer), LAYOUT.unit_bytes)
+                checksums_of(self._cache.views(blocks, range(layer, layer + 1)), LAYOUT.unit_bytes)
         return time.perf_counter() - started
 
     def plain_socket(self, num_bytes: int) -> float:

@@ -11,7 +11,6 @@ that are too small to be worth it, whose weights are read anew for each, are not
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from baton.engine.batch.batch import Chunk
 
@@ -40,8 +39,7 @@ def _between(chunks: Sequence[Chunk], first: int, stop: int) -> Iterator[Chunk]:
 
 def _part(chunk: Chunk, inside: slice) -> Chunk:
     first_output = len(chunk.tokens) - chunk.num_outputs
-    return replace(
-        chunk,
+    return chunk._replace(
         tokens=chunk.tokens[inside],
         start=chunk.start + inside.start,
         num_outputs=max(0, inside.stop - max(inside.start, first_output)),

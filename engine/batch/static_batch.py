@@ -17,7 +17,6 @@ import ctypes
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -116,11 +115,14 @@ class StaticBatch:
         if self._filled is not None and self._filled.is_before(chunks):
             decoding = self._filled.decoding
             return all(self._place(decoding, row) < limits.max_blocks for row in decoding.grown)
-        return (
-            len(chunks) <= limits.max_requests
-            and sum(len(chunk.tokens) for chunk in chunks) <= limits.max_tokens
-            and all(self._num_blocks(chunk) <= limits.max_blocks for chunk in chunks)
-        )
+        if len(chunks) > limits.max_requests:
+            return False
+        num_tokens, most = 0, limits.max_blocks * self._block_size
+        for tokens, start, _, _, _ in chunks:
+            num_tokens += len(tokens)
+            if start + len(tokens) > most:
+                return False
+        return num_tokens <= limits.max_tokens
 
     def fill(self, chunks: Sequence[Chunk]) -> Batch:
         """Lay chunks end to end. Raises ValueError if one is longer than its blocks, or all of
@@ -165,22 +167,26 @@ class StaticBatch:
         if not self.fits(chunks):
             raise ValueError(f"a pass of {len(chunks)} requests is larger than {self.limits}")
         tokens, positions, output_rows = array("q"), array("q"), array("q")
-        context_lens, width = array("q"), 1
-        for request, chunk in enumerate(chunks):
-            num_blocks = self._num_blocks(chunk)
-            if not chunk.tokens or len(chunk.blocks) < num_blocks:
+        starts, context_lens, width = array("q", (0,)), array("q"), 1
+        max_query_len = 0
+        for request, (new, start, blocks, num_outputs, _) in enumerate(chunks):
+            query_len = len(new)
+            context_len = start + query_len
+            num_blocks = -(-context_len // self._block_size)
+            if not query_len or len(blocks) < num_blocks:
                 raise ValueError(
-                    f"a chunk of {len(chunk.tokens)} tokens after {chunk.start} does not fit into "
-                    f"{len(chunk.blocks)} blocks of {self._block_size}"
+                    f"a chunk of {query_len} tokens after {start} does not fit into "
+                    f"{len(blocks)} blocks of {self._block_size}"
                 )
-            tokens.extend(chunk.tokens)
-            context_lens.append(chunk.start + len(chunk.tokens))
-            positions.extend(range(chunk.start, context_lens[-1]))
-            output_rows.extend(range(len(tokens) - chunk.num_outputs, len(tokens)))
-            self._tables.write(request, chunk.blocks[:num_blocks])
+            tokens.extend(new)
+            stop = starts[-1] + query_len
+            starts.append(stop)
+            context_lens.append(context_len)
+            positions.extend(range(start, context_len))
+            output_rows.extend(range(stop - num_outputs, stop))
+            self._tables.write(request, blocks[:num_blocks])
             width = max(width, num_blocks)
-        query_lens = [len(chunk.tokens) for chunk in chunks]
-        starts = array("q", accumulate(query_lens, initial=0))
+            max_query_len = max(max_query_len, query_len)
         return Batch(
             tokens=_written(self._tokens, tokens),
             output_rows=_written(self._output_rows, output_rows),
@@ -191,7 +197,7 @@ class StaticBatch:
                 context_lens=_written(self._context_lens, context_lens),
                 block_tables=self._tables.view(len(chunks), width),
                 block_size=self._block_size,
-                max_query_len=max(query_lens),
+                max_query_len=max_query_len,
                 max_context_len=max(context_lens),
                 lanes=_written(self._lanes, array("q", [chunk.lane for chunk in chunks])),
             ),
@@ -200,9 +206,6 @@ class StaticBatch:
     def _place(self, decoding: Decoding, row: int) -> int:
         """Index in the row's block table of the block that its next token belongs to."""
         return decoding.position(row) // self._block_size
-
-    def _num_blocks(self, chunk: Chunk) -> int:
-        return -(-(chunk.start + len(chunk.tokens)) // self._block_size)
 
 
 def _written(words: _Words, values: array[int]) -> Tensor:

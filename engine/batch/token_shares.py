@@ -11,7 +11,7 @@ to the others. Chunks of fewer blocks are not cut as finely, or go whole to whoe
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 from baton.engine.batch.batch import Chunk
@@ -33,8 +33,7 @@ class Piece:
 
     def of(self, chunks: Sequence[Chunk]) -> Chunk:
         whole = chunks[self.chunk]
-        return replace(
-            whole,
+        return whole._replace(
             tokens=whole.tokens[self.first : self.stop],
             start=whole.start + self.first,
             num_outputs=self.num_outputs(chunks),

@@ -23,7 +23,7 @@ class BlockBytes(Protocol):
 
     def view(self, block: int, plane: int) -> memoryview: ...
 
-    def views(self, blocks: Sequence[int], plane: int) -> Sequence[memoryview]: ...
+    def views(self, blocks: Sequence[int], planes: range) -> Sequence[memoryview]: ...
 
     def write(self, block: int, plane: int, data: memoryview) -> None: ...
 
@@ -36,7 +36,7 @@ class BlockBytes(Protocol):
 
     def writable(self, block: int, plane: int) -> memoryview: ...
 
-    def writables(self, blocks: Sequence[int], plane: int) -> Sequence[memoryview]: ...
+    def writables(self, blocks: Sequence[int], planes: range) -> Sequence[memoryview]: ...
 
     def write_part(self, block: int, plane: int, offset: int, data: memoryview) -> None: ...
 
@@ -79,14 +79,15 @@ class Source:
 
     memory: BlockBytes
     blocks: tuple[int, ...]
-    plane: int
+    planes: range
 
     @property
     def is_in_memory(self) -> bool:
         return self.memory.is_in_memory
 
-    def views(self, start: int, stop: int) -> Sequence[memoryview]:
-        return self.memory.views(self.blocks[start:stop], self.plane)
+    def views(self, planes: range, start: int, stop: int) -> Sequence[memoryview]:
+        chosen = self.planes[planes.start : planes.stop]
+        return self.memory.views(self.blocks[start:stop], chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +105,8 @@ class Targets:
     def view(self, index: int, plane: int) -> memoryview:
         return self.memory.writable(self._block(index), plane)
 
-    def views(self, indices: Sequence[int], plane: int) -> Sequence[memoryview]:
-        return self.memory.writables([self._block(index) for index in indices], plane)
+    def views(self, indices: Sequence[int], planes: range) -> Sequence[memoryview]:
+        return self.memory.writables([self._block(index) for index in indices], planes)
 
     def write(self, index: int, plane: int, offset: int, data: memoryview) -> None:
         self.memory.write_part(self._block(index), plane, offset, data)

@@ -13,6 +13,7 @@ it belongs to the engine's thread.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from baton.core.block_hash import root_hash
 from baton.core.clock import Clock, monotonic
 from baton.core.kv_layout import KvLayout
-from baton.core.kv_pool import Census, Holder, NameFollower
+from baton.core.kv_pool import Census, Holder, HolderKind, Holdings, NameFollower
 from baton.engine.blocks.block_bytes import BlockBytes, Source, Targets
 from baton.engine.blocks.block_supply import BlockSupply, Pinned
 from baton.engine.blocks.cache_pins import CachePins
@@ -31,6 +32,9 @@ from baton.kernels.names.block_names import block_names
 
 FEW_BLOCKS = 16
 """Named at once when it is not known whether any of them is cached."""
+
+FEW_NAMED = 1 << 16
+"""Blocks with names that are listed in less than a millisecond."""
 
 
 @dataclass(slots=True)
@@ -44,6 +48,8 @@ class _Table:
     """The names of the first blocks: those matched or committed so far."""
     is_nameable: bool = True
     """False once the cache was reset: what was computed before must not be found after."""
+    struck: frozenset[bytes] = frozenset()
+    """Names that were struck while these blocks were filled from elsewhere, from a copy perhaps."""
 
 
 class BlockPool:
@@ -60,10 +66,17 @@ class BlockPool:
     ) -> None:
         """`kv_shares`: of the pool, what each of these tenants may hold at most."""
         self._bytes = cache
+        self._block_size = cache.layout.block_size
         self._is_matching = prefix_caching
-        self._ref_counts = [0] * cache.num_blocks
+        self._ref_counts = array("i", bytes(4 * cache.num_blocks))
         self._num_idled = 0
         """How many references-to-nothing there were."""
+        self._num_lacked_named = 0
+        """How many names came that refused reservations had lacked."""
+        self._lacked: set[bytes] = set()
+        """The first name that each of those lacked that were refused at `_lacked_at`."""
+        self._lacked_at = 0
+        """`num_releases` then."""
         self._tables: dict[Holder, _Table] = {}
         self._follower: NameFollower | None = None
         self._prefixes = PrefixCache()
@@ -102,9 +115,9 @@ class BlockPool:
 
     @property
     def num_releases(self) -> int:
-        """How many references-to-nothing and ends of pins there were: while it stands still, no
-        block came to be had."""
-        return self._num_idled + self.supply.num_unpinned
+        """How many references-to-nothing and ends of pins there were, and names that somebody who
+        was refused could share: while it stands still, whoever was refused would be again."""
+        return self._num_idled + self.supply.num_unpinned + self._num_lacked_named
 
     def record_in(self, log: KvEventLog) -> None:
         """From now on `log` hears which names come and go."""
@@ -118,13 +131,19 @@ class BlockPool:
         """Names of blocks that a prompt could find here. Live: read it before the next change."""
         return self._prefixes.names()
 
-    def names_between(self, start: int, stop: int) -> bytes:
-        """Names, end to end, of the blocks from number `start` on and below `stop`.
+    def named_blocks(self) -> Sequence[int]:
+        """Numbers of all blocks that a prompt could find here, and of others where these are many:
+        then to list them would take long. On any thread."""
+        is_few = self._prefixes.num_named <= FEW_NAMED
+        return self._prefixes.named() if is_few else range(self.num_blocks)
+
+    def names_of(self, blocks: Iterable[int]) -> bytes:
+        """Names, end to end, of those of `blocks` that have one.
 
         On any thread, while the pool changes: a block keeps its number for as long as it has its
         name, so what lasts is found, and whether the rest is found is for `KvEventLog` to tell.
         """
-        return self._prefixes.names_of(range(start, stop))
+        return self._prefixes.names_of(blocks)
 
     def table(self, holder: Holder) -> Sequence[int]:
         """The blocks of `holder` in token order, empty if it has none. Live: copy it to keep it."""
@@ -157,6 +176,7 @@ class BlockPool:
         num_fresh = self.layout.num_blocks_for(len(tokens)) - len(shared)
         reviving = Counter(self._prefixes.evictable_owners(shared))
         if not self.supply.can_take(num_fresh, tenant, reviving):
+            self._note_lacked(names[len(shared) :])
             return None
         for block in shared:
             self._add_reference(block)
@@ -200,7 +220,10 @@ class BlockPool:
 
     def grow(self, holder: Holder, num_tokens: int) -> bool:
         """Let the table of `holder` cover `num_tokens` in all; if it cannot, change nothing."""
-        table = self._tables.get(holder) or _Table()
+        table = self._tables.get(holder)
+        if table is not None and num_tokens <= len(table.blocks) * self._block_size:
+            return True
+        table = table or _Table()
         num_fresh = self.layout.num_blocks_for(num_tokens) - len(table.blocks)
         if num_fresh <= 0:
             return True
@@ -230,19 +253,25 @@ class BlockPool:
         the holder's blocks do not cover so many tokens.
         """
         table = self._tables.get(holder)
-        num_full = num_computed // self.layout.block_size
+        num_full = num_computed // self._block_size
+        if table is not None and num_full <= len(table.names):
+            return
         if num_full > (len(table.blocks) if table is not None else 0):
             raise ValueError(f"{holder} has too few blocks for {num_computed} computed tokens")
         if table is None or not (self._is_matching and table.is_nameable):
             return
         index = len(table.names)
-        if index >= num_full:
-            return
         parent = table.names[-1] if index else self._root(salt)
         size = self.layout.block_size
         for name in block_names(parent, tokens[index * size : num_full * size], size):
+            if name in table.struck:
+                table.is_nameable = False
+                return
             self._prefixes.add(table.blocks[len(table.names)], name)
             table.names.append(name)
+            if name in self._lacked:
+                self._lacked.remove(name)
+                self._num_lacked_named += 1
             if self._follower is not None:
                 self._follower.named(name)
 
@@ -282,7 +311,7 @@ class BlockPool:
         What it named stays: raises ValueError for fewer tokens.
         """
         table = self._tables.get(holder)
-        if table is None:
+        if table is None or num_tokens > (len(table.blocks) - 1) * self._block_size:
             return
         num_kept = self.layout.num_blocks_for(num_tokens)
         if num_kept < len(table.names):
@@ -293,13 +322,17 @@ class BlockPool:
     def forget(self, holder: Holder) -> None:
         """What `holder` computed is wrong: nobody may find it, now or later."""
         table = self._tables.get(holder)
-        if table is not None:
-            table.is_nameable = False
-            for name in table.names:
-                if self._follower is not None:
-                    self._follower.struck(name)
-            for block in table.blocks:
-                self._prefixes.forget(block)
+        if table is None:
+            return
+        table.is_nameable = False
+        for other, filled in self._tables.items():
+            if other.kind is HolderKind.LEASE:
+                filled.struck |= frozenset(table.names)
+        for name in table.names:
+            if self._follower is not None:
+                self._follower.struck(name)
+        for block in table.blocks:
+            self._prefixes.forget(block)
 
     def wipe(self, holder: Holder) -> None:
         """Zero those blocks of `holder` that are its alone, before it gives them up.
@@ -316,9 +349,9 @@ class BlockPool:
         """See `KvPool.view`. Raises ValueError if the holder has no such block."""
         return self._bytes.view(self._block_at(holder, index), plane)
 
-    def source(self, holder: Holder, start: int, stop: int, plane: int) -> Source:
+    def source(self, holder: Holder, start: int, stop: int, planes: range) -> Source:
         """See `KvPool.source`."""
-        return Source(self._bytes, tuple(self.table(holder)[start:stop]), plane)
+        return Source(self._bytes, tuple(self.table(holder)[start:stop]), planes)
 
     def write(self, holder: Holder, index: int, plane: int, data: memoryview) -> None:
         """See `KvPool.write`. Raises ValueError if the block has a name or another holder."""
@@ -346,20 +379,35 @@ class BlockPool:
             self._check_alone(holder, index, blocks[index])
         return Targets(self._bytes, blocks, start)
 
-    def reset_cache(self) -> None:
-        """Forget every prefix. Running requests keep their blocks, but nothing will match them."""
+    def reset_cache(self) -> int:
+        """Forget every prefix; how many blocks could be found before. Running requests keep their
+        blocks, but nothing will match them."""
+        num_blocks = self._prefixes.num_named
         self.supply.clear()
+        self._num_idled += 1  # who waits for blocks is tried again
         for table in self._tables.values():
             table.is_nameable = False
+        return num_blocks
+
+    def holdings(self) -> Holdings:
+        return Holdings(
+            num_blocks=self.num_blocks,
+            tables=self._copied_tables(),
+            num_cached=self._prefixes.num_idle,
+            num_free=self.supply.num_free,
+        )
 
     def census(self) -> Census:
         return Census(
             num_blocks=self.num_blocks,
-            ref_counts=tuple(self._ref_counts),
-            tables={holder: tuple(table.blocks) for holder, table in self._tables.items()},
+            ref_counts=self._ref_counts[:],
+            tables=self._copied_tables(),
             cached=self._prefixes.idle,
             free=self.supply.free,
         )
+
+    def _copied_tables(self) -> dict[Holder, tuple[int, ...]]:
+        return {holder: tuple(table.blocks) for holder, table in self._tables.items()}
 
     def _root(self, salt: bytes) -> bytes:
         return root_hash(self.layout.model_fingerprint, salt)
@@ -389,6 +437,12 @@ class BlockPool:
                 yield name
                 parent = name
             start, stop = stop, 2 * stop
+
+    def _note_lacked(self, names: Sequence[bytes]) -> None:
+        if self._lacked_at != self.num_releases:  # since then all others may be tried again
+            self._lacked.clear()
+            self._lacked_at = self.num_releases
+        self._lacked.update(names[:1])
 
     def _check_alone(self, holder: Holder, index: int, block: int) -> None:
         if self._ref_counts[block] > 1 or self._prefixes.is_named(block):

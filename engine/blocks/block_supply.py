@@ -11,6 +11,7 @@ one by one when what runs, or nothing at all, could go on otherwise.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -63,7 +64,7 @@ class BlockSupply:
         self._num_blocks = num_blocks
         self._pinned_fraction = pinned_fraction
         self._clock = clock
-        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: reuse what is warm
+        self._free = array("i", range(num_blocks - 1, -1, -1))  # a stack: reuse what is warm
 
     @property
     def num_available(self) -> int:
@@ -76,8 +77,9 @@ class BlockSupply:
         return len(self._free)
 
     @property
-    def free(self) -> frozenset[int]:
-        return frozenset(self._free)
+    def free(self) -> array[int]:
+        """A copy of their numbers."""
+        return self._free[:]
 
     def can_take(self, num_blocks: int, tenant: str, reviving: Mapping[str, int] = NOTHING) -> bool:
         """Whether `tenant` may take so many, when idle blocks, by their tenant, are revived."""

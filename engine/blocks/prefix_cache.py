@@ -8,6 +8,7 @@ name's block is not evicted while its pin lasts.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
 from baton.engine.blocks.cache_pins import CachePins, Pin
@@ -31,9 +32,9 @@ class PrefixCache:
         return len(self._idle)
 
     @property
-    def idle(self) -> frozenset[int]:
+    def idle(self) -> array[int]:
         """Unreferenced blocks that keep their contents."""
-        return frozenset(self._idle)
+        return array("i", self._idle)
 
     def names(self) -> Iterable[bytes]:
         return self._block_by_name.keys()
@@ -41,6 +42,15 @@ class PrefixCache:
     def names_of(self, blocks: Iterable[int]) -> bytes:
         """The names that these blocks have at this moment, end to end. On any thread."""
         return b"".join(filter(None, map(self._name_by_block.get, blocks)))
+
+    @property
+    def num_named(self) -> int:
+        """Blocks that have a name."""
+        return len(self._name_by_block)
+
+    def named(self) -> list[int]:
+        """The blocks that have a name at this moment. On any thread."""
+        return list(self._name_by_block)
 
     def is_named(self, block: int) -> bool:
         return block in self._name_by_block
@@ -160,9 +170,8 @@ class PrefixCache:
     def idle_pins(self, tenants: Iterable[str]) -> Iterator[Pin]:
         """Pins that keep idle blocks of `tenants` from eviction, least recently used first.
 
-        A block stays on the account of whoever took it, whose pin it is or not; KV that was brought
-        in to be lent is on nobody's. So a pin of tenant B goes for A's sake where its block lies
-        idle on A's account.
+        A block stays on the account of whoever took it, whose pin it is or not: a pin of tenant B
+        goes for A's sake where its block lies idle on A's account.
 
         To find one may take a look at every pinned block: `pinned_fraction` of the pool at most.
         """

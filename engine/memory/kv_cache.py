@@ -132,16 +132,17 @@ class KvCache:
         target.copy_(self.planes[plane][block].view(torch.uint8).flatten())
         return memoryview(data).toreadonly()
 
-    def views(self, blocks: Sequence[int], plane: int) -> Sequence[memoryview]:
-        """As `view`, of several blocks; for any thread. From a GPU, waits for what computes them.
+    def views(self, blocks: Sequence[int], planes: range) -> Sequence[memoryview]:
+        """As `view`, of several blocks, in each of some planes that are alike; for any thread.
 
-        Nothing may write to the blocks in this plane meanwhile.
+        From a GPU, waits for what computes them. Nothing may write to the blocks in these planes
+        meanwhile.
         """
-        if self.staging is not None:
-            return self.staging.views(blocks, plane)
         if self._memory:
-            return self._of(self._readonly, blocks, plane)
-        return tuple([self.view(block, plane) for block in blocks])
+            return self._of(self._readonly, blocks, planes)
+        if self.staging is not None:
+            return self.staging.views(blocks, planes)
+        return [self.view(block, plane) for plane in planes for block in blocks]
 
     def clear(self, blocks: Sequence[int], plane: int) -> None:
         """Zero these blocks in one plane, at once."""
@@ -170,9 +171,9 @@ class KvCache:
         """The bytes of one block in one plane, to be written; only where `is_in_memory`."""
         return self._memory[plane][self._span(block, plane)]
 
-    def writables(self, blocks: Sequence[int], plane: int) -> BlockViews:
-        """As `writable`, of several blocks."""
-        return self._of(self._writable, blocks, plane)
+    def writables(self, blocks: Sequence[int], planes: range) -> BlockViews:
+        """As `writable`, of several blocks in each of some planes that are alike."""
+        return self._of(self._writable, blocks, planes)
 
     def write_part(self, block: int, plane: int, offset: int, data: memoryview) -> None:
         """Replace some bytes of one block in one plane. Raises ValueError beyond its end."""
@@ -264,11 +265,12 @@ class KvCache:
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals)
         return memory
 
-    def _of(self, memory: memoryview, blocks: Sequence[int], plane: int) -> BlockViews:
-        size, start = self._sizes[plane], self._starts[plane]
+    def _of(self, memory: memoryview, blocks: Sequence[int], planes: range) -> BlockViews:
+        size = self._sizes[planes[0]]
         if blocks and not 0 <= min(blocks) <= max(blocks) < self.num_blocks:
             raise IndexError(f"blocks {min(blocks)} to {max(blocks)} of {self.num_blocks}")
-        return BlockViews(memory, [start + block * size for block in blocks], size)
+        starts, rows = [block * size for block in blocks], self._starts[planes[0] : planes[-1] + 1]
+        return BlockViews(memory, starts, size, rows)
 
     def _span(self, block: int, plane: int) -> slice:
         if not 0 <= block < self.num_blocks:

@@ -53,21 +53,22 @@ class KvStaging:
         event.record(torch.cuda.current_stream(self._device))
         self._computed[plane] = event
 
-    def views(self, blocks: Sequence[int], plane: int) -> tuple[memoryview, ...]:
-        """Copies of the blocks' bytes, once what was to be computed of `plane` is done."""
-        return self.read(blocks, plane, lambda numbers: self._gathered(plane, numbers))
-
-    def _gathered(self, plane: int, numbers: Tensor) -> Tensor:
-        return gather_blocks((self._planes[plane],), numbers)[0]
+    def views(self, blocks: Sequence[int], planes: range) -> tuple[memoryview, ...]:
+        """Copies of the blocks' bytes in planes that are alike, once what was to be computed of
+        these is done."""
+        layers = [self._planes[plane] for plane in planes]
+        return self.read(
+            blocks, planes, lambda numbers: gather_blocks(layers, numbers).flatten(0, 1)
+        )
 
     def read(
-        self, blocks: Sequence[int], plane: int, gather: Callable[[Tensor], Tensor]
+        self, blocks: Sequence[int], planes: range, gather: Callable[[Tensor], Tensor]
     ) -> tuple[memoryview, ...]:
-        """As `views`, of what `gather` makes of the blocks' numbers there: [blocks, bytes]."""
+        """As `views`, of what `gather` makes of the blocks' numbers there: bytes [rows, bytes]."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            computed = self._computed[plane]
-            if computed is not None:
-                self._stream.wait_event(computed)
+            for computed in self._computed[planes.start : planes.stop]:
+                if computed is not None:
+                    self._stream.wait_event(computed)
             numbers = uploaded(torch.tensor(blocks), self._device)
             rows = gather(numbers)
             pinned = torch.empty(rows.shape, dtype=torch.uint8, pin_memory=True)

@@ -7,7 +7,7 @@
 
 Before every pass the leads of the data places meet and tell what they are about to do, and with how
 many tokens; who has nothing to compute joins the others' with no tokens. Steps need not meet, only
-passes: an engine may compute none, or two, in a step, as long as it keeps pace when it computes
+passes: an engine may compute none, or two, in a step, as long as it joins a pass when it computes
 nothing. It ends when all are about to leave. A lead that is gone fails the next meeting, or the
 exchange it is missed in.
 """
@@ -65,7 +65,7 @@ class LockstepRunner:
     def logits(self, hidden: Tensor) -> Tensor:
         return self.own.logits(hidden)
 
-    def keep_pace(self) -> bool:
+    def join_pass(self) -> bool:
         """Join the others' pass, if anybody has one. Blocks until all have come."""
         return self._join(self._meet(Intent.IDLE))
 

@@ -159,27 +159,27 @@ class ShardedCache:
             data[whole] = share.blocks[block, part].cpu()
         return bytes_of(data)
 
-    def views(self, blocks: Sequence[int], plane: int) -> Sequence[memoryview]:
+    def views(self, blocks: Sequence[int], planes: range) -> Sequence[memoryview]:
         if self._is_replicated:
-            return self.own.views(blocks, plane)
+            return self.own.views(blocks, planes)
         if not self._is_at_once:
-            return tuple([self.view(block, plane) for block in blocks])
-        if self.own.staging is not None and plane < len(self.own.planes):
+            return [self.view(block, plane) for plane in planes for block in blocks]
+        if self.own.staging is not None and planes.stop <= len(self.own.planes):
             return self.own.staging.read(
-                blocks, plane, lambda numbers: self._gathered(plane, numbers)
+                blocks, planes, lambda numbers: self._gathered(planes, numbers)
             )
         numbers = uploaded(torch.tensor(blocks), self.device)
-        return rows_of(self._gathered(plane, numbers).cpu())
+        return rows_of(self._gathered(planes, numbers).cpu())
 
-    def _gathered(self, plane: int, numbers: Tensor) -> Tensor:
-        """Bytes [blocks, bytes] of those blocks, put together where the lead's are."""
-        found = torch.empty(
-            len(numbers), self._block_bytes(plane), dtype=torch.uint8, device=self.device
-        )
-        for share, heads in self._read[plane]:
-            whole, part = self._spans(plane, share, heads)
-            found[:, whole] = gather_blocks((share.blocks,), numbers)[0][:, part]
-        return found
+    def _gathered(self, planes: range, numbers: Tensor) -> Tensor:
+        """Bytes [planes x blocks, bytes] of those blocks, put together where the lead's are."""
+        shape = len(planes), len(numbers), self._block_bytes(planes[0])
+        found = torch.empty(shape, dtype=torch.uint8, device=self.device)
+        for of_plane, plane in zip(found, planes, strict=True):
+            for share, heads in self._read[plane]:
+                whole, part = self._spans(plane, share, heads)
+                of_plane[:, whole] = gather_blocks((share.blocks,), numbers)[0][:, part]
+        return found.flatten(0, 1)
 
     def write(self, block: int, plane: int, data: memoryview) -> None:
         """Raises ValueError unless `data` are all bytes of one block in one plane."""
@@ -246,8 +246,8 @@ class ShardedCache:
     def writable(self, block: int, plane: int) -> memoryview:
         raise ValueError("blocks on several ranks are in pieces; they are written to")
 
-    def writables(self, blocks: Sequence[int], plane: int) -> Sequence[memoryview]:
-        return [self.writable(block, plane) for block in blocks]
+    def writables(self, blocks: Sequence[int], planes: range) -> Sequence[memoryview]:
+        return [self.writable(block, plane) for plane in planes for block in blocks]
 
     def clear(self, blocks: Sequence[int], plane: int) -> None:
         """Zero these blocks in one plane, at once."""

@@ -46,18 +46,19 @@ class Answers:
     ) -> RequestOutput:
         """`tokens` are one that was drawn, or several of which all but the last were drafted, and
         computed with the pass; those behind the end are nobody's."""
-        reason, is_finished, num_given = None, False, 0
-        for token in tokens:
-            request.append(token)
-            num_given += 1
-            if token in request.ending.tokens or len(request.tokens) >= request.ending.num_tokens:
+        reason, is_finished = None, False
+        if request.goes_on_behind(tokens):
+            request.extend(tokens)
+        else:
+            for num_given, token in enumerate(tokens, 1):
+                request.append(token)
                 reason = self._finish_reason(request)
                 is_finished = reason is not None or request.has_reached_own_limit
                 if is_finished:
                     tokens, logprobs = tokens[:num_given], logprobs[:num_given]
                     break
-        if num_given > 1:
-            self._accepted(request, num_given - 1)
+        if len(tokens) > 1:
+            self._accepted(request, len(tokens) - 1)
         if request.first_token_at is None:
             request.first_token_at = now
         if is_finished:

@@ -63,7 +63,7 @@ class Request:
         self.prompt = list(prompt)
         self.output = list(output)
         self.tokens = self.prompt + self.output
-        """All known tokens; `append` keeps it and `output` in step."""
+        """All known tokens; `append` and `extend` keep it and `output` in step."""
         self.given_output = len(self.output)
         """Tokens of `output` that were not sampled here."""
         self.sampling = sampling
@@ -169,6 +169,15 @@ class Request:
     def append(self, token: int) -> None:
         self.output.append(token)
         self.tokens.append(token)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.output.extend(tokens)
+        self.tokens.extend(tokens)
+
+    def goes_on_behind(self, tokens: Sequence[int]) -> bool:
+        """Whether none of so many next `tokens` may end it."""
+        stops, num_tokens = self.ending
+        return len(self.tokens) + len(tokens) < num_tokens and stops.isdisjoint(tokens)
 
 
 def ending_of(request: Request, *, eos_token_ids: Collection[int], max_model_len: int) -> Ending:

@@ -33,10 +33,10 @@ did not fit is not tried again before something has changed.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -57,7 +57,13 @@ Drafts = Mapping[Request, Sequence[int]]
 NO_DRAFTS: Drafts = MappingProxyType({})
 
 
-def _has_nothing() -> bool:
+class Reclaim(Protocol):
+    def __call__(self, tenant: str | None) -> bool:
+        """Release some blocks, of that tenant if one is given, and return True; or return False if
+        there are none to give."""
+
+
+def _has_nothing(tenant: str | None) -> bool:
     return False
 
 
@@ -80,7 +86,7 @@ class Scheduler:
         self.config = config
         self.num_preempted = 0
         """Preemptions so far."""
-        self._reclaim: Callable[[], bool] = _has_nothing
+        self._reclaim: Reclaim = _has_nothing
         """Frees blocks for the step that is planned; False if there are none to free."""
         self._running: list[Request] = []
         self._max_running = min(config.max_running, config.max_batch_tokens)
@@ -152,13 +158,12 @@ class Scheduler:
         request.phase = Phase.FINISHED
 
     def step(
-        self, reclaim: Callable[[], bool] = _has_nothing, drafts: Drafts = NO_DRAFTS
+        self, reclaim: Reclaim = _has_nothing, drafts: Drafts = NO_DRAFTS
     ) -> list[ScheduledChunk]:
         """Plan one forward pass: running requests first, then as many waiting ones as fit.
 
-        `reclaim` is asked for blocks before a request is preempted: it releases some and returns
-        True, or returns False if it has none to give. Drafts have what then is left of the pass,
-        and of blocks as long as nobody waits for them.
+        `reclaim` is asked for blocks before a request is preempted. Drafts have what then is left
+        of the pass, and of blocks as long as nobody waits for them.
         """
         self._reclaim = reclaim
         self.pool.supply.expire()  # so that who waits for blocks is tried again
@@ -209,7 +214,8 @@ class Scheduler:
             num_tokens = num_decoded.get(request) or self._chunk_len(request, budget)
             if request.phase is not Phase.RUNNING or num_tokens == 0:
                 continue
-            if self._make_room(request, request.num_computed + num_tokens):
+            stop = request.num_computed + num_tokens
+            if self.pool.grow(request.holder, stop) or self._make_room(request, stop):
                 chunks.append(ScheduledChunk(request, num_tokens))
                 budget -= 0 if request in num_decoded else num_tokens
         # A tenant may take blocks that are kept for it from requests which rank above its own.
@@ -218,18 +224,20 @@ class Scheduler:
     def _with_drafts(
         self, chunks: Sequence[ScheduledChunk], drafts: Drafts
     ) -> list[ScheduledChunk]:
-        budget = self.config.max_batch_tokens - sum(chunk.num_tokens for chunk in chunks)
+        budget = self.config.max_batch_tokens - sum([chunk.num_tokens for chunk in chunks])
+        may_grow = not self.num_waiting
         drafting: list[ScheduledChunk] = []
         for chunk in chunks:
-            drafted = drafts.get(chunk.request, ())[:budget]
-            if drafted and chunk.num_tokens == chunk.request.num_pending:
-                drafted = drafted[: self._room_for_drafts(chunk.request, len(drafted))]
-                budget -= len(drafted)
-                chunk = chunk._replace(drafted=drafted)
+            request, num_tokens, _ = chunk
+            drafted = drafts.get(request)
+            if drafted and num_tokens == request.num_pending:
+                num = self._room_for_drafts(request, min(len(drafted), budget), may_grow=may_grow)
+                budget -= num
+                chunk = ScheduledChunk(request, num_tokens, drafted[:num])
             drafting.append(chunk)
         return drafting
 
-    def _room_for_drafts(self, request: Request, wanted: int) -> int:
+    def _room_for_drafts(self, request: Request, wanted: int, *, may_grow: bool) -> int:
         """How many of them have, or now get, a place in the request's blocks: as many of a long
         draft as of a short one, for whether a token is verified must not hang on those behind it.
         """
@@ -237,7 +245,7 @@ class Scheduler:
         if layout.is_int4:  # a full block is quantised, and that cannot be undone
             wanted = min(wanted, layout.block_size - 1 - num_known % layout.block_size)
         stop = num_known + wanted
-        if self.num_waiting:
+        if not may_grow:
             stop = min(stop, len(self.pool.table(request.holder)) * layout.block_size)
         while not self.pool.grow(request.holder, stop):
             stop = (stop - 1) // layout.block_size * layout.block_size
@@ -246,19 +254,27 @@ class Scheduler:
     def _tokens_to_decode(self) -> dict[Request, int]:
         """Tokens to run for each request that decodes, or is adopted and may be admitted now: all
         that are pending, but everybody else who runs is left one."""
-        decoding = [request for request in self._running if self._is_decoding(request)]
-        joining = self.joining
+        joining, most = self.joining, self._most_decoded
         spare = self.config.max_batch_tokens - len(self._running) - len(joining)
         num_decoded: dict[Request, int] = {}
-        for request in (*decoding, *joining):
-            num_decoded[request] = self._chunk_len(request, 1 + spare)
-            spare -= num_decoded[request] - 1
+        for request in (*self._running, *joining):
+            num_pending = request.num_pending
+            if num_pending == 1:
+                num_decoded[request] = 1
+            elif num_pending <= most or request in joining:
+                num_decoded[request] = self._chunk_len(request, 1 + spare)
+                spare -= num_decoded[request] - 1
         return num_decoded
 
     def _is_decoding(self, request: Request) -> bool:
-        """Or does as soon as the rest of a block is computed again."""
+        return request.num_pending <= self._most_decoded
+
+    @property
+    def _most_decoded(self) -> int:
+        """Tokens that a request that decodes has pending, at most: one, or the rest of a block that
+        is computed again."""
         layout = self.pool.layout
-        return request.num_pending <= (layout.block_size if layout.is_int4 else 1)
+        return layout.block_size if layout.is_int4 else 1
 
     @property
     def _num_joining(self) -> int:
@@ -367,7 +383,9 @@ class Scheduler:
             return False  # nothing came free since: do not hash a long prompt every step
         num_cached = self._try_to_reserve(request)
         while num_cached is None and not will_wait:
-            if not self._get_blocks_for(request.tenant, may_reclaim=not self._running):
+            is_at_limit = self.pool.supply.is_at_limit(request.tenant)  # and none of its own runs
+            may_reclaim = is_at_limit or not self._running
+            if not self._get_blocks_for(request.tenant, may_reclaim=may_reclaim):
                 break
             num_cached = self._try_to_reserve(request)
         self._note_share(request, has_blocks=num_cached is not None)
@@ -389,10 +407,11 @@ class Scheduler:
             self._over_share.discard(request)
 
     def _get_blocks_for(self, tenant: str, *, may_reclaim: bool = True) -> bool:
-        """Pins first, for nothing waits for them; then a handoff that has not begun."""
+        """Pins first, for nothing waits for them; then a handoff that has not begun, or a loan."""
         if self.pool.supply.give_way(tenant):
             return True
-        return may_reclaim and not self.pool.supply.is_at_limit(tenant) and self._reclaim()
+        of_its_own = tenant if self.pool.supply.is_at_limit(tenant) else None
+        return may_reclaim and self._reclaim(of_its_own)
 
     def _try_to_reserve(self, request: Request) -> int | None:
         return self.pool.reserve(

@@ -53,5 +53,7 @@ def verified(
     num_right = 0
     while num_right < len(drafted) and drafted[num_right] == drawn[num_right]:
         num_right += 1
-    num_finite = next((i for i, is_finite in enumerate(are_finite) if not is_finite), len(drawn))
-    return tuple(drawn[: min(num_right + 1, num_finite)])
+    num_given = num_right + 1
+    if not all(are_finite):
+        num_given = min(num_given, list(are_finite).index(False))
+    return tuple(drawn[:num_given])

@@ -19,6 +19,7 @@ from baton.engine.request.step_report import StepReport
 from baton.engine.speculation.draft_prices import DraftPrices
 from baton.engine.speculation.pause import Balance, Pause
 from baton.engine.speculation.step_prices import StepPrices
+from baton.engine.speculation.watch import WORTH
 
 MIN_GAIN = 1.03
 """Times the tokens a second without drafts that they must promise."""
@@ -27,12 +28,17 @@ PLAIN_EVERY, PLAIN_SELDOM, NUM_PLAIN = 32, 128, 2
 where drafts win so much that it hardly matters, and each step without forgoes it."""
 SURE_GAIN = 0.3
 """Share of the time saved from which on `PLAIN_SELDOM` holds."""
+MIN_COMPARED = 16
+"""Drafts that nobody verified from which on they tell that a trial would come to nothing."""
 MAX_STALL, MAX_DRAFTING = 3.0, 32.0
 """A step, and drafting in it, that takes more times what a step without drafts does counts as if it
 took so many."""
 
 
 class DraftBudget(Protocol):
+    max_tokens: int
+    """Most drafted tokens of a request."""
+
     @property
     def is_paused(self) -> bool:
         """Nothing is drafted for many steps."""
@@ -68,6 +74,13 @@ class DraftBudget(Protocol):
     def learn(self, report: StepReport, seconds: float) -> None:
         """A step is over, drafted for or not."""
 
+    def row_price(self, num_running: int) -> float | None:
+        """What a verified token costs, in tokens; None if it is not known."""
+
+    def watched(self, gain: float, num_compared: int) -> bool:
+        """Whether the pause ends because so many drafts that nobody verified would have won so
+        many tokens each, less what they cost."""
+
     def left(self) -> None:
         """A request has left the engine."""
 
@@ -79,7 +92,7 @@ class FixedBudget:
     num_pauses = 0
 
     def __init__(self, max_tokens: int) -> None:
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
 
     def begins(self, num_running: int) -> bool:
         return True
@@ -88,13 +101,19 @@ class FixedBudget:
         return False
 
     def depth(self, num_running: int, num_asking: int, share: float | None) -> int:
-        return self._max_tokens
+        return self.max_tokens
 
     def num_rows(self, num_running: int, hopes: Sequence[float]) -> int:
         return len(hopes)
 
     def learn(self, report: StepReport, seconds: float) -> None:
         """It knows already."""
+
+    def row_price(self, num_running: int) -> float | None:
+        return None
+
+    def watched(self, gain: float, num_compared: int) -> bool:
+        return False
 
     def left(self) -> None:
         """It does not matter."""
@@ -106,7 +125,7 @@ class PayingBudget:
     def __init__(self, max_tokens: int, *, steps_before: int = 0, at_once: bool = False) -> None:
         """`steps_before`: the last steps of a rest, in which the drafter gets ready. `at_once`: it
         makes all tokens of a draft in one pass."""
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
         self._prices = StepPrices()
         self._pause = Pause(steps_before)
         self._depth = 0
@@ -117,6 +136,9 @@ class PayingBudget:
         self._draft_prices = DraftPrices(at_once=at_once)
         self._num_drafting = 0
         """Steps with drafts since what others take was measured."""
+        self._hope = 1.0
+        """Share of drafted tokens that may yet be right: of those that take longer to make half as
+        many wrong as lately."""
         self._gain = 0.0
         """What drafts save lately, in shares of the time."""
         self._num_plain_left = 0
@@ -158,11 +180,12 @@ class PayingBudget:
 
     def depth(self, num_running: int, num_asking: int, share: float | None) -> int:
         plain_s = self._prices.plain_s(num_running)
-        self._depth = self._max_tokens
+        self._depth = self.max_tokens
+        self._hope = 1.0 if share is None else (1 + share) / 2
         if share is not None and plain_s is not None:
             self._depth = self._best_depth(num_running, num_asking, share, plain_s)
         if self._pause.is_trial:
-            self._depth = max(self._max_tokens if self._at_once else 1, self._depth)
+            self._depth = max(self.max_tokens if self._at_once else 1, self._depth)
         self._is_refused = not self._depth
         return self._depth
 
@@ -203,6 +226,16 @@ class PayingBudget:
             gain = balance.saved_s / balance.spent_s if balance.spent_s > 0 else 0.0
             self._gain += (gain - self._gain) / 16
             self._pause.add(balance, partial(self._stake, balance.num_running))
+
+    def row_price(self, num_running: int) -> float | None:
+        return self._prices.row_price(num_running)
+
+    def watched(self, gain: float, num_compared: int) -> bool:
+        if gain > WORTH:
+            self._pause.wake()
+            return True
+        self._pause.is_hopeless = num_compared >= MIN_COMPARED and gain < WORTH / 2
+        return False
 
     def left(self) -> None:
         self._pause.left()
@@ -257,21 +290,22 @@ class PayingBudget:
         return self._prices.ratio(num_running, num_drafted)
 
     def _stake(self, num_running: int) -> float:
-        """What it would win to draft all that may be, and were all of it right."""
+        """What it would win to draft all that may be, were as much of it right as may be hoped."""
         plain_s = self._prices.plain_s(num_running)
-        best = 0.0
-        for depth in range(1, self._max_tokens + 1):
+        best = gain = 0.0
+        for depth in range(1, self.max_tokens + 1):
+            gain += self._hope**depth
             ratio = self._ratio(num_running, depth * num_running)
             if plain_s is not None:
                 ratio += self._draft_prices.seconds(depth) / plain_s
-            best = max(best, (1 + depth) / ratio)
+            best = max(best, (1 + gain) / ratio)
         return best - 1
 
     def _best_depth(self, num_running: int, num_asking: int, share: float, plain_s: float) -> int:
         num_tried = self._prices.max_tried(num_running) // num_asking
-        deepest = self._max_tokens if self._at_once else max(1, 2 * num_tried)
+        deepest = self.max_tokens if self._at_once else max(1, 2 * num_tried)
         best, best_rate, gain = 0, MIN_GAIN, 0.0
-        for depth in range(1, min(self._max_tokens, deepest) + 1):
+        for depth in range(1, min(self.max_tokens, deepest) + 1):
             gain += share**depth * num_asking / num_running
             ratio = self._ratio(num_running, depth * num_asking)
             rate = (1 + gain) / (ratio + self._draft_prices.seconds(depth) / plain_s)

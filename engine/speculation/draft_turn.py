@@ -50,6 +50,8 @@ class DraftTurn:
             self.is_read = self._features is not None or not is_asleep
             if speculation.reader.taps is not None:
                 speculation.reader.taps.is_on = self.is_read
+        if speculation.is_paused:
+            speculation.watch(scheduler.running, clock=self._clock)
         if is_asleep or is_in_flight:
             return NO_DRAFTS
         running, joining = scheduler.running, scheduler.joining

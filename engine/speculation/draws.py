@@ -82,27 +82,28 @@ class Draws:
         """Outputs where tokens are drafted: a token sampled behind a draft counts as long as all
         drafts before it equal what was sampled."""
         runs = runs_of(chunks)
-        kept = [row for run in runs for row in run.logits_rows]
-        if len(kept) < len(logits):
-            logits = logits[kept]
-        offered = [token for run in runs for token in (*run.drafted, None)]
         sampled = [row for run in runs for row in run.rows]
-        plan = SamplingPlan(
-            sampled,
-            logits.device,
-            offered if self._redraws else (),
-            drawn_from=_drawn_from(runs, speculation) if self._redraws and speculation else NOTHING,
-        )
+        if len(sampled) < len(logits):
+            logits = logits[[row for run in runs for row in run.logits_rows]]
+        offered: list[int | None] = []
+        drawn_from = NOTHING
+        if self._redraws:
+            offered = [token for run in runs for token in (*run.drafted, None)]
+            drawn_from = _drawn_from(runs, speculation) if speculation else NOTHING
+        plan = SamplingPlan(sampled, logits.device, offered, drawn_from=drawn_from)
         tokens, are_finite, logprob_by_row = sample(logits, plan, self._eos_token_ids)
         now, outputs, first = self._clock(), [], 0
+        refines = speculation is not None and speculation.refines and not self._redraws
         for run in runs:
             stop = first + len(run.rows)
-            drawn = tokens[first:stop]
-            given = verified(run.drafted, drawn, are_finite[first:stop])
-            if speculation is not None and run.drafted and not self._redraws:
-                speculation.drew(run.request, run.drafted, drawn, are_finite[first:stop])
-            rows = range(first, first + len(given))
-            said = tuple([logprob_by_row[row] for row in rows if row in logprob_by_row])
+            drawn, finite = tokens[first:stop], are_finite[first:stop]
+            given = verified(run.drafted, drawn, finite)
+            if refines and speculation is not None and run.drafted:
+                speculation.drew(run.request, run.drafted, drawn, finite)
+            said: tuple[TokenLogprob, ...] = ()
+            if logprob_by_row:
+                rows = range(first, first + len(given))
+                said = tuple([logprob_by_row[row] for row in rows if row in logprob_by_row])
             outputs.append(self._settle(run, given, said, now, speculation))
             first = stop
         return tuple(outputs)
@@ -124,7 +125,7 @@ class Draws:
             speculation.verified(request, len(run.drafted), len(given) - 1)
         output = self._answers.extend(request, given, logprobs, now)
         request.num_accepted += max(0, len(output.tokens) - 1)
-        if request.phase is Phase.RUNNING:
+        if len(given) <= len(run.drafted) and request.phase is Phase.RUNNING:
             self._pool.shrink(request.holder, len(request.tokens))
         return output
 

@@ -40,6 +40,8 @@ MIN_REST = 32.0
 MAX_CREDIT = 32.0
 """What may be lost again, at most, of what drafts have saved, in steps without drafts: a quarter of
 a short answer."""
+MAX_PROLONGED = 8
+"""Times that a rest is prolonged, at most: prices may have changed."""
 MAX_GROWTH = 4.0
 """Times that a rest becomes as long, at most, because those before came to nothing."""
 LEAST_STAKE = 0.1
@@ -77,6 +79,9 @@ class Pause:
         """Whether it rests, and will for many more steps."""
         self._rest_s = 0.0
         """Seconds of steps until the rest is over."""
+        self._whole_rest_s, self._num_prolonged = 0.0, 0
+        self.is_hopeless = False
+        """Drafts that nobody verified meanwhile would have won nothing: the rest is prolonged."""
         self._growth = 1.0
         self._is_trial_next = False
         self._num_trial_tokens = TRIAL_TOKENS
@@ -109,7 +114,15 @@ class Pause:
     def rest(self, seconds: float) -> None:
         """A step of a rest is over."""
         self._rest_s -= seconds
+        if self._rest_s <= 0 and self.is_hopeless and self._num_prolonged < MAX_PROLONGED:
+            self._rest_s = self._whole_rest_s
+            self._num_prolonged += 1
         self.is_deep = self._rest_s > self._steps_before * seconds
+
+    def wake(self) -> None:
+        """Drafts have become worth it: what is known of them and of their prices holds."""
+        self._rest_s = 0.0
+        self.is_deep = self._is_trial_next = False
 
     def lose(self, seconds: float) -> None:
         """Note seconds spent on drafts to come: the next rest is as long as if they had lost it."""
@@ -164,6 +177,7 @@ class Pause:
         if self._has_credit:
             self._growth = 1.0
         self._rest_s = self._growth * max(MIN_REST * balance.plain_s, -self._credit_s / allowed)
+        self._whole_rest_s, self._num_prolonged, self.is_hopeless = self._rest_s, 0, False
         self._growth = min(2 * self._growth, MAX_GROWTH)
         self.is_deep = False
         self._num_who_rest, self._num_left = balance.num_running, 0

@@ -10,7 +10,9 @@ decided here changes no token, only when it comes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from torch import Tensor
@@ -25,6 +27,7 @@ from baton.engine.speculation.drafter import Draft, Drafter, Refiner
 from baton.engine.speculation.feature_plane import FeaturePlane
 from baton.engine.speculation.hidden_reader import HiddenReader, Shown
 from baton.engine.speculation.survival import Survival
+from baton.engine.speculation.watch import Watch
 
 COLLAPSED = 0.2
 """Acceptance rate below which drafting is reported as collapsed."""
@@ -60,6 +63,9 @@ class Speculation:
         self._refiner = refiner
         self._budget = budget
         self._survival = Survival()
+        self._watch = None
+        if not drafter.is_costly and reader is None:
+            self._watch = Watch(drafter, self._survival, budget.max_tokens)
         self._confidences: dict[Request, Sequence[float]] = {}
         """Confidence of each token drafted for this step."""
         self._drawn_from: dict[Request, Sequence[Tensor]] = {}
@@ -67,9 +73,8 @@ class Speculation:
         self.recall_s = 0.0
         """Seconds of the last `draft` until the reader had read the kept features of prompts."""
         self._num_proposed = 0
-        self._num_verified_at: list[int] = []
-        self._num_accepted_at: list[int] = []
-        """This and those verified by position in the draft."""
+        self._verified, self._accepted = Counter[int](), Counter[int]()
+        """Drafts of which so many tokens were verified, and were right."""
         self._acceptance: float | None = None
         """Share of lately verified tokens that were right; None before the first."""
 
@@ -108,9 +113,10 @@ class Speculation:
             return NO_DRAFTS
         if self._budget.begins_trial():
             self._survival.begin_anew()
-        asking = [request for request in running if _num_wanted(request) > 0]
-        if not asking:
+        wanted = {request: num for request in running if (num := _num_wanted(request)) > 0}
+        if not wanted:
             return NO_DRAFTS
+        asking = list(wanted)
         share = self._survival.share if self.drafter.is_costly else None
         depth = self._budget.depth(len(running), len(asking), share)
         if not depth:
@@ -119,8 +125,21 @@ class Speculation:
             started_at = clock()
             self.reader.recall(asking, features)
             self.recall_s = clock() - started_at
-        drafts = zip(asking, self.drafter.propose(asking, depth), strict=True)
-        return self._chosen(len(running), {request: _cut(request, d) for request, d in drafts})
+        drafts = zip(wanted.items(), self.drafter.propose(asking, depth), strict=True)
+        cut = {request: _cut(request, num, d) for (request, num), d in drafts if d.tokens}
+        return self._chosen(len(running), cut) if cut else NO_DRAFTS
+
+    def watch(self, running: Sequence[Request], *, clock: Clock = monotonic) -> None:
+        """A step of a rest begins: see now and then what drafts would be worth."""
+        watch = self._watch
+        if watch is None or not watch.is_due or not running:
+            return
+        row_price = self._budget.row_price(len(running))
+        if row_price is None:
+            return
+        watch.look(running, row_price, clock)
+        if self._budget.watched(watch.gain, watch.num_compared):
+            watch.begin_anew()
 
     def read(
         self, shown: Sequence[Shown], hidden: Tensor, features: FeaturePlane | None = None
@@ -132,6 +151,11 @@ class Speculation:
     def drawn_from(self, request: Request) -> Sequence[Tensor]:
         """[V] For each token drafted for it in this step; none if they were not drawn."""
         return self._drawn_from.get(request, ())
+
+    @property
+    def refines(self) -> bool:
+        """Whether `drew` is worth telling."""
+        return self._refiner is not None
 
     def drew(
         self,
@@ -150,8 +174,8 @@ class Speculation:
         self._drawn_from.pop(request, None)
         confidences = self._confidences[request][:num_drafted]
         self._survival.learn(request, confidences, num_accepted)
-        _count(self._num_verified_at, num_drafted)
-        _count(self._num_accepted_at, num_accepted)
+        self._verified[num_drafted] += 1
+        self._accepted[num_accepted] += 1
         share, fading = num_accepted / num_drafted, (1 - 1 / MEMORY) ** num_drafted
         was = share if self._acceptance is None else self._acceptance
         self._acceptance = fading * was + (1 - fading) * share
@@ -159,12 +183,16 @@ class Speculation:
     def learn(self, report: StepReport, seconds: float) -> None:
         """A step is over."""
         self._budget.learn(report, seconds)
+        if self._watch is not None:
+            self._watch.allow(seconds)
 
     def forget(self, request: Request) -> None:
         """Forget a request that has left the engine."""
         self.drafter.forget(request)
         self._survival.forget(request)
         self._drawn_from.pop(request, None)
+        if self._watch is not None:
+            self._watch.forget(request)
         self._budget.left()
 
     def discard(self, request: Request) -> None:
@@ -175,7 +203,7 @@ class Speculation:
     def counts(self) -> DraftCounts:
         """Counts so far."""
         return DraftCounts(
-            self._num_proposed, tuple(self._num_verified_at), tuple(self._num_accepted_at)
+            self._num_proposed, _by_position(self._verified), _by_position(self._accepted)
         )
 
     def metrics(self) -> dict[str, float]:
@@ -189,8 +217,8 @@ class Speculation:
             "proposed_tokens_total": counts.num_proposed,
             "draft_missing_tokens_total": 0 if self.reader is None else self.reader.num_missing,
             "draft_recalled_tokens_total": 0 if self.reader is None else self.reader.num_recalled,
-            **_by_position("verified_tokens_at_total", counts.num_verified_at),
-            **_by_position("accepted_tokens_at_total", counts.num_accepted_at),
+            **_told("verified_tokens_at_total", counts.num_verified_at),
+            **_told("accepted_tokens_at_total", counts.num_accepted_at),
         }
 
     def _chosen(self, num_running: int, drafts: dict[Request, Draft]) -> Drafts:
@@ -205,14 +233,17 @@ class Speculation:
             return NO_DRAFTS
         self._num_proposed += len(hopes)
         hopes.sort(key=lambda hope: hope[:2])
-        num_rows = len(hopes)
-        if not any(draft.q for draft in drafts.values()):
+        num_rows, are_drawn = len(hopes), any([draft.q for draft in drafts.values()])
+        if not are_drawn:
             num_rows = self._budget.num_rows(num_running, [-hope for hope, _, _ in hopes])
+        if not num_rows:
+            return NO_DRAFTS
         lens: dict[Request, int] = {}
         for _, _, request in hopes[:num_rows]:
             lens[request] = lens.get(request, 0) + 1
         self._confidences = {request: drafts[request].confidences for request in lens}
-        self._drawn_from = {request: drafts[request].q for request in lens if drafts[request].q}
+        if are_drawn:
+            self._drawn_from = {request: drafts[request].q for request in lens}
         return {request: drafts[request].tokens[:num] for request, num in lens.items()}
 
 
@@ -223,22 +254,24 @@ def _num_wanted(request: Request) -> int:
     return request.ending.num_tokens - len(request.tokens) - 1
 
 
-def _cut(request: Request, draft: Draft) -> Draft:
+def _cut(request: Request, num_wanted: int, draft: Draft) -> Draft:
     """The draft up to a token that may end the request, for nothing is behind it."""
     tokens, ends = draft.tokens, request.ending.tokens
-    num = min(len(tokens), _num_wanted(request))
-    num = next((at for at in range(num) if tokens[at] in ends), num)
+    num = min(len(tokens), num_wanted)
+    if not ends.isdisjoint(tokens):
+        num = next((at for at in range(num) if tokens[at] in ends), num)
     if request.matcher is not None and num:
         num = request.matcher.num_allowed(tokens[:num])
+    if num == len(tokens):
+        return draft
     return Draft(tokens[:num], draft.confidences[:num], draft.q[:num])
 
 
-def _count(nums: list[int], length: int) -> None:
-    """One more of so many positions."""
-    nums.extend([0] * (length - len(nums)))
-    for position in range(length):
-        nums[position] += 1
+def _by_position(lens: Counter[int]) -> tuple[int, ...]:
+    """How many of the drafts that came so far have each position."""
+    nums = [lens[length] for length in range(max(lens, default=0), 0, -1)]
+    return tuple(accumulate(nums))[::-1]
 
 
-def _by_position(name: str, nums: Sequence[int]) -> dict[str, float]:
+def _told(name: str, nums: Sequence[int]) -> dict[str, float]:
     return {f'{name}{{position="{at}"}}': num for at, num in enumerate(nums, 1)}

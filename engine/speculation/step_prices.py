@@ -26,6 +26,8 @@ NUM_RECENT = 7
 NUM_EXACT, OFFSET = 8, 2
 """Drafted tokens up to which each number has its price; behind it the places go on as those of
 `_roughly`, by so much later."""
+DEPTHS = (1, 2, 4, 8)
+"""Drafted tokens of each request by which one is priced."""
 MIN_SAMPLES = 3
 """Least steps without drafts before there is a price for those with drafts."""
 
@@ -105,6 +107,13 @@ class StepPrices:
         else:
             slope = FIRST_SLOPE / num_requests
         return ratio + slope * (num_drafted - start)
+
+    def row_price(self, num_requests: int) -> float | None:
+        """What a drafted token costs at least, in tokens of a step without, by what is known now;
+        None if that step's time is not."""
+        if self.plain_s(num_requests) is None:
+            return None
+        return min((self.ratio(num_requests, k * num_requests) - 1) / k for k in DEPTHS)
 
     def forget_drafted(self) -> None:
         """Steps with drafts shall be tried anew: what was measured may have been a bad moment."""

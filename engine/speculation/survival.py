@@ -53,12 +53,14 @@ class Survival:
     def of(self, request: Request, confidences: Sequence[float]) -> list[float]:
         """The probability of each token that it and all before it are right."""
         luck = self._place_of_luck(request)
-        shares = []
+        shares, before, share = [], None, 0.0
         for confidence in confidences:
-            place = _place(confidence, NUM_CONFIDENCES)
-            of_any, one = self._of_any[place], self._of_luck[place][luck]
-            known = PRIOR * of_any.num_right / of_any.num
-            shares.append((one.num_right + known) / (one.num + PRIOR))
+            if confidence != before:
+                place = _place(confidence, NUM_CONFIDENCES)
+                of_any, one = self._of_any[place], self._of_luck[place][luck]
+                known = PRIOR * of_any.num_right / of_any.num
+                share, before = (one.num_right + known) / (one.num + PRIOR), confidence
+            shares.append(share)
         return list(accumulate(shares, mul))
 
     def learn(self, request: Request, confidences: Sequence[float], num_right: int) -> None:

@@ -88,10 +88,8 @@ class Batches:
 
     async def get(self, batch_id: str, owner: str) -> Batch:
         """Raises NotKept, StorageUnavailable."""
-        order = await self._call(self._folder.order, batch_id)
-        if order is not None and order.owner == owner:
-            return await self._call(self._folder.state, order)
-        batch = await self.kept(batch_id, owner)
+        batch = await self._call(self._under_way, batch_id, owner)
+        batch = batch or await self.kept(batch_id, owner)
         if batch is None:
             raise NotKept(f"there is no batch {batch_id!r} of yours here")
         return batch
@@ -121,6 +119,14 @@ class Batches:
         unfinished = await self._unfinished(owner)  # first: one may end in between
         over = await self._storage.entries(KIND, owner)
         return sorted({*unfinished, *(facts.id for facts in over)})
+
+    def _under_way(self, batch_id: str, owner: str) -> Batch | None:
+        order = self._folder.order(batch_id)
+        if order is None or order.owner != owner:
+            return None
+        batch = self._folder.state(order)
+        # Its order is the first to go: as long as it is there, so was its state.
+        return batch if self._folder.order(batch_id) is not None else None
 
     async def _unfinished(self, owner: str) -> list[str]:
         def find() -> list[str]:

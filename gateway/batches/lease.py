@@ -26,7 +26,7 @@ class LeaseLost(BatonError):
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class LeaseRecord:
     """What the newest holder has said last. Epoch 0: there was none yet."""
 
     epoch: int
@@ -37,10 +37,10 @@ class Word:
         return self.epoch == 0 or self.said == OVER
 
 
-def last_word(folder: Path) -> Word:
+def newest_record(folder: Path) -> LeaseRecord:
     """Raises FileNotFoundError if there is no such folder, OSError."""
     epoch = max(epochs(folder, PREFIX), default=0)
-    return Word(epoch, (folder / f"{PREFIX}{epoch}").read_bytes() if epoch else b"")
+    return LeaseRecord(epoch, (folder / f"{PREFIX}{epoch}").read_bytes() if epoch else b"")
 
 
 def epochs(folder: Path, prefix: str) -> list[int]:

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import BatonError
 from baton.gateway.batches.batches import Batches
-from baton.gateway.batches.lease import Lease, LeaseLost, Word, last_word
+from baton.gateway.batches.lease import Lease, LeaseLost, LeaseRecord, newest_record
 from baton.gateway.batches.records import OVER, BatchOrder
-from baton.gateway.batches.work import BatchWork, Means
+from baton.gateway.batches.work import BatchContext, BatchWork
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +39,9 @@ AGAIN_S, MOST_AGAIN_S = 5.0, 120.0
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    word: Word
+    record: LeaseRecord
     since: float
-    """When `word` was first heard, by the runner's clock; it has been the same since."""
+    """When `record` was first heard, by the runner's clock; it has been the same since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,14 @@ NEVER = _Failed(-math.inf, AGAIN_S / 2)
 class BatchRunner:
     def __init__(
         self,
-        means: Means,
+        context: BatchContext,
         batches: Batches,
         *,
         count: Callable[[str], None],
         clock: Clock = monotonic,
     ) -> None:
         """`count` hears how each batch ended that this gateway worked on."""
-        self._means = means
+        self._context = context
         self._batches = batches
         self._count = count
         self._clock = clock
@@ -79,7 +79,7 @@ class BatchRunner:
     def start(self) -> None:
         self._tasks = [
             asyncio.create_task(self._look_on(), name="looks for batches"),
-            asyncio.create_task(self._means.pace.watch(), name="paces batches"),
+            asyncio.create_task(self._context.scheduler.watch(), name="paces batches"),
         ]
 
     async def stop(self) -> None:
@@ -106,8 +106,8 @@ class BatchRunner:
             self._batches.is_new.clear()
 
     async def _look(self) -> None:
-        means, now = self._means, self._clock()
-        ids = await means.disk(means.folder.ids)
+        context, now = self._context, self._clock()
+        ids = await context.disk(context.folder.ids)
         self._heard = {one: heard for one, heard in self._heard.items() if one in ids}
         self._failed = {one: failed for one, failed in self._failed.items() if one in ids}
         free = [
@@ -115,40 +115,40 @@ class BatchRunner:
             for one in ids
             if one not in self._working and self._failed.get(one, NEVER).not_before <= now
         ]
-        orders: list[tuple[BatchOrder, Word]] = []
+        orders: list[tuple[BatchOrder, LeaseRecord]] = []
         for batch_id in free:
-            order = await means.disk(means.folder.order, batch_id)
+            order = await context.disk(context.folder.order, batch_id)
             if order is None:  # its end was kept, and whoever did that was stopped
-                await means.disk(means.folder.remove, batch_id)
+                await context.disk(context.folder.remove, batch_id)
                 continue
             with suppress(FileNotFoundError):
-                word = await means.disk(last_word, means.folder.of(batch_id))
-                is_free = self._is_free(batch_id, word, now)
+                record = await context.disk(newest_record, context.folder.of(batch_id))
+                is_free = self._is_free(batch_id, record, now)
                 if is_free and await self._can_go_on(order):
-                    orders.append((order, word))
+                    orders.append((order, record))
         while orders and len(self._working) < MAX_BATCHES:
             at_work = Counter(order.owner for order, _ in self._working.values())
-            order, word = min(orders, key=lambda one: at_work[one[0].owner])  # then the oldest
-            orders.remove((order, word))
-            await self._claim(order, word)
+            order, record = min(orders, key=lambda one: at_work[one[0].owner])  # then the oldest
+            orders.remove((order, record))
+            await self._claim(order, record)
 
-    def _is_free(self, batch_id: str, word: Word, now: float) -> bool:
+    def _is_free(self, batch_id: str, record: LeaseRecord, now: float) -> bool:
         heard = self._heard.get(batch_id)
-        if heard is None or heard.word != word:
-            heard = self._heard[batch_id] = _Heard(word, now)
-        return word.is_over or now - heard.since >= self._means.config.takeover_s
+        if heard is None or heard.record != record:
+            heard = self._heard[batch_id] = _Heard(record, now)
+        return record.is_over or now - heard.since >= self._context.config.takeover_s
 
     async def _can_go_on(self, order: BatchOrder) -> bool:
         """A batch whose owner has no key any more waits for one, or for its end; not at work, where
         it would keep others out."""
-        means = self._means
-        if means.caller_of(order) or order.batch.expires_at <= means.unix_time():
+        context = self._context
+        if context.caller_of(order) or order.batch.expires_at <= context.unix_time():
             return True
-        return await means.disk(means.folder.cancelled_at, order.batch.id) is not None
+        return await context.disk(context.folder.cancelled_at, order.batch.id) is not None
 
-    async def _claim(self, order: BatchOrder, word: Word) -> None:
-        means, batch_id = self._means, order.batch.id
-        lease = await means.disk(Lease.claim, means.folder.of(batch_id), word.epoch)
+    async def _claim(self, order: BatchOrder, record: LeaseRecord) -> None:
+        context, batch_id = self._context, order.batch.id
+        lease = await context.disk(Lease.claim, context.folder.of(batch_id), record.epoch)
         if lease is not None:
             task = asyncio.create_task(self._work(order, lease), name=f"works on {batch_id}")
             self._working[batch_id] = order, task
@@ -172,7 +172,7 @@ class BatchRunner:
             del self._working[batch_id]
             self._batches.is_new.set()  # there is room for another
             with suppress(OSError, RuntimeError):
-                await self._means.disk(lease.give_up)
+                await self._context.disk(lease.give_up)
 
     def _try_later(self, batch_id: str) -> None:
         again_s = min(self._failed.get(batch_id, NEVER).again_s * 2, MOST_AGAIN_S)
@@ -181,11 +181,11 @@ class BatchRunner:
     async def _beat(self, lease: Lease) -> None:
         """Renew the lease for ever. Raises LeaseLost, also if it could not be renewed for
         `takeover_s`."""
-        limit_s = self._means.config.takeover_s
+        limit_s = self._context.config.takeover_s
         beaten_at = self._clock()
         while True:
             try:
-                await self._means.disk(lease.beat)
+                await self._context.disk(lease.beat)
                 beaten_at = self._clock()
             except OSError:
                 if self._clock() - beaten_at > limit_s:
@@ -193,14 +193,14 @@ class BatchRunner:
             await asyncio.sleep(limit_s / BEATS)
 
     async def _work_on(self, order: BatchOrder, lease: Lease) -> None:
-        means, batch_id = self._means, order.batch.id
+        context, batch_id = self._context, order.batch.id
         batch = await self._batches.kept(batch_id, order.owner)
         if batch is None:
-            state = await means.disk(means.folder.state, order)
-            batch = await BatchWork(means, order, state, lease).run()
-            await means.disk(lease.check)
+            state = await context.disk(context.folder.state, order)
+            batch = await BatchWork(context, order, state, lease).run()
+            await context.disk(lease.check)
             await self._batches.keep(batch, order.owner)
             self._count(batch.status)
             log.info("%s: %s", batch_id, batch.status)
         assert batch.status in OVER
-        await means.disk(means.folder.remove, batch_id)
+        await context.disk(context.folder.remove, batch_id)

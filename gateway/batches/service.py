@@ -10,10 +10,10 @@ from baton.gateway.access.api_keys import Caller
 from baton.gateway.batches.batches import Batches
 from baton.gateway.batches.disk import Disk
 from baton.gateway.batches.files import Files
-from baton.gateway.batches.pace import Pace
+from baton.gateway.batches.line_scheduler import LineScheduler
 from baton.gateway.batches.records import BatchOrder
 from baton.gateway.batches.runner import BatchRunner
-from baton.gateway.batches.work import AnswerLine, Means
+from baton.gateway.batches.work import AnswerLine, BatchContext
 from baton.gateway.batches.work_folder import WorkFolder
 from baton.gateway.requests.gateway import Gateway
 
@@ -40,11 +40,11 @@ def batch_service(gateway: Gateway, answer: AnswerLine) -> BatchService | None:
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", model)
     folder = WorkFolder(storage.aside(f"batches-of-{name}"))
     batches = Batches(storage, folder, disk, model=model, config=config)
-    means = Means(
+    context = BatchContext(
         folder=folder,
         disk=disk,
         files=files,
-        pace=Pace(
+        scheduler=LineScheduler(
             gateway.dispatcher.room,
             max_running=config.max_running,
             max_beside=config.max_beside,
@@ -56,7 +56,7 @@ def batch_service(gateway: Gateway, answer: AnswerLine) -> BatchService | None:
         count=lambda outcome: gateway.metrics.batch_lines.add(1, outcome),
     )
     runner = BatchRunner(
-        means, batches, count=lambda status: gateway.metrics.batches.add(1, status)
+        context, batches, count=lambda status: gateway.metrics.batches.add(1, status)
     )
     return BatchService(files, batches, runner, disk)
 

@@ -38,6 +38,7 @@ from baton.gateway.batches.journal import (
     read_answers,
 )
 from baton.gateway.batches.lease import Lease
+from baton.gateway.batches.line_scheduler import LinePreempted, LineScheduler
 from baton.gateway.batches.output import (
     LineError,
     LineResponse,
@@ -45,7 +46,6 @@ from baton.gateway.batches.output import (
     response_line,
     write_lines,
 )
-from baton.gateway.batches.pace import GivenUp, Pace
 from baton.gateway.batches.records import Batch, BatchFault, BatchFaults, BatchOrder, output_id
 from baton.gateway.batches.work_folder import WorkFolder
 
@@ -81,13 +81,13 @@ class AnswerLine(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
+class BatchContext:
     """What all batches of a gateway are worked on with."""
 
     folder: WorkFolder
     disk: Disk
     files: Files
-    pace: Pace
+    scheduler: LineScheduler
     answer: AnswerLine
     caller_of: Callable[[BatchOrder], Caller | None]
     """Who a batch's lines are asked for by; None while nobody of its owner may use the models."""
@@ -99,7 +99,7 @@ class Means:
 
 @dataclass(slots=True)
 class BatchWork:
-    means: Means
+    context: BatchContext
     order: BatchOrder
     batch: Batch
     lease: Lease
@@ -110,12 +110,12 @@ class BatchWork:
     async def run(self) -> Batch:
         """Its end, which is yet to be kept. Raises LeaseLost, OSError, StorageFull,
         StorageUnavailable; Unauthenticated while its owner has no key."""
-        path = self.means.folder.input_path(self.batch.id)
+        path = self.context.folder.input_path(self.batch.id)
         if not await self._take_input(path):
             fault = BatchFault(code="file_not_found", message="the input is not there any more")
             return self._failed([fault])
-        limit = self.means.config.max_lines
-        found = await self.means.disk(look_through, path, self.batch.endpoint, limit)
+        limit = self.context.config.max_lines
+        found = await self.context.disk(look_through, path, self.batch.endpoint, limit)
         if found.faults:
             return self._failed(found.faults)
         if self.batch.in_progress_at is None:
@@ -135,7 +135,7 @@ class BatchWork:
 
     @property
     def _now(self) -> float:
-        return self.means.unix_time()
+        return self.context.unix_time()
 
     def _failed(self, faults: list[BatchFault]) -> Batch:
         self.batch.errors = BatchFaults(data=faults)
@@ -144,30 +144,30 @@ class BatchWork:
 
     async def _take_input(self, path: Path) -> bool:
         """Copy it, unless that has been done. False if it is gone."""
-        if await self.means.disk(path.exists):
+        if await self.context.disk(path.exists):
             return True
         copy = path.with_name(f".input.{self.lease.epoch}")
         try:
-            async with self.means.files.reading(
+            async with self.context.files.reading(
                 self.batch.input_file_id, self.order.owner
             ) as reading:
-                file = await self.means.disk(copy.open, "wb")
+                file = await self.context.disk(copy.open, "wb")
                 try:
                     async for chunk in reading:
-                        await self.means.disk(file.write, chunk)
-                    await self.means.disk(file.flush)
-                    await self.means.disk(os.fsync, file.fileno())
+                        await self.context.disk(file.write, chunk)
+                    await self.context.disk(file.flush)
+                    await self.context.disk(os.fsync, file.fileno())
                 finally:
-                    await self.means.disk(file.close)
+                    await self.context.disk(file.close)
         except NotKept:
             return False
-        await self.means.disk(copy.replace, path)
+        await self.context.disk(copy.replace, path)
         return True
 
     async def _read_answers(self) -> set[int]:
         """Which lines earlier holders have answered."""
-        folder = self.means.folder.of(self.batch.id)
-        self._before = await self.means.disk(parts_before, folder, self.lease.epoch)
+        folder = self.context.folder.of(self.batch.id)
+        self._before = await self.context.disk(parts_before, folder, self.lease.epoch)
         return set(await self._count(self._before))
 
     async def _count(self, parts: list[Part]) -> dict[int, bool]:
@@ -176,17 +176,17 @@ class BatchWork:
         def read() -> dict[int, bool]:
             return {one.line: one.is_ok for one in read_answers(parts)}
 
-        found = await self.means.disk(read)
+        found = await self.context.disk(read)
         self.batch.request_counts.completed = sum(found.values())
         self.batch.request_counts.failed = len(found) - sum(found.values())
         return found
 
     async def _answer_all(self, pending: deque[LinePlace], path: Path) -> Ending:
         """Why no more are answered. Raises LeaseLost, OSError, Unauthenticated."""
-        means = self.means
-        folder = means.folder.of(self.batch.id)
-        journal = Journal(folder, self.lease.epoch, self.lease.check, means.disk)
-        num_workers = min(means.config.max_running, len(pending))
+        context = self.context
+        folder = context.folder.of(self.batch.id)
+        journal = Journal(folder, self.lease.epoch, self.lease.check, context.disk)
+        num_workers = min(context.config.max_running, len(pending))
         workers = [
             asyncio.create_task(self._answer_some(pending, path, journal), name="answers lines")
             for _ in range(num_workers)
@@ -194,7 +194,7 @@ class BatchWork:
         try:
             while True:
                 await self._tell()
-                cancelled_at = await means.disk(means.folder.cancelled_at, self.batch.id)
+                cancelled_at = await context.disk(context.folder.cancelled_at, self.batch.id)
                 if cancelled_at is not None:
                     self.batch.cancelling_at = int(cancelled_at)
                     return "cancelled"
@@ -203,7 +203,7 @@ class BatchWork:
                     return "expired"
                 if not workers:
                     return "completed"
-                if means.caller_of(self.order) is None:
+                if context.caller_of(self.order) is None:
                     raise Unauthenticated("its owner's API key is gone")
                 done, still = await asyncio.wait(
                     workers, timeout=min(LOOK_S, left_s), return_when=asyncio.FIRST_EXCEPTION
@@ -220,7 +220,7 @@ class BatchWork:
     async def _answer_some(self, pending: deque[LinePlace], path: Path, journal: Journal) -> None:
         while pending:
             place = pending.popleft()
-            line = await self.means.disk(read_line, path, place)
+            line = await self.context.disk(read_line, path, place)
             request_id = self._request_id(place)
             answer = await self._answer(line, request_id)
             is_ok = answer.status < 300
@@ -231,7 +231,7 @@ class BatchWork:
                 response.ignored_fields = answer.ignored_fields
             output = response_line(line.custom_id, response)
             await journal.append(Answered(place.line, is_ok, output))
-            self.means.count("ok" if is_ok else "failed")
+            self.context.count("ok" if is_ok else "failed")
             counts = self.batch.request_counts
             if is_ok:
                 counts.completed += 1
@@ -242,8 +242,8 @@ class BatchWork:
         """However long it takes to find room."""
         num_failures = 0
         while True:
-            with suppress(GivenUp):
-                answer = await self.means.pace.run(lambda: self._try(line, request_id))
+            with suppress(LinePreempted):
+                answer = await self.context.scheduler.run(lambda: self._try(line, request_id))
                 num_failures += answer.retry_after_s is None
                 is_final = answer.status < 500 or num_failures == MAX_FAILURES
                 if answer.retry_after_s is None and is_final:
@@ -251,13 +251,13 @@ class BatchWork:
                 again_s = answer.retry_after_s or FAILED_AGAIN_S * num_failures
                 await asyncio.sleep(min(again_s, AGAIN_S))
                 continue
-            self.means.count("given_up")
+            self.context.count("given_up")
 
     async def _try(self, line: InputLine, request_id: str) -> LineAnswer:
-        caller = self.means.caller_of(self.order)
+        caller = self.context.caller_of(self.order)
         if caller is None:
             return LineAnswer(status=401, body=b"null", retry_after_s=AGAIN_S)
-        return await self.means.answer(
+        return await self.context.answer(
             line.url, bytes(line.body), caller=caller, request_id=request_id
         )
 
@@ -265,13 +265,13 @@ class BatchWork:
         """What there is to see of it, if that is news."""
         encoded = msgspec.json.encode(self.batch)
         if encoded != self._told:
-            await self.means.disk(self.means.folder.write_state, self.batch, self.lease.epoch)
+            await self.context.disk(self.context.folder.write_state, self.batch, self.lease.epoch)
             self._told = encoded
 
     async def _write_output(self, places: list[LinePlace], path: Path, ending: Ending) -> None:
         """Raises LeaseLost, OSError, StorageFull, StorageUnavailable."""
-        means, batch, folder = self.means, self.batch, self.means.folder.of(self.batch.id)
-        parts = [*self._before, *await means.disk(part_of, folder, self.lease.epoch)]
+        context, batch, folder = self.context, self.batch, self.context.folder.of(self.batch.id)
+        parts = [*self._before, *await context.disk(part_of, folder, self.lease.epoch)]
 
         def answers() -> Iterator[bytes]:
             return (one.output for one in read_answers(parts) if one.is_ok)
@@ -292,10 +292,10 @@ class BatchWork:
             counts = batch.request_counts
             counts.expired = counts.total - counts.completed - counts.failed
             counts.failed += counts.expired
-        await means.disk(self.lease.check)
+        await context.disk(self.lease.check)
         output, errors = self._new_file("output"), self._new_file("error")
-        batch.output_file_id = await write_lines(means.files, output, answers(), means.disk)
-        batch.error_file_id = await write_lines(means.files, errors, failures(), means.disk)
+        batch.output_file_id = await write_lines(context.files, output, answers(), context.disk)
+        batch.error_file_id = await write_lines(context.files, errors, failures(), context.disk)
 
     def _new_file(self, what: str) -> NewFile:
         return NewFile(

@@ -36,10 +36,13 @@ class ChoiceReader:
         return pieces
 
     def finish_reason(self, delta: TextDelta) -> ChatFinish | None:
-        """A model that stopped behind a call wants its result."""
-        if delta.finish_reason is FinishReason.STOP and self._parser.num_calls:
-            return "tool_calls"
-        return delta.finish_reason
+        """A model that stopped behind a call wants its result; not so one that a stop string has
+        stopped within it."""
+        if delta.finish_reason is not FinishReason.STOP or not self._parser.num_calls:
+            return delta.finish_reason
+        if _is_cut(delta) and not self._parser.is_last_call_whole:
+            return delta.finish_reason
+        return "tool_calls"
 
     def _count(self, delta: TextDelta) -> None:
         """Tokens that begin before the end of the reasoning are part of it."""

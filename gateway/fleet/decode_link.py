@@ -29,13 +29,9 @@ from baton.gateway.fleet.opening_slots import OpeningSlots
 from baton.gateway.fleet.replica_link import Listener, ReplicaLink
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
+from baton.proto.generate_wire import generate_to_proto, parked_from_proto, take_to_proto
 from baton.proto.replica_pb2_grpc import DecodeStub
-from baton.proto.wire import (
-    generate_to_proto,
-    parked_from_proto,
-    take_to_proto,
-    update_from_proto,
-)
+from baton.proto.token_update_wire import update_from_proto
 
 log = logging.getLogger(__name__)
 

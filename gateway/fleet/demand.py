@@ -42,10 +42,16 @@ class DemandNews:
             self._tell()
 
     def go_by(self, credit_id: int) -> None:
-        """Whatever is sent from now on is sent by this credit."""
-        if credit_id != self._credit_id:
-            self._credit_id = credit_id
-            self._tell()
+        """Whatever is sent from now on is sent by this credit. The first of a stream is taken for
+        granted: a new gateway need not say so to a thousand replicas."""
+        if credit_id == self._credit_id:
+            return
+        is_first, self._credit_id = not self._credit_id, credit_id
+        if is_first and self._told == Demand():
+            self._told = Demand(credit_id=credit_id)
+            if not any(self._wanted):
+                return
+        self._tell()
 
     def restart(self) -> None:
         """On a new stream nothing has been told."""

@@ -23,9 +23,10 @@ from baton.core.messages import GenerateRequest, ParkedStream
 from baton.core.metrics import Counter, Family, gauge
 from baton.core.parking import TakeStream
 from baton.gateway.access.api_keys import BACKGROUND
-from baton.gateway.fleet.admission import AdmissionQueue, AdmissionTicket
+from baton.gateway.fleet.admission import AdmissionQueue
+from baton.gateway.fleet.admission_line import AdmissionTicket
 from baton.gateway.fleet.decision_log import Asked, DecisionLog, FirstToken
-from baton.gateway.fleet.draining import drain, flip, undrain
+from baton.gateway.fleet.draining import drain, flip, reset_prefix_cache, undrain
 from baton.gateway.fleet.fleet import Fleet, RegistryClient
 from baton.gateway.fleet.fleet_report import knowledge_families, leaks_report, status_report
 from baton.gateway.fleet.placed import Placed
@@ -276,9 +277,13 @@ class ReplicaDispatcher:
         )
 
     def is_ready(self) -> bool:
-        return self._replica_wait.makes_sense
+        """Not while it learns what is cached: other gateways have requests meanwhile that would
+        wait here."""
+        return self._replica_wait.makes_sense and not self.fleet.warm_up.is_under_way
 
     def trouble(self) -> str:
+        if self._replica_wait.makes_sense:
+            return "what replicas have cached is not known here yet"
         return self._replica_wait.trouble
 
     def missing(self, wanted: Wanted) -> tuple[Missing, ...]:
@@ -297,7 +302,8 @@ class ReplicaDispatcher:
         return len(self._queue) + len(self._placement_queue)
 
     async def leaks(self) -> dict[str, Any]:
-        return leaks_report(self.fleet.replicas, await self.fleet.links.inspect())
+        inspections = await self.fleet.links.inspect(with_audit=True)
+        return leaks_report(self.fleet.replicas, inspections)
 
     async def status(self) -> dict[str, Any]:
         inspections = await self.fleet.links.inspect()
@@ -315,6 +321,9 @@ class ReplicaDispatcher:
 
     async def flip(self, replica: str, to: str) -> dict[str, Any]:
         return asdict(await flip(self.fleet, replica, to))
+
+    async def reset_prefix_cache(self, replica_id: str) -> dict[str, int]:
+        return await reset_prefix_cache(self.fleet, replica_id)
 
     def metrics(self) -> Iterator[Family]:
         yield gauge(

@@ -1,4 +1,5 @@
-"""Emptying one replica on an operator's word, so that it can be taken away, or take the other role.
+"""Emptying one replica on an operator's word, so that it can be taken away, or take the other role;
+or its prefix cache alone.
 
     the replica is told --> calls itself draining --> every gateway places nothing more there, and
                                                       moves what runs there elsewhere
@@ -9,6 +10,7 @@ Asking again tells how many requests have yet to leave. How a replica takes the 
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 import grpc
@@ -76,6 +78,24 @@ async def flip(fleet: Fleet, replica: str, to: str) -> DrainProgress:
             raise InvalidRequest(error.details() or "it cannot", field="replica") from error
         raise Unavailable(f"{info.replica_id} cannot be told: {error.details()}") from error
     return DrainProgress(replica=info.replica_id, role=info.role.value, num_open=num_open)
+
+
+async def reset_prefix_cache(fleet: Fleet, replica_id: str) -> dict[str, int]:
+    """Have a replica, or all if none is named, forget what is cached: how many blocks each. Raises
+    InvalidRequest if it is unknown; Unavailable if one is away: the others have forgotten all the
+    same. Repeatable."""
+    infos = [_find(fleet, replica_id)] if replica_id else list(fleet.replicas)
+    asked = (fleet.orders.reset_prefix_cache(info.epoch) for info in infos)
+    told = await asyncio.gather(*asked, return_exceptions=True)
+    num_blocks: dict[str, int] = {}
+    for info, answer in zip(infos, told, strict=True):
+        if isinstance(answer, grpc.aio.AioRpcError):
+            why = f"{info.replica_id} cannot be told: {answer.details()}"
+            raise Unavailable(f"{why}; ask again, or stop it") from answer
+        if isinstance(answer, BaseException):
+            raise answer
+        num_blocks[info.replica_id] = answer
+    return num_blocks
 
 
 def _idlest(fleet: Fleet, role: Role) -> ReplicaInfo:

@@ -24,8 +24,8 @@ from baton.core.messages import Receipt
 from baton.core.replicas import (
     Capacity,
     Membership,
-    Pace,
     ReplicaInfo,
+    ReportIntervals,
     Role,
     StartingReplica,
 )
@@ -88,8 +88,8 @@ class Fleet:
         self._told_rate = self.meter.rates.tokens_per_s
         """What candidates that share it have been told."""
         self._replica_by_epoch: dict[Epoch, ReplicaInfo] = {}
-        self._pace = Pace()
-        """The pace at which the registry hears each of them, or the one before it did."""
+        self._intervals = ReportIntervals()
+        """The intervals at which the registry hears each of them, or the one before it did."""
         self._pool_by_role = {Role.DECODE: Pool(), Role.PREFILL: Pool()}
         self._epoch_by_request: dict[RequestId, Epoch] = {}
         self.starting: tuple[StartingReplica, ...] = ()
@@ -125,9 +125,9 @@ class Fleet:
 
     async def apply(self, snapshot: Membership) -> None:
         # A new registry knows few, of whom it hears often: those of the old one come more seldom.
-        slowest = max(self._pace, snapshot.pace, key=lambda pace: pace.beat_s)
+        slowest = max(self._intervals, snapshot.intervals, key=lambda intervals: intervals.beat_s)
         settled_s = slowest.settled_after_s
-        self._pace = snapshot.pace if snapshot.age_s >= settled_s else slowest
+        self._intervals = snapshot.intervals if snapshot.age_s >= settled_s else slowest
         alive = tuple(self.links.alive())
         known = merge(self._replica_by_epoch, snapshot, settled_after_s=settled_s, alive=alive)
         gone = {*self.links.watches, *self.links.decode} - known.keys()

@@ -80,8 +80,9 @@ class KvWatch:
         """The turn to take a snapshot."""
         self._pump = asyncio.create_task(self._run(), name=f"KV events of {info.replica_id}")
 
-    async def inspect(self, timeout_s: float) -> pb.InspectReply:
-        return await self._stub.Inspect(pb.InspectRequest(), timeout=timeout_s)
+    async def inspect(self, timeout_s: float, *, with_audit: bool = False) -> pb.InspectReply:
+        request = pb.InspectRequest(without_audit=not with_audit)
+        return await self._stub.Inspect(request, timeout=timeout_s)
 
     async def drain(self, timeout_s: float) -> int:
         """Tell the replica to become empty; how many requests it still has."""
@@ -100,6 +101,12 @@ class KvWatch:
         request = pb.FlipRequest(epoch=self._info.epoch, role=role)
         reply = await self._stub.Flip(request, timeout=timeout_s)
         return reply.num_open
+
+    async def reset_prefix_cache(self, timeout_s: float) -> int:
+        """Tell the replica to forget what is cached; how many blocks that was."""
+        request = pb.ResetPrefixCacheRequest(epoch=self._info.epoch)
+        reply = await self._stub.ResetPrefixCache(request, timeout=timeout_s)
+        return reply.num_blocks
 
     async def close(self) -> None:
         self._pump.cancel()

@@ -27,6 +27,7 @@ from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.router.cache.kv_index import KvIndex
 
+INSPECT_TIMEOUT_S, AUDIT_TIMEOUT_S = 2.0, 5.0
 OTHERS_S = 0.25
 """Seconds to wait for the answers of other replicas that may have more of a stream than the one
 that has answered."""
@@ -176,11 +177,16 @@ class Links:
         for link in self.decode.values():
             link.is_leaving = True
 
-    async def inspect(self, timeout_s: float = 2.0) -> dict[Epoch, pb.InspectReply | Exception]:
-        """Ask every replica for its books, all at once."""
+    async def inspect(
+        self, *, with_audit: bool = False
+    ) -> dict[Epoch, pb.InspectReply | Exception]:
+        """Ask every replica for its books, all at once. `with_audit`: after a look at each of its
+        blocks, which takes longer."""
+        timeout_s = AUDIT_TIMEOUT_S if with_audit else INSPECT_TIMEOUT_S
         watches = dict(self.watches)
         replies = await asyncio.gather(
-            *(watch.inspect(timeout_s) for watch in watches.values()), return_exceptions=True
+            *(watch.inspect(timeout_s, with_audit=with_audit) for watch in watches.values()),
+            return_exceptions=True,
         )
         return {
             epoch: reply

@@ -1,4 +1,4 @@
-"""What replicas are told to do: become empty, take requests again, take the other role.
+"""What replicas are told to do: become empty, take requests again, take the other role, forget.
 
 One that is told to become empty gets nothing more from here at once, however long it takes to say
 so itself:
@@ -61,6 +61,10 @@ class ReplicaCommands:
         num_open = await watch.flip(role, timeout_s)
         self._take_back(epoch)
         return num_open
+
+    async def reset_prefix_cache(self, epoch: Epoch, timeout_s: float = 4.0) -> int:
+        """Tell a replica to forget what is cached; how many blocks. Raises AioRpcError."""
+        return await self._links.watches[epoch].reset_prefix_cache(timeout_s)
 
     def hear(self, epoch: Epoch, said: LastWord) -> None:
         told_at_s, heard_at_s = self._told_at_s.get(epoch), said.heard_at_s

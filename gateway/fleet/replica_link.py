@@ -27,10 +27,10 @@ from baton.gateway.fleet.demand import DemandNews
 from baton.gateway.fleet.kept_stream import keep_open, pump_frames
 from baton.gateway.fleet.opening_slots import OpeningSlot, OpeningSlots
 from baton.proto import replica_pb2 as pb
+from baton.proto.capacity_wire import capacity_from_proto, demand_to_proto
 from baton.proto.channel_options import LINK_CHANNEL_OPTIONS
 from baton.proto.channels import Channels
 from baton.proto.pulse import Pulse
-from baton.proto.wire import capacity_from_proto, demand_to_proto
 
 log = logging.getLogger(__name__)
 

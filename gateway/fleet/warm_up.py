@@ -4,7 +4,9 @@
 
 Prompts that were placed meanwhile would be computed beside where they are cached, and leave copies
 there. A replica that says nothing holds nobody up for longer than `PAUSE_S`, unless others have yet
-to be asked; who comes later has nothing cached.
+to be asked; who comes later has nothing cached. From `ENOUGH_AFTER_S` on, half of a thousand caches
+will do: a prompt that is cached is then found more often than not, and to wait for the rest would
+cost the others more.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch
 
 PAUSE_S = 0.5
+ENOUGH_AFTER_S, ENOUGH = 3.0, 0.5
+"""Seconds from which on this share of the replicas is enough."""
 LIMIT_S = 10.0
 LATE_S = 0.1
 
@@ -30,23 +34,41 @@ class WarmUp:
         clock: Clock = monotonic,
         is_any_held_up: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.is_over = False
+        self._has_begun, self._over = asyncio.Event(), asyncio.Event()
         self._is_any_held_up = is_any_held_up
         self._on_over = on_over
         self._clock = clock
         self._awaited: set[Epoch] = set()
+        self._num_enough = 0
+        """Enough is known once no more than so many are awaited."""
         self._began_at: float | None = None
         self._heard_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = 0.0
         """When to look again, by the event loop's clock."""
 
+    @property
+    def is_over(self) -> bool:
+        return self._over.is_set()
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._has_begun.is_set() and not self.is_over
+
+    async def until_begun(self) -> None:
+        await self._has_begun.wait()
+
+    async def until_over(self) -> None:
+        await self._over.wait()
+
     def begin(self, replicas: Iterable[Epoch]) -> None:
         """The replicas that there are. Nothing happens from the second time on."""
         awaited = set(replicas)
         if self._began_at is None and awaited:
             self._awaited = awaited
+            self._num_enough = int(ENOUGH * len(awaited))
             self._began_at = self._heard_at = self._clock()
+            self._has_begun.set()
             self._look_in(PAUSE_S)
 
     def hear(self, epoch: Epoch, *, is_all: bool) -> None:
@@ -74,7 +96,9 @@ class WarmUp:
     def _look(self) -> None:
         now, late_s = self._clock(), asyncio.get_running_loop().time() - self._look_at
         assert self._began_at is not None
-        if now - self._began_at >= LIMIT_S:
+        under_way_s = now - self._began_at
+        is_enough = len(self._awaited) <= self._num_enough and under_way_s >= ENOUGH_AFTER_S
+        if is_enough or under_way_s >= LIMIT_S:
             self._end()
         elif late_s >= LATE_S:  # our own loop stood still: what was said meanwhile lies unread
             self._look_in(PAUSE_S)
@@ -94,5 +118,5 @@ class WarmUp:
     def _end(self) -> None:
         self.close()
         if not self.is_over and self._began_at is not None:
-            self.is_over = True
+            self._over.set()
             self._on_over()

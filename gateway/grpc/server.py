@@ -27,14 +27,14 @@ STRANGERS_WORDS = (
 )
 
 
-class WithoutStrangersWords(logging.Filter):
+class ClientErrorFilter(logging.Filter):
     """Keeps out of the log what clients can make gRPC say as errors, with a trace each."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith(STRANGERS_WORDS)
 
 
-logging.getLogger("grpc._cython.cygrpc").addFilter(WithoutStrangersWords())
+logging.getLogger("grpc._cython.cygrpc").addFilter(ClientErrorFilter())
 
 HEALTH: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 SERVICE: str = pb.DESCRIPTOR.services_by_name["Inference"].full_name

@@ -24,6 +24,7 @@ from baton.gateway.grpc.patience import Context, Patience
 from baton.gateway.grpc.resuming import StreamWriter, end_stream
 from baton.gateway.grpc.text import answer_detokenize, answer_embed, answer_tokenize
 from baton.gateway.requests.call_span import begin_call
+from baton.gateway.requests.request_ids import loggable_request_id
 from baton.proto import inference_pb2 as pb
 from baton.proto.inference_pb2_grpc import InferenceServicer
 from grpc import StatusCode
@@ -169,7 +170,7 @@ class InferenceService(InferenceServicer):
                 path=method,
                 status=outcome.name,
                 seconds=monotonic() - began_s,
-                request_id=str(metadata.get("x-request-id", "")),
+                request_id=loggable_request_id(metadata.get("x-request-id", "")),
                 caller=caller,
             )
             log_call(ended, has_access_log=self._gateway.config.access_log)

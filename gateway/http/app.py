@@ -180,6 +180,7 @@ def _admin_routes(gateway: Gateway) -> list[Route]:
         Route("/debug/planner", pages.planner),
         Route("/debug/drain", pages.drain, methods=["POST"]),
         Route("/debug/undrain", pages.undrain, methods=["POST"]),
+        Route("/debug/reset_prefix_cache", pages.reset_prefix_cache, methods=["POST"]),
         Route("/debug/flip", pages.flip, methods=["POST"]),
         Route("/debug/chaos", pages.chaos, methods=["POST"]),
     ]

@@ -19,7 +19,7 @@ from baton.gateway.http.generation_body import GenerationBody
 from baton.gateway.requests.unsupported import refuse_unsupported, refused_names
 
 
-class Meaning(NamedTuple):
+class FieldRemedy(NamedTuple):
     names: tuple[str, ...]
     """What bodies here call it: a body's own is the first that it has. `a.b` is within `a`."""
     otherwise: str
@@ -34,36 +34,38 @@ NO_BEAMS = "there is no beam search here"
 TEXT_ONLY = "models here read and write text"
 
 OF_GENERATION = (
-    Meaning(("input", "messages", "prompt"), "", ("inputs", "input_ids")),
-    Meaning(
+    FieldRemedy(("input", "messages", "prompt"), "", ("inputs", "input_ids")),
+    FieldRemedy(
         ("instructions", "system"),
         "begin messages with one of role system, or the prompt with this",
         ("system_prompt", "preamble"),
     ),
-    Meaning(
+    FieldRemedy(
         ("max_output_tokens", "max_tokens", "max_completion_tokens"),
         "",
         ("max_new_tokens", "max_length", "max_tokens_to_sample", "n_predict", "num_predict"),
     ),
-    Meaning(("min_tokens",), "", ("min_new_tokens", "min_length")),
-    Meaning(("stop_sequences", "stop"), "", ("stop_words",)),
-    Meaning(("include_stop_str_in_output",), "", ("no_stop_trim",)),
-    Meaning(
+    FieldRemedy(("min_tokens",), "", ("min_new_tokens", "min_length")),
+    FieldRemedy(("stop_sequences", "stop"), "", ("stop_words",)),
+    FieldRemedy(("include_stop_str_in_output",), "", ("no_stop_trim",)),
+    FieldRemedy(
         ("text.format", "output_config.format", "response_format", "output_format"),
         "",
         ("text", "output_config", "format"),
     ),
-    Meaning(("top_logprobs", "logprobs", "include"), IN_CHATS, ("n_probs", "return_logprob")),
-    Meaning(("n", "best_of"), f"there is one answer; {IN_CHATS} for several"),
-    Meaning(("prompt_logprobs",), IN_CHATS, ("decoder_input_details", "logprob_start_len")),
-    Meaning(("echo",), "use /v1/completions", ("return_full_text",)),
-    Meaning(("suffix",), "there is no infilling here", ("input_prefix", "input_suffix")),
-    Meaning(("tools", "functions"), IN_CHATS),
-    Meaning(("tool_choice", "function_call"), IN_CHATS),
-    Meaning(("parallel_tool_calls", "tool_choice.disable_parallel_tool_use"), IN_CHATS),
-    Meaning(("reasoning.effort", "output_config.effort", "reasoning_effort"), IN_CHATS),
-    Meaning(("thinking", "enable_thinking", "reasoning"), IN_CHATS, ("think", "enable_reasoning")),
-    Meaning(
+    FieldRemedy(("top_logprobs", "logprobs", "include"), IN_CHATS, ("n_probs", "return_logprob")),
+    FieldRemedy(("n", "best_of"), f"there is one answer; {IN_CHATS} for several"),
+    FieldRemedy(("prompt_logprobs",), IN_CHATS, ("decoder_input_details", "logprob_start_len")),
+    FieldRemedy(("echo",), "use /v1/completions", ("return_full_text",)),
+    FieldRemedy(("suffix",), "there is no infilling here", ("input_prefix", "input_suffix")),
+    FieldRemedy(("tools", "functions"), IN_CHATS),
+    FieldRemedy(("tool_choice", "function_call"), IN_CHATS),
+    FieldRemedy(("parallel_tool_calls", "tool_choice.disable_parallel_tool_use"), IN_CHATS),
+    FieldRemedy(("reasoning.effort", "output_config.effort", "reasoning_effort"), IN_CHATS),
+    FieldRemedy(
+        ("thinking", "enable_thinking", "reasoning"), IN_CHATS, ("think", "enable_reasoning")
+    ),
+    FieldRemedy(
         ("thinking.budget_tokens",),
         "the length of reasoning cannot be set; use max_tokens",
         (
@@ -75,61 +77,61 @@ OF_GENERATION = (
             "thinking_token_budget",
         ),
     ),
-    Meaning(("include_reasoning", "thinking.display"), IN_CHATS),
-    Meaning(("chat_template_kwargs",), IN_CHATS, ("template_kwargs", "chat_template_args")),
-    Meaning(("add_generation_prompt",), IN_CHATS),
-    Meaning(
+    FieldRemedy(("include_reasoning", "thinking.display"), IN_CHATS),
+    FieldRemedy(("chat_template_kwargs",), IN_CHATS, ("template_kwargs", "chat_template_args")),
+    FieldRemedy(("add_generation_prompt",), IN_CHATS),
+    FieldRemedy(
         ("continue_final_message", "prefill"),
         "end with what is to be gone on with: a message of the assistant, or the prompt",
     ),
-    Meaning(("documents",), "put them into the prompt"),
-    Meaning(("text.verbosity", "verbosity"), "say it in words"),
-    Meaning(("return_progress",), IN_CHATS),
-    Meaning(("return_tokens_as_token_ids",), IN_CHATS),
-    Meaning(
+    FieldRemedy(("documents",), "put them into the prompt"),
+    FieldRemedy(("text.verbosity", "verbosity"), "say it in words"),
+    FieldRemedy(("return_progress",), IN_CHATS),
+    FieldRemedy(("return_tokens_as_token_ids",), IN_CHATS),
+    FieldRemedy(
         ("previous_response_id", "conversation", "thread"),
         "use previous_response_id of /v1/responses, or send the conversation",
         ("session_params",),
     ),
-    Meaning(("background",), "use /v1/responses, or stream and resumable, or /v1/batches"),
-    Meaning(("truncate_prompt_tokens", "truncation"), "", ("truncate", "transforms")),
-    Meaning(
+    FieldRemedy(("background",), "use /v1/responses, or stream and resumable, or /v1/batches"),
+    FieldRemedy(("truncate_prompt_tokens", "truncation"), "", ("truncate", "transforms")),
+    FieldRemedy(
         ("context_management", "compaction"), "the context is the caller's; send fewer messages"
     ),
-    Meaning(("moderation",), "there is none here; leave it out"),
-    Meaning(
+    FieldRemedy(("moderation",), "there is none here; leave it out"),
+    FieldRemedy(
         ("mcp_servers", "container", "web_search_options"), NOTHING_RUNS, ("plugins", "web_search")
     ),
-    Meaning(("audio", "modalities"), TEXT_ONLY, ("image_data", "audio_data", "video_data")),
-    Meaning(
+    FieldRemedy(("audio", "modalities"), TEXT_ONLY, ("image_data", "audio_data", "video_data")),
+    FieldRemedy(
         ("chat_template",),
         "the model's own is used; chat_template_kwargs sets its switches",
         ("template",),
     ),
 )
 OF_OTHERS = (
-    Meaning(("input", "messages", "prompt"), "", ("inputs", "texts")),
-    Meaning(("truncate_prompt_tokens",), "", ("max_length", "truncate", "truncation")),
-    Meaning(("max_tokens_per_doc", "truncate_prompt_tokens"), "", ("max_chunks_per_doc",)),
-    Meaning(("dimensions",), "use /v1/embeddings", ("output_dimension", "truncate_dim")),
-    Meaning(("normalize", "use_activation"), "", ("embed_normalize", "normalized")),
-    Meaning(("pooling",), "the model's own is used", ("pooling_type",)),
-    Meaning(
+    FieldRemedy(("input", "messages", "prompt"), "", ("inputs", "texts")),
+    FieldRemedy(("truncate_prompt_tokens",), "", ("max_length", "truncate", "truncation")),
+    FieldRemedy(("max_tokens_per_doc", "truncate_prompt_tokens"), "", ("max_chunks_per_doc",)),
+    FieldRemedy(("dimensions",), "use /v1/embeddings", ("output_dimension", "truncate_dim")),
+    FieldRemedy(("normalize", "use_activation"), "", ("embed_normalize", "normalized")),
+    FieldRemedy(("pooling",), "the model's own is used", ("pooling_type",)),
+    FieldRemedy(
         ("instruction",),
         "write it into the text, as the model's authors do",
         ("prompt_name", "task_type"),
     ),
-    Meaning(("add_special_tokens",), "pairs are joined as the model's files say"),
-    Meaning(("top_n",), "use /v1/rerank", ("top_k",)),
-    Meaning(("tools", "functions"), "write them into the text"),
-    Meaning(
+    FieldRemedy(("add_special_tokens",), "pairs are joined as the model's files say"),
+    FieldRemedy(("top_n",), "use /v1/rerank", ("top_k",)),
+    FieldRemedy(("tools", "functions"), "write them into the text"),
+    FieldRemedy(
         ("add_generation_prompt", "chat_template_kwargs", "continue_final_message"),
         "they are of messages, which /v1/embeddings takes",
     ),
-    Meaning(("chat_template",), "the model's own is used"),
-    Meaning(("image_data", "images", "mm_processor_kwargs"), TEXT_ONLY),
-    Meaning(("rank_fields",), "give documents as texts"),
-    Meaning(("lora_request", "lora_path"), "adapters are not served here"),
+    FieldRemedy(("chat_template",), "the model's own is used"),
+    FieldRemedy(("image_data", "images", "mm_processor_kwargs"), TEXT_ONLY),
+    FieldRemedy(("rank_fields",), "give documents as texts"),
+    FieldRemedy(("lora_request", "lora_path"), "adapters are not served here"),
 )
 USE_INSTEAD = {
     "adapter_id": "adapters are not served here",
@@ -181,16 +183,16 @@ PATHS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input
 """Where these are read: whoever sends one may have meant that."""
 
 
-def _by_name(meanings: Sequence[Meaning]) -> dict[str, Meaning]:
+def _by_name(remedies: Sequence[FieldRemedy]) -> dict[str, FieldRemedy]:
     return {
-        name: meaning
-        for meaning in reversed(meanings)
-        for name in (*meaning.names, *meaning.foreign)
+        name: remedy
+        for remedy in reversed(remedies)
+        for name in (*remedy.names, *remedy.foreign)
         if "." not in name
     }
 
 
-GENERATION_MEANINGS, OTHER_MEANINGS = _by_name(OF_GENERATION), _by_name(OF_OTHERS)
+GENERATION_REMEDIES, OTHER_REMEDIES = _by_name(OF_GENERATION), _by_name(OF_OTHERS)
 
 
 def remedy_for(kind: type[msgspec.Struct], name: str) -> str | None:
@@ -200,12 +202,12 @@ def remedy_for(kind: type[msgspec.Struct], name: str) -> str | None:
     if is_generation and name in USE_INSTEAD:
         return USE_INSTEAD[name]
     fields = {*kind.__struct_fields__} - {*refused_names(kind)}
-    meaning = (GENERATION_MEANINGS if is_generation else OTHER_MEANINGS).get(name)
-    if meaning is None or fields.isdisjoint(READ):
+    remedy = (GENERATION_REMEDIES if is_generation else OTHER_REMEDIES).get(name)
+    if remedy is None or fields.isdisjoint(READ):
         return None
-    own = [other for other in meaning.names if other.partition(".")[0] in fields]
+    own = [other for other in remedy.names if other.partition(".")[0] in fields]
     if not own:
-        return meaning.otherwise or "leave it out"
+        return remedy.otherwise or "leave it out"
     path = f", or {PATHS[name]}" if is_generation and name in PATHS else ""
     return f"use {own[0]}{path}"
 

@@ -53,6 +53,16 @@ class FlipBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The role to take: prefill or decode."""
 
 
+class ResetPrefixCacheBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    replica: str = ""
+    """Its id, as /debug/status tells it; left out: all replicas."""
+
+
+class ResetPrefixCacheAnswer(msgspec.Struct, kw_only=True):
+    num_blocks: dict[str, int]
+    """Blocks of each replica that could be found before."""
+
+
 class ChaosBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     do: Literal["kill"] | None = None
     """kill -9, as `baton chaos` strikes replicas."""
@@ -130,6 +140,12 @@ class StatusPages:
         body = decode_body(await read_body(request, self._gateway.config), FlipBody)
         progress = await self._gateway.dispatcher.flip(body.replica, body.to)
         return json_response(msgspec.convert(progress, DrainAnswer))
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        body = await read_body(request, self._gateway.config)
+        asked = decode_body(body or b"{}", ResetPrefixCacheBody)
+        num_blocks = await self._gateway.dispatcher.reset_prefix_cache(asked.replica)
+        return json_response(ResetPrefixCacheAnswer(num_blocks=num_blocks))
 
     async def chaos(self, request: Request) -> Response:
         """Make other faults, or end at once, if the deployment wants such things."""

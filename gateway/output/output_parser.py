@@ -38,6 +38,10 @@ class OutputParser:
     def num_calls(self) -> int:
         return self._out.num_calls
 
+    @property
+    def is_last_call_whole(self) -> bool:
+        return self._out.is_last_call_whole
+
     def feed(self, text: str) -> list[Piece]:
         self._reader.feed(text)
         next(self._parsing, None)

@@ -8,6 +8,7 @@ The arguments of a call follow its start, before anything of the next call.
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 import string
 from collections.abc import Callable, Collection, Iterator
@@ -84,6 +85,9 @@ class PieceWriter:
         self._position = position
         self._input: CustomInput | None = None
         """The input of a custom call that has begun."""
+        self._arguments: list[str] = []
+        """JSON of the call that was started last."""
+        self._is_given_text = False
         self._pieces: list[Piece] = []
 
     def content(self, text: str) -> None:
@@ -100,6 +104,7 @@ class PieceWriter:
         self.num_calls += 1
         if self._is_beyond:
             return
+        self._arguments, self._is_given_text = [], False
         is_custom = name in self._custom_names
         self._pieces.append(CallStart(self.num_calls - 1, self._call_id(), name, is_custom))
         if is_custom:
@@ -107,6 +112,8 @@ class PieceWriter:
 
     def arguments(self, text: str) -> None:
         """Add `text` to the arguments of the call that was started last."""
+        if not self._is_beyond:
+            self._arguments.append(text)
         if self._input is not None:
             self._input.feed(text)
         elif not self._is_beyond:
@@ -115,6 +122,7 @@ class PieceWriter:
     def call_text(self, text: str) -> None:
         """Add `text` to what that call, of a custom tool, is given."""
         if not self._is_beyond:
+            self._is_given_text = True
             self._write(CallArguments(self.num_calls - 1, text, is_text=True))
 
     def end_call(self, *, is_cut: bool = False) -> None:
@@ -122,6 +130,18 @@ class PieceWriter:
         if self._input is not None:
             self._input.end(is_cut=is_cut)
             self._input = None
+
+    @property
+    def is_last_call_whole(self) -> bool:
+        """Whether the call that was started last has all of its arguments. A text alone, which
+        nothing tells the end of, is as whole as it is."""
+        if not self._arguments:
+            return self._is_given_text
+        try:
+            json.loads("".join(self._arguments))
+        except (ValueError, RecursionError):
+            return False
+        return True
 
     def drain(self) -> list[Piece]:
         pieces, self._pieces = self._pieces, []

@@ -28,6 +28,11 @@ def public_request_id(given: str | None, *, field: str) -> str:
     return request_id
 
 
+def loggable_request_id(given: str | bytes) -> str:
+    """What a log may say of an id that nobody has looked at: nothing, if it is none."""
+    return given if isinstance(given, str) and ALLOWED.fullmatch(given) else ""
+
+
 def unique_request_id(public_id: str) -> RequestId:
     """What replicas are told: a client may use one id twice, but a generation never shares one."""
     return RequestId(f"{public_id}-{secrets.token_hex(4)}")

@@ -7,8 +7,9 @@ A file's time is when it expires, if it does: until then a sweep need not open i
 
 Nothing else in it is entered, counted or removed: it may be somebody's folder of other things.
 
-Several processes may use it at once. Two that write one id: the later one's value holds. Whoever
-reads a value reads it to its end, also if it is deleted or replaced meanwhile.
+Several processes may use it at once. Two that write one id: the later one's value holds, unless
+they `lock` it. Whoever reads a value reads it to its end, also if it is deleted or replaced
+meanwhile.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
 from baton.core.errors import StorageFull
-from baton.gateway.storage.files import FileReader, FileWriter, open_file
+from baton.gateway.storage.files import FileReader, FileWriter, locked, open_file
 from baton.gateway.storage.record import Facts
 
 log = logging.getLogger(__name__)
@@ -113,15 +114,22 @@ class StorageFolder:
             return None
         return FileReader(fd, facts, path)
 
+    def lock(self, place: Place) -> AbstractContextManager[None]:
+        """Within it nobody else locks or deletes what is there. Raises OSError."""
+        path = self._path(place)
+        return nullcontext() if path is None else locked(path)
+
     def delete(self, place: Place) -> bool:
         """Whether it was there. Raises OSError."""
         path = self._path(place)
         if path is None:
             return False
-        opened = open_file(path)
-        if opened is not None:
-            os.close(opened[0])
-        return self._unlink(path) and opened is not None and not opened[1].is_expired(self._now())
+        with locked(path):
+            opened = open_file(path)
+            if opened is not None:
+                os.close(opened[0])
+            was_there = self._unlink(path) and opened is not None
+        return was_there and opened is not None and not opened[1].is_expired(self._now())
 
     def entries(self, kind: str, owner: str | None = None) -> list[Facts]:
         """Values of `owner`, or of everybody; the oldest first. Raises OSError."""

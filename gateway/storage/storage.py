@@ -97,6 +97,19 @@ class Storage:
         """None if it is not there any more. Raises StorageUnavailable."""
         return await self._call(self._get, place)
 
+    async def change(
+        self,
+        place: Place,
+        changed: Callable[[bytes | None], bytes | None],
+        *,
+        ttl_s: float | None,
+        evicts: bool = False,
+    ) -> bytes | None:
+        """Keep what `changed` makes of what is there, or leave that if it makes None of it; return
+        what is there then. No change or deletion by another gateway comes between. `changed` is
+        called on another thread. Raises StorageFull, StorageUnavailable."""
+        return await self._call(self._change, place, changed, ttl_s, evicts)
+
     async def delete(self, place: Place) -> bool:
         """Whether it was there. Raises StorageUnavailable."""
         return await self._call(self._folder.delete, place)
@@ -143,6 +156,20 @@ class Storage:
         except BaseException:
             writer.abort()
             raise
+
+    def _change(
+        self,
+        place: Place,
+        changed: Callable[[bytes | None], bytes | None],
+        ttl_s: float | None,
+        evicts: bool,
+    ) -> bytes | None:
+        with self._folder.lock(place):
+            value = self._get(place)
+            if (new := changed(value)) is None:
+                return value
+            self._put(place, new, ttl_s, evicts, False)
+            return new
 
     def _get(self, place: Place) -> bytes | None:
         reader = self._folder.reader(place)

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 MOST_PAIRS = 2048
-"""Of one program."""
+"""The most pairs of a token and an expert that one program sorts."""
 LAST = tl.constexpr(0x7FFFFFFF)
 SOFTPLUS_IS_LINEAR = tl.constexpr(20.0)
 """From here on, as in torch."""

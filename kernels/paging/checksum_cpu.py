@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import TypeAlias
 
@@ -48,29 +48,94 @@ _release.argtypes = (ctypes.c_void_p,)
 _release.restype = None
 
 
+class _Blocks(ctypes.Structure):
+    """`Blocks` of source/paging/checksum.cpp."""
+
+    _fields_ = (
+        ("memory", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("starts", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int64),
+        ("num_starts", ctypes.c_int64),
+    )
+
+
+_ORIGIN = (0,)
+
+
 def checksums(parts: Parts, unit_bytes: int) -> bytes:
     """Raises BufferError for a part that is not contiguous."""
     with _Looks() as looks:
-        addresses, sizes = looks.at(parts, _CONTIGUOUS)
-        return _run(addresses, [0] * len(sizes), sizes, unit_bytes)
+        found = [
+            _run(looks.at(each, _CONTIGUOUS), None, _size_of(each), unit_bytes)
+            for each in _groups(parts)
+        ]
+    return found[0] if len(found) == 1 else b"".join(found)
 
 
 def copy_checksums(sources: Parts, targets: Parts, unit_bytes: int) -> bytes:
     """Raises BufferError for a target that cannot be written."""
+    found: list[bytes] = []
     with _Looks() as looks:
-        addresses, sizes = looks.at(targets, _WRITABLE)
-        source_addresses, source_sizes = looks.at(sources, _CONTIGUOUS)
-        if len(sizes) != len(source_sizes):
-            raise ValueError(f"{len(source_sizes)} parts to be copied to {len(sizes)}")
-        if sizes != source_sizes:
-            unequal = [each for each in zip(source_sizes, sizes, strict=True) if each[0] != each[1]]
-            raise ValueError("{} bytes to be copied to {}".format(*unequal[0]))
-        return _run(addresses, source_addresses, sizes, unit_bytes)
+        for source, target in _pairs(_groups(sources), _groups(targets)):
+            size = _size_of(target)
+            if size != _size_of(source):
+                raise ValueError(f"{_size_of(source)} bytes to be copied to {size}")
+            to, from_ = looks.at(target, _WRITABLE), looks.at(source, _CONTIGUOUS)
+            found.append(_run(to, from_, size, unit_bytes))
+    return found[0] if len(found) == 1 else b"".join(found)
 
 
 def tensor_checksums(units: Tensor) -> bytes:
     """The checksums of units, uint8 [U, unit bytes], contiguous."""
-    return _run([units.data_ptr()], [0], [units.nbytes], units.shape[1])
+    origin = array("q", _ORIGIN)
+    whole = _Blocks(units.data_ptr(), *[origin.buffer_info()[0]] * 2, 1, 1)
+    return _run(whole, None, units.nbytes, units.shape[1])
+
+
+def _groups(parts: Parts) -> list[BlockViews | Buffer]:
+    """What one call is made for: blocks of one memory, or one stretch."""
+    if isinstance(parts, BlockViews):
+        return [parts]
+    found: list[BlockViews | Buffer] = []
+    for part in parts:
+        if isinstance(part, Buffer | BlockViews):
+            found.append(part)
+        else:
+            found += part
+    return found
+
+
+def _pairs(
+    sources: list[BlockViews | Buffer], targets: list[BlockViews | Buffer]
+) -> Iterator[tuple[BlockViews | Buffer, BlockViews | Buffer]]:
+    """Sources and targets of as many blocks; all one by one, where they are grouped otherwise."""
+    if [*map(_num_blocks, sources)] != [*map(_num_blocks, targets)]:
+        sources, targets = _one_by_one(sources), _one_by_one(targets)
+    if len(sources) != len(targets):
+        raise ValueError(f"{len(sources)} parts to be copied to {len(targets)}")
+    return zip(sources, targets, strict=True)
+
+
+def _one_by_one(groups: Iterable[BlockViews | Buffer]) -> list[BlockViews | Buffer]:
+    found: list[BlockViews | Buffer] = []
+    for group in groups:
+        if isinstance(group, BlockViews):
+            found += group
+        else:
+            found.append(group)
+    return found
+
+
+def _num_blocks(group: BlockViews | Buffer) -> int:
+    return len(group) if isinstance(group, BlockViews) else 1
+
+
+def _size_of(group: BlockViews | Buffer) -> int:
+    """Bytes of each block."""
+    if isinstance(group, BlockViews):
+        return group.size
+    return memoryview(group).nbytes
 
 
 class _Looks:
@@ -78,7 +143,7 @@ class _Looks:
 
     def __init__(self) -> None:
         self._views: list[_View] = []
-        self._starts: dict[int, int] = {}
+        self._numbers: list[array[int]] = []
 
     def __enter__(self) -> _Looks:
         return self
@@ -87,50 +152,37 @@ class _Looks:
         for view in self._views:
             _release(ctypes.addressof(view))
 
-    def at(self, parts: Parts, flags: int) -> tuple[list[int], list[int]]:
-        """The address and length of each part."""
-        if isinstance(parts, BlockViews):
-            start = self._start(parts.memory, flags)
-            return [start + each for each in parts.starts], [parts.size] * len(parts)
-        addresses: list[int] = []
-        sizes: list[int] = []
-        for part in parts:
-            if isinstance(part, Buffer):
-                address, size = self._at(part, flags)
-                addresses.append(address)
-                sizes.append(size)
-            else:
-                of_part, sizes_of_part = self.at(part, flags)
-                addresses += of_part
-                sizes += sizes_of_part
-        return addresses, sizes
+    def at(self, group: BlockViews | Buffer, flags: int) -> _Blocks:
+        if not isinstance(group, BlockViews):
+            return self._blocks(group, _ORIGIN, _ORIGIN, flags)
+        return self._blocks(group.memory, group.rows, group.starts, flags)
 
-    def _start(self, memory: memoryview, flags: int) -> int:
-        """The address of an arena, looked up once: many blocks lie in it."""
-        start = self._starts.get(id(memory))
-        if start is None:
-            start, _ = self._at(memory, flags)
-            self._starts[id(memory)] = start
-        return start
-
-    def _at(self, part: Buffer, flags: int) -> tuple[int, int]:
+    def _blocks(
+        self, memory: Buffer, rows: Sequence[int], starts: Sequence[int], flags: int
+    ) -> _Blocks:
         view = _View()
-        _acquire(part, ctypes.addressof(view), flags)
+        _acquire(memory, ctypes.addressof(view), flags)
         self._views.append(view)
-        return view.address or 0, view.num_bytes
+        numbers = [array("q", rows), array("q", starts)]
+        self._numbers += numbers
+        addresses = [each.buffer_info()[0] for each in numbers]
+        return _Blocks(view.address, *addresses, len(rows), len(starts))
 
 
-def _run(
-    addresses: Sequence[int], sources: Sequence[int], sizes: Sequence[int], unit_bytes: int
-) -> bytes:
-    """Checksums of what is at `addresses`, copied there first where its source is not 0."""
-    if any(size % unit_bytes for size in set(sizes)):
+def _run(target: _Blocks, source: _Blocks | None, size: int, unit_bytes: int) -> bytes:
+    """Checksums of the targets' units, copied there first where there are sources."""
+    num_units, rest = divmod(size, unit_bytes)
+    if rest:
         raise ValueError(f"memory to be cut into units of {unit_bytes} bytes is no multiple")
-    parts = array("q", bytes(3 * _WORD_BYTES * len(sizes)))  # `Part` of source/paging/checksum.cpp
-    parts[0::3], parts[1::3] = array("q", addresses), array("q", sources)
-    parts[2::3] = array("q", [size // unit_bytes for size in sizes])
-    sums = ctypes.create_string_buffer(_WORD_BYTES * sum(parts[2::3]))
-    _function()(parts.buffer_info()[0], len(sizes), unit_bytes, ctypes.addressof(sums))
+    num_all = num_units * target.num_rows * target.num_starts
+    sums = ctypes.create_string_buffer(_WORD_BYTES * num_all)
+    _function()(
+        ctypes.addressof(target),
+        None if source is None else ctypes.addressof(source),
+        num_units,
+        unit_bytes,
+        ctypes.addressof(sums),
+    )
     return sums.raw
 
 
@@ -139,6 +191,7 @@ def _function() -> ctypes._NamedFuncPointer:
     compiled = library()
     assert compiled is not None
     function = compiled.baton_checksums
-    function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    function.argtypes = (pointer, pointer, number, number, pointer)
     function.restype = None
     return function

@@ -33,7 +33,7 @@ CHUNK = 4096
 EDGES = tl.constexpr(16)
 LAST_EDGE = tl.constexpr(15)
 UNIT = tl.constexpr(2.0**44)
-"""Of a mass of 1: 2^18 of them fit into an int64."""
+"""What a mass of 1 is in integers: 2^18 of them fit into an int64."""
 DEEPEST = tl.constexpr(0x7F800000)
 """Bits of infinity."""
 

@@ -5,11 +5,19 @@ empty --claim--> claimed --record--> there          each with the checksum of wh
 
 What came with wrong bytes may come again, but with the same checksum: the sender's own memory may
 have changed since it computed the first.
+
+A byte of state and a checksum for each (plane, block), in rows of one memory: what arrives as a
+whole, as nearly all does, is a step for each row, and whole rows are one for all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from baton.kv_transfer.layouts.integrity import CHECKSUM_BYTES
+
+EMPTY, CLAIMED, THERE = range(3)
+_IS_TAKEN = bytes(min(state, 1) for state in range(256))
 
 
 class Slots:
@@ -20,73 +28,116 @@ class Slots:
         self.stop = stop
         self.num_missing = (stop - start) * num_planes
         """Empty or claimed."""
-        self._checksums: list[list[int | None]] = [[None] * stop for _ in range(num_planes)]
-        self._claimed: list[set[int]] = [set() for _ in range(num_planes)]
-        """Blocks, by plane."""
-        self._expected: dict[tuple[int, int], int] = {}
+        self._width = stop - start
+        self._states = bytearray(self.num_missing)
+        self._checksums = bytearray(CHECKSUM_BYTES * self.num_missing)
+        self._expected: dict[tuple[int, int], bytes] = {}
         """The checksums of (plane, block)s that came with other bytes."""
 
-    def claim(self, plane: int, first: int, checksums: Sequence[int]) -> tuple[int, ...]:
-        """Which of the blocks `first`, `first + 1`, ... are empty; one checksum each is given.
+    def claim(self, planes: range, first: int, checksums: bytes) -> Sequence[int]:
+        """Which of the blocks `first`, `first + 1`, ... are empty, the same ones in all planes.
 
-        They are the caller's to write, then to `record` or to `give_back`. Blocks before `start`
-        are nobody's. Raises ValueError if a block has come before with another checksum, also if
-        its bytes were wrong then.
+        One checksum each is given, by plane and block. They are the caller's to write, then to
+        `record` or to `give_back`. Blocks before `start` are nobody's. Raises ValueError, and
+        claims nothing, if a block has come before with another checksum, also if its bytes were
+        wrong then, or if not the same ones are empty in all planes.
         """
-        row, stop = self._checksums[plane], first + len(checksums)
-        if self._expected or first < self.start or row[first:stop] != [None] * len(checksums):
-            found = self._empty(plane, first, checksums)
-            for block in found:
-                row[block] = checksums[block - first]
-        else:  # as nearly always: in as few steps of Python as for one block
-            found = tuple(range(first, stop))
-            row[first:stop] = checksums
-        self._claimed[plane].update(found)
-        return found
+        num_blocks = len(checksums) // (CHECKSUM_BYTES * len(planes))
+        blocks, size = range(first, first + num_blocks), CHECKSUM_BYTES * num_blocks
+        spans = () if self._expected else self._spans(planes, blocks)
+        if spans and all(self._are_empty(span) for span in spans):
+            self._fill(spans, CLAIMED)
+            given = 0
+            for span in spans:
+                start, stop = CHECKSUM_BYTES * span.start, CHECKSUM_BYTES * span.stop
+                self._checksums[start:stop] = checksums[given : given + stop - start]
+                given += stop - start
+            return blocks
+        parts = [checksums[at : at + size] for at in range(0, len(checksums), size)]
+        found = [
+            self._empty(*row) for row in zip(planes, [first] * len(planes), parts, strict=True)
+        ]
+        if any(each != found[0] for each in found):
+            raise ValueError("of some planes blocks have arrived before")
+        self._put(planes, found[0], CLAIMED)
+        for plane, part in zip(planes, parts, strict=True):
+            for block in found[0]:
+                at = CHECKSUM_BYTES * self._at(plane, block)
+                self._checksums[at : at + CHECKSUM_BYTES] = part[_span(block - first)]
+        return found[0]
 
     def are_alike(self, planes: range, first: int, num_blocks: int) -> bool:
         """Whether the same ones of these blocks are empty in all of the planes."""
-        rows = self._checksums[planes.start : planes.stop]
-        parts = [row[first : first + num_blocks] for row in rows]
-        return len({tuple([each is None for each in part]) for part in parts}) <= 1
+        blocks = range(max(first, self.start), first + num_blocks)
+        taken = [self._states[span].translate(_IS_TAKEN) for span in self._spans(planes, blocks)]
+        if len(taken) == 1 and len(planes) > 1:  # whole rows
+            return taken[0] == taken[0][: self._width] * len(planes)
+        return all(row == taken[0] for row in taken)
 
-    def record(self, plane: int, blocks: Sequence[int]) -> None:
+    def record(self, planes: range, blocks: Sequence[int]) -> None:
         """Claimed blocks have been written and verified."""
-        self._claimed[plane].difference_update(blocks)
-        self.num_missing -= len(blocks)
+        self._put(planes, blocks, THERE)
+        self.num_missing -= len(planes) * len(blocks)
 
-    def give_back(self, plane: int, blocks: Sequence[int]) -> None:
+    def give_back(self, planes: range, blocks: Sequence[int]) -> None:
         """Claimed blocks were not written, or not with the right bytes."""
-        for block in blocks:
-            self._checksums[plane][block] = None
-            self._claimed[plane].remove(block)
+        self._put(planes, blocks, EMPTY)
 
-    def expect(self, plane: int, blocks: Sequence[int], checksums: Sequence[int]) -> None:
-        """Should these blocks come again, they must have these checksums; one each is given."""
-        for block, checksum in zip(blocks, checksums, strict=True):
-            self._expected[plane, block] = checksum
+    def expect(self, plane: int, block: int, checksum: bytes) -> None:
+        """Should this block come again, it must have this checksum."""
+        self._expected[plane, block] = checksum
 
     def first_missing(self) -> int:
         """The first block that is not there in all planes; `stop` if all are."""
         if not self.num_missing:
             return self.stop
-        for block in range(self.start, self.stop):
-            if any(
-                row[block] is None or block in self._claimed[plane]
-                for plane, row in enumerate(self._checksums)
-            ):
-                return block
-        return self.stop
+        there, width = bytes((THERE,)), self._width
+        rows = [self._states[at : at + width] for at in range(0, len(self._states), width)]
+        return self.stop - max(len(row.lstrip(there)) for row in rows)
 
-    def _empty(self, plane: int, first: int, checksums: Sequence[int]) -> tuple[int, ...]:
-        """See `claim`."""
-        row, found = self._checksums[plane], list[int]()
-        for block, checksum in enumerate(checksums, first):
-            if block < self.start:
-                continue
-            known = self._expected.get((plane, block)) if row[block] is None else row[block]
-            if row[block] is None and known in (None, checksum):
-                found.append(block)
-            elif known != checksum:
+    def _put(self, planes: range, blocks: Sequence[int], state: int) -> None:
+        if isinstance(blocks, range):
+            self._fill(self._spans(planes, blocks), state)
+            return
+        for plane in planes:
+            for block in blocks:
+                self._states[self._at(plane, block)] = state
+
+    def _spans(self, planes: range, blocks: range) -> Sequence[slice]:
+        """Where they lie: in each row, or in all at once; nowhere, if some are nobody's."""
+        if not self.start <= blocks.start <= blocks.stop <= self.stop:
+            return ()
+        if len(blocks) == self._width:
+            return (slice(planes.start * self._width, planes.stop * self._width),)
+        begins = [self._at(plane, blocks.start) for plane in planes]
+        return [slice(begin, begin + len(blocks)) for begin in begins]
+
+    def _are_empty(self, span: slice) -> bool:
+        return bool(self._states.count(EMPTY, span.start, span.stop) == span.stop - span.start)
+
+    def _fill(self, spans: Sequence[slice], state: int) -> None:
+        for span in spans:
+            self._states[span] = bytes((state,)) * (span.stop - span.start)
+
+    def _at(self, plane: int, block: int) -> int:
+        return plane * self._width + block - self.start
+
+    def _empty(self, plane: int, first: int, checksums: bytes) -> tuple[int, ...]:
+        """The blocks that are empty."""
+        found: list[int] = []
+        for block in range(max(first, self.start), first + len(checksums) // CHECKSUM_BYTES):
+            at, checksum = self._at(plane, block), checksums[_span(block - first)]
+            is_empty = self._states[at] == EMPTY
+            known = bytes(self._checksums[_span(at)])
+            if is_empty:
+                known = self._expected.get((plane, block), checksum)
+            if known != checksum:
                 raise ValueError(f"block {block} has arrived before, with other bytes")
+            if is_empty:
+                found.append(block)
         return tuple(found)
+
+
+def _span(block: int) -> slice:
+    """The bytes of its checksum."""
+    return slice(CHECKSUM_BYTES * block, CHECKSUM_BYTES * (block + 1))

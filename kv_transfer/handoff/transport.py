@@ -43,6 +43,8 @@ class LentPiece:
     message: bytes = b""
     """The piece as it travels, with its bytes; empty: it is yet to be written. Where there is one,
     the views are good for their length only: the blocks may be others' by now."""
+    is_last: bool = False
+    """Whether it is known that no piece follows in its stream."""
     block_offset: int = 0
     """Where in each of the blocks its view begins, in bytes: D may hold only some of the heads."""
 

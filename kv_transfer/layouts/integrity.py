@@ -84,8 +84,6 @@ def _digests(view: memoryview, unit_bytes: int) -> bytes:
     return struct.pack(f"<{len(digests)}Q", *digests)
 
 
-def combined_checksums(checksums: bytes, num_each: int) -> tuple[int, ...]:
-    """The combined checksum of each so many, one after the other, as numbers."""
-    if num_each > 1:
-        checksums = unit_checksums(checksums, CHECKSUM_BYTES * num_each)
-    return struct.unpack(f"<{len(checksums) // CHECKSUM_BYTES}Q", checksums)
+def combined_checksums(checksums: bytes, num_each: int) -> bytes:
+    """The combined checksum of each so many, one after the other."""
+    return unit_checksums(checksums, CHECKSUM_BYTES * num_each) if num_each > 1 else checksums

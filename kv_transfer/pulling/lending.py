@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
+from typing import NamedTuple, Protocol
 
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import Overloaded, TransferError
@@ -30,8 +31,19 @@ MAX_LENT_FRACTION = 0.5
 Hold = Callable[[Holder], int]
 """Called on the owner's thread: lets the holder reference blocks, returns the tokens in them."""
 
-BringIn = Callable[[Sequence[int], bytes], AbstractAsyncContextManager[object]]
-"""Tokens and salt: within the context, what there is of them is in the pool's cache."""
+
+class BringIn(Protocol):
+    def __call__(
+        self, tokens: Sequence[int], salt: bytes, *, tenant: str
+    ) -> AbstractAsyncContextManager[object]:
+        """Within the context, what there is of the tokens is in the pool's cache, and on the
+        tenant's account."""
+
+
+class _Loan(NamedTuple):
+    num_recallable: int
+    """Blocks of it that may be called back; 0 where none may."""
+    tenant: str
 
 
 class Lender:
@@ -62,8 +74,7 @@ class Lender:
         self._bring_in = bring_in
         self._loop: asyncio.AbstractEventLoop | None = None
         self._has_ended: dict[TransferId, asyncio.Event] = {}
-        self._num_recallable: dict[TransferId, int] = {}  # oldest first
-        """Blocks of each loan that may be called back; 0 where none may."""
+        self._loans: dict[TransferId, _Loan] = {}  # oldest first
 
     @property
     def num_open(self) -> int:
@@ -108,21 +119,24 @@ class Lender:
     ) -> AbstractAsyncContextManager[object]:
         if hold is not None or self._bring_in is None:
             return nullcontext()
-        return self._bring_in(request.tokens, request.salt)
+        return self._bring_in(request.tokens, request.salt, tenant=request.tenant)
 
     # On the owner's thread.
 
     def ended(self, transfer_id: TransferId) -> None:
         """A transfer of the sender is over; nothing happens if it is no loan."""
-        self._num_recallable.pop(transfer_id, None)
+        self._loans.pop(transfer_id, None)
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended, and its calls with it
                 self._loop.call_soon_threadsafe(self._wake, transfer_id)
 
-    def call_back(self) -> bool:
-        """Under memory pressure: end the youngest loan of cached blocks, if there is one."""
-        for transfer_id, num_blocks in reversed(self._num_recallable.items()):
-            if num_blocks:
+    def call_back(self, tenant: str | None = None) -> bool:
+        """Under memory pressure: end the youngest loan of cached blocks, if there is one.
+
+        Of `tenant`'s blocks alone, if one is given.
+        """
+        for transfer_id, loan in reversed(self._loans.items()):
+            if loan.num_recallable and tenant in (None, loan.tenant):
                 self._end(transfer_id, "its blocks are needed by running requests")
                 return True
         return False
@@ -148,15 +162,16 @@ class Lender:
         except BaseException:
             self._pool.release(lease)
             raise
-        num_blocks = len(self._pool.table(lease)) if hold is None else 0
-        self._num_recallable[request.transfer_id] = num_blocks
+        num_recallable = len(self._pool.table(lease)) if hold is None else 0
+        self._loans[request.transfer_id] = _Loan(num_recallable, request.tenant)
         self._sender.publish(request.transfer_id, num_tokens)
         self._sender.finish(request.transfer_id)
         return num_tokens
 
     def _hold_cached(self, lease: Holder, request: PullRequest) -> int:
         num_tokens = self._pool.hold_cached(lease, request.tokens, request.salt)
-        num_lent = sum(self._num_recallable.values()) + len(self._pool.table(lease))
+        num_lent = sum(loan.num_recallable for loan in self._loans.values())
+        num_lent += len(self._pool.table(lease))
         if num_lent > MAX_LENT_FRACTION * self._pool.num_blocks:
             self._pool.release(lease)
             raise Overloaded(
@@ -166,7 +181,7 @@ class Lender:
 
     def _end(self, transfer_id: TransferId, reason: str) -> None:
         """Only a loan of ours, and only one that is not over."""
-        if transfer_id in self._num_recallable:
+        if transfer_id in self._loans:
             self._sender.abort(transfer_id, reason)
 
     # On the event loop.

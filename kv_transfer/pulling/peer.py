@@ -40,8 +40,13 @@ from baton.kv_transfer.receiving.source_patience import SourcePatience
 from baton.kv_transfer.receiving.source_watch import SourceWatch
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
+from baton.proto.pull_wire import (
+    offered_from_proto,
+    offered_to_proto,
+    pull_from_proto,
+    pull_to_proto,
+)
 from baton.proto.replica_pb2_grpc import PeerServicer, PeerStub
-from baton.proto.wire import offered_from_proto, offered_to_proto, pull_from_proto, pull_to_proto
 
 END_OF_CALL_S = 5.0
 PROGRESS_S = 0.25
@@ -137,10 +142,12 @@ class PeerClient:
         self._timeout_s = timeout_s
         self._ending: set[asyncio.Task[None]] = set()
 
-    def source(self, peer: ReplicaAddress, leaving: Leaving | None = None) -> PeerSource:
-        """The peer as a prefix source. With `leaving` that request of the peer stops there,
-        whatever it has to offer."""
-        return PeerSource(self, peer, leaving)
+    def source(
+        self, peer: ReplicaAddress, leaving: Leaving | None = None, *, tenant: str = ""
+    ) -> PeerSource:
+        """The peer as a source of `tenant`'s prefixes. With `leaving` that request of the peer
+        stops there, whatever it has to offer."""
+        return PeerSource(self, peer, leaving, tenant)
 
     async def close(self) -> None:
         """Return when no call is open any more."""
@@ -192,18 +199,22 @@ class PeerClient:
 class PeerSource:
     """A `baton.kv_transfer.pulling.prefix_fetch.PrefixSource`: what one peer holds."""
 
-    def __init__(self, client: PeerClient, peer: ReplicaAddress, leaving: Leaving | None) -> None:
+    def __init__(
+        self, client: PeerClient, peer: ReplicaAddress, leaving: Leaving | None, tenant: str
+    ) -> None:
         self.name: str = peer.replica_id
         self._client = client
         self._peer = peer
         self._leaving = leaving
+        self._tenant = tenant
 
     @asynccontextmanager
     async def offer(
         self, transfer_id: TransferId, tokens: Sequence[int], salt: bytes, num_held: int
     ) -> AsyncIterator[PrefixOffer | None]:
         """See `PrefixSource.offer`."""
-        request = replace(self._client.request(transfer_id, tokens, salt), num_held=num_held)
+        request = self._client.request(transfer_id, tokens, salt)
+        request = replace(request, num_held=num_held, tenant=self._tenant)
         if self._leaving is not None:
             leaving = self._leaving
             request = replace(request, request_id=leaving.request_id, attempt=leaving.attempt)

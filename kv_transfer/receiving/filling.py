@@ -15,6 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import NoReturn
 
 from baton.core.block_views import chosen, sizes_of
@@ -69,7 +70,7 @@ class Fill:
     targets: BlockTargets
     tokens: range
     """Tokens that the lease lacks; no others are written."""
-    blocks: tuple[int, ...]
+    blocks: Sequence[int]
     """Blocks of the piece that were empty, in each of its planes."""
 
     @property
@@ -114,10 +115,14 @@ class Filling:
         targets: BlockTargets,
         expires_at: float,
         counters: FillCounters,
+        *,
+        tenant: str = "",
     ) -> None:
+        """`tenant`: on whose account the blocks are."""
         num_planes = reservation.streams[0].wanted.num_planes
         self.reservation = reservation
         self.expires_at = expires_at
+        self.tenant = tenant
         self._targets = targets
         self._counters = counters
         self._lock = threading.Lock()
@@ -193,8 +198,7 @@ class Filling:
         planes = fill.piece.planes
         settle = fill.slots.record if is_written else fill.slots.give_back
         with self._lock:
-            for plane in planes:
-                settle(plane, fill.blocks)
+            settle(planes, fill.blocks)
             if is_written:
                 size = fill.placement.arriving.layer_block_bytes
                 self._counters.filled(len(planes) * len(fill.blocks) * size)
@@ -204,9 +208,11 @@ class Filling:
         """Its bytes are wrong. Raises CorruptPiece, and counts it against the source."""
         piece = fill.piece
         with self._lock:
-            for plane, checksums in zip(piece.planes, _by_plane(piece), strict=True):
-                expected = [checksums[block - piece.first_block] for block in fill.blocks]
-                fill.slots.expect(plane, fill.blocks, expected)
+            checksums = _by_block(piece)
+            for plane, block in product(piece.planes, fill.blocks):
+                number = (plane - piece.plane) * piece.num_blocks + block - piece.first_block
+                start = CHECKSUM_BYTES * number
+                fill.slots.expect(plane, block, checksums[start : start + CHECKSUM_BYTES])
         what = f"(block, head) {bad[:8]} do not match their checksums"
         self._refuse(piece, what, range(fill.blocks[0], fill.blocks[-1] + 1))
 
@@ -221,19 +227,12 @@ class Filling:
 
     # What follows is called with the lock held.
 
-    def _claim(self, slots: Slots, piece: KvPiece) -> tuple[int, ...]:
+    def _claim(self, slots: Slots, piece: KvPiece) -> Sequence[int]:
         """The blocks that were empty: the same ones in all planes. Or none is claimed."""
-        claimed: list[tuple[int, ...]] = []
         try:
-            for plane, checksums in zip(piece.planes, _by_plane(piece), strict=True):
-                claimed.append(slots.claim(plane, piece.first_block, checksums))
-            if len(set(claimed)) > 1:
-                raise ValueError("of some planes blocks have arrived before")
+            return slots.claim(piece.planes, piece.first_block, _by_block(piece))
         except ValueError as conflict:
-            for plane, blocks in zip(piece.planes, claimed, strict=False):
-                slots.give_back(plane, blocks)
             self._refuse(piece, str(conflict))
-        return claimed[0]
 
     def _check_state(self, now: float) -> None:
         if self.state is ReceiverState.ABORTED:
@@ -285,9 +284,7 @@ class Filling:
         )
 
 
-def _by_plane(piece: KvPiece) -> list[tuple[int, ...]]:
-    """One checksum a block."""
-    num_blocks = piece.num_blocks
+def _by_block(piece: KvPiece) -> bytes:
+    """One checksum a block, by plane and block."""
     num_each = len(piece.checksums) // (CHECKSUM_BYTES * len(piece.views))
-    found = combined_checksums(piece.checksums, num_each)
-    return [found[at : at + num_blocks] for at in range(0, len(found), num_blocks)]
+    return combined_checksums(piece.checksums, num_each)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from baton.core.block_views import ArrivingBlocks, BlockViews, joined, part_of
+from baton.core.block_views import ArrivingBlocks, BlockViews, part_of
 from baton.kv_transfer.layouts.convert import converted
 from baton.kv_transfer.layouts.integrity import (
     CHECKSUM_BYTES,
@@ -75,7 +75,7 @@ def _place_directly(fills: Sequence[Fill], unit_bytes: int) -> dict[Fill, list[U
 
 def _targets(fill: Fill) -> Sequence[memoryview]:
     placement = fill.placement
-    whole = joined([fill.targets.views(fill.blocks, plane) for plane in fill.piece.planes])
+    whole = fill.targets.views(fill.blocks, fill.piece.planes)
     return part_of(whole, placement.offset, placement.arriving.layer_block_bytes)
 
 

@@ -147,7 +147,9 @@ class Receiver:
             self._pool.release(holder)
             raise
         expires_at = now + wanted.time_left_s
-        self._leases[transfer_id] = Filling(reservation, targets, expires_at, self.counters)
+        self._leases[transfer_id] = Filling(
+            reservation, targets, expires_at, self.counters, tenant=wanted.tenant
+        )
         self.counters.num_reserved += 1
         return reservation
 
@@ -217,10 +219,14 @@ class Receiver:
                 self._pool.release(_holder(HolderKind.QUARANTINE, transfer_id))
                 del self._quarantined[transfer_id]
 
-    def abort_youngest_reserved(self) -> bool:
-        """Under memory pressure: give up the youngest lease nothing has arrived for, if any."""
+    def abort_youngest_reserved(self, tenant: str | None = None) -> bool:
+        """Under memory pressure: give up the youngest lease nothing has arrived for, if any.
+
+        Of `tenant` alone, if one is given.
+        """
         for filling in reversed(self._leases.values()):
-            if filling.state is ReceiverState.RESERVED:
+            is_candidate = tenant is None or filling.tenant == tenant
+            if is_candidate and filling.state is ReceiverState.RESERVED:
                 self.abort(filling.transfer_id, AbortReason.PRESSURE)
                 return True
         return False

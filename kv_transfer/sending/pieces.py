@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import accumulate, compress, pairwise
 from math import ceil
 from operator import lt
 from typing import Protocol
 
-from baton.core.block_views import joined, part_of
+from baton.core.block_views import part_of
 from baton.core.errors import TransferError
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
@@ -164,7 +163,6 @@ class HeadRange:
         return part_of(blocks, self.block_offset, self.layout.layer_block_bytes)
 
 
-@lru_cache(maxsize=256)
 def head_ranges(
     sender: KvLayout, receiver: KvLayout
 ) -> tuple[tuple[HeadRange, ...], tuple[int, ...]]:
@@ -195,7 +193,7 @@ class SendingStream:
 class BlockRead:
     """Some blocks of a transfer that are being read; compared by identity.
 
-    The sources stay valid until `Sender.end_read` is given this reading.
+    The source stays valid until `Sender.end_read` is given this reading.
     """
 
     transfer_id: TransferId
@@ -204,11 +202,12 @@ class BlockRead:
     heads: HeadRange
     plane: int
     """The first one."""
+    num_planes: int = 1
     first_block: int
     blocks: tuple[int, ...]
     """Their numbers in the pool."""
-    sources: tuple[BlockSource, ...]
-    """Sources of each plane: the whole blocks, whichever heads travel."""
+    source: BlockSource
+    """The whole blocks in all planes, whichever heads travel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +226,11 @@ class Cut:
     @property
     def is_in_memory(self) -> bool:
         """Whether its bytes can be read without waiting for a device."""
-        return self.reading.sources[0].is_in_memory
+        return self.reading.source.is_in_memory
 
     def views(self) -> Sequence[memoryview]:
         """Views of the heads that travel, by plane and block."""
-        sources = [self.reading.sources[plane] for plane in self.planes]
-        whole = joined([source.views(self.start, self.stop) for source in sources])
+        whole = self.reading.source.views(self.planes, self.start, self.stop)
         return self.reading.heads.of(whole)
 
 
@@ -253,7 +251,7 @@ def cuts(reading: BlockRead, max_piece_bytes: Callable[[], int]) -> Iterator[Cut
 
     `max_piece_bytes` is asked for the length of each; one block may be longer.
     """
-    num_planes, num_blocks = len(reading.sources), len(reading.blocks)
+    num_planes, num_blocks = reading.num_planes, len(reading.blocks)
     block_bytes = reading.heads.layout.layer_block_bytes
     plane = start = 0
     while plane < num_planes:
@@ -305,7 +303,9 @@ def _nothing_to_give_back() -> None:
     """The reading lasts; who reads it gives it back."""
 
 
-def lend(cut: Cut, contents: Contents, give_back: Callable[[], None]) -> LentPiece:
+def lend(
+    cut: Cut, contents: Contents, give_back: Callable[[], None], *, is_last: bool = False
+) -> LentPiece:
     reading = cut.reading
     return LentPiece(
         transfer_id=reading.transfer_id,
@@ -320,4 +320,5 @@ def lend(cut: Cut, contents: Contents, give_back: Callable[[], None]) -> LentPie
         checksums=contents.checksums,
         message=contents.message,
         give_back=give_back,
+        is_last=is_last,
     )

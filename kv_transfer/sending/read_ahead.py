@@ -75,11 +75,14 @@ class _Share:
 class _Batch:
     shares: deque[_Share]
     hashing: Future[list[Contents]]
+    is_last: bool
+    """No piece follows behind it."""
 
     async def pieces(self) -> AsyncGenerator[LentPiece, None]:
         try:
             for contents in await self._hashed():
-                piece = lend(self.shares[0].cut, contents, self.shares[0].give_back)
+                share, is_last = self.shares[0], self.is_last and len(self.shares) == 1
+                piece = lend(share.cut, contents, share.give_back, is_last=is_last)
                 self.shares.popleft()
                 yield piece
         finally:
@@ -166,7 +169,8 @@ class ReadAhead:
                 hashing = self._hashed(tuple(batch))
                 for _ in batch:
                     shares.popleft()
-                self._shelf.put_nowait(_Batch(batch, hashing))
+                is_last = not shares and self._source.is_done
+                self._shelf.put_nowait(_Batch(batch, hashing, is_last))
         finally:
             _give_back(shares)
 

@@ -19,9 +19,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from baton.core.errors import StaleEpoch, TransferAborted, TransferError, UnknownTransfer
 from baton.core.ids import Epoch, TransferId
+from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import Holder, HolderKind, KvPool
 from baton.kv_transfer.config import DEFAULTS
 from baton.kv_transfer.handoff.lease import (
@@ -223,8 +225,7 @@ class Sender:
         a block asked for does not exist.
         """
         self._check_sender_epoch(request.transfer_id, request.sender_epoch)
-        check_layouts(self._pool.layout, request.layout)
-        check_features(self._pool.layout, request.layout)
+        heads, runs = _travelling(self._pool.layout, request.layout)
         offer = self._readable(request.transfer_id)
         _check_receiver_epoch(request.transfer_id, request.receiver_epoch, offer.receiver_epoch)
         if not 0 <= request.first_block < offer.num_blocks:
@@ -232,15 +233,11 @@ class Sender:
                 f"{request.transfer_id}: block {request.first_block} asked for, "
                 f"there are {offer.num_blocks}"
             )
-        layout = self._pool.layout
-        if request.layout.features is None:  # the last plane, which D does not want
-            layout = replace(layout, features=None)
-        heads, runs = head_ranges(layout, request.layout)
         return SendingStream(
             transfer_id=request.transfer_id,
             heads=heads,
             runs=runs if request.joins_planes else range(len(heads)),
-            progress=progress_of(request, offer.num_blocks, layout.num_planes),
+            progress=progress_of(request, offer.num_blocks, len(heads)),
         )
 
     def begin_read(self, stream: SendingStream) -> list[BlockRead]:
@@ -325,9 +322,10 @@ class Sender:
             receiver_epoch=offer.receiver_epoch,
             heads=heads,
             plane=plane,
+            num_planes=len(spans),
             first_block=start,
             blocks=tuple(self._pool.table(lease)[start:stop]),
-            sources=tuple([self._pool.source(lease, start, stop, span.plane) for span in spans]),
+            source=self._pool.source(lease, start, stop, range(plane, plane + len(spans))),
         )
         offer.state = next_sender_state(offer.state, SenderEvent.READ_BEGUN)
         offer.readings.add(reading)
@@ -378,3 +376,15 @@ class Sender:
 def _check_receiver_epoch(transfer_id: TransferId, got: Epoch, offered: Epoch) -> None:
     if got != offered:
         raise StaleEpoch(f"{transfer_id} was offered to another incarnation of the receiver")
+
+
+@lru_cache(maxsize=256)
+def _travelling(
+    sender: KvLayout, receiver: KvLayout
+) -> tuple[tuple[HeadRange, ...], tuple[int, ...]]:
+    """See `head_ranges`, of the planes that D wants. Raises LayoutMismatch."""
+    check_layouts(sender, receiver)
+    check_features(sender, receiver)
+    if receiver.features is None:  # the last plane
+        sender = replace(sender, features=None)
+    return head_ranges(sender, receiver)

@@ -14,14 +14,16 @@ import asyncio
 import logging
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import takewhile
 from typing import TypeVar
 
 from baton.kv_transfer.tiers.media.base import Tier
 from baton.kv_transfer.tiers.media.record import BlockRecord
+from baton.kv_transfer.tiers.strikes import Strikes
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +33,19 @@ NUM_READERS = 4
 
 
 class Level:
-    def __init__(self, tier: Tier, below: Level | None, max_waiting: int) -> None:
+    def __init__(self, tier: Tier, below: Level | None, max_waiting: int, strikes: Strikes) -> None:
         self.tier = tier
         self._below = below
+        self._strikes = strikes
         self._max_waiting = max_waiting
         self._waiting: OrderedDict[bytes, BlockRecord] = OrderedDict()
+        self._removing: Counter[bytes] = Counter()
+        """Removals of what was discarded that are yet to come: until then it is not there for
+        anybody, though the tier has it."""
+        self._written: bytes | None = None
+        """The name of the record that is being written."""
+        self._is_spoilt = False
+        """The record was discarded meanwhile: it is to be removed once it is written."""
         self._changed = threading.Condition()
         self._writing = threading.Lock()
         self._is_closing = False
@@ -73,7 +83,7 @@ class Level:
         return len(self._waiting)
 
     def holds(self, name: bytes) -> bool:
-        return name in self._waiting or self.tier.holds(name)
+        return name in self._waiting or (not self._is_hidden(name) and self.tier.holds(name))
 
     def put(self, record: BlockRecord) -> None:
         """From any thread; never waits for I/O."""
@@ -103,8 +113,10 @@ class Level:
         """Forget it, in the background where that is I/O; also if it is just being written."""
         with self._changed:
             self._waiting.pop(name, None)
+            self._is_spoilt |= name == self._written
             if self._readers is not None and not self._is_closing:
-                self._readers.submit(self.tier.remove, name)
+                self._removing[name] += 1
+                self._readers.submit(self._remove, name)
                 return
         self.tier.remove(name)
 
@@ -113,6 +125,7 @@ class Level:
         num_waiting = self._num_leading_waiting(names)
         if num_waiting:
             return num_waiting
+        names = self._before_removed(names)
         return await self._on_readers(partial(self.tier.num_leading, names), otherwise=0)
 
     async def read(self, names: Sequence[bytes]) -> list[BlockRecord]:
@@ -121,6 +134,7 @@ class Level:
         if waiting:
             return waiting
         nothing: list[BlockRecord] = []
+        names = self._before_removed(names)
         found = await self._on_readers(partial(self.tier.read, names), otherwise=nothing)
         self.tier.stats.count(num_hits=len(found))
         return found
@@ -137,6 +151,24 @@ class Level:
                     break
                 found.append(record)
         return found
+
+    def _before_removed(self, names: Sequence[bytes]) -> Sequence[bytes]:
+        with self._changed:
+            if not self._removing and not self._is_spoilt:
+                return names
+            return list(takewhile(lambda name: not self._is_hidden(name), names))
+
+    def _is_hidden(self, name: bytes) -> bool:
+        return name in self._removing or (self._is_spoilt and name == self._written)
+
+    def _remove(self, name: bytes) -> None:
+        try:
+            self.tier.remove(name)
+        finally:
+            with self._changed:
+                self._removing[name] -= 1
+                if not self._removing[name]:
+                    del self._removing[name]
 
     async def _on_readers(self, function: Callable[[], T], *, otherwise: T) -> T:
         if self._readers is None:
@@ -170,9 +202,12 @@ class Level:
                 is_wanted = self._waiting.get(record.name) is record
                 if is_wanted:
                     del self._waiting[record.name]
+                    self._written, self._is_spoilt = None, False
                 self._changed.notify_all()
             if not is_wanted:  # discarded while it was being written, and perhaps made anew
                 self.tier.remove(record.name)
+                with self._changed:
+                    self._written, self._is_spoilt = None, False
 
     def _next(self) -> BlockRecord | None:
         """The record that has waited longest; it stays readable until it is written."""
@@ -181,7 +216,9 @@ class Level:
                 if self._is_closing:
                     return None
                 self._changed.wait()
-            return next(iter(self._waiting.values()))
+            record = next(iter(self._waiting.values()))
+            self._written = record.name
+            return record
 
     def _store(self, record: BlockRecord) -> None:
         with self._writing:
@@ -194,7 +231,11 @@ class Level:
     def _evict(self, name: bytes) -> None:
         """Move it on to the next tier, unless that has it."""
         if self._below is not None and not self._below.holds(name):
-            for record in self.tier.read([name]):
-                self._below.put(record)
+            with self._strikes.watch() as struck:
+                for record in self.tier.read(self._before_removed([name])):
+                    if name not in struck:
+                        self._below.put(record)
+                if name in struck:
+                    self._strikes.strike(name)
         self.tier.remove(name)
         self.tier.stats.count(num_evicted=1)

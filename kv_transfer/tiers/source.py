@@ -16,7 +16,7 @@ from baton.kv_transfer.tiers.worth import Rate, blocks_worth_taking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worth:
+class ReadPolicy:
     """What decides whether reading beats computing."""
 
     min_tokens: int
@@ -30,14 +30,14 @@ class TierSource:
 
     name = "the tiers"
 
-    def __init__(self, stack: TierStack, transport: TierTransport, worth: Worth) -> None:
+    def __init__(self, stack: TierStack, transport: TierTransport, policy: ReadPolicy) -> None:
         self.names: Sequence[bytes] = ()
         """Names of the blocks that are to be brought in, once something was offered."""
         self.stretches: tuple[Stretch, ...] = ()
         """Tiers that hold those blocks, stretch by stretch."""
         self._stack = stack
         self._transport = transport
-        self._worth = worth
+        self._read_policy = policy
 
     @property
     def tiers(self) -> tuple[str, ...]:
@@ -55,14 +55,14 @@ class TierSource:
     ) -> AsyncIterator[PrefixOffer | None]:
         """See `PrefixSource.offer`."""
         layout = self._stack.format.layout
-        if len(tokens) - num_held < max(self._worth.min_tokens, layout.block_size):
+        if len(tokens) - num_held < max(self._read_policy.min_tokens, layout.block_size):
             yield None
             return
         root = root_hash(layout.model_fingerprint, salt)
         names = list(block_names(root, tokens, layout.block_size))
         first = num_held // layout.block_size
         num_blocks = self._choose(await self._stack.find(names[first:]))
-        if not num_blocks or num_blocks * layout.block_size < self._worth.min_tokens:
+        if not num_blocks or num_blocks * layout.block_size < self._read_policy.min_tokens:
             yield None
             return
         stop = first + num_blocks
@@ -81,8 +81,8 @@ class TierSource:
             stretches,
             block_bytes=layout.block_bytes,
             block_tokens=layout.block_size,
-            bytes_per_s={name: rate.per_s for name, rate in self._worth.read_bytes.items()},
-            tokens_per_s=self._worth.computed_tokens.per_s,
+            bytes_per_s={name: rate.per_s for name, rate in self._read_policy.read_bytes.items()},
+            tokens_per_s=self._read_policy.computed_tokens.per_s,
         )
         self.stretches = _first(stretches, num_blocks)
         return num_blocks

@@ -14,11 +14,13 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from baton.core.ids import Epoch, new_epoch
 from baton.kv_transfer.tiers.level import Level
 from baton.kv_transfer.tiers.media.base import Tier
 from baton.kv_transfer.tiers.media.record import BlockRecord, RecordFormat
+from baton.kv_transfer.tiers.strikes import Strikes
 
 BLOCKS_PER_READ = 16
 FLUSH_TIMEOUT_S = 3.0
@@ -57,10 +59,11 @@ class TierStack:
         self.format = format_
         self.epoch: Epoch = new_epoch()
         """The tiers' incarnation as a source of transfers."""
+        self._strikes = Strikes(self._discard)
         self._levels: list[Level] = []
         for tier in reversed(tiers):
             below = self._levels[0] if self._levels else None
-            self._levels.insert(0, Level(tier, below, max_queued_blocks))
+            self._levels.insert(0, Level(tier, below, max_queued_blocks, self._strikes))
         self._written_through = [
             level for level in self._levels[1:] if level.tier.name in write_through
         ]
@@ -90,9 +93,8 @@ class TierStack:
             level.put(record)
 
     def discard(self, name: bytes) -> None:
-        """What is kept under this name is wrong. From any thread."""
-        for level in self._levels:
-            level.discard(name)
+        """What is kept under this name is wrong, also what is just being read. From any thread."""
+        self._strikes.strike(name)
 
     async def find(self, names: Sequence[bytes]) -> tuple[Stretch, ...]:
         """Where the longest prefix of `names` is that the tiers hold."""
@@ -166,21 +168,33 @@ class TierStack:
 
     async def _read_first(self, names: Sequence[bytes]) -> Batch | None:
         for level in self._levels:
-            records = await level.read(names)
-            if not records:
-                continue
-            if level is not self._levels[0]:
-                for record in records:
-                    self._levels[0].put(record)
-            return Batch(level.tier.name, records)
+            with self._strikes.watch() as struck:
+                records = await level.read(names)
+                for record in records if level is not self._levels[0] else ():
+                    if record.name not in struck:
+                        self._levels[0].put(record)
+                    if record.name in struck:
+                        self._strikes.strike(record.name)
+                right = list(takewhile(lambda record: record.name not in struck, records))
+            if right:
+                return Batch(level.tier.name, right)
+            if records:
+                return None
         return None
+
+    def _discard(self, name: bytes) -> None:
+        for level in self._levels:
+            level.discard(name)
 
     def _move_on(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         first, below = self._levels[0].tier, self._levels[1:2]
-        for record in first.recent() if below else ():
-            if not below[0].holds(record.name) and not below[0].put_soon(record, deadline):
-                return
+        with self._strikes.watch() as struck:
+            for record in first.recent() if below else ():
+                if not below[0].holds(record.name) and not below[0].put_soon(record, deadline):
+                    return
+                if record.name in struck:
+                    self._strikes.strike(record.name)
 
     def _recheck(self, names: Sequence[bytes]) -> int:
         num_broken = 0

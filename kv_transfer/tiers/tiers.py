@@ -22,7 +22,7 @@ from baton.kv_transfer.pulling.prefix_fetch import FetchedPrefix, PrefixFetcher
 from baton.kv_transfer.receiving.fetch import Fetcher
 from baton.kv_transfer.receiving.receiver import Receiver
 from baton.kv_transfer.tiers.config import TiersConfig
-from baton.kv_transfer.tiers.source import TierSource, Worth
+from baton.kv_transfer.tiers.source import ReadPolicy, TierSource
 from baton.kv_transfer.tiers.stack import TierStack
 from baton.kv_transfer.tiers.transport import TierTransport
 from baton.kv_transfer.tiers.worth import Rate
@@ -71,7 +71,7 @@ class Tiers:
         self._write_back = WriteBack(
             parts.pool, parts.owner, stack, max_held_blocks=config.max_held_blocks
         )
-        self._worth = Worth(
+        self._read_policy = ReadPolicy(
             min_tokens=config.min_tokens,
             read_bytes={name: Rate(parts.clock) for name in stack.tier_names},
             computed_tokens=Rate(parts.clock),
@@ -120,7 +120,7 @@ class Tiers:
     def ran(self, num_tokens: int, seconds: float) -> None:
         """The engine ran so many tokens in one step: how fast prompts are computed."""
         if num_tokens >= MIN_TIMED_TOKENS:
-            self._worth.computed_tokens.observe(num_tokens, seconds)
+            self._read_policy.computed_tokens.observe(num_tokens, seconds)
 
     # On the event loop.
 
@@ -154,12 +154,12 @@ class Tiers:
         return replace(brought_in, note="; ".join(notes))
 
     def _source(self) -> TierSource:
-        return TierSource(self.stack, self._transport, self._worth)
+        return TierSource(self.stack, self._transport, self._read_policy)
 
     def _observe(self, source: TierSource, seconds: float) -> None:
         """A tier's rate is that of a whole swap-in, for which the slowest one answers."""
         if source.tiers:
-            self._worth.read_bytes[source.tiers[-1]].observe(source.num_bytes, seconds)
+            self._read_policy.read_bytes[source.tiers[-1]].observe(source.num_bytes, seconds)
 
     def _read_ahead(self, source: TierSource) -> None:
         """Read KV that is wanted but cannot come in now into the fastest tier."""

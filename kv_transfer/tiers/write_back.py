@@ -102,7 +102,7 @@ class WriteBack:
                 self.num_missed += 1
                 continue
             planes = range(self._pool.layout.num_planes)
-            sources = [self._pool.source(holder, 0, 1, plane) for plane in planes]
+            sources = [self._pool.source(holder, 0, 1, range(plane, plane + 1)) for plane in planes]
             self._copying[holder.id] = _Copying(name)
             try:
                 self._copier.submit(self._copy, holder, name, sources)
@@ -113,7 +113,7 @@ class WriteBack:
         """On the copy thread."""
         record: BlockRecord | None = None
         try:
-            payload = b"".join(view for source in sources for view in source.views(0, 1))
+            payload = b"".join(view for source in sources for view in source.views(range(1), 0, 1))
             record = self._stack.format.make(name, payload)
         except Exception:  # out of memory, or a device that fails: the engine will tell
             log.exception("a block of KV could not be copied to the tiers")

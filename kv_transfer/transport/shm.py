@@ -103,18 +103,19 @@ class _Map:
         is_inside = (
             len(blocks) == message.num_blocks > 0
             and size > 0
-            and stop <= len(shape.block_bytes)
-            and offset + size <= min(shape.block_bytes[first:stop])
+            and first < stop <= len(shape.block_bytes)
+            and {*shape.block_bytes[first:stop]} == {shape.block_bytes[first]}
+            and offset + size <= shape.block_bytes[first]
             and max(blocks) < shape.num_blocks
         )
         if not is_inside:
             raise TransferCut("a ticket for what is not in the sender's memory")
-        starts: list[int] = []
+        block_bytes = shape.block_bytes[first]
+        starts = [block * block_bytes for block in blocks]
         begin = shape.num_blocks * sum(shape.block_bytes[:first]) + offset
-        for block_bytes in shape.block_bytes[first:stop]:
-            starts += [begin + block * block_bytes for block in blocks]
-            begin += shape.num_blocks * block_bytes
-        return BlockViews(self.memory, starts, size)
+        row_bytes = shape.num_blocks * block_bytes
+        rows = range(begin, begin + announced.num_planes * row_bytes, row_bytes)
+        return BlockViews(self.memory, starts, size, rows)
 
 
 class ShmTransport:

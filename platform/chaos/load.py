@@ -26,13 +26,13 @@ _WORDS = tuple(_TEXT.split())
 Tokens = tuple[int, ...]
 
 
-class Answering(Protocol):
+class ChaosGateway(Protocol):
     async def ask(self, prompt: str, seed: int, load: Load, *, salt: str = "") -> Tokens:
         """The answer's tokens. Raises any Exception where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
+class WrongToken:
     prompt: int
     position: int
     """The position of the first token that differs."""
@@ -43,7 +43,7 @@ class Tally:
     """What became of the requests."""
 
     num_right: int = 0
-    wrong: list[Wrong] = field(default_factory=list)
+    wrong: list[WrongToken] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     """What each that ended in an error said."""
     num_hung: int = 0
@@ -65,7 +65,7 @@ def make_prompts(load: Load, seed: int) -> tuple[str, ...]:
     )
 
 
-async def undisturbed(gateway: Answering, prompts: Sequence[str], load: Load) -> list[Tokens]:
+async def undisturbed(gateway: ChaosGateway, prompts: Sequence[str], load: Load) -> list[Tokens]:
     """The answers as they should be. Raises what `ask` raises."""
     room = asyncio.Semaphore(load.concurrency)
 
@@ -77,10 +77,10 @@ async def undisturbed(gateway: Answering, prompts: Sequence[str], load: Load) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Exam:
+class DisturbedLoad:
     """Prompts, and the answers that are right."""
 
-    gateway: Answering
+    gateway: ChaosGateway
     load: Load
     prompts: Sequence[str]
     expected: Sequence[Tokens]
@@ -122,7 +122,7 @@ class Exam:
         if tokens == expected:
             tally.num_right += 1
         else:
-            tally.wrong.append(Wrong(number, _first_difference(tokens, expected)))
+            tally.wrong.append(WrongToken(number, _first_difference(tokens, expected)))
 
 
 def _first_difference(found: Tokens, expected: Tokens) -> int:

@@ -1,8 +1,8 @@
 """Running a scenario against a live deployment.
 
-    ask undisturbed -> set rules, ask on, strike blows -> end the chaos -> come to rest -> judge
+    ask undisturbed -> set rules, kill and stop, end the chaos -> come to rest -> judge
 
-Replicas that come back after a blow are given the rules too, and so are gateways where one of the
+Replicas that come back after a kill are given the rules too, and so are gateways where one of the
 rules is for them. Whatever happens, the chaos is ended.
 """
 
@@ -19,8 +19,8 @@ from baton.core.chaos import AT_GATEWAYS
 from baton.core.errors import InvalidConfig, Unavailable
 from baton.core.ids import Epoch
 from baton.platform.chaos.live import LiveDeployment, Target
-from baton.platform.chaos.load import Exam, Tally, make_prompts, undisturbed
-from baton.platform.chaos.scenario import Blow, Scenario
+from baton.platform.chaos.load import DisturbedLoad, Tally, make_prompts, undisturbed
+from baton.platform.chaos.scenario import ProcessFault, Scenario
 from baton.platform.chaos.verdict import Invariant, judge, unsettled
 
 POLL_S = 0.5
@@ -34,7 +34,7 @@ Told = Callable[[str], None]
 class Outcome:
     invariants: list[Invariant] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
-    blows: list[str] = field(default_factory=list)
+    process_faults: list[str] = field(default_factory=list)
     num_faults: int = 0
 
     @property
@@ -47,11 +47,11 @@ class ScenarioRun:
         self._scenario = scenario
         self._deployment = deployment
         self._tell = tell
-        self._random = Random(f"blows/{scenario.seed}")
+        self._random = Random(f"process_faults/{scenario.seed}")
         self._unruly: set[Epoch] = set()
         self._unruly_gateways: set[Epoch] = set()
         self._is_for_gateways = any(rule.at in AT_GATEWAYS for rule in scenario.rules)
-        self._blows: list[str] = []
+        self._process_faults: list[str] = []
 
     async def run(self) -> Outcome:
         """Raises InvalidConfig if the deployment has chaos disabled, Unavailable if it is away."""
@@ -60,26 +60,28 @@ class ScenarioRun:
         prompts = make_prompts(load, scenario.seed)
         self._tell(f"{len(prompts)} prompts, asked undisturbed")
         expected = await undisturbed(self._deployment, prompts, load)
-        exam = Exam(self._deployment, load, prompts, expected)
+        disturbed = DisturbedLoad(self._deployment, load, prompts, expected)
         self._tell(f"{scenario.duration_s:g} s of chaos: {scenario.what}")
         try:
-            tally = await self._disturbed(exam)
+            tally = await self._disturbed(disturbed)
         finally:
             await self._calm()
         left_over = await self._come_to_rest()
         return Outcome(
             invariants=judge(scenario, tally, left_over),
             tally=tally,
-            blows=self._blows,
+            process_faults=self._process_faults,
             num_faults=self._deployment.num_faults,
         )
 
-    async def _disturbed(self, exam: Exam) -> Tally:
+    async def _disturbed(self, disturbed: DisturbedLoad) -> Tally:
         ends_at = time.monotonic() + self._scenario.duration_s
         async with asyncio.TaskGroup() as group:
             making = [group.create_task(self._keep_unruly())]
-            making += [group.create_task(self._strike(blow)) for blow in self._scenario.blows]
-            tally = await exam.run(lambda: time.monotonic() >= ends_at)
+            making += [
+                group.create_task(self._strike(fault)) for fault in self._scenario.process_faults
+            ]
+            tally = await disturbed.run(lambda: time.monotonic() >= ends_at)
             for task in making:
                 task.cancel()
         return tally
@@ -102,23 +104,23 @@ class ScenarioRun:
                     self._unruly_gateways.add(gateway)
             await asyncio.sleep(POLL_S)
 
-    async def _strike(self, blow: Blow) -> None:
+    async def _strike(self, fault: ProcessFault) -> None:
         started = time.monotonic()
-        for at_s in blow.times(self._scenario.duration_s):
+        for at_s in fault.times(self._scenario.duration_s):
             await asyncio.sleep(max(0.0, started + at_s - time.monotonic()))
-            if blow.role == "gateway":
+            if fault.role == "gateway":
                 await self._hit_gateway(at_s)
                 continue
-            possible = [t for t in await self._targets() if blow.role in ("any", t.role)]
+            possible = [t for t in await self._targets() if fault.role in ("any", t.role)]
             if not possible:
-                self._note(f"{at_s:g} s: nobody to {blow.do}")
+                self._note(f"{at_s:g} s: nobody to {fault.do}")
                 continue
             target = self._random.choice(sorted(possible, key=lambda one: one.replica_id))
-            await self._hit(target, blow, at_s)
+            await self._hit(target, fault, at_s)
 
-    async def _hit(self, target: Target, blow: Blow, at_s: float) -> None:
-        is_killed = blow.do == "kill"
-        stopped_s = 0.0 if is_killed else blow.for_s
+    async def _hit(self, target: Target, fault: ProcessFault, at_s: float) -> None:
+        is_killed = fault.do == "kill"
+        stopped_s = 0.0 if is_killed else fault.for_s
         try:
             await self._deployment.unsettle(
                 target,
@@ -128,9 +130,9 @@ class ScenarioRun:
                 stopped_s=stopped_s,
             )
         except Unavailable as error:
-            self._note(f"{at_s:g} s: could not {blow.do} {target.replica_id}: {error}")
+            self._note(f"{at_s:g} s: could not {fault.do} {target.replica_id}: {error}")
         else:
-            self._note(f"{at_s:g} s: {blow.do} {target.replica_id}")
+            self._note(f"{at_s:g} s: {fault.do} {target.replica_id}")
 
     async def _hit_gateway(self, at_s: float) -> None:
         try:
@@ -203,5 +205,5 @@ class ScenarioRun:
             return []
 
     def _note(self, text: str) -> None:
-        self._blows.append(text)
+        self._process_faults.append(text)
         self._tell(text)

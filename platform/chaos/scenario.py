@@ -1,7 +1,8 @@
-"""What a chaos scenario is: load, faults and blows, and for how long. A YAML file.
+"""What a chaos scenario is: load, faults, and for how long. A YAML file.
 
-rules     faults that every replica and gateway makes while the scenario lasts (core/chaos.py)
-blows     a replica, drawn from the seed, is killed or stands still, at a time or every so often
+rules           faults that every replica and gateway makes meanwhile (core/chaos.py)
+process_faults  a replica, drawn from the seed, or a gateway is killed or stands still, at a time
+                or every so often
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Load(ConfigNode, frozen=True, kw_only=True):
     """A request that takes longer counts as hung."""
 
 
-class Blow(ConfigNode, frozen=True, kw_only=True):
+class ProcessFault(ConfigNode, frozen=True, kw_only=True):
     do: Literal["kill", "stop"]
     """kill -9, or kill -STOP for a while."""
     role: Literal["prefill", "decode", "any", "gateway"] = "any"
@@ -48,12 +49,12 @@ class Blow(ConfigNode, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if (self.every_s is None) == (self.at_s is None):
-            raise ValueError("a blow has either every_s or at_s")
+            raise ValueError("a process fault has either every_s or at_s")
         if self.role == "gateway" and self.do != "kill":
             raise ValueError("a gateway can only be killed: it wakes nobody who stops it")
 
     def times(self, duration_s: float) -> Iterator[float]:
-        """Times of the blow, in seconds since the scenario began."""
+        """Times of the fault, in seconds since the scenario began."""
         if self.at_s is not None:
             yield self.at_s
             return
@@ -71,7 +72,7 @@ class Scenario(ConfigNode, frozen=True, kw_only=True):
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
     load: Load = Load()
     rules: tuple[ChaosRule, ...] = ()
-    blows: tuple[Blow, ...] = ()
+    process_faults: tuple[ProcessFault, ...] = ()
     max_failed: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Requests that may end in an error. None may be answered wrongly."""
     settle_s: Seconds = 60.0

@@ -20,7 +20,11 @@ from baton.platform.cluster.serve_calls import ServeCalls, are_ray_metrics_on
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.config.live import Plain, with_live
 from baton.platform.faults.events import ChaoticWatch
-from baton.platform.machine.interpreter import collector_at_rest, spare_what_stays
+from baton.platform.machine.interpreter import (
+    collector_at_rest,
+    spare_what_is_made,
+    spare_what_stays,
+)
 from baton.platform.observe.logs import set_level
 
 if TYPE_CHECKING:
@@ -46,6 +50,7 @@ class GatewayActor:
         self._registry = registry
         self._gateway: GatewayNode | None = None
         self._telling: asyncio.Task[None] | None = None
+        self._sparing: asyncio.Task[None] | None = None
 
     async def reconfigure(self, told: Plain) -> None:
         """Serve tells it first, before anybody may come in, and again whenever it is changed.
@@ -88,6 +93,9 @@ class GatewayActor:
             telling = calls.keep(lambda: node.dispatcher.num_waiting)
             self._telling = asyncio.create_task(telling, name="tells Ray of calls")
         spare_what_stays()
+        warm_up = node.dispatcher.fleet.warm_up
+        sparing = spare_what_is_made(warm_up.until_begun, warm_up.until_over)
+        self._sparing = asyncio.create_task(sparing, name="spares what replicas are known by")
 
     @property
     def _node(self) -> GatewayNode:

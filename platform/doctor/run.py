@@ -30,8 +30,16 @@ from baton.platform.doctor.cluster_checks import (
 from baton.platform.doctor.demand import demand_of, served_dtype
 from baton.platform.doctor.finding import Finding, fail, ok
 from baton.platform.doctor.gpu_checks import check_gpus
-from baton.platform.doctor.live import Examined, LiveSystem, replicas_of
-from baton.platform.doctor.matrix import Pair, Way, check_ways, pairs_of, sampled
+from baton.platform.doctor.live import LiveSystem, ReplicaExamination, replicas_of
+from baton.platform.doctor.matrix import (
+    MAX_PAIRS,
+    Pair,
+    Way,
+    check_sample,
+    check_ways,
+    pairs_of,
+    sampled,
+)
 from baton.platform.doctor.node_checks import Demand, check_clock, check_node
 from baton.platform.doctor.versions import (
     check_equal_versions,
@@ -115,7 +123,7 @@ async def examine_live(
     status: dict[str, Any],
     here: NodeFacts,
     *,
-    max_pairs: int | None = None,
+    max_pairs: int = MAX_PAIRS,
 ) -> Diagnosis:
     """`status` is the gateway's /debug/status. `max_pairs`: of replicas whose ways are measured,
     for there are as many pairs as replicas squared."""
@@ -128,9 +136,10 @@ async def examine_live(
         diagnosis.findings += unexamined
         diagnosis.findings += list(_judge(config, here, examined))
         pairs = pairs_of([one.replica for one in examined])
-        if max_pairs is not None:
-            pairs = sampled(pairs, max_pairs, Random())
-        for pair in pairs:
+        chosen = sampled(pairs, max_pairs, Random()) if len(pairs) > max_pairs else pairs
+        if len(chosen) < len(pairs):
+            diagnosis.findings.append(check_sample(pairs, chosen))
+        for pair in chosen:
             known = known_ways(examined, pair)
             diagnosis.ways += await _measure_pair(config, security, system, pair, known)
     finally:
@@ -147,7 +156,7 @@ def required_transports(config: DeploymentConfig) -> tuple[str, ...]:
 
 
 def _judge(
-    config: DeploymentConfig, here: NodeFacts, examined: Sequence[Examined]
+    config: DeploymentConfig, here: NodeFacts, examined: Sequence[ReplicaExamination]
 ) -> Iterator[Finding]:
     """Each machine once, however many replicas it has."""
     named = [(one.replica.replica_id, one.node) for one in examined]
@@ -208,7 +217,7 @@ def why_chosen(config: DeploymentConfig, transport: str, known: Sequence[pb.Know
     return "; ".join((f"auto, of {', '.join(rates) or 'what it could not measure yet'}", *others))
 
 
-def known_ways(examined: Sequence[Examined], pair: Pair) -> list[pb.KnownWay]:
+def known_ways(examined: Sequence[ReplicaExamination], pair: Pair) -> list[pb.KnownWay]:
     """What the receiver of `pair` told of the ways to its sender."""
     receiver, sender = pair
     told = next(one.known_ways for one in examined if one.replica is receiver)

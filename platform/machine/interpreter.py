@@ -7,8 +7,11 @@ It changes no answer, and concerns the whole process: so it is for who owns one
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
+
+Wait: TypeAlias = Callable[[], Awaitable[object]]
 
 
 def spare_what_stays() -> None:
@@ -18,6 +21,14 @@ def spare_what_stays() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+async def spare_what_is_made(until_begun: Wait, until_over: Wait) -> None:
+    """Let the collector rest in between, and pass over what was made: nearly all of it is to stay,
+    as are a gateway's links to its replicas."""
+    await until_begun()
+    with collector_at_rest():
+        await until_over()
 
 
 @contextmanager

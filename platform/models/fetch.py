@@ -30,7 +30,7 @@ from baton.platform.models.download import Download, DownloadReport
 from baton.platform.models.listing import WEIGHTS, Listing, RemoteFile, weights_of
 from baton.platform.models.node_cache import (
     CACHE_VARIABLE,
-    Shelf,
+    CachedRepository,
     no_place,
     size_of,
 )
@@ -75,19 +75,19 @@ class Source:
 def fetch(source: Source, report: DownloadReport, peers: Peers, *, wants_weights: bool) -> Path:
     """Return a folder with the model's files. Raises CheckpointError with what to do,
     ModelUnreachable if it may come another time."""
-    shelf = Shelf.of(source.place)
+    cached = CachedRepository.of(source.place)
     listing, refusal = _asked(source)
     if listing is not None:
         _check_weights(source.model, listing, wants_weights)
-    if folder := _known(source, shelf, listing, wants_weights):
+    if folder := _known(source, cached, listing, wants_weights):
         if listing is None:
             log.warning("%s; what was fetched before is used", refusal)
         return folder
     has_peers = not isinstance(peers, NoPeers)
     if listing is None and not (has_peers and (source.is_lent or _may_come(refusal))):
         raise refusal
-    with shelf.locked(report.wait):
-        if folder := _known(source, shelf, listing, wants_weights):
+    with cached.locked(report.wait):
+        if folder := _known(source, cached, listing, wants_weights):
             return folder  # another process was faster
         version = "" if listing is None else listing.version
         asked = peers if wants_weights or listing is None else NoPeers()
@@ -97,7 +97,7 @@ def fetch(source: Source, report: DownloadReport, peers: Peers, *, wants_weights
                 found = listing
             elif home := _at_home(source, answers):
                 found = home
-            elif folder := _last(source, shelf, wants_weights):
+            elif folder := _last(source, cached, wants_weights):
                 log.warning("%s; what was fetched before is used", refusal)
                 return folder
             elif of_most := listing_of_most(having, wants_weights=wants_weights):
@@ -107,19 +107,19 @@ def fetch(source: Source, report: DownloadReport, peers: Peers, *, wants_weights
                 raise refusal
             _check_weights(source.model, found, wants_weights)
             own = None if listing is None else source.origin
-            fetching = _Fetching(shelf, found, tuple(having), own, report)
+            fetching = _Fetching(cached, found, tuple(having), own, report)
             folder = fetching.run(found.chosen(wants_weights=wants_weights))
-            shelf.point(source.revision, found)
+            cached.point(source.revision, found)
             return folder
 
 
 def _known(
-    source: Source, shelf: Shelf, listing: Listing | None, wants_weights: bool
+    source: Source, cached: CachedRepository, listing: Listing | None, wants_weights: bool
 ) -> Path | None:
     """What is here already. Of what is only lent, the nodes that have it know what it is by now."""
     if listing is not None:
-        return _here(source, shelf, listing, wants_weights)
-    return None if source.is_lent else _last(source, shelf, wants_weights)
+        return _here(source, cached, listing, wants_weights)
+    return None if source.is_lent else _last(source, cached, wants_weights)
 
 
 def _at_home(source: Source, answers: Answers) -> Listing | None:
@@ -150,21 +150,23 @@ def _asked(source: Source) -> tuple[Listing | None, CheckpointError]:
         return None, error
 
 
-def _here(source: Source, shelf: Shelf, listing: Listing, wants_weights: bool) -> Path | None:
-    if shelf.missing(listing, listing.chosen(wants_weights=wants_weights)):
+def _here(
+    source: Source, cached: CachedRepository, listing: Listing, wants_weights: bool
+) -> Path | None:
+    if cached.missing(listing, listing.chosen(wants_weights=wants_weights)):
         return source.cached(listing, wants_weights)
     with suppress(OSError):  # a folder that others write
-        shelf.point(source.revision, listing)
-    return shelf.version(listing)
+        cached.point(source.revision, listing)
+    return cached.version(listing)
 
 
-def _last(source: Source, shelf: Shelf, wants_weights: bool) -> Path | None:
+def _last(source: Source, cached: CachedRepository, wants_weights: bool) -> Path | None:
     """What was fetched last, if it is whole."""
-    listing = shelf.current(source.revision)
+    listing = cached.current(source.revision)
     if listing is not None and (not wants_weights or _has_weights(listing)):
         wanted = listing.chosen(wants_weights=wants_weights)
-        if not shelf.missing(listing, wanted):
-            return shelf.version(listing)
+        if not cached.missing(listing, wanted):
+            return cached.version(listing)
     return source.cached(None, wants_weights)
 
 
@@ -178,18 +180,18 @@ def _check_weights(model: str, listing: Listing, wants_weights: bool) -> None:
 
 
 class _Fetching:
-    """One version, while this process holds the lock of its shelf."""
+    """One version, while this process holds the lock of its repository."""
 
     def __init__(
         self,
-        shelf: Shelf,
+        cached: CachedRepository,
         listing: Listing,
         peers: Sequence[Peer],
         origin: Origin | None,
         report: DownloadReport,
     ) -> None:
-        self._shelf = shelf
-        self._listing = _with_digests(listing, shelf.known(listing.version))
+        self._cached = cached
+        self._listing = _with_digests(listing, cached.known(listing.version))
         self._peers = [peer for peer in peers if peer.listing.version == listing.version]
         self._origin = origin
         self._report = report
@@ -197,11 +199,11 @@ class _Fetching:
         self._lock = Lock()
 
     def run(self, wanted: Sequence[RemoteFile]) -> Path:
-        folder, began = self._shelf.version(self._listing), time.monotonic()
-        missing = self._shelf.missing(self._listing, wanted)
+        folder, began = self._cached.version(self._listing), time.monotonic()
+        missing = self._cached.missing(self._listing, wanted)
         num_bytes = sum(file.size for file in missing)
         try:
-            self._shelf.keep(self._listing)
+            self._cached.keep(self._listing)
             self._check_room(missing)
         except OSError as error:
             raise no_place(folder, error) from error
@@ -222,7 +224,7 @@ class _Fetching:
         finally:  # whatever ended it, Ctrl-C, too
             self._stop.set()
             threads.shutdown(cancel_futures=True)
-        partial = self._shelf.partial(self._listing)
+        partial = self._cached.partial(self._listing)
         for emptied in (partial / ADDITIONAL_TEMPLATES, partial):
             with suppress(OSError):  # something of another fetch is there still
                 emptied.rmdir()
@@ -244,8 +246,8 @@ class _Fetching:
             origins.append(self._origin)
         if not origins:
             raise ModelUnreachable(f"no node that can be reached has {known.name}; try again")
-        folder = self._shelf.version(self._listing)
-        partial = self._shelf.partial(self._listing) / known.name
+        folder = self._cached.version(self._listing)
+        partial = self._cached.partial(self._listing) / known.name
         digest = Download(known, folder, partial, self._report, self._stop).run(origins)
         self._note(msgspec.structs.replace(known, digest=digest))
 
@@ -255,10 +257,10 @@ class _Fetching:
             files = tuple(file if one.name == file.name else one for one in self._listing.files)
             if files != self._listing.files:
                 self._listing = msgspec.structs.replace(self._listing, files=files)
-                self._shelf.keep(self._listing)
+                self._cached.keep(self._listing)
 
     def _check_room(self, missing: Sequence[RemoteFile]) -> None:
-        folder, partial = self._shelf.version(self._listing), self._shelf.partial(self._listing)
+        folder, partial = self._cached.version(self._listing), self._cached.partial(self._listing)
         wanted = sum(file.size - max(0, size_of(partial / file.name)) for file in missing)
         free = shutil.disk_usage(folder).free
         if free < wanted + min(SPARE_BYTES, wanted):

@@ -14,10 +14,10 @@ from baton.platform.models.digest import digest_of
 from baton.platform.models.hub import HubModel, cached_snapshot, snapshot_listing
 from baton.platform.models.listing import Listing, RemoteFile, files_in, list_files
 from baton.platform.models.model_folder import place_of
-from baton.platform.models.node_cache import Shelf, size_of
+from baton.platform.models.node_cache import CachedRepository, size_of
 
 
-class Lent(msgspec.Struct, frozen=True):
+class LentModel(msgspec.Struct, frozen=True):
     listing: Listing
     is_home: bool
     """Whether the model is a folder here: what is listed is what there is by now. Else it was
@@ -56,21 +56,23 @@ class Lender:
         raise CheckpointError(f"{lent.listing.model} has no file {name!r}")
 
 
-def _find(model: str, version: str) -> tuple[Lent, Path] | None:
+def _find(model: str, version: str) -> tuple[LentModel, Path] | None:
     folder = Path(model).expanduser()
     if (folder / "config.json").is_file():
         listing = _listed(model, folder)
-        return (Lent(listing, is_home=True), folder) if version in ("", listing.version) else None
+        return (
+            (LentModel(listing, is_home=True), folder) if version in ("", listing.version) else None
+        )
     place, revision = place_of(model)
-    shelf = Shelf.of(place)
-    found = shelf.known(version) if version else shelf.current(revision)
+    cached = CachedRepository.of(place)
+    found = cached.known(version) if version else cached.current(revision)
     if found is not None:
-        return Lent(found, is_home=False), shelf.version(found)
+        return LentModel(found, is_home=False), cached.version(found)
     if place.startswith("hf://"):
         hub = HubModel(HubModel.parse(model).repo, version or revision)
         snapshot = cached_snapshot(hub, None, wants_weights=True)
         if snapshot is not None:
-            return Lent(snapshot_listing(hub, snapshot), is_home=False), snapshot
+            return LentModel(snapshot_listing(hub, snapshot), is_home=False), snapshot
     return None
 
 

@@ -1,6 +1,6 @@
 """What a node has fetched, in one folder of it (BATON_MODEL_CACHE, else below ~/.cache/baton).
 
-    models/NAME-1a2b3c4d/          a shelf: one repository of the hub, or one folder elsewhere
+    models/NAME-1a2b3c4d/          one repository of the hub, or one folder elsewhere
       lock                         held by the process of this node that fetches
       refs/main                    the version that was fetched last, by revision
       VERSION.json                 what that version consists of
@@ -45,11 +45,11 @@ def own_cache() -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class CachedRepository:
     folder: Path
 
     @classmethod
-    def of(cls, place: str) -> Shelf:
+    def of(cls, place: str) -> CachedRepository:
         """`place`: a repository, URL or folder, without a revision."""
         slug = re.sub(r"[^A-Za-z0-9]+", "-", place)[-60:].strip("-")
         digest = hashlib.sha256(place.encode()).hexdigest()[:8]
@@ -124,16 +124,16 @@ class Shelf:
 def fetched() -> Iterator[tuple[str, Path]]:
     """The models that are here, as they were asked for, and where: of each what came last."""
     for folder in sorted(cache_root().glob("*-????????")):
-        shelf = Shelf(folder)
-        for ref in sorted((shelf.folder / "refs").glob("*")):
-            listing = shelf.known(ref.read_text().strip())
+        cached = CachedRepository(folder)
+        for ref in sorted((cached.folder / "refs").glob("*")):
+            listing = cached.known(ref.read_text().strip())
             if listing is not None and ref.name[0] != ".":
-                yield listing.model, shelf.version(listing)
+                yield listing.model, cached.version(listing)
 
 
 def listing_of(folder: Path) -> Listing | None:
     """What a version's folder consists of; None for other folders."""
-    return Shelf(folder.parent).known(folder.name)
+    return CachedRepository(folder.parent).known(folder.name)
 
 
 def size_of(path: Path) -> int:

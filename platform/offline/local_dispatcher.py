@@ -150,6 +150,9 @@ class LocalDispatcher:
     async def flip(self, replica: str, to: str) -> dict[str, Any]:
         raise InvalidRequest("the only replica there is has both roles", field="replica")
 
+    async def reset_prefix_cache(self, replica_id: str) -> dict[str, int]:
+        return {replica_id: await self._worker.core.reset_prefix_cache()}
+
     def metrics(self) -> Iterator[Family]:
         return iter(())  # nobody scrapes it
 

@@ -46,7 +46,7 @@ nothing comes, that replicas or gateways have not told enough, that fewer were n
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RoleNeed:
     """What one role needs."""
 
     needed: int
@@ -68,7 +68,7 @@ class Decision:
     `decode` are what there is afterwards."""
     seen: Forecast | None = None
     reasons: tuple[str, ...] = ()
-    found: Mapping[Role, Found] = field(default_factory=dict)
+    found: Mapping[Role, RoleNeed] = field(default_factory=dict)
 
     def count(self, role: Role) -> int:
         return self.prefill if role is Role.PREFILL else self.decode
@@ -92,7 +92,7 @@ def plan(
     found = {role: _find(role, seen, observation, models, rules) for role in Role}
     if _is_idle(observation, rules, memory):
         quiet_s = observation.at_s - (memory.last_busy_s or 0.0)
-        found = dict.fromkeys(Role, Found(0, 0, f"no request for {quiet_s:.0f} s", "idle"))
+        found = dict.fromkeys(Role, RoleNeed(0, 0, f"no request for {quiet_s:.0f} s", "idle"))
     if not observation.is_complete:
         found = {role: _at_least(observation.pool(role).num_kept, found[role]) for role in Role}
     prefill, decode = (found[role].comfortable for role in (Role.PREFILL, Role.DECODE))
@@ -132,11 +132,11 @@ def _remembering(memory: Memory, observation: Observation, rules: PlannerConfig)
     )
 
 
-def _settled(found: Found, count: int) -> Found:
+def _settled(found: RoleNeed, count: int) -> RoleNeed:
     return replace(found, cause="steady") if found.needed < count else found
 
 
-def _at_least(kept: int, found: Found) -> Found:
+def _at_least(kept: int, found: RoleNeed) -> RoleNeed:
     """Nobody is let go on the word of some gateways."""
     if min(found.needed, found.comfortable) >= kept:
         return found
@@ -155,19 +155,19 @@ def _find(
     observation: Observation,
     models: Mapping[Role, ReplicaModel],
     rules: PlannerConfig,
-) -> Found:
+) -> RoleNeed:
     least, most = rules.least(role), rules.most(role)
     kept, model = observation.pool(role).num_kept, models.get(role)
     least = max(least, int(observation.num_waiting > 0))
     if rules.idle_s and not kept and not observation.num_waiting and not seen.now.rate:
         least = 0  # replicas that went stay away
     if most == 0:
-        return Found(0, 0, "decode replicas compute prompts", "most")
+        return RoleNeed(0, 0, "decode replicas compute prompts", "most")
     is_idle = seen.now.rate <= 0 and not observation.num_waiting and not observation.num_open
     if model is None:
         stays = min(max(0 if is_idle else kept, least), most)
         why = "nothing arrives" if is_idle else "its replicas have not measured their steps lately"
-        return Found(stays, stays, why, "idle" if is_idle else "unmeasured", stays)
+        return RoleNeed(stays, stays, why, "idle" if is_idle else "unmeasured", stays)
     needs = {
         share: _need(role, _times(seen.ahead, 1 + share), model, rules)
         for share in (0.0, -DEADBAND, COMFORT)
@@ -197,7 +197,7 @@ def _find(
         cause = "most"
     elif needed < least:
         cause = "least"
-    return Found(
+    return RoleNeed(
         min(max(needed, least), most),
         min(max(needs[COMFORT].num_replicas, extra, holds[COMFORT], least), most),
         why,
@@ -252,7 +252,7 @@ def _is_idle(observation: Observation, rules: PlannerConfig, memory: Memory) -> 
 
 
 def _steady(
-    role: Role, found: Found, observation: Observation, rules: PlannerConfig, memory: Memory
+    role: Role, found: RoleNeed, observation: Observation, rules: PlannerConfig, memory: Memory
 ) -> int:
     """Replicas to have: more at once; fewer only as far as all of `steady_s` agrees."""
     kept = observation.pool(role).num_kept
@@ -306,7 +306,7 @@ def _told(role: Role, need: Need, seen: Forecast, rules: PlannerConfig) -> str:
     )
 
 
-def _reason(role: Role, found: Found, count: int, observation: Observation) -> str:
+def _reason(role: Role, found: RoleNeed, count: int, observation: Observation) -> str:
     kept = observation.pool(role).num_kept
     held = f", {count} kept until fewer were enough for longer" if found.needed < count else ""
     return f"{role.value}: {kept} -> {count}; {found.why}{held}"

@@ -22,7 +22,7 @@ from msgspec import structs
 
 from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch, ReplicaId
-from baton.core.replicas import Membership, Pace, ReplicaInfo, Role, StartingReplica
+from baton.core.replicas import Membership, ReplicaInfo, ReportIntervals, Role, StartingReplica
 from baton.gateway.fleet.traffic import TrafficReport
 from baton.platform.planner.config import PATIENCE, PlannerConfig
 from baton.platform.planner.measured_models import measured_models
@@ -184,10 +184,10 @@ class Planner:
     def propose(self, known: Membership) -> Proposal | None:
         """What is to be from now on; None while too little is known."""
         planned, rules = self.planned, self.planned.live_rules
-        pace = Pace.of(
+        intervals = ReportIntervals.of(
             sum(planned.wanted_engines.values())
         )  # at which an earlier registry heard them
-        if known.age_s < pace.settled_after_s:
+        if known.age_s < intervals.settled_after_s:
             return None
         self._see(known)
         observation = self._watch.observe(

@@ -49,5 +49,5 @@ class Follower:
             replicas=tuple(replicas.values()),
             starting=tuple(self._starting_by_id.values()),
             left=update.left,
-            pace=update.pace,
+            intervals=update.intervals,
         )

@@ -6,9 +6,9 @@ has changed since the one they have: all of it if that was forgotten, or another
 is a hint only: gateways keep what they know when the registry is away, and learn of a dead replica
 from its broken stream long before this does.
 
-The more replicas, the seldomer each is heard (`Pace`), so that many cost no more than a few; what
-is new of one is told at once all the same. Those that are heard seldom hold a call open, whose end
-is the registry's to notice. News that come together are told together.
+The more replicas, the seldomer each is heard (`ReportIntervals`), so that many cost no more than a
+few; what is new of one is told at once all the same. Those that are heard seldom hold a call open,
+whose end is the registry's to notice. News that come together are told together.
 
 A restarted registry knows nobody. Its new incarnation and young age say so, and
 `gateway/fleet/membership.py` removes nothing on its word until everybody had time to report again.
@@ -29,8 +29,8 @@ from baton.core.replicas import (
     HEARTBEAT_S,
     Membership,
     MembershipUpdate,
-    Pace,
     ReplicaInfo,
+    ReportIntervals,
     StartingReplica,
 )
 from baton.platform.registry.journal import MAX_GONE, Journal
@@ -99,24 +99,24 @@ class Registry:
         self.limit_shares = LimitShares(clock)
 
     @property
-    def pace(self) -> Pace:
-        return Pace.of(len(self._replicas))
+    def intervals(self) -> ReportIntervals:
+        return ReportIntervals.of(len(self._replicas))
 
-    def heartbeat(self, info: ReplicaInfo, telling: int = 0) -> Pace:
+    def heartbeat(self, info: ReplicaInfo, telling: int = 0) -> ReportIntervals:
         """`telling`: later ones of a replica have higher numbers; what was overtaken says nothing.
         Returns how often it is to be heard from now on."""
         epoch, before = info.epoch, self._heard.get(info.epoch)
         if before is not None and telling < before.telling:
-            return self.pace
+            return self.intervals
         if epoch in self._left and telling < self._left[epoch].telling:
-            return self.pace
+            return self.intervals
         self._left.pop(epoch, None)
         self._starting.serves(info.replica_id)
         if self._replicas.get(epoch) != info:
             self._put(info)
         self._heard[epoch] = _Heard(self._may_be_silent_until(), telling)
         self._silence_s = min(self._silence_s, self._heard[epoch].until_s)
-        return self.pace
+        return self.intervals
 
     def beat(self, epoch: Epoch, telling: int = 0) -> bool:
         """A heartbeat of who has nothing new to say; False if the whole of it is not known."""
@@ -145,7 +145,7 @@ class Registry:
             self._wake()
 
     def _may_be_silent_until(self) -> float:
-        return self._clock() + self._ttl_beats * self.pace.beat_s
+        return self._clock() + self._ttl_beats * self.intervals.beat_s
 
     def report_starting(self, starting: StartingReplica) -> float:
         """Returns the seconds until it is to say how much further it is."""
@@ -218,7 +218,7 @@ class Registry:
             replicas=tuple(self._replicas),
             starting=tuple(self._starting.now()),
             left=tuple(self._left),
-            pace=self.pace,
+            intervals=self.intervals,
         )
 
     def update(self, incarnation: Epoch | None, version: int) -> MembershipUpdate:
@@ -234,7 +234,7 @@ class Registry:
             incarnation=self._incarnation,
             version=self._version,
             age_s=self._clock() - self._started_at,
-            pace=self.pace,
+            intervals=self.intervals,
             since=None if is_whole else since,
             layouts=self._layouts.changed(since),
             replicas=self._replicas.changed(since),

@@ -25,11 +25,11 @@ from baton.platform.replica.examination import Examiner
 from baton.platform.replica.peer_probing import PeerProbing
 from baton.prefill_service.worker import PrefillWorker
 from baton.proto import replica_pb2 as pb
+from baton.proto.capacity_wire import capacity_to_proto
 from baton.proto.channels import listen, new_server
 from baton.proto.cluster_token import RefuseStrangers
 from baton.proto.kv_events_wire import kv_events_to_proto
 from baton.proto.replica_pb2_grpc import ReplicaServicer, add_ReplicaServicer_to_server
-from baton.proto.wire import capacity_to_proto
 
 Worker = PrefillWorker | DecodeWorker
 
@@ -90,7 +90,8 @@ class ReplicaGrpc(ReplicaServicer):
         request: pb.InspectRequest,
         context: grpc.aio.ServicerContext[pb.InspectRequest, pb.InspectReply],
     ) -> pb.InspectReply:
-        audit = await self._worker.core.audit()
+        core = self._worker.core
+        audit = await (core.tally() if request.without_audit else core.audit())
         metrics = self._worker.metrics()
         metrics |= self._probing.metrics()
         if self._chaos is not None:
@@ -163,6 +164,18 @@ class ReplicaGrpc(ReplicaServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except (InvalidConfig, InvalidRequest, ValueError) as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+    async def ResetPrefixCache(
+        self,
+        request: pb.ResetPrefixCacheRequest,
+        context: grpc.aio.ServicerContext[pb.ResetPrefixCacheRequest, pb.ResetPrefixCacheReply],
+    ) -> pb.ResetPrefixCacheReply:
+        await self._check_epoch(request.epoch, context)
+        try:
+            num_blocks = await self._worker.core.reset_prefix_cache()
+        except EngineFailed as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        return pb.ResetPrefixCacheReply(num_blocks=num_blocks)
 
     async def WatchKv(
         self,

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from baton.core.errors import EngineFailed
+from baton.core.ids import Epoch
 from baton.core.replicas import HEARTBEAT_S, ReplicaInfo, Role, StartingReplica
 from baton.engine.engine import Engine
 from baton.kv_transfer.handoff.auditor import audit
@@ -33,6 +34,10 @@ from baton.platform.replica.startup import Startup
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
+
+FAREWELL_S = 1.0
+"""Seconds that a replica which ends gives the registry to hear so. Where an application ends the
+registry does, too, and a call to it may never be answered; who was not heard is missed soon."""
 
 
 class Serving:
@@ -103,18 +108,24 @@ class Serving:
             return
         draining = asyncio.create_task(self.replica.drain(self.config.health.drain_s))
         await asyncio.sleep(0)  # by now it calls itself unready: say so
-        await self.tell_state()
+        telling = asyncio.create_task(self.tell_state())
         if not await draining:
             log.warning("%s leaves with requests unfinished; gateways place them again", self._id)
+        telling.cancel()  # nobody waits for a registry that ends as well: see FAREWELL_S
+        await asyncio.wait([telling])
 
     async def leave(self) -> None:
         await self._flips.close()
         if self.replica is not None:
             assert self._heart is not None, "it has begun"
             self._heart.cancel()
-            await self._try(self._registry.leave(self.replica.info.epoch))
+            await self._try(self._leave(self.replica.info.epoch))
             await self.replica.stop()
         await asyncio.gather(*self._telling, return_exceptions=True)
+
+    async def _leave(self, epoch: Epoch) -> None:
+        async with asyncio.timeout(FAREWELL_S):
+            await self._registry.leave(epoch)
 
     def reconfigure(self, config: DeploymentConfig) -> None:
         """Go by `config`'s live settings from now on."""

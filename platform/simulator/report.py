@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from baton.platform.simulator.experiment import LIMIT, Experiment, Row
-from baton.platform.simulator.outcome import Figures
 from baton.router.fairness.slo import Slo
 
 BEST = "*"
@@ -51,21 +50,17 @@ def show(console: Console, experiment: Experiment, rows: Sequence[Row]) -> None:
         f"within {setup.slo_ttft_s:g} s",
     )
     for one in setup.slo_classes:
-        console.print(_goodput_of(one.slo, rows))
+        console.print(goodput_of(one.slo, rows))
     console.print(f"{BEST} best in its column; {LIMIT}: no wait, one endless cache")
 
 
-def _goodput_of(slo: Slo, rows: Sequence[Row]) -> str:
+def goodput_of(slo: Slo, rows: Sequence[Row]) -> str:
     """The share in time of one class, by load and policy."""
     told = []
     for (_, load, policy), found in groupby(
         rows, key=lambda row: (row.trace, row.load, row.policy)
     ):
-        shares = [
-            row.figures.goodput_by_class.get(slo.name, 1.0)
-            for row in found
-            if isinstance(row.figures, Figures)
-        ]
+        shares = [row.figures.goodput_by_class.get(slo.name, 1.0) for row in found]
         told.append(f"{policy} {'' if load is None else f'at {load:.0%} '}{fmean(shares):.3f}")
     return f"goodput of {slo.name}, within {slo.ttft_s:g} s: {', '.join(told)}"
 

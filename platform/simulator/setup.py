@@ -21,18 +21,30 @@ class SloClass:
 
     @classmethod
     def read(cls, text: str) -> SloClass:
-        """NAME=TTFT_S:SHARE. Raises InvalidConfig."""
+        """NAME=TTFT_S[,ITL_S]:SHARE. Raises InvalidConfig."""
         name, _, numbers = text.partition("=")
-        ttft_s, _, share = numbers.partition(":")
+        seconds, _, share = numbers.partition(":")
+        ttft_s, _, itl_s = seconds.partition(",")
         try:
-            found = cls(slo=Slo(name=name, ttft_s=float(ttft_s)), share=float(share))
+            slo = Slo(name=name, ttft_s=float(ttft_s), itl_s=float(itl_s) if itl_s else None)
+            found = cls(slo=slo, share=float(share))
         except ValueError:
             found = None
         if found is None or not name or not found.slo.ttft_s or not 0 < found.share <= 1:
             raise InvalidConfig(
-                f"--slo-class {text}: give NAME=TTFT_S:SHARE, such as interactive=2:0.5"
+                f"--slo-class {text}: give NAME=TTFT_S[,ITL_S]:SHARE, such as interactive=2:0.5"
             )
         return found
+
+
+def slo_of(classes: Sequence[SloClass], seed: int, conversation: str) -> Slo:
+    """The objective of the requests of a conversation, drawn by its name."""
+    at = mixed(seed, drawn(conversation)) / 2.0**64 if classes else 1.0
+    for one in classes:
+        if at < one.share:
+            return one.slo
+        at -= one.share
+    return NO_SLO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +65,7 @@ class Setup:
     slo_classes: Sequence[SloClass] = ()
 
     def slo_of(self, seed: int, conversation: str) -> Slo:
-        """The objective of the requests of a conversation, drawn by its name."""
-        at = mixed(seed, drawn(conversation)) / 2.0**64 if self.slo_classes else 1.0
-        for one in self.slo_classes:
-            if at < one.share:
-                return one.slo
-            at -= one.share
-        return NO_SLO
+        return slo_of(self.slo_classes, seed, conversation)
 
     def decode_s(self, output_length: int) -> float:
         """Seconds from the first token of an answer to its last."""

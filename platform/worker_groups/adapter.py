@@ -1,14 +1,14 @@
 """Makes the worker groups of one RayService follow the numbers of replicas that its pools have.
 
-    look    RayService, RayCluster, pods, and last what runs on Ray
+    look    RayService, RayCluster, pods, and last what runs on Ray: a `Snapshot`
     decide  resizing.py
     patch   more pods: the RayService, then the RayCluster, that the one is never below the other
             fewer: the RayCluster, each victim named; the RayService once they have left
             numbers in the RayService's document: those that Serve has, once they are steady
 
-Each look begins from nothing and ends after one change of each object at most, which fails if the
-object is not the one that was looked at. So it may be killed between any two steps, run twice, or
-be told late: the next look finds what is left to do. Whatever cannot be read changes nothing.
+A reconciliation begins from nothing and ends after one change of each object at most, which fails
+if the object is not the one that was looked at. So it may be killed between any two steps, run
+twice, or be told late: the next finds what is left to do. Whatever cannot be read changes nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ from baton.platform.worker_groups.groups import (
     read_groups,
 )
 from baton.platform.worker_groups.kube_api import OVERTAKEN, KubeTrouble
-from baton.platform.worker_groups.look import Look, active_cluster, missing_pods
 from baton.platform.worker_groups.memory import Memory
 from baton.platform.worker_groups.patches import (
     CLUSTER,
@@ -53,6 +52,7 @@ from baton.platform.worker_groups.patches import (
 )
 from baton.platform.worker_groups.ray_cluster import RayCluster, Running
 from baton.platform.worker_groups.resizing import Resize, Verdict, best_first, floors, resize
+from baton.platform.worker_groups.snapshot import Snapshot, active_cluster, missing_pods
 
 log = logging.getLogger(__name__)
 
@@ -90,9 +90,9 @@ class Adapter:
     _failures: int = 0
 
     def follow(self) -> float:
-        """One look, and what follows from it. Returns seconds until the next."""
+        """One reconciliation. Returns seconds until the next."""
         try:
-            reasons = self._look_and_act()
+            reasons = self._reconcile()
             self._failures = 0
         except KubeTrouble as trouble:
             self.metrics.failed(trouble.status)
@@ -129,7 +129,7 @@ class Adapter:
     def _delay_s(self) -> float:
         return min(PERIOD_S * 2.0 ** min(self._failures, 10), LONGEST_S)
 
-    def _look_and_act(self) -> Sequence[Reason]:
+    def _reconcile(self) -> Sequence[Reason]:
         service = self.kube.service()
         name, why_not = active_cluster(service)
         if why_not:
@@ -143,25 +143,25 @@ class Adapter:
             text = "no application has planner.nodes: kuberay; groups stay as they are"
             return (Reason("unplanned", text),)
         now_s = self.clock()
-        look = Look(service, cluster, pods, running)
-        self._memory.see_pods(look.staying(), running.busy_ips, now_s)
+        snapshot = Snapshot(service, cluster, pods, running)
+        self._memory.see_pods(snapshot.staying(), running.busy_ips, now_s)
         hold_s = running.config.planner.hold_s
-        if not look.is_autoscaled:
-            self._memory.see_counts(look.groups, now_s, hold_s)
-        return self._act(look)
+        if not snapshot.is_autoscaled:
+            self._memory.see_counts(snapshot.groups, now_s, hold_s)
+        return self._act(snapshot)
 
-    def _act(self, look: Look) -> Sequence[Reason]:
+    def _act(self, snapshot: Snapshot) -> Sequence[Reason]:
         now_s = self.clock()
-        roles, left_alone = by_role(look.groups.values(), look.running.config)
+        roles, left_alone = by_role(snapshot.groups.values(), snapshot.running.config)
         reasons = [Reason("unfit", note) for note in left_alone]
-        held = {name for name in look.groups if self._memory.hold_left_s(name, now_s)}
+        held = {name for name in snapshot.groups if self._memory.hold_left_s(name, now_s)}
         told = "somebody set its number, which stays for a while"
         reasons += [Reason("held", f"{name}: {told}") for name in held]
-        reasons += missing_pods(look)
+        reasons += missing_pods(snapshot)
         found: list[Resize] = []
         for role, groups in roles.items():
-            wanted = _wanted(look.running, role)
-            verdict = self._verdict(look, role, groups, wanted, held)
+            wanted = _wanted(snapshot.running, role)
+            verdict = self._verdict(snapshot, role, groups, wanted, held)
             found += verdict.resizes
             if verdict.lacking and held.isdisjoint(group.name for group in groups):
                 text = (
@@ -170,34 +170,34 @@ class Adapter:
                 )
                 reasons.append(Reason("limit", text))
             for group in groups:
-                self.metrics.saw(self._seen(look, role, group))
-        if look.is_autoscaled:
-            self._move_floors(look, found)
-            self._keep_document(look)
+                self.metrics.saw(self._seen(snapshot, role, group))
+        if snapshot.is_autoscaled:
+            self._move_floors(snapshot, found)
+            self._keep_document(snapshot)
             return reasons
         followed = {group.name for groups in roles.values() for group in groups} - held
-        self._move_replicas(look, found, followed)
+        self._move_replicas(snapshot, found, followed)
         return reasons
 
     def _verdict(
-        self, look: Look, role: Role, groups: list[WorkerGroup], wanted: int, held: set[str]
+        self, snapshot: Snapshot, role: Role, groups: list[WorkerGroup], wanted: int, held: set[str]
     ) -> Verdict:
-        of_pool = partial(places_of, look.running.config.pool(role))
-        if look.is_autoscaled:
-            own = read_groups(look.service["spec"][CLUSTER])
+        of_pool = partial(places_of, snapshot.running.config.pool(role))
+        if snapshot.is_autoscaled:
+            own = read_groups(snapshot.service["spec"][CLUSTER])
             least = {name: group.min_replicas for name, group in own.items()}
             return floors(groups, least, wanted, of_pool)
         free = [group for group in groups if group.name not in held]
         wanted -= sum(group.desired * of_pool(group) for group in groups if group.name in held)
-        staying = look.staying()
+        staying = snapshot.staying()
         pods = {group.name: [p for p in staying if p.group == group.name] for group in free}
-        return resize(free, wanted, of_pool, pods, self._empty(look, free, staying))
+        return resize(free, wanted, of_pool, pods, self._empty(snapshot, free, staying))
 
     def _empty(
-        self, look: Look, groups: Sequence[WorkerGroup], staying: Sequence[Pod]
+        self, snapshot: Snapshot, groups: Sequence[WorkerGroup], staying: Sequence[Pod]
     ) -> list[Hosts]:
         """What may go, the best first; a group's replica once all its pods may."""
-        now_s, running = self.clock(), look.running
+        now_s, running = self.clock(), snapshot.running
         may_go = {pod.name for pod in staying if self._memory.may_go(pod, now_s)}
         empty: list[Hosts] = []
         for group in groups:
@@ -225,58 +225,62 @@ class Adapter:
         labels = self._labels_by_node[pod.node]
         return [labels.get(key, "") for key in self.topology_keys]
 
-    def _move_floors(self, look: Look, found: Sequence[Resize]) -> None:
+    def _move_floors(self, snapshot: Snapshot, found: Sequence[Resize]) -> None:
         if not found:
             return
-        name = look.cluster["metadata"]["name"]
-        self._patch_cluster(look, name, floor_patch(look.cluster, found))
+        name = snapshot.cluster["metadata"]["name"]
+        self._patch_cluster(snapshot, name, floor_patch(snapshot.cluster, found))
         for one in found:
             self.account.did(f"{one.group}: minReplicas is {one.replicas} now")
             self.metrics.moved(one.group)
 
-    def _move_replicas(self, look: Look, found: Sequence[Resize], followed: set[str]) -> None:
-        to_be = {name: look.groups[name].desired for name in followed}
+    def _move_replicas(
+        self, snapshot: Snapshot, found: Sequence[Resize], followed: set[str]
+    ) -> None:
+        to_be = {name: snapshot.groups[name].desired for name in followed}
         to_be |= {one.group: one.replicas for one in found}
-        there = {pod.name for pod in look.pods}
-        self._patch_service(look, to_be, lambda now, then: now < then)
+        there = {pod.name for pod in snapshot.pods}
+        self._patch_service(snapshot, to_be, lambda now, then: now < then)
         if found:
-            name = look.cluster["metadata"]["name"]
+            name = snapshot.cluster["metadata"]["name"]
             for one in found:
                 self._memory.sets(one.group, one.replicas)
-            self._patch_cluster(look, name, cluster_patch(look.cluster, found, there))
+            self._patch_cluster(snapshot, name, cluster_patch(snapshot.cluster, found, there))
             for one in found:
-                before = look.groups[one.group].desired
+                before = snapshot.groups[one.group].desired
                 victims = f", without {', '.join(one.victims)}" if one.victims else ""
-                hosts = look.groups[one.group].num_hosts
+                hosts = snapshot.groups[one.group].num_hosts
                 what = "pods" if hosts == 1 else f"replicas of {hosts} pods"
                 self.account.did(f"{one.group}: {before} -> {one.replicas} {what}{victims}")
                 self.metrics.moved(one.group)
         # While a named pod is there KubeRay counts it: a cluster that is written anew, without its
         # name, must not be one too small.
-        left = {name: to_be[name] for name in to_be if there.isdisjoint(look.groups[name].named)}
+        left = {
+            name: to_be[name] for name in to_be if there.isdisjoint(snapshot.groups[name].named)
+        }
         left = {name: left[name] for name in left.keys() - {one.group for one in found}}
-        self._patch_service(look, left, lambda now, then: now > then)
-        self._keep_document(look)
+        self._patch_service(snapshot, left, lambda now, then: now > then)
+        self._keep_document(snapshot)
 
     def _patch_service(
-        self, look: Look, to_be: Mapping[str, int], differs: Callable[[int, int], bool]
+        self, snapshot: Snapshot, to_be: Mapping[str, int], differs: Callable[[int, int], bool]
     ) -> None:
-        own = read_groups(look.service["spec"][CLUSTER])
+        own = read_groups(snapshot.service["spec"][CLUSTER])
         numbers = {
             name: number
             for name, number in to_be.items()
             if name in own and differs(own[name].replicas, number)
         }
         if numbers:
-            self._patch_service_by(look, service_patch(look.service, numbers))
+            self._patch_service_by(snapshot, service_patch(snapshot.service, numbers))
 
-    def _patch_service_by(self, look: Look, patch: Patch) -> None:
+    def _patch_service_by(self, snapshot: Snapshot, patch: Patch) -> None:
         with self._counted("RayService"):
-            look.service = self.kube.patch_service(patch)
+            snapshot.service = self.kube.patch_service(patch)
 
-    def _patch_cluster(self, look: Look, name: str, patch: Patch) -> None:
+    def _patch_cluster(self, snapshot: Snapshot, name: str, patch: Patch) -> None:
         with self._counted("RayCluster"):
-            look.cluster = self.kube.patch_cluster(name, patch)
+            snapshot.cluster = self.kube.patch_cluster(name, patch)
 
     @contextmanager
     def _counted(self, kind: str) -> Iterator[None]:
@@ -287,10 +291,10 @@ class Adapter:
             raise
         self.metrics.patched(kind, "ok")
 
-    def _keep_document(self, look: Look) -> None:
+    def _keep_document(self, snapshot: Snapshot) -> None:
         """KubeRay sends the RayService's document again when it has been restarted: the numbers in
         it must be those of now by then. One that differs in more is being deployed."""
-        document, text = look.running.document, look.service["spec"].get(SERVE) or ""
+        document, text = snapshot.running.document, snapshot.service["spec"].get(SERVE) or ""
         if not self._memory.is_steady(document) or self._memory.agree == (document, text):
             return
         told = yaml.safe_load(text) or {}
@@ -301,19 +305,19 @@ class Adapter:
             self._memory.agree = (document, text)
             return
         text = yaml.safe_dump({**told, "applications": kept}, sort_keys=False)
-        self._patch_service_by(look, service_patch(look.service, {}, text))
+        self._patch_service_by(snapshot, service_patch(snapshot.service, {}, text))
         self.account.did("the RayService's document has the numbers of replicas that Serve has")
 
-    def _seen(self, look: Look, role: Role, group: WorkerGroup) -> GroupSeen:
-        staying = [pod for pod in look.staying() if pod.group == group.name]
+    def _seen(self, snapshot: Snapshot, role: Role, group: WorkerGroup) -> GroupSeen:
+        staying = [pod for pod in snapshot.staying() if pod.group == group.name]
         return GroupSeen(
             group=group.name,
             role=role.value,
-            wanted_places=_wanted(look.running, role),
-            places=group.desired * places_of(look.running.config.pool(role), group),
+            wanted_places=_wanted(snapshot.running, role),
+            places=group.desired * places_of(snapshot.running.config.pool(role), group),
             pods=group.num_pods,
             up=sum(pod.is_up for pod in staying),
-            busy=sum(pod.ip in look.running.busy_ips for pod in staying),
+            busy=sum(pod.ip in snapshot.running.busy_ips for pod in staying),
         )
 
 

@@ -224,8 +224,8 @@ class Candidate:
     def book(self, prompt: Prompt, num_cached: int, now: float) -> Booking:
         """`prompt` is sent there, of which it should have `num_cached` tokens."""
         work_s = self.speed.prefill_s(prompt.num_tokens, num_cached)
-        self.next_free_s = max(self.next_free_s, now) if self.open else now
-        self.next_free_s += work_s
+        begins_s = max(self.next_free_s, now) if self.open else now
+        self.next_free_s = max(begins_s, self._told_until_s) + work_s
         num_new_tokens = prompt.num_tokens - num_cached
         booking = Booking(prompt, num_new_tokens, work_s, self.next_free_s - self.corrected_s)
         self._recent_s, num_recent = self.recent(now)

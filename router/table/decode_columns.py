@@ -73,7 +73,7 @@ class DecodeColumns:
 
     def add(self) -> None:
         """A row more."""
-        self._lay(np.pad(self._numbers, ((0, 0), (0, 1))))
+        self._lay(np.concatenate((self._numbers, np.zeros((len(self._numbers), 1))), axis=1))
         self._steps.append(UNMEASURED)
 
     def remove(self, row: int) -> None:

@@ -1,4 +1,8 @@
-"""One `baton serve` for all tests here: a real Ray cluster with 1 prefill and 1 decode replica."""
+"""What tests here share, a real Ray cluster each.
+
+server    `baton serve` with 1 prefill and 1 decode replica
+nodes     three nodes, for `baton deploy`; whoever takes one down brings another up
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,23 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from tests.cluster.deployments import Nodes, three_nodes
 from tests.live_server import Server, start_server, stop_server
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    server = start_server()
+    # Ray's numbers come each second, not each ten: `test_ray_dashboard.py` waits for some.
+    server = start_server(RAY_metrics_report_interval_ms="1000")
     yield server
     ours = server.processes()
     status = stop_server(server)
     _, alive = psutil.wait_procs(ours, timeout=60)
     assert status == 0, "".join(server.output)
     assert not alive, f"left behind: {alive}"
+
+
+@pytest.fixture(scope="session")
+def nodes() -> Iterator[Nodes]:
+    with three_nodes() as nodes:
+        yield nodes

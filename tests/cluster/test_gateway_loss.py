@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from tests.cluster.test_deployed import Deployed, Nodes, application, bearer, three_nodes
+from tests.cluster.deployments import Deployed, Nodes, application, bearer
 from tests.cluster.test_live_cluster import prompts, wait_for
 
 from baton.client.async_client import AsyncBatonClient
@@ -25,12 +25,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.wide, pytest.mark.timeout(1800)]
 APP = "gateway-loss"
 MAX_TOKENS = 500
 PROMPTS = prompts(3, chars=500)
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
-    with three_nodes() as nodes:
-        yield nodes
 
 
 @dataclass(slots=True, eq=False)
@@ -208,4 +202,4 @@ async def test_streams_are_whole_whatever_becomes_of_their_gateway(
         assert stream.text == undisturbed[prompt]
         assert stream.finish_reason == "length"
         assert stream.event_ids == sorted(set(stream.event_ids))
-    nodes.baton("undeploy", "--app-name", APP)
+    app.undeploy()

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.cluster.test_deployed import application, load, three_nodes
+from tests.cluster.deployments import application, load, three_nodes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.wide, pytest.mark.timeout(600)]
 
@@ -30,10 +30,9 @@ async def test_replicas_serve_on_without_their_head_and_are_managed_again_when_i
                 while len(statuses) == alone:
                     await asyncio.sleep(0.1)
             await asyncio.to_thread(nodes.tell, "up head")
-            await asyncio.to_thread(nodes.baton, "scale", "prefill=2", "--app-name", "held")
+            await asyncio.to_thread(app.scale, "prefill=2")
             after = await asyncio.to_thread(app.epochs)
 
         assert set(statuses) == {200}
         assert after["decode"] == before["decode"]
         assert before["prefill"] < after["prefill"] and len(after["prefill"]) == 2
-        nodes.baton("undeploy", "--app-name", "held")

@@ -37,7 +37,12 @@ def prompts(count: int, chars: int) -> list[str]:
     return [CODE[number * 97 : number * 97 + chars] for number in range(count)]
 
 
-async def complete(client: openai.AsyncOpenAI, prompt: str, max_tokens: int = 60) -> str:
+async def complete(
+    client: openai.AsyncOpenAI,
+    prompt: str,
+    max_tokens: int = 60,
+    has_begun: asyncio.Event | None = None,
+) -> str:
     """Greedy and streamed, so that a broken stream would be noticed."""
     text = ""
     finish_reason = None
@@ -46,6 +51,8 @@ async def complete(client: openai.AsyncOpenAI, prompt: str, max_tokens: int = 60
         extra_body={"ignore_eos": True},
     )  # fmt: skip
     async for chunk in stream:
+        if has_begun is not None:
+            has_begun.set()
         if chunk.choices:
             text += chunk.choices[0].text
             finish_reason = chunk.choices[0].finish_reason or finish_reason
@@ -156,9 +163,10 @@ async def test_kill_9_of_the_decode_replica_costs_no_client_a_token(
     epoch = server.epoch("decode")
     assert epoch is not None
 
-    answering = [asyncio.create_task(complete(client, prompt, max_tokens=200)) for prompt in wanted]
-    await asyncio.sleep(0.3)
-    server.replica_process("Decode").kill()
+    victim, has_begun = server.replica_process("Decode"), asyncio.Event()
+    answering = [asyncio.create_task(complete(client, prompt, 200, has_begun)) for prompt in wanted]
+    await has_begun.wait()
+    victim.kill()
     answers = await asyncio.gather(*answering)
 
     assert answers == undisturbed

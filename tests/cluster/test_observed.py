@@ -122,7 +122,7 @@ def test_one_trace_joins_all_processes_though_the_prefill_replica_is_killed(live
         asked = pool.submit(complete, live, prompt, **dict(CONTEXT))
         who_computes(prefill).kill()
         answer = asked.result()
-    wait_for(lambda: all(map(collector.named, ROOTS)) and not collector.orphans(), limit_s=60)
+    wait_for(lambda: all(map(collector.named, ROOTS)) and not collector.orphans())
 
     assert answer.status_code == STATUS_OK, answer.text
     assert answer.json()["usage"]["completion_tokens"] == 8

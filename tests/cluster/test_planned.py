@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
-from tests.cluster.test_deployed import Deployed, Nodes, application, bearer, load, nodes
+from tests.cluster.deployments import Deployed, Nodes, application, bearer, load
 from tests.cluster.test_live_cluster import wait_for
 
 from baton.platform.observe.listeners import first_listening
 
 pytestmark = [pytest.mark.cluster, pytest.mark.wide]
-assert nodes  # the fixture
 
 RULES = {"enabled": True, "period_s": 0.5, "window_s": 3.0, "steady_s": 3.0, "cold_start_s": 5.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """Of two applications that start, and end, at once."""
+
+    planned: Deployed
+    sleepy: Deployed
+
+
+@pytest.fixture(scope="module")
+def both(nodes: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+    folder = tmp_path_factory.mktemp("planned")
+    apps = (
+        application(nodes, folder, "planned", planner={**RULES, "min_prefill": 2}),
+        application(nodes, folder, "sleepy", planner={**RULES, "idle_s": 5.0}),
+    )
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(Deployed.deploy, apps))
+        yield Both(*apps)
+        list(threads.map(Deployed.undeploy, apps))
 
 
 def explained(app: Deployed) -> dict[str, Any]:
@@ -28,11 +50,8 @@ def explained(app: Deployed) -> dict[str, Any]:
     return told
 
 
-async def test_the_planner_sizes_pools_under_load_and_gives_way_to_a_person(
-    nodes: Nodes, tmp_path: Path
-) -> None:
-    app = application(nodes, tmp_path, "planned", planner={**RULES, "min_prefill": 2})
-    await asyncio.to_thread(app.deploy)
+async def test_the_planner_sizes_pools_under_load_and_gives_way_to_a_person(both: Both) -> None:
+    app = both.planned
 
     def has(num_prefill: int) -> bool:
         return len(app.epochs()["prefill"]) == num_prefill
@@ -49,19 +68,17 @@ async def test_the_planner_sizes_pools_under_load_and_gives_way_to_a_person(
         await asyncio.to_thread(wait_for, lambda: has(1))
     assert set(statuses) == {200}
 
-    await asyncio.to_thread(nodes.baton, "scale", "prefill=2", "--app-name", "planned")
+    await asyncio.to_thread(app.scale, "prefill=2")
     await asyncio.sleep(2)
     assert has(2)
     await asyncio.to_thread(wait_for, lambda: explained(app)["latest"]["outcome"] == "held")
     latest = explained(app)["latest"]
     assert latest["outcome"] == "held" and latest["after"]["prefill"] == 2
     assert any("prefill: set by hand" in reason for reason in latest["reasons"])
-    await asyncio.to_thread(nodes.baton, "undeploy", "--app-name", "planned")
 
 
-async def test_pools_go_to_zero_and_come_back_for_who_asks(nodes: Nodes, tmp_path: Path) -> None:
-    app = application(nodes, tmp_path, "sleepy", planner={**RULES, "idle_s": 5.0})
-    await asyncio.to_thread(app.deploy)
+async def test_pools_go_to_zero_and_come_back_for_who_asks(both: Both) -> None:
+    app = both.sleepy
 
     def sleeps() -> bool:
         pools = explained(app)["pools"].values()
@@ -76,4 +93,3 @@ async def test_pools_go_to_zero_and_come_back_for_who_asks(nodes: Nodes, tmp_pat
     assert answer.json()["usage"]["completion_tokens"] == 4
     changes = [one["after"] for one in explained(app)["changes"]]
     assert {"prefill": 0, "decode": 0} in changes
-    await asyncio.to_thread(nodes.baton, "undeploy", "--app-name", "sleepy")

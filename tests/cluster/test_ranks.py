@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 
 import httpx
 import openai
@@ -55,19 +54,11 @@ def follower(server: Server) -> psutil.Process | None:
     return found[0] if found else None
 
 
-def is_raylet(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):  # it ends while it is looked at
-        return process.name() == "raylet"
-    return False
-
-
 def named_actors(server: Server) -> list[dict[str, str]]:
     """As Ray's dashboard lists them."""
-    [raylet] = [p for p in server.processes() if is_raylet(p)]
-    option = "--gcs-address="
-    [address] = [word.removeprefix(option) for word in raylet.cmdline() if word.startswith(option)]
-    command = [sys.executable, "-c", NAMED_ACTORS, address]
-    run = subprocess.run(command, env=raylet.environ(), capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", NAMED_ACTORS, server.ray_address()]
+    own = server.raylet().environ()
+    run = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     found: list[dict[str, str]] = json.loads(run.stdout.splitlines()[-1])
     return found

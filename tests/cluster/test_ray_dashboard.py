@@ -24,7 +24,6 @@ from baton.client.errors import BatonClientError
 pytestmark = [pytest.mark.cluster, pytest.mark.wide]
 
 LIMIT_S = 90.0
-"""Ray's workers tell their node's agent each ten seconds."""
 SELECTOR = re.compile(r"(\w*)\{([^}]*)\}")
 MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*(?:"([^"]*)"|\'([^\']*)\')')
 NOT_HERE = ("multiplexed", "in_backoff")
@@ -112,7 +111,7 @@ def until_told(read: Callable[[], list[Sample]], is_told: Callable[[list[Sample]
     deadline = time.monotonic() + LIMIT_S
     while not is_told(read()):
         assert time.monotonic() < deadline, "it was not told in time"
-        time.sleep(1)
+        time.sleep(0.5)
 
 
 def agent_page(server: Server) -> Callable[[], list[Sample]]:
@@ -120,7 +119,7 @@ def agent_page(server: Server) -> Callable[[], list[Sample]]:
     deadline = time.monotonic() + LIMIT_S
     while (read := find_page(server)) is None:
         assert time.monotonic() < deadline, "no agent of Ray exports metrics"
-        time.sleep(1)
+        time.sleep(0.5)
     return read
 
 

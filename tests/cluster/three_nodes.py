@@ -4,11 +4,11 @@
                                     it is away; with FOLDER it outlives its head, there
 
     down ID    the node of this id is killed, with everything on it; `head` is the first
+    up node    another comes, with as many CPUs
     up head    it is started again, at the same address
     (end)      all is taken down
 
-The first line that is told is the cluster's address and the ids of the two nodes that have CPUs;
-each line is answered when it is done.
+The first line that is told is the cluster's address; each line is answered when it is done.
 """
 
 from __future__ import annotations
@@ -26,16 +26,19 @@ if sys.argv[2:]:
 from ray.cluster_utils import Cluster  # it reads the environment when it is imported
 
 NODE: dict[str, Any] = {"object_store_memory": OBJECT_STORE_BYTES}
+WORKER: dict[str, Any] = {**NODE, "num_cpus": 4, "labels": {"work": "yes"}}
 
 
 def main() -> None:
     port = int(sys.argv[1])
     head = {**NODE, "num_cpus": 0, "include_dashboard": False, "gcs_server_port": port}
     cluster: Any = Cluster(initialize_head=True, head_node_args=head)
-    nodes = [cluster.add_node(num_cpus=4, labels={"work": "yes"}, **NODE) for _ in range(2)]
-    print(cluster.address, *(node.node_id for node in nodes), flush=True)
+    nodes = [cluster.add_node(**WORKER) for _ in range(2)]
+    print(cluster.address, flush=True)
     for line in sys.stdin:
         match line.split():
+            case ["up", "node"]:
+                nodes.append(cluster.add_node(**WORKER))
             case ["up", "head"]:
                 cluster.add_node(**head)
             case ["down", "head"]:

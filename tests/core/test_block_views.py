@@ -29,6 +29,24 @@ def test_blocks_of_one_memory_are_as_the_views_of_each() -> None:
     assert sizes_of(VIEWS) == sizes_of(plain) == {10}
 
 
+def test_the_same_blocks_of_several_rows_are_as_the_views_of_each() -> None:
+    views = BlockViews(MEMORY, [10, 0], 5, range(20, 90, 30))
+    begins = [30, 20, 60, 50, 90, 80]
+    plain = [MEMORY[at : at + 5] for at in begins]
+
+    assert list(views) == plain and (len(views), num_bytes_of(views)) == (6, 30)
+    assert views.all_starts() == begins
+    assert views[-2] == plain[-2]
+    assert list(views[2:6]) == plain[2:6], "whole rows"
+    assert list(views[1:4]) == plain[1:4] and list(views[::3]) == plain[::3]
+    assert list(part_of(views, 2, 2)) == [view[2:4] for view in plain]
+    assert list(chosen(views, [5, 0])) == [plain[5], plain[0]]
+    with pytest.raises(IndexError):
+        views[6]
+    with pytest.raises(IndexError, match="beyond the 100"):
+        BlockViews(MEMORY, [0, 16], 5, range(20, 90, 30))
+
+
 @pytest.mark.parametrize("starts", [[0, 91], [-1], [10**18]])
 def test_blocks_beyond_their_memory_are_refused(starts: list[int]) -> None:
     with pytest.raises(IndexError, match="beyond the 100"):

@@ -22,7 +22,7 @@ class NoBytes:
     def view(self, block: int, plane: int) -> memoryview:
         raise AssertionError("no KV is read here")
 
-    def views(self, blocks: Sequence[int], plane: int) -> tuple[memoryview, ...]:
+    def views(self, blocks: Sequence[int], planes: range) -> tuple[memoryview, ...]:
         raise AssertionError("no KV is read here")
 
     def write(self, block: int, plane: int, data: memoryview) -> None:
@@ -39,8 +39,8 @@ class NoBytes:
     def writable(self, block: int, plane: int) -> memoryview:
         raise AssertionError("no KV is written here")
 
-    def writables(self, blocks: Sequence[int], plane: int) -> list[memoryview]:
-        return [self.writable(block, plane) for block in blocks]
+    def writables(self, blocks: Sequence[int], planes: range) -> list[memoryview]:
+        return [self.writable(block, plane) for plane in planes for block in blocks]
 
     def write_part(self, block: int, plane: int, offset: int, data: memoryview) -> None:
         raise AssertionError("no KV is written here")

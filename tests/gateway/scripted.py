@@ -216,6 +216,9 @@ class ScriptedDispatcher:
     async def flip(self, replica: str, to: str) -> dict[str, Any]:
         return {"replica": replica, "role": "prefill", "num_open": 2}
 
+    async def reset_prefix_cache(self, replica_id: str) -> dict[str, int]:
+        return {replica_id or "d0": 3}
+
     async def drain(self, replica_id: str, *, is_forced: bool) -> dict[str, Any]:
         if replica_id != "d0":
             raise InvalidRequest(f"no replica is called {replica_id!r}", field="replica")

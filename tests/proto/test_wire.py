@@ -38,7 +38,15 @@ from baton.core.messages import (
 from baton.core.replicas import Capacity, Demand, ReplicaAddress
 from baton.core.sampling import FinishReason, Grammar, GrammarKind, SamplingParams, TokenLogprob
 from baton.core.step_times import StepTimes
-from baton.proto import kv_pb2, wire
+from baton.proto import (
+    capacity_wire,
+    generate_wire,
+    kv_pb2,
+    message_parts_wire,
+    prefill_wire,
+    pull_wire,
+    token_update_wire,
+)
 from baton.proto import replica_pb2 as pb
 from baton.proto.kv_wire import layout_from_proto, layout_to_proto
 from baton.proto.sampling_wire import grammar_from_proto, sampling_from_proto, sampling_to_proto
@@ -168,6 +176,7 @@ pulls = st.builds(
     num_held=counts,
     request_id=st.none() | st.text(st.characters(codec="utf-8"), min_size=1).map(RequestId),
     attempt=counts,
+    tenant=texts,
     time_left_ms=big_counts,
 )
 offers = st.builds(
@@ -271,12 +280,16 @@ def test_sampling_params(value: SamplingParams) -> None:
 
 @given(logprobs)
 def test_a_logprob(value: TokenLogprob) -> None:
-    assert_survives(value, wire.logprob_to_proto, wire.logprob_from_proto)
+    assert_survives(
+        value, message_parts_wire.logprob_to_proto, message_parts_wire.logprob_from_proto
+    )
 
 
 @given(addresses)
 def test_the_address_of_a_replica(value: ReplicaAddress) -> None:
-    assert_survives(value, wire.address_to_proto, wire.address_from_proto)
+    assert_survives(
+        value, message_parts_wire.address_to_proto, message_parts_wire.address_from_proto
+    )
 
 
 @given(layouts)
@@ -294,69 +307,71 @@ def test_a_peer_that_says_nothing_of_vectors_has_keys_and_values() -> None:
 
 @given(generates)
 def test_a_request_to_generate(value: GenerateRequest) -> None:
-    assert_survives(value, wire.generate_to_proto, wire.generate_from_proto)
+    assert_survives(value, generate_wire.generate_to_proto, generate_wire.generate_from_proto)
 
 
 def test_no_time_left_is_not_the_same_as_no_limit() -> None:
     late = GenerateRequest(request_id=RequestId("r"), attempt=1, prompt=(1,), time_left_ms=0)
 
-    assert_survives(late, wire.generate_to_proto, wire.generate_from_proto)
+    assert_survives(late, generate_wire.generate_to_proto, generate_wire.generate_from_proto)
 
 
 @given(prefills, texts.map(Epoch))
 def test_a_request_to_prefill_also_says_whom_it_means(value: PrefillRequest, peer: Epoch) -> None:
-    message = sent(wire.prefill_to_proto(value, peer))
+    message = sent(prefill_wire.prefill_to_proto(value, peer))
 
-    assert wire.prefill_from_proto(message) == value
+    assert prefill_wire.prefill_from_proto(message) == value
     assert message.sender_epoch == peer
 
 
 @given(grants)
 def test_a_grant(value: PrefillGranted) -> None:
-    assert_survives(value, wire.granted_to_proto, wire.granted_from_proto)
+    assert_survives(value, prefill_wire.granted_to_proto, prefill_wire.granted_from_proto)
 
 
 @given(pulls, texts.map(Epoch))
 def test_a_request_to_pull_also_says_whom_it_means(value: PullRequest, peer: Epoch) -> None:
-    message = sent(wire.pull_to_proto(value, peer))
+    message = sent(pull_wire.pull_to_proto(value, peer))
 
-    assert wire.pull_from_proto(message) == value
+    assert pull_wire.pull_from_proto(message) == value
     assert message.sender_epoch == peer
 
 
 @given(offers)
 def test_an_offer(value: PullOffered) -> None:
-    assert_survives(value, wire.offered_to_proto, wire.offered_from_proto)
+    assert_survives(value, pull_wire.offered_to_proto, pull_wire.offered_from_proto)
 
 
 @given(dones)
 def test_a_first_token(value: PrefillDone) -> None:
-    assert_survives(value, wire.done_to_proto, wire.done_from_proto)
+    assert_survives(value, prefill_wire.done_to_proto, prefill_wire.done_from_proto)
 
 
 @given(receipts)
 def test_a_receipt(value: Receipt) -> None:
-    assert_survives(value, wire.receipt_to_proto, wire.receipt_from_proto)
+    assert_survives(value, token_update_wire.receipt_to_proto, token_update_wire.receipt_from_proto)
 
 
 @given(updates)
 def test_an_update(value: TokenUpdate) -> None:
-    assert_survives(value, wire.update_to_proto, wire.update_from_proto)
+    assert_survives(value, token_update_wire.update_to_proto, token_update_wire.update_from_proto)
 
 
 @given(demands)
 def test_a_demand(value: Demand) -> None:
-    assert_survives(value, wire.demand_to_proto, wire.demand_from_proto)
+    assert_survives(value, capacity_wire.demand_to_proto, capacity_wire.demand_from_proto)
 
 
 @given(capacities)
 def test_a_capacity(value: Capacity) -> None:
-    assert_survives(value, wire.capacity_to_proto, wire.capacity_from_proto)
+    assert_survives(value, capacity_wire.capacity_to_proto, capacity_wire.capacity_from_proto)
 
 
 @given(st.floats(-1e30, 0))
 def test_a_logprob_arrives_as_the_nearest_float32(logprob: float) -> None:
-    arrived = wire.logprob_from_proto(sent(wire.logprob_to_proto(TokenLogprob(1, logprob))))
+    arrived = message_parts_wire.logprob_from_proto(
+        sent(message_parts_wire.logprob_to_proto(TokenLogprob(1, logprob)))
+    )
 
     assert arrived.logprob == pytest.approx(logprob, rel=2**-23, abs=1e-44)
 
@@ -374,7 +389,7 @@ def test_a_logprob_arrives_as_the_nearest_float32(logprob: float) -> None:
 def test_an_error_arrives_as_what_it_was_and_ends_the_request(error: BatonError) -> None:
     update = TokenUpdate(request_id=RequestId("r"), attempt=1, error=error)
 
-    arrived = wire.update_from_proto(sent(wire.update_to_proto(update)))
+    arrived = token_update_wire.update_from_proto(sent(token_update_wire.update_to_proto(update)))
 
     assert type(arrived.error) is type(error)
     assert str(arrived.error) == str(error)
@@ -382,7 +397,9 @@ def test_an_error_arrives_as_what_it_was_and_ends_the_request(error: BatonError)
 
 
 def test_a_special_mistake_of_the_caller_is_still_the_callers_mistake() -> None:
-    arrived = wire.error_from_proto(sent(wire.error_to_proto(ContextExceeded("too long"))))
+    arrived = token_update_wire.error_from_proto(
+        sent(token_update_wire.error_to_proto(ContextExceeded("too long")))
+    )
 
     assert type(arrived) is InvalidRequest
     assert str(arrived) == "too long"
@@ -390,7 +407,7 @@ def test_a_special_mistake_of_the_caller_is_still_the_callers_mistake() -> None:
 
 @pytest.mark.parametrize("error", [EngineFailed("x"), CorruptPiece("x"), RuntimeError("x")])
 def test_a_fault_on_our_side_may_be_tried_elsewhere(error: Exception) -> None:
-    arrived = wire.error_from_proto(sent(wire.error_to_proto(error)))
+    arrived = token_update_wire.error_from_proto(sent(token_update_wire.error_to_proto(error)))
 
     assert type(arrived) is Unavailable
     assert str(arrived) == f"{type(error).__name__}: x"
@@ -399,13 +416,13 @@ def test_a_fault_on_our_side_may_be_tried_elsewhere(error: Exception) -> None:
 def test_an_error_of_a_newer_peer_may_be_tried_elsewhere() -> None:
     message = pb.Error.FromString(b"\x08\x63\x12\x03new")  # code 99
 
-    assert type(wire.error_from_proto(message)) is Unavailable
+    assert type(token_update_wire.error_from_proto(message)) is Unavailable
 
 
 def test_a_finish_reason_of_a_newer_peer_is_none_we_know() -> None:
     message = pb.TokenUpdate.FromString(b"\x28\x63")  # finish_reason 99
 
-    assert wire.update_from_proto(message).finish_reason is None
+    assert token_update_wire.update_from_proto(message).finish_reason is None
 
 
 def test_a_grammar_or_a_pooling_of_a_newer_peer_cannot_be_left_out() -> None:
@@ -415,4 +432,4 @@ def test_a_grammar_or_a_pooling_of_a_newer_peer_cannot_be_left_out() -> None:
     with pytest.raises(InvalidRequest):
         grammar_from_proto(grammar)
     with pytest.raises(InvalidRequest):
-        wire.generate_from_proto(pooled)
+        generate_wire.generate_from_proto(pooled)

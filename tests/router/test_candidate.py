@@ -81,3 +81,17 @@ def test_what_a_replica_says_it_has_queued_counts_by_the_token() -> None:
     candidate.hear(51_200, 0, now=0.0)
 
     assert candidate.busy_s(0.0) == pytest.approx(10 * ten)
+
+
+def test_what_is_sent_behind_others_prompts_is_expected_behind_them() -> None:
+    """A gateway that counted its own prompts alone would think a replica overdue that computes
+    another gateway's."""
+    candidate = Candidate("a", ConstantRate(tokens_per_s=1000.0))
+    candidate.hear(4_000, 0, now=0.0)
+
+    candidate.book(Prompt(number=0, num_tokens=1000, arrived_s=0.0), 0, now=1.0)
+
+    assert candidate.busy_s(1.0) == pytest.approx(4.0)
+    assert candidate.overdue_s(4.5) == 0.0
+    candidate.hear(0, 0, now=4.9)
+    assert candidate.busy_s(4.9) == pytest.approx(0.1)

@@ -21,8 +21,9 @@ from baton.core.sampling import SamplingParams
 from baton.engine.passes.echo import echo_output
 from baton.proto import replica_pb2 as pb
 from baton.proto.channel_options import CHANNEL_OPTIONS
+from baton.proto.generate_wire import generate_to_proto
 from baton.proto.replica_pb2_grpc import DecodeStub
-from baton.proto.wire import generate_to_proto, update_from_proto
+from baton.proto.token_update_wire import update_from_proto
 
 PROMPT = tuple(range(3, 14))
 ENDLESS = 1500

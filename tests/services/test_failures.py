@@ -349,6 +349,9 @@ async def test_an_engine_that_dies_costs_a_request_one_attempt_only() -> None:
 
 async def test_a_gateway_that_comes_and_goes_leaves_no_task_behind() -> None:
     async with running_fleet(prefill=0, decode=1) as fleet:
+        own = fleet.dispatcher.fleet.links
+        while not all(known.is_synced for known in own.kv_knowledge().values()):
+            await asyncio.sleep(0.01)  # its own tasks are all there by then
         before = len(asyncio.all_tasks())
         for _ in range(5):
             other = ReplicaDispatcher(Routing(Cost()), max_waiting=1, no_replica_grace_s=5.0)

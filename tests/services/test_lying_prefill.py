@@ -10,8 +10,8 @@ from tests.in_process_fleet import GREEDY, VOCAB_SIZE, running_fleet
 from baton.core.messages import PrefillDone, PrefillGranted
 from baton.engine.passes.echo import echo_output
 from baton.prefill_service import server
+from baton.proto import prefill_wire
 from baton.proto import replica_pb2 as pb
-from baton.proto import wire
 
 PROMPT = [7, 3, 9, 1, 4, 4, 8, 2, 6, 5, 11]
 
@@ -61,7 +61,7 @@ def huge_blocks(granted: pb.PrefillGranted) -> None:
 async def test_a_grant_of_something_else_is_not_taken(
     monkeypatch: pytest.MonkeyPatch, lie: Lie
 ) -> None:
-    write = wire.granted_to_proto
+    write = prefill_wire.granted_to_proto
 
     def lying(granted: PrefillGranted) -> pb.PrefillGranted:
         message = write(granted)
@@ -82,7 +82,7 @@ async def test_a_grant_of_something_else_is_not_taken(
 async def test_a_first_token_outside_the_vocabulary_is_never_given_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write = wire.done_to_proto
+    write = prefill_wire.done_to_proto
 
     def lying(done: PrefillDone) -> pb.PrefillDone:
         message = write(done)

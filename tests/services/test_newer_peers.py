@@ -13,8 +13,10 @@ from baton.core.messages import GenerateRequest, PrefillRequest, TokenUpdate
 from baton.engine.passes.echo import echo_output
 from baton.proto import replica_pb2 as pb
 from baton.proto.channel_options import CHANNEL_OPTIONS
+from baton.proto.generate_wire import generate_to_proto
+from baton.proto.prefill_wire import prefill_to_proto
 from baton.proto.replica_pb2_grpc import DecodeStub, PrefillStub
-from baton.proto.wire import generate_to_proto, prefill_to_proto, update_from_proto
+from baton.proto.token_update_wire import update_from_proto
 
 PROMPT = (5, 6, 7)
 UNKNOWN_GRAMMAR = pb.Grammar.FromString(b"\x08\x63")  # kind 99

@@ -15,7 +15,7 @@ from baton.decode_service import parked_streams
 from baton.decode_service.generating import Generating
 from baton.decode_service.parked_streams import PARKED_S, ParkedStreams, as_parked
 from baton.decode_service.session import GatewaySession
-from baton.proto.wire import parked_from_proto, parked_to_proto
+from baton.proto.generate_wire import parked_from_proto, parked_to_proto
 
 D = ReplicaId("d")
 

@@ -232,15 +232,20 @@ async def test_a_peer_lends_what_has_left_its_device_too(
         prefill=0, decode=2, make_engine=make_engine, changes=settings
     ) as fleet:
         for prompt in prompts:
-            await ask_at(fleet, "decode-1", prompt, SAMPLING)
+            await ask_at(fleet, "decode-1", prompt, SAMPLING, tenant="whose it is")
             await written_back(fleet)
 
-        told = await ask_at(fleet, "decode-2", prompts[0], SAMPLING, source=at(fleet, "decode-1"))
+        source = at(fleet, "decode-1")
+        told = await ask_at(
+            fleet, "decode-2", prompts[0], SAMPLING, source=source, tenant="whose it is"
+        )
 
         assert told.tokens == expected[0]
         assert told.receipt.pulled_tokens == told.receipt.cached_tokens == FULL_TOKENS
         lending = fleet.replicas[ReplicaId("decode-1")].worker.metrics()
         assert lending["tier_tokens_brought_in_total"] == FULL_TOKENS
+        for engine in fleet.engines.values():
+            assert engine.pool.accounts.num_held_by_tenant.keys() == {"whose it is"}
         await fleet.assert_nothing_is_held()
 
 

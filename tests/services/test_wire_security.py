@@ -210,7 +210,7 @@ async def test_a_client_without_a_certificate_is_served_only_where_none_is_requi
 
     async def ask_without(address: str) -> grpc.StatusCode:
         async with grpc.aio.secure_channel(address, credentials, options) as channel:
-            call = ReplicaStub(channel).Inspect(pb.InspectRequest(), metadata=metadata, timeout=10)
+            call = ReplicaStub(channel).Inspect(pb.InspectRequest(), metadata=metadata, timeout=60)
             return await call.code()
 
     async with server_of(mutual) as (address, _):

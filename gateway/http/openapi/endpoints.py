@@ -41,6 +41,8 @@ from baton.gateway.http.status_pages import (
     FlipBody,
     HealthAnswer,
     ReadyAnswer,
+    ResetPrefixCacheAnswer,
+    ResetPrefixCacheBody,
     UndrainBody,
 )
 from baton.gateway.http.tokenization import (
@@ -450,6 +452,17 @@ ADMIN_ENDPOINTS = (
         body=FlipBody,
         answer=DrainAnswer,
         example={"replica": "prefill-b6x7lxkx", "to": "decode"},
+    ),
+    Endpoint(
+        path="/debug/reset_prefix_cache",
+        method="post",
+        tag=OPERATIONS,
+        summary="Have replicas forget what is cached",
+        details="The KV of no prompt before is found on their devices any more; what runs keeps "
+        "its own. Tiers are left as they are.",
+        body=ResetPrefixCacheBody,
+        answer=ResetPrefixCacheAnswer,
+        example={"replica": "decode-b6x7lxkx"},
     ),
     Endpoint(
         path="/debug/chaos",

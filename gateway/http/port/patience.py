@@ -8,6 +8,9 @@ answered before all of its body has come has `body_timeout_s` for the rest, whic
 An answer that is not taken holds what uvicorn and the system buffer of it, and its request: from
 time to time each connection is looked at, and aborted if it is behind and too little was taken.
 
+HTTP/1.0 has no chunks, which uvicorn sends all the same: an answer of no known length is sent as it
+is, and ends with the connection.
+
 A body in chunks may have fields behind it (trailers), which the parser tells as it tells headers.
 They are counted with the headers and dropped: what a proxy sets or strips does not come in there.
 """
@@ -26,7 +29,8 @@ from typing import Any
 
 import msgspec
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from baton.core.errors import BatonError, InvalidRequest, RequestTooSlow, Unavailable
 from baton.gateway.access.config import GatewayConfig
@@ -157,6 +161,11 @@ class PatientProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self._is_leaving:
             self.cycle.keep_alive = False
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] == "1.0":
+            app = _without_chunks(app, cycle)
+        super()._start_asgi_task(cycle, app)
 
     def on_chunk_header(self) -> None:
         self._num_beside = 0
@@ -298,6 +307,27 @@ def patient_protocol(gateway: GatewayConfig, connections: Connections) -> type[P
             super().__init__(gateway, connections, **uvicorns)
 
     return Protocol
+
+
+def _without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+    """`app`, whose answers are sent as they are if their length is not known before."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        is_of_known_length = False
+
+        async def send_plain(message: Message) -> None:
+            nonlocal is_of_known_length
+            if message["type"] == "http.response.start":
+                names = [name.lower() for name, _ in message.get("headers", ())]
+                is_of_known_length = b"content-length" in names
+            if not is_of_known_length:
+                cycle.chunked_encoding = False
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_plain)
+
+    return answer
 
 
 def _refusal(error: BatonError) -> bytes:

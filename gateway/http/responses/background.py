@@ -3,8 +3,8 @@
 create    kept as in_progress, a sign of life beside it; then it is answered, and runs here
 running   the sign changes at each renewal, as long as what is kept is in_progress
 ended     kept as completed, incomplete or failed; nothing interrupts that
-cancel    kept as cancelled, by any gateway; where it runs it stops, at the next renewal at the
-          latest
+cancel    kept as cancelled, by any gateway, unless it was kept as ended before; where it runs it
+          stops, at the next renewal at the latest
 restart   a gateway that stops keeps what it has not done as failed. Of one that was killed the
           sign does not change any more: who has seen that for a while, by its own clock, says so
           in place of the sign, and all gateways tell that it failed
@@ -34,7 +34,7 @@ from baton.core.errors import (
 )
 from baton.gateway.http.responses.answer import ResponseAnswer, ResponseError
 from baton.gateway.http.responses.input import InputItem
-from baton.gateway.http.responses.kept import KIND, KeptResponse, KeptResponses
+from baton.gateway.http.responses.kept import KIND, KeptResponse, KeptResponses, kept_response
 from baton.gateway.http.responses.sign_watch import SignWatch
 from baton.gateway.storage.folder import Place
 
@@ -53,7 +53,8 @@ KEEP_TRIES = 12
 MAX_RUNNING = 1024
 """The most that one gateway runs; connections limit requests that somebody waits for."""
 OWNER_PART = 4
-"""Where there are several owners, one may have this part of them."""
+"""Where there are several owners, one may have this part of them, and no more than are left: a
+few together leave room for those who come later."""
 INTERRUPTED = ResponseError(
     "interrupted", "the gateway that ran it ended before it was done; send it again"
 )
@@ -141,10 +142,8 @@ class BackgroundResponses:
             return kept
         place = Place(KIND, owner, response_id)
         await self._stop(place)
-        kept = await self.kept.find(response_id, owner, field)  # it may have ended before
-        if not kept.is_in_progress:
-            return kept
-        return await self.kept.change(place, kept, status="cancelled")
+        now = await self.kept.end(place, lambda kept: kept.changed(status="cancelled"))
+        return now or await self.kept.find(response_id, owner, field)  # which says that it is gone
 
     async def delete(self, response_id: str, owner: str, field: str) -> None:
         """Raises NotKept, StorageUnavailable."""
@@ -170,15 +169,16 @@ class BackgroundResponses:
 
     def _take_room(self, owner: str) -> None:
         """Raises Overloaded."""
-        if self._num_by_owner.total() >= MAX_RUNNING:
+        num_left = MAX_RUNNING - self._num_by_owner.total()
+        if not num_left:
             raise Overloaded(
                 f"{MAX_RUNNING} responses run in the background at this gateway; try again later"
             )
-        most = max(1, MAX_RUNNING // OWNER_PART)
-        if self._num_by_owner[owner] >= most and self._num_owners() > 1:
+        num_own = self._num_by_owner[owner]
+        if self._num_owners() > 1 and num_own >= min(max(1, MAX_RUNNING // OWNER_PART), num_left):
             raise Overloaded(
-                f"{most} responses of yours run in the background at this gateway, the most that "
-                "one tenant may have; wait until one has ended"
+                f"{num_own} responses of yours run in the background at this gateway, the most "
+                f"that you may have while it has {num_left} places left; wait until one has ended"
             )
         self._num_by_owner[owner] += 1
 
@@ -224,10 +224,10 @@ class BackgroundResponses:
             self._keeping.discard(run.place)
 
     async def _keep(self, run: BackgroundRun) -> None:
+        ended = kept_response(run.answer, run.given)
         for num_left in reversed(range(KEEP_TRIES)):
             try:
-                if await self._is_in_progress(run.place):
-                    await self.kept.put(run.answer, run.given, run.owner)
+                await self.kept.end(run.place, lambda _: ended)
                 await self._remove_sign(run.place)
                 return
             except (StorageUnavailable, StorageFull) as error:

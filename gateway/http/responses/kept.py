@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -99,18 +99,22 @@ class KeptResponses:
 
     async def look(self, place: Place) -> KeptResponse | None:
         """None if it is not there any more. Raises StorageUnavailable."""
-        data = await self.storage.get(place)
-        try:
-            return None if data is None else msgspec.json.decode(data, type=KeptResponse)
-        except msgspec.DecodeError:  # kept by a version that wrote it in another way
-            return None
+        return _kept(await self.storage.get(place))
 
-    async def change(self, place: Place, kept: KeptResponse, **changes: object) -> KeptResponse:
-        """Keep its answer with other values of some fields. Raises StorageFull,
-        StorageUnavailable."""
-        changed = kept.changed(**changes)
-        await self._put(place, msgspec.json.encode(changed))
-        return changed
+    async def end(
+        self, place: Place, ended: Callable[[KeptResponse], KeptResponse]
+    ) -> KeptResponse | None:
+        """Keep it as `ended` has it, if it is in progress: the first end holds. What is kept then;
+        None if it is not there any more. Raises StorageFull, StorageUnavailable."""
+
+        def changed(data: bytes | None) -> bytes | None:
+            kept = _kept(data)
+            if kept is None or not kept.is_in_progress:
+                return None
+            return msgspec.json.encode(ended(kept))
+
+        ttl_s = self._gateway.config.storage.response_ttl_s
+        return _kept(await self.storage.change(place, changed, ttl_s=ttl_s, evicts=True))
 
     async def delete(self, response_id: str, owner: str, field: str) -> None:
         """Raises NotKept, StorageUnavailable."""
@@ -136,11 +140,9 @@ class KeptResponses:
 
     async def put(self, answer: ResponseAnswer, given: Sequence[InputItem], owner: str) -> None:
         """Raises StorageFull, StorageUnavailable."""
-        value = msgspec.json.encode({"answer": answer, "input": given})
-        await self._put(Place(KIND, owner, answer.id), value)
-
-    async def _put(self, place: Place, value: bytes) -> None:
+        value = msgspec.json.encode(kept_response(answer, given))
         ttl_s = self._gateway.config.storage.response_ttl_s
+        place = Place(KIND, owner, answer.id)
         await self.storage.put(place, value, ttl_s=ttl_s, evicts=True)
 
     async def with_referred(self, given: Sequence[InputItem], owner: str) -> list[InputItem]:
@@ -186,6 +188,19 @@ class KeptResponses:
                 "the conversation as items of input"
             )
         return NotKept(f"no response {response_id[:200]!r} of yours is kept: {remedy}", field=field)
+
+
+def kept_response(answer: ResponseAnswer, given: Sequence[InputItem]) -> KeptResponse:
+    """`given`: all that it was given."""
+    encode = msgspec.json.encode
+    return KeptResponse(msgspec.Raw(encode(answer)), msgspec.Raw(encode(given)))
+
+
+def _kept(data: bytes | None) -> KeptResponse | None:
+    try:
+        return None if data is None else msgspec.json.decode(data, type=KeptResponse)
+    except msgspec.DecodeError:  # kept by a version that wrote it in another way
+        return None
 
 
 def named_items(given: str | Sequence[InputItem], base: str) -> list[InputItem]:

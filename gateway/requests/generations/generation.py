@@ -181,5 +181,9 @@ class Dispatcher(Protocol):
     async def flip(self, replica: str, to: str) -> dict[str, Any]:
         """What POST /debug/flip does and answers. Raises InvalidRequest, Unavailable."""
 
+    async def reset_prefix_cache(self, replica_id: str) -> dict[str, int]:
+        """Have a replica, or all if it is empty, forget what is cached: how many blocks each.
+        Raises InvalidRequest, Unavailable."""
+
     def metrics(self) -> Iterator[Family]:
         """What it has to tell Prometheus besides what is counted of requests."""

@@ -45,6 +45,7 @@ class StreamWindow:
         """Taken from the queue together with the last pieces."""
         self._lent: deque[LentPiece] = deque()
         """Oldest first."""
+        self._has_announced_last = False
         self._num_taken = 0
         self._changed = asyncio.Event()
         self._patience_s = PATIENCE_S
@@ -59,8 +60,8 @@ class StreamWindow:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether it is known already that no piece follows."""
-        return self._end == [None]
+        """Whether it is known already that no piece follows what was announced."""
+        return self._has_announced_last or self._end == [None]
 
     @property
     def num_lent(self) -> int:
@@ -95,6 +96,7 @@ class StreamWindow:
                 self._lent.append(lent)
             parts.append(message)
             num_bytes += len(message)
+            self._has_announced_last |= piece.is_last
             # All pieces of a stream but the last ones are about equally long.
             is_full = num_bytes + len(message) > MAX_BATCH_BYTES or len(parts) == MAX_READY
             if is_full or len(self._lent) == MAX_UNTAKEN or (next_ := self._next_ready()) is None:

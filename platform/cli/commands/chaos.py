@@ -108,8 +108,8 @@ def _with_changes(scenario: Scenario, duration: float | None, seed: int | None) 
 
 
 def _table(outcome: Outcome) -> Table:
-    blows, faults = len(outcome.blows), outcome.num_faults
-    table = Table(title=f"{blows} blows, {faults} faults", box=SIMPLE, pad_edge=False)
+    kills, faults = len(outcome.process_faults), outcome.num_faults
+    table = Table(title=f"{kills} process faults, {faults} others", box=SIMPLE, pad_edge=False)
     table.add_column("must hold", no_wrap=True)
     table.add_column("", no_wrap=True)
     table.add_column("seen")

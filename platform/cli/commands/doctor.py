@@ -15,6 +15,7 @@ from baton.core.errors import Unavailable
 from baton.platform.cli.options.gateway_options import ApiKey, CaFile, admin_pages
 from baton.platform.cli.terminal.errors import told_in_one_line, warnings_silenced
 from baton.platform.config.deployment import DeploymentConfig, configure
+from baton.platform.doctor.matrix import MAX_PAIRS
 from baton.platform.observe.gateway_pages import GatewayPages
 
 
@@ -29,14 +30,15 @@ def doctor(
     api_key: ApiKey = None,
     ca_file: CaFile = None,
     sample: Annotated[
-        int | None,
-        typer.Option(min=1, help="Measure so many pairs of replicas, drawn at random, not all."),
-    ] = None,
+        int,
+        typer.Option(min=1, help="Of more pairs of replicas, measure so many, drawn at random."),
+    ] = MAX_PAIRS,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Check this machine, and a running deployment if there is one: is it fit for traffic?
 
-    Every way KV can take between replicas is measured. Exits with 1 if anything will not work.
+    Every way KV can take between replicas is measured, of many replicas for some pairs. Exits with
+    1 if anything will not work.
     """
     with told_in_one_line("baton doctor"), warnings_silenced():
         config = configure(config_file, {})
@@ -51,7 +53,7 @@ def doctor(
 class _Asked:
     is_asked: bool
     """Whether a running deployment is examined, too."""
-    sample: int | None
+    sample: int
     as_json: bool
 
 

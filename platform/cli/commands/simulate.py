@@ -74,6 +74,16 @@ def simulate(  # noqa: PLR0913 - one parameter an option
             show_default=False,
         ),
     ] = None,
+    tenant: Annotated[
+        list[str] | None,
+        of_fleet(
+            metavar="NAME=SHARE[,SETTING=NUMBER...]",
+            help="Share of the conversations that are a tenant's, and its `weight`, "
+            "`requests_per_minute`, `tokens_per_second` and so on, as of gateway.tenants. What is "
+            "over its limits is rejected. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     planner: Annotated[
         bool,
         of_planner(
@@ -122,7 +132,7 @@ def simulate(  # noqa: PLR0913 - one parameter an option
     slo_class: Annotated[
         list[str] | None,
         of_output(
-            metavar="NAME=TTFT_S:SHARE",
+            metavar="NAME=TTFT_S[,ITL_S]:SHARE",
             help="Share of the conversations that are of a class, which has an objective of its "
             "own; the router knows it. May be repeated.",
             show_default=False,
@@ -167,14 +177,17 @@ def simulate(  # noqa: PLR0913 - one parameter an option
             plot_file=plot_file,
         )
         if not decode:
-            if prefill or device or without or gateways > 1 or planner:
+            if prefill or device or without or gateways > 1 or planner or tenant:
                 raise InvalidConfig("--decode: a fleet has at least one; give how many")
             run(job, play_pool)
             return
-        if slo_class:
-            raise InvalidConfig("--slo-class: not with --decode: a fleet has --slo-ttft alone")
+        if planner and (slo_class or tenant):
+            raise InvalidConfig(
+                "--planner: it knows --slo-ttft alone; leave classes and tenants out"
+            )
         from baton.platform.cli.runs.simulate_fleet import FleetOptions, run_fleet  # torch, too
         from baton.platform.simulator.fleet.setup import parts
+        from baton.platform.simulator.fleet.tenants import SimulatedTenant
 
         fleet = FleetOptions(
             num_prefill=prefill,
@@ -182,6 +195,7 @@ def simulate(  # noqa: PLR0913 - one parameter an option
             num_gateways=gateways,
             device=device,
             without=parts(without or ()),
+            tenants=[SimulatedTenant.read(one) for one in tenant or ()],
         )
         if not planner:
             run_fleet(job, fleet)

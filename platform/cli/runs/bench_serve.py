@@ -56,7 +56,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class BenchRun:
     setting: Setting
     record: Record
     is_open_loop: bool
@@ -81,7 +81,7 @@ def run(job: Job) -> Record:
     return ran.record
 
 
-async def _measure(job: Job, trace: Trace | None) -> Ran:
+async def _measure(job: Job, trace: Trace | None) -> BenchRun:
     async with connected(job.url, job.api, api_key=job.api_key, ca_file=job.ca_file) as endpoint:
         dialect = Dialect(api=job.api, model=job.model or await endpoint.first_model())
         tokenizer = None if job.tokenizer is None else load_tokenizer(job.tokenizer)
@@ -102,7 +102,7 @@ async def _measure(job: Job, trace: Trace | None) -> Ran:
         notes=probed.notes,
     )
     is_closed_loop = job.load.concurrency is not None or (trace and trace.is_closed_loop)
-    return Ran(setting=setting, record=record, is_open_loop=not is_closed_loop)
+    return BenchRun(setting=setting, record=record, is_open_loop=not is_closed_loop)
 
 
 def _composer(probed: Probed) -> Callable[[PlannedRequest], bytes]:
@@ -135,7 +135,7 @@ async def _send(generator: LoadGenerator, workload: Workload) -> Record:
         loop.remove_signal_handler(signal.SIGINT)
 
 
-def _tell(job: Job, ran: Ran) -> None:
+def _tell(job: Job, ran: BenchRun) -> None:
     outcomes: list[Outcome] = ran.record.outcomes
     summary = summarize(ran.record, job.slo)
     doubted = doubts(summary, outcomes, is_open_loop=ran.is_open_loop)

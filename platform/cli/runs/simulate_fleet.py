@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from baton.platform.simulator.fleet.devices import (
 from baton.platform.simulator.fleet.experiment import FleetExperiment, play_fleet
 from baton.platform.simulator.fleet.report import fleet_tree, show_fleet
 from baton.platform.simulator.fleet.setup import FleetSetup, Part
+from baton.platform.simulator.fleet.tenants import SimulatedTenant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,7 @@ class FleetOptions:
     num_gateways: int
     device: str
     without: frozenset[Part]
+    tenants: Sequence[SimulatedTenant] = ()
 
 
 def run_fleet(job: Job, fleet: FleetOptions) -> None:
@@ -65,6 +68,8 @@ def _play(fleet: FleetOptions, job: Job, console: Console) -> Played:
             without=fleet.without,
             max_waiting=job.setup.max_waiting,
             slo_ttft_s=job.setup.slo_ttft_s,
+            slo_classes=job.setup.slo_classes,
+            tenants=fleet.tenants,
         ),
     )
     rows = all_rows(experiment.cases(), job.num_jobs, play_fleet)

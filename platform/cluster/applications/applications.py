@@ -17,7 +17,7 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.exceptions import RayError
+from ray.exceptions import ActorAlreadyExistsError, RayError
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeDeploySchema
@@ -65,11 +65,16 @@ def start_serve(*, is_own_cluster: bool = False) -> None:
     Processes of our own cluster have the environment already, and the workers that stand by there
     could not be used with another.
     """
-    serve.start(
+    start = partial(
+        serve.start,
         proxy_location="Disabled",
         logging_config={"log_level": logging.ERROR},
         controller_options=None if is_own_cluster else CONTROLLER_OPTIONS,
     )
+    try:
+        start()
+    except ActorAlreadyExistsError:  # somebody else has started it since we looked
+        start()
 
 
 def served() -> dict[str, Plain]:

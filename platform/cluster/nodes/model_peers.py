@@ -20,7 +20,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from baton.platform.config.deployment import DeploymentConfig
-from baton.platform.models.lending import Lender, Lent
+from baton.platform.models.lending import Lender, LentModel
 from baton.platform.models.listing import RemoteFile
 from baton.platform.models.origins.origin import CHUNK_BYTES, Lost
 from baton.platform.models.peers import Answers, NoPeers, Peers
@@ -112,14 +112,14 @@ def _ask(model: str, version: str, nodes: Sequence[dict[str, Any]]) -> Iterator[
             ray.kill(actor)
             continue
         if lent:
-            yield _NodePeer(name, msgspec.json.decode(lent, type=Lent), actor)
+            yield _NodePeer(name, msgspec.json.decode(lent, type=LentModel), actor)
         else:
             ray.kill(actor)
             yield None
 
 
 class _NodePeer:
-    def __init__(self, name: str, lent: Lent, actor: Any) -> None:
+    def __init__(self, name: str, lent: LentModel, actor: Any) -> None:
         self.name = name
         self.listing = lent.listing
         self.is_home = lent.is_home

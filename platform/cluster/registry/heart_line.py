@@ -21,7 +21,7 @@ import grpc.aio
 
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import InvalidConfig
-from baton.core.replicas import HEARTBEAT_S, Pace, ReplicaInfo
+from baton.core.replicas import HEARTBEAT_S, ReplicaInfo, ReportIntervals
 from baton.platform.security.config import SecurityConfig
 from baton.platform.security.connections import load_security
 from baton.proto import replica_pb2 as pb
@@ -47,7 +47,7 @@ class HeartLine:
         self._channel: grpc.aio.Channel | None = None
         self._told: ReplicaInfo | None = None
         self._num_tellings = self._telling = 0
-        self._pace = Pace()
+        self._intervals = ReportIntervals()
         self._address = ""
         self._staying: asyncio.Task[None] | None = None
         self.is_cut = False
@@ -62,7 +62,9 @@ class HeartLine:
         self._num_tellings += 1
         return self._num_tellings
 
-    def has_told(self, info: ReplicaInfo, telling: int, address: str, pace: Pace) -> None:
+    def has_told(
+        self, info: ReplicaInfo, telling: int, address: str, intervals: ReportIntervals
+    ) -> None:
         """The registry has heard all of it, and listens there; empty: nowhere."""
         if telling < self._telling:
             return  # what was told later has been answered before
@@ -70,14 +72,14 @@ class HeartLine:
             self._avoided_until_s, self._channel = float("-inf"), None
             self.hang_up()
         self._told, self._telling, self._told_at_s = info, telling, self._clock()
-        self._address, self._pace = address, pace
+        self._address, self._intervals = address, intervals
 
-    async def beat(self, info: ReplicaInfo) -> Pace | None:
+    async def beat(self, info: ReplicaInfo) -> ReportIntervals | None:
         """How often from now on; None: the registry is to be told all of it. It is so now and then
         as Serve may know of another registry by now."""
         self.is_cut = False
         now = self._clock()
-        if info != self._told or now - self._told_at_s >= self._pace.whole_s:
+        if info != self._told or now - self._told_at_s >= self._intervals.whole_s:
             return None
         if not self._address or now < self._avoided_until_s:
             return None
@@ -95,11 +97,11 @@ class HeartLine:
             return None
         if not reply.is_known:
             return None
-        self._pace = Pace(beat_s=reply.beat_s, whole_s=reply.whole_s)
+        self._intervals = ReportIntervals(beat_s=reply.beat_s, whole_s=reply.whole_s)
         is_held = self._staying is not None and not self._staying.done()
-        if self._pace.beat_s > HEARTBEAT_S and not is_held:
+        if self._intervals.beat_s > HEARTBEAT_S and not is_held:
             self._staying = asyncio.create_task(self._stay(channel, beat), name="stays")
-        return self._pace
+        return self._intervals
 
     def hang_up(self) -> None:
         """It leaves, or is to be heard elsewhere. Safe to repeat."""

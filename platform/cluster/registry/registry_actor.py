@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 
 from baton.core.errors import InvalidConfig
 from baton.core.ids import Epoch
-from baton.core.replicas import Membership, Pace, ReplicaInfo, StartingReplica
+from baton.core.replicas import Membership, ReplicaInfo, ReportIntervals, StartingReplica
 from baton.gateway.fleet.traffic import TrafficReport
 from baton.platform.cluster.actor_log import start_actor_log
 from baton.platform.cluster.applications.applications import apply_planned, flip_any, messages
@@ -117,10 +117,10 @@ class RegistryActor:
             told["groups"] = await asyncio.to_thread(groups_account, self._rules.groups_url)
         return told
 
-    async def heartbeat(self, info: ReplicaInfo, telling: int = 0) -> tuple[str, Pace]:
+    async def heartbeat(self, info: ReplicaInfo, telling: int = 0) -> tuple[str, ReportIntervals]:
         """Where the next ones may go, if they say the same, and how often."""
-        pace = self._registry.heartbeat(info, telling)
-        return "" if self._port is None else self._port.address, pace
+        intervals = self._registry.heartbeat(info, telling)
+        return "" if self._port is None else self._port.address, intervals
 
     async def leave(self, epoch: Epoch, telling: int = 0) -> None:
         self._registry.leave(epoch, telling)
@@ -161,13 +161,13 @@ class RemoteRegistry:
 
     async def heartbeat(self, info: ReplicaInfo) -> float:
         """Returns the seconds until the next one, unless there is news before."""
-        line, pace = self.line, None if self.line is None else await self.line.beat(info)
-        if pace is None:
+        line, intervals = self.line, None if self.line is None else await self.line.beat(info)
+        if intervals is None:
             telling = 0 if line is None else line.next_telling()
-            address, pace = await _answer(self.handle.heartbeat.remote(info, telling))
+            address, intervals = await _answer(self.handle.heartbeat.remote(info, telling))
             if line is not None:
-                line.has_told(info, telling, address, pace)
-        return pace.beat_s
+                line.has_told(info, telling, address, intervals)
+        return intervals.beat_s
 
     async def leave(self, epoch: Epoch) -> None:
         telling = 0

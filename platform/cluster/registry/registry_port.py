@@ -81,8 +81,8 @@ class RegistryPort(RegistryServicer):
 
     def _beat(self, request: pb.BeatRequest) -> pb.BeatReply:
         is_known = self._registry.beat(Epoch(request.epoch), request.telling)
-        pace = self._registry.pace
-        return pb.BeatReply(is_known=is_known, beat_s=pace.beat_s, whole_s=pace.whole_s)
+        intervals = self._registry.intervals
+        return pb.BeatReply(is_known=is_known, beat_s=intervals.beat_s, whole_s=intervals.whole_s)
 
     async def Watch(
         self,

@@ -204,8 +204,8 @@ class DecodeReplica:
         pool.commit(request.holder, request.tokens, request.num_computed, SALT)
         self.engine.add(request)
 
-    def _reclaim(self) -> bool:
-        """Give up the youngest lease that nothing has come for."""
+    def _reclaim(self, tenant: str | None) -> bool:
+        """Give up the youngest lease that nothing has come for; all are of one tenant here."""
         youngest = next((one for one in reversed(self._handoffs) if one.is_reserved), None)
         if youngest is None:
             return False

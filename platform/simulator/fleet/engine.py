@@ -22,7 +22,7 @@ from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.blocks.kv_event_log import KvEventLog
 from baton.engine.request.request import Phase, Request, ending_of
 from baton.engine.schedule.lineup import Lineup
-from baton.engine.schedule.scheduler import ScheduledChunk, Scheduler
+from baton.engine.schedule.scheduler import Reclaim, ScheduledChunk, Scheduler
 from baton.engine.schedule.step_fit import work_of
 from baton.platform.simulator.fleet.agenda import Agenda
 from baton.platform.simulator.fleet.setup import Device
@@ -46,7 +46,7 @@ class EngineHooks:
     """The next token of a request."""
     on_step: Callable[[Step, Sequence[Request]], None]
     """Told of each step that is over, and of those who got a token by it."""
-    reclaim: Callable[[], bool] = lambda: False
+    reclaim: Reclaim = lambda tenant: False
     on_scheduled: Callable[[Request], None] = lambda request: None
     before_commands: Callable[[], None] = lambda: None
     """Called when something else than a step comes next."""

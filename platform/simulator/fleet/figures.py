@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantFigures:
+    """What one tenant got. Times are seconds, of requests that were not rejected."""
+
+    num_requests: int
+    rejected: int
+    mean_s: float
+    """Time to first token; so is the percentile."""
+    p99_s: float
+    goodput: float
+    """Share of its requests, the rejected included, in time."""
+    num_tokens: int
+    """Tokens of prompts and outputs that it was served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +47,11 @@ class FleetFigures:
     imbalance: float
     """The busiest computing replica's time over the mean one's."""
     goodput: float
-    """Share of all requests, the rejected included, with a first token in time."""
+    """Share of all requests, the rejected included, with a first token in time, and with those
+    behind it as far apart as their class allows, if it says so."""
+    goodput_by_class: Mapping[str, float]
+    """The same of each class that has an objective of its own."""
+    tenants: Mapping[str, TenantFigures]
     coverage: float
     """Share of requests whose first token came within the 90 % interval that an estimate would have
     told when they found their place, or their place in line."""

@@ -1,24 +1,28 @@
-"""A gateway of a simulated fleet: the router's own placer, with what it has heard so far.
+r"""A gateway of a simulated fleet: the router's own placer, with what it has heard so far.
 
-come --> outside, in order --> placed at once, or in line for a prefill replica --> sent
+come --> refused: over its tenant's limits, or too many wait
+     \-> outside, in order --> placed at once, or in line for a prefill replica --> sent
 hear, hear_of_blocks --> Knowledge --> soon after: whose turn is it now?
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
+from baton.core.errors import RateLimited
 from baton.core.ids import Epoch
 from baton.core.kv_events import KvEvents
 from baton.core.replicas import Capacity, Role
+from baton.gateway.access.rate_limits import RateLimits
+from baton.gateway.fleet.admission_line import AdmissionLine, AdmissionTicket
 from baton.platform.simulator.fleet.agenda import Agenda
 from baton.platform.simulator.fleet.knowledge import Knowledge, Replica
 from baton.platform.simulator.fleet.setup import FleetSetup, Part
 from baton.platform.simulator.fleet.turns import Told, Turn
 from baton.router.cache.prompt_names import PromptNames
-from baton.router.fairness.fair_queue import FairQueue
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.placer import Placer, Routing
 from baton.router.prompt import Prompt
@@ -33,10 +37,12 @@ class Decodes(Replica, Protocol):
     def generate(self, turn: Turn, gateway: int) -> None: ...
 
 
-class Customer(Protocol):
-    """The client that sends the requests; called when tokens have come."""
+class SimulatedClient(Protocol):
+    """The client that sends the requests; called when tokens have come, or none will."""
 
     def give(self, turn: Turn, num_tokens: int) -> None: ...
+
+    def refuse(self, turn: Turn) -> None: ...
 
 
 class SimulatedGateway:
@@ -54,10 +60,15 @@ class SimulatedGateway:
         self._known = Knowledge(number, setup, agenda, speeds, routing.pull_rates)
         self._placer = Placer(routing, self._known.num_cached)
         self._decodes: dict[Epoch, Decodes] = {}
-        self._outside: FairQueue[Turn] = FairQueue({})
+        tenants = {tenant.name: tenant.config for tenant in setup.tenants}
+        weights = {name: tenant.weight for name, tenant in tenants.items()}
+        limit = sys.maxsize if setup.max_waiting is None else setup.max_waiting
+        self._outside: AdmissionLine[Turn] = AdmissionLine(limit, weights)
+        self._limits = RateLimits(tenants, agenda)
+        self._limits.be_share(dict.fromkeys(tenants, 1 / setup.num_gateways))
         self._in_line: dict[int, Turn] = {}
         """Waiting turns by the prompt's number."""
-        self._customer: Customer | None = None
+        self._client: SimulatedClient | None = None
         self._under_way: dict[str, Turn] = {}
         """Turns that are not over, by request id."""
         self._errors = PredictionErrors()
@@ -65,8 +76,8 @@ class SimulatedGateway:
         self._is_serving = False
         self._is_looking = False
 
-    def connect(self, customer: Customer) -> None:
-        self._customer = customer
+    def connect(self, client: SimulatedClient) -> None:
+        self._client = client
 
     def meet(self, replica: Replica, decodes: Decodes | None) -> None:
         """A replica is there; `decodes`: itself, if that is its role."""
@@ -103,19 +114,30 @@ class SimulatedGateway:
         self._is_dead = True
         return tuple(self._under_way.values())
 
-    def come(self, turn: Turn) -> bool:
-        """False if it is turned away: enough wait already."""
-        limit = self._setup.max_waiting
+    def come(self, turn: Turn) -> None:
+        """It may be turned away, or another for its sake."""
         turn.gateway = self.number
+        try:
+            self._limits.admit(turn.tenant, len(turn.prompt))
+        except RateLimited:
+            self._refuse(turn)
+            return
+        now = self._agenda.now
         self._under_way[turn.request_id] = turn
-        if not len(self._outside) and self._enter(turn):
-            return True
-        if limit is not None and len(self._outside) >= limit:
-            del self._under_way[turn.request_id]
-            return False
-        self._outside.add(turn, now=self._agenda.now)
+        ticket = AdmissionTicket(tenant=turn.tenant, due_in_s=turn.slo.due_in_s)
+        entry = self._outside.enter(turn, ticket, now)
+        if self._outside.first() is entry and self._enter(turn):
+            self._outside.serve_at_once(entry, now)
+            return
+        refused = self._outside.refused(entry, ticket, now)
+        if refused is not None:
+            self._refuse(refused.entry.item)
         self._want()
-        return True
+
+    def _refuse(self, turn: Turn) -> None:
+        assert self._client is not None
+        self._under_way.pop(turn.request_id, None)
+        self._client.refuse(turn)
 
     # From replicas.
 
@@ -134,14 +156,16 @@ class SimulatedGateway:
         """Tokens of some requests have come from their replica."""
         if self._is_dead:
             return
-        assert self._customer is not None
+        assert self._client is not None
         for turn, num_tokens in frame.items():
             if not turn.num_given:
                 self._known.got_first_token(turn)
                 if turn.told is not None:
                     self._errors.hear(turn.told.predicted_s, self._agenda.now - turn.told.at_s)
                 self._change()
-            self._customer.give(turn, num_tokens)
+            self._outside.charge(turn.tenant, num_tokens)
+            self._limits.charge(turn.tenant, num_tokens)
+            self._client.give(turn, num_tokens)
             if turn.is_over:
                 self._known.ended(turn)
                 self._placer.hear_output(turn.num_given)
@@ -161,6 +185,8 @@ class SimulatedGateway:
             num_tokens=len(turn.prompt),
             arrived_s=turn.arrived_s,
             session=turn.arrival.request.session or "" if named else "",
+            due_s=turn.slo.due_s(turn.arrived_s),
+            itl_s=turn.slo.allowed_itl_s,
         )
         now = self._agenda.now
         found = self._placer.place(asked, turn.names, self._known.view(turn.names), now)
@@ -192,12 +218,12 @@ class SimulatedGateway:
         for prompt in self._placer.stranded(self._known.view(PromptNames()), now):
             turn = self._in_line.pop(prompt.number)
             if not self._enter(turn):
-                self._outside.add(turn, is_retry=True, now=now)
+                ticket = AdmissionTicket(tenant=turn.tenant, is_retry=True)
+                self._outside.enter(turn, ticket, now)
         for prompt, placement in self._placer.served(self._known.view, now):
             self._send(self._in_line.pop(prompt.number), placement)
         while (entry := self._outside.first()) is not None and self._enter(entry.item):
-            self._outside.serve(entry)
-            self._outside.charge(entry.tenant, len(entry.item.prompt))
+            self._outside.serve(entry, now)
         self._want()
 
     def _look_later(self) -> None:
@@ -214,6 +240,7 @@ class SimulatedGateway:
 
     def _send(self, turn: Turn, placement: Placement) -> None:
         turn.placement = placement
+        self._outside.charge(turn.tenant, placement.num_prefill_tokens)
         self._known.sent(turn, placement)
         sent = partial(self._decodes[placement.decode.epoch].generate, turn, self.number)
         self._agenda.after(self._setup.links.latency_s, sent)

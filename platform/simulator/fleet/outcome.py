@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from baton.platform.simulator.fleet.figures import FleetFigures
+from baton.platform.simulator.fleet.figures import FleetFigures, TenantFigures
 from baton.platform.simulator.fleet.turns import Turn
+from baton.router.fairness.slo import NO_SLO, Slo
 
 
 class Served(NamedTuple):
@@ -26,11 +28,21 @@ class Served(NamedTuple):
     num_tokens: int
     """Tokens of its prompt, including cached ones."""
     num_cached: int
+    num_output: int = 0
+    slo: Slo = NO_SLO
+    tenant: str = ""
+
+    def is_in_time(self, slo_ttft_s: float) -> bool:
+        """By its class, and within `slo_ttft_s` if that says nothing of it."""
+        ttft_s = slo_ttft_s if self.slo.ttft_s is None else self.slo.ttft_s
+        return self.ttft_s <= ttft_s and self.tpot_s <= self.slo.allowed_itl_s
 
 
 @dataclass(slots=True)
 class FleetOutcome:
     rejected: int = 0
+    num_rejected_by_class: Counter[str] = field(default_factory=Counter)
+    num_rejected_by_tenant: Counter[str] = field(default_factory=Counter)
     num_asked_again: int = 0
     """Requests asked again because a gateway died."""
     ttft_s: array[float] = field(default_factory=lambda: array("d"))
@@ -70,6 +82,9 @@ class FleetOutcome:
                 gateway=turn.gateway,
                 num_tokens=len(turn.prompt),
                 num_cached=turn.num_cached,
+                num_output=turn.num_given,
+                slo=turn.slo,
+                tenant=turn.tenant,
             )
         )
         if turn.told is not None:
@@ -80,6 +95,11 @@ class FleetOutcome:
         self.num_cached += turn.num_cached
         self.num_pulled += turn.num_pulled
         self.duration_s = turn.last_token_s
+
+    def reject(self, turn: Turn) -> None:
+        self.rejected += 1
+        self.num_rejected_by_class[turn.slo.name] += 1
+        self.num_rejected_by_tenant[turn.tenant] += 1
 
     def ended(self, *, busy_s: Sequence[float], num_preempted: int, num_local: int) -> None:
         self.busy_s, self.num_preempted, self.num_local = busy_s, num_preempted, num_local
@@ -92,7 +112,9 @@ class FleetOutcome:
         p50_s, p90_s, p99_s = map(float, np.percentile(ttft, (50, 90, 99)))
         itl_p50_s, itl_p90_s, itl_p99_s = map(float, np.percentile(gaps, (50, 90, 99)))
         num_requests = len(self.ttft_s) + self.rejected
-        num_good = sum(one <= slo_ttft_s for one in self.ttft_s)
+        by_class = _grouped(self.served, lambda one: one.slo.name, self.num_rejected_by_class)
+        by_tenant = _grouped(self.served, lambda one: one.tenant, self.num_rejected_by_tenant)
+        num_good = _num_in_time(self.served, slo_ttft_s)
         return FleetFigures(
             num_requests=num_requests,
             mean_s=float(ttft.mean()),
@@ -108,6 +130,14 @@ class FleetOutcome:
             hit=self.num_cached / max(self.num_tokens, 1),
             imbalance=float(busy_s.max() / busy_s.mean()) if busy_s.any() else 1.0,
             goodput=num_good / num_requests,
+            goodput_by_class={
+                name: _num_in_time(its, slo_ttft_s) / (len(its) + self.num_rejected_by_class[name])
+                for name, its in by_class.items()
+            },
+            tenants={
+                name: _tenant(its, self.num_rejected_by_tenant[name], slo_ttft_s)
+                for name, its in by_tenant.items()
+            },
             coverage=self.num_held / max(self.num_told, 1),
             rejected=self.rejected,
             num_local=self.num_local,
@@ -115,3 +145,30 @@ class FleetOutcome:
             num_pulled_tokens=self.num_pulled,
             duration_s=self.duration_s,
         )
+
+
+def _grouped(
+    served: Sequence[Served], key: Callable[[Served], str], rejected: Mapping[str, int]
+) -> dict[str, list[Served]]:
+    """By name; those without one are left out."""
+    found: dict[str, list[Served]] = {name: [] for name in rejected}
+    for one in served:
+        found.setdefault(key(one), []).append(one)
+    return {name: found[name] for name in sorted(found) if name}
+
+
+def _num_in_time(served: Sequence[Served], slo_ttft_s: float) -> int:
+    return sum(one.is_in_time(slo_ttft_s) for one in served)
+
+
+def _tenant(served: Sequence[Served], rejected: int, slo_ttft_s: float) -> TenantFigures:
+    ttft_s = np.array([one.ttft_s for one in served] or [0.0])
+    num_requests = len(served) + rejected
+    return TenantFigures(
+        num_requests=num_requests,
+        rejected=rejected,
+        mean_s=float(ttft_s.mean()),
+        p99_s=float(np.percentile(ttft_s, 99)),
+        goodput=_num_in_time(served, slo_ttft_s) / num_requests,
+        num_tokens=sum(one.num_tokens + one.num_output for one in served),
+    )

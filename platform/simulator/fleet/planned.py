@@ -80,7 +80,7 @@ def _played(
     costs = {role: fleet.pools.replica_s(role) for role in Role}
     in_time = [one.ttft_s <= promised.ttft_s for one in served]
     steady = [one.tpot_s <= promised.itl_s for one in served]
-    decisions = () if fleet.pilot is None else tuple(fleet.pilot.decisions)
+    decisions = () if fleet.planner is None else tuple(fleet.planner.decisions)
     return PlannedFigures(
         name=name,
         num_requests=num_requests,

@@ -22,11 +22,13 @@ from baton.platform.simulator.fleet.gateway import SimulatedGateway
 from baton.platform.simulator.fleet.knowledge import pull_rates
 from baton.platform.simulator.fleet.news import News
 from baton.platform.simulator.fleet.outcome import FleetOutcome
-from baton.platform.simulator.fleet.pilot import Pilot, Seen
 from baton.platform.simulator.fleet.prefill import PrefillReplica, Wiring
 from baton.platform.simulator.fleet.pulling import Puller
 from baton.platform.simulator.fleet.setup import Device, FleetSetup, Part
+from baton.platform.simulator.fleet.simulated_planner import Seen, SimulatedPlanner
+from baton.platform.simulator.fleet.tenants import tenant_of
 from baton.platform.simulator.fleet.turns import Turn, Turns
+from baton.platform.simulator.setup import slo_of
 from baton.platform.traces.trace import Trace
 from baton.router.placer import Routing
 from baton.router.policies.by_name import policy
@@ -43,7 +45,7 @@ class Fleet:
         self._agenda = Agenda()
         self._arrivals = Arrivals(trace)
         self._turns = Turns(trace)
-        self._random = Random(seed)
+        self._seed, self._random = seed, Random(seed)
         self._numbers = count()
         self.outcome = FleetOutcome()
         self.seen = Seen()
@@ -75,7 +77,9 @@ class Fleet:
             self._agenda.at(setup.gateway_dies_s, self._lose_gateway)
         if setup.gateway_joins_s is not None:
             self._agenda.at(setup.gateway_joins_s, self._add_gateway)
-        self.pilot = None if setup.rules is None else Pilot(setup, setup.rules, pools, self)
+        self.planner = (
+            None if setup.rules is None else SimulatedPlanner(setup, setup.rules, pools, self)
+        )
 
     def add(self, role: Role) -> PrefillReplica | DecodeReplica:
         """A replica serves from now on."""
@@ -124,7 +128,7 @@ class Fleet:
             replica.leave(gateway.number)
         for turn in gateway.die():
             self.seen.reject()
-            again = self._turns.of(turn.arrival, next(self._numbers))
+            again = self._turn(turn.arrival)
             self.outcome.num_asked_again += 1
             self._enters(again, self._random.choice(self._living))
 
@@ -155,8 +159,8 @@ class Fleet:
 
     def play(self) -> FleetOutcome:
         """Simulate from the first request to the last token."""
-        if self.pilot is not None:
-            self.pilot.start()
+        if self.planner is not None:
+            self.planner.start()
         while True:
             arrival_s = self._arrivals.next_s
             if self._agenda.next_s == arrival_s == inf:
@@ -181,7 +185,7 @@ class Fleet:
             self._arrivals.answered(turn.arrival, self._agenda.now)
 
     def _comes(self, arrival: Arrival) -> None:
-        turn = self._turns.of(arrival, next(self._numbers))
+        turn = self._turn(arrival)
         gateway = self._random.choice(self._living)
         at_s = arrival.at_s + self._setup.links.front_s
         self._agenda.at(at_s, lambda: self._enters(turn, gateway))
@@ -191,10 +195,24 @@ class Fleet:
             gateway = self._random.choice(self._living)
         num_tokens = len(turn.prompt) + len(turn.answer)
         self.seen.come(turn)
-        if num_tokens > self._max_len or not gateway.come(turn):
-            self.outcome.rejected += 1
-            self.seen.reject()
-            self._arrivals.answered(turn.arrival, self._agenda.now)
+        if num_tokens > self._max_len:
+            self.refuse(turn)
+        else:
+            gateway.come(turn)
+
+    def refuse(self, turn: Turn) -> None:
+        """Its client is told to come again, and does not."""
+        self.outcome.reject(turn)
+        self.seen.reject()
+        self._arrivals.answered(turn.arrival, self._agenda.now)
+
+    def _turn(self, arrival: Arrival) -> Turn:
+        """An arrival as its client sends it."""
+        turn = self._turns.of(arrival, next(self._numbers))
+        conversation = arrival.request.session or f"{arrival.place}"
+        turn.slo = slo_of(self._setup.slo_classes, self._seed, conversation)
+        turn.tenant = tenant_of(self._setup.tenants, self._seed, conversation)
+        return turn
 
     # What it is made of.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from baton.core.errors import Overloaded
@@ -63,9 +63,9 @@ class PrefillReplica:
         self._handoffs: dict[str, tuple[Handoff, Receiver]] = {}
         """Handoffs by transfer id, until their prompt is computed."""
         device = self.engine.device
-        budget = lending_budget(
-            device.step_times, device.scheduler.max_chunk, info.max_queued_tokens
-        )
+        times = device.step_times  # whoever gives them has measured them
+        times = replace(times, num_prompt_steps=max(times.num_prompt_steps, 1))
+        budget = lending_budget(times, device.scheduler.max_chunk, info.max_queued_tokens)
         self._credits: Credits[int] = Credits(budget)
 
     def tell(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import groupby
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -11,7 +13,8 @@ from rich.console import Console
 
 from baton.platform.simulator.experiment import Row
 from baton.platform.simulator.fleet.experiment import FleetExperiment
-from baton.platform.simulator.report import BEST, Column, flat, show_tables
+from baton.platform.simulator.fleet.figures import FleetFigures
+from baton.platform.simulator.report import BEST, Column, flat, goodput_of, show_tables
 
 FLEET_COLUMNS = (
     Column("TTFT ms", "p50_s", ".0f", unit=1e-3),
@@ -36,6 +39,32 @@ def show_fleet(console: Console, experiment: FleetExperiment, rows: Sequence[Row
         f"of {experiment.num_seeds} seeds; median and p99, goodput within {setup.slo_ttft_s:g} s; "
         f"{BEST} best in its column"
     )
+    for one in setup.slo_classes:
+        console.print(goodput_of(one.slo, rows))
+    for tenant in setup.tenants:
+        console.print(_tenant_line(tenant.name, rows))
+
+
+def _tenant_line(name: str, rows: Sequence[Row]) -> str:
+    """What one tenant got, by load and policy."""
+    told = []
+    for (_, load, policy), found in groupby(
+        rows, key=lambda row: (row.trace, row.load, row.policy)
+    ):
+        its = [
+            row.figures.tenants[name]
+            for row in found
+            if isinstance(row.figures, FleetFigures) and name in row.figures.tenants
+        ]
+        if its:
+            told.append(
+                f"{policy} {'' if load is None else f'at {load:.0%} '}"
+                f"{fmean(one.mean_s for one in its) * 1e3:.0f} ms, p99 "
+                f"{fmean(one.p99_s for one in its) * 1e3:.0f}, goodput "
+                f"{fmean(one.goodput for one in its):.3f}, "
+                f"{fmean(one.rejected for one in its):.0f} rejected"
+            )
+    return f"{name}: {'; '.join(told)}"
 
 
 def fleet_tree(experiment: FleetExperiment, rows: Sequence[Row]) -> dict[str, Any]:

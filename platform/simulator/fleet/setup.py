@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
@@ -15,6 +15,8 @@ from baton.core.kv_layout import ITEM_BYTES, KvLayout
 from baton.core.step_times import StepTimes
 from baton.engine.config import SchedulerConfig
 from baton.platform.planner.config import PlannerConfig
+from baton.platform.simulator.fleet.tenants import SimulatedTenant
+from baton.platform.simulator.setup import SloClass
 
 DTYPE = "bfloat16"
 Rate = Annotated[float, msgspec.Meta(gt=0)]
@@ -106,6 +108,9 @@ class FleetSetup:
     max_waiting: int | None = None
     """Requests that wait for a place in one gateway; more are rejected. None: no limit."""
     slo_ttft_s: float = 10.0
+    slo_classes: Sequence[SloClass] = ()
+    tenants: Sequence[SimulatedTenant] = ()
+    """Tenants with weights and limits, of which each gateway has an equal part."""
     is_noisy: bool = True
     """Whether steps scatter by the spread of their step times."""
     rules: PlannerConfig | None = None

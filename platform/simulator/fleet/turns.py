@@ -18,6 +18,7 @@ from baton.engine.request.request import Request
 from baton.platform.simulator.arrivals import Arrival
 from baton.platform.traces.trace import Trace, TraceRequest
 from baton.router.cache.prompt_names import PromptNames
+from baton.router.fairness.slo import NO_SLO, Slo
 from baton.router.placement import Placement
 from baton.router.speeds.prediction_errors import Interval
 
@@ -46,6 +47,8 @@ class Turn:
     answer: list[int]
     """What will be generated."""
     names: PromptNames
+    slo: Slo = NO_SLO
+    tenant: str = ""
     gateway: int = 0
     """Number of the gateway that it came to."""
     placement: Placement | None = None

@@ -35,8 +35,8 @@ class FakeBytes:
     def view(self, block: int, layer: int) -> memoryview:
         return memoryview(self._layers[layer][block]).toreadonly()
 
-    def views(self, blocks: Sequence[int], layer: int) -> tuple[memoryview, ...]:
-        return tuple(self.view(block, layer) for block in blocks)
+    def views(self, blocks: Sequence[int], planes: range) -> tuple[memoryview, ...]:
+        return tuple(self.view(block, plane) for plane in planes for block in blocks)
 
     def write(self, block: int, layer: int, data: memoryview) -> None:
         self._layers[layer][block][:] = data
@@ -52,8 +52,8 @@ class FakeBytes:
     def writable(self, block: int, layer: int) -> memoryview:
         return memoryview(self._layers[layer][block])
 
-    def writables(self, blocks: Sequence[int], layer: int) -> list[memoryview]:
-        return [self.writable(block, layer) for block in blocks]
+    def writables(self, blocks: Sequence[int], planes: range) -> list[memoryview]:
+        return [self.writable(block, plane) for plane in planes for block in blocks]
 
     def write_part(self, block: int, layer: int, offset: int, data: memoryview) -> None:
         self._layers[layer][block][offset : offset + len(data)] = data
@@ -327,3 +327,18 @@ def test_what_was_computed_before_a_reset_is_not_found_through_whoever_shares_it
     pool.commit(lease("copy"), list(range(9)), 8, SALT)
 
     assert pool.num_cached(list(range(9)), SALT) == 0
+
+
+def test_kv_that_is_struck_while_a_copy_of_it_comes_in_is_not_found_by_that_copy() -> None:
+    pool = make_pool()
+    tokens = list(range(9))
+    assert pool.reserve(lease("coming in"), tokens, SALT) == 0
+    hold(pool, "not finite", tokens[:5])
+
+    pool.forget(request("not finite"))
+    pool.commit(lease("coming in"), tokens, 8, SALT)
+
+    assert pool.num_cached(tokens, SALT) == 0
+    pool.release(lease("coming in"))
+    hold(pool, "computed anew", tokens)
+    assert pool.num_cached(tokens, SALT) == 8

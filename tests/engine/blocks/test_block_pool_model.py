@@ -24,7 +24,7 @@ from baton.core.clock import ManualClock
 from baton.core.ids import Epoch
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
 from baton.core.kv_layout import KvLayout
-from baton.core.kv_pool import Census, Holder, HolderKind
+from baton.core.kv_pool import Census, Holder, HolderKind, Holdings
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.blocks.kv_event_log import KvEventLog
 from baton.router.cache.kv_index import KvIndex
@@ -56,8 +56,8 @@ class FakeBytes:
     def view(self, block: int, layer: int) -> memoryview:
         return memoryview(self._blocks[block])
 
-    def views(self, blocks: Sequence[int], layer: int) -> tuple[memoryview, ...]:
-        return tuple(self.view(block, layer) for block in blocks)
+    def views(self, blocks: Sequence[int], planes: range) -> tuple[memoryview, ...]:
+        return tuple(self.view(block, plane) for plane in planes for block in blocks)
 
     def write(self, block: int, layer: int, data: memoryview) -> None:
         self._blocks[block] = bytes(data)
@@ -73,8 +73,8 @@ class FakeBytes:
     def writable(self, block: int, layer: int) -> memoryview:
         raise AssertionError("whole blocks are written here")
 
-    def writables(self, blocks: Sequence[int], layer: int) -> list[memoryview]:
-        return [self.writable(block, layer) for block in blocks]
+    def writables(self, blocks: Sequence[int], planes: range) -> list[memoryview]:
+        return [self.writable(block, plane) for plane in planes for block in blocks]
 
     def write_part(self, block: int, layer: int, offset: int, data: memoryview) -> None:
         raise AssertionError("whole blocks are written here")
@@ -342,9 +342,16 @@ class PoolMachine(RuleBasedStateMachine):
         census = self.pool.census()
         listed = Counter(block for table in census.tables.values() for block in table)
         assert list(census.ref_counts) == [listed[block] for block in range(census.num_blocks)]
-        assert not (census.cached & census.free or listed.keys() & (census.cached | census.free))
+        idle = [*census.cached, *census.free]
+        assert len({*idle, *listed}) == len(idle) + len(listed)
         assert census.num_blocks == len(listed) + len(census.cached) + len(census.free)
         assert self.pool.num_available == len(census.cached) + len(census.free)
+        assert self.pool.holdings() == Holdings(
+            num_blocks=census.num_blocks,
+            tables=census.tables,
+            num_cached=len(census.cached),
+            num_free=len(census.free),
+        )
 
     @invariant()
     def every_block_is_on_the_account_of_who_took_it(self) -> None:

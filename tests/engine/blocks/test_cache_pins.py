@@ -262,7 +262,7 @@ def test_pins_of_a_tenant_at_its_limit_give_way_to_it_and_others_do_not() -> Non
 
 
 def test_a_pin_of_another_tenants_gives_way_to_whoever_has_its_blocks_on_its_account() -> None:
-    """KV of a tenant's that a lender brought in for a peer: it is on nobody's account."""
+    """A block is on the account of whoever took it, which need not be who pins it."""
     world = World(kv_shares={"a": 0.5})
     tokens = prompt_of("lent", 4)
     lease = Holder(HolderKind.LEASE, "brought in")

@@ -48,7 +48,7 @@ def test_several_blocks_are_what_each_of_them_is() -> None:
     cache = KvCache(LAYOUT, NUM_BLOCKS)
     cache.planes[1].copy_(torch.randn(cache.planes[1].shape))
 
-    views = cache.views((5, 0, 3), 1)
+    views = cache.views((5, 0, 3), range(1, 2))
 
     assert list(views) == [cache.view(block, 1) for block in (5, 0, 3)]
 
@@ -66,7 +66,7 @@ def test_bytes_leave_a_gpu_as_the_layer_before_the_mark_wrote_them() -> None:
 
     def read() -> None:
         marked.wait(30)
-        seen.append([bytes(view) for view in cache.views((6, 1), 0)])
+        seen.append([bytes(view) for view in cache.views((6, 1), range(1))])
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -85,13 +85,13 @@ def test_reading_a_layer_does_not_wait_for_later_ones() -> None:
     cache = KvCache(LAYOUT, NUM_BLOCKS, "cuda")
     assert cache.staging is not None
     mark = cache.staging.marking(lambda layer: None)
-    cache.views((0,), 0)  # whatever is set up the first time
+    cache.views((0,), range(1))  # whatever is set up the first time
     later = torch.cuda.Event()  # type: ignore[no-untyped-call]
     mark(0)
     torch.cuda._sleep(20 * ABOUT_100_MS)  # type: ignore[no-untyped-call]
     later.record()
 
-    cache.views((0, 7), 0)
+    cache.views((0, 7), range(1))
 
     assert not later.query()  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()

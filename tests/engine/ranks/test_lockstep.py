@@ -61,7 +61,7 @@ def test_a_pass_is_told_with_its_tokens_and_the_largest_is_known_before_it() -> 
 def test_who_has_nothing_to_compute_joins_those_who_have() -> None:
     runner, own, _ = lockstep((Intent.PASS, 3), IDLE, LEAVING)
 
-    assert [runner.keep_pace() for _ in range(3)] == [True, False, False]
+    assert [runner.join_pass() for _ in range(3)] == [True, False, False]
     assert own.did == ["expect 3", "join"]
 
 
@@ -79,9 +79,9 @@ def test_engines_meet_less_often_the_longer_nobody_computes() -> None:
     ticks = []
     for _ in range(1000):
         ticks.append(runner.tick_s)
-        runner.keep_pace()
+        runner.join_pass()
 
     assert ticks == sorted(ticks)
     assert (ticks[0], ticks[-1]) == (TICK_S, MAX_TICK_S)
-    runner.keep_pace()
+    runner.join_pass()
     assert runner.tick_s == TICK_S

@@ -109,7 +109,7 @@ def test_many_blocks_of_several_planes_are_written_and_read_at_once(
     cache.write_blocks(blocks, range(2), data)
 
     fills = [data[at : at + size] for at in range(0, 4 * size, size)]
-    assert [view for plane in range(2) for view in cache.views(blocks, plane)] == fills
+    assert list(cache.views(blocks, range(2))) == fills
     for (plane, block), fill in zip(product(range(2), blocks), fills, strict=True):
         plain.write(block, plane, fill)
     for layout, rank in zip(SPLITS[split], ranks, strict=True):

@@ -128,6 +128,25 @@ def test_a_cached_prefix_is_not_run_again() -> None:
     assert again.num_cached == 8
 
 
+def test_a_prompt_that_a_running_one_lets_fit_comes_in_although_nothing_was_released() -> None:
+    scheduler = make_scheduler(num_blocks=5, config=SchedulerConfig(max_batch_tokens=6))
+    for name in ("running", "its twin"):
+        scheduler.add(make_request(name, prompt_len=12, first_token=1))
+
+    passes = []
+    for _ in range(4):
+        chunks = scheduler.step()
+        passes.append(planned(chunks))
+        compute(scheduler, chunks)
+
+    assert passes == [
+        {"running": 6},
+        {"running": 6},
+        {"running": 1, "its twin": 4},
+        {"running": 1, "its twin": 1},
+    ]
+
+
 def test_a_request_too_large_for_now_holds_up_those_behind_it() -> None:
     scheduler = make_scheduler(num_blocks=4)
     running, large, small = (

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tests.engine.schedule.schedules import adopt, compute, make_request, make_scheduler, planned
 
 from baton.core.kv_pool import Holder, HolderKind
 from baton.engine.config import SchedulerConfig
 from baton.engine.request.request import Phase
-from baton.engine.schedule.scheduler import MAX_OVERTAKEN, ScheduledChunk, Scheduler
+from baton.engine.schedule.scheduler import MAX_OVERTAKEN, Reclaim, ScheduledChunk, Scheduler
 
 
 def test_the_youngest_request_is_preempted_when_blocks_run_out() -> None:
@@ -44,8 +42,8 @@ def test_a_preempted_request_comes_back_first_and_finds_what_is_left_of_its_bloc
     assert third.phase is Phase.WAITING
 
 
-def giving_up(scheduler: Scheduler, lease: Holder) -> Callable[[], bool]:
-    def reclaim() -> bool:
+def giving_up(scheduler: Scheduler, lease: Holder) -> Reclaim:
+    def reclaim(tenant: str | None) -> bool:
         had_any = bool(scheduler.pool.table(lease))
         scheduler.pool.release(lease)
         return had_any

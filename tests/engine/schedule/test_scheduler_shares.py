@@ -207,3 +207,23 @@ def test_with_any_shares_every_request_that_fits_its_own_is_answered(
             assert num_held <= accounts.max_held(tenant)
 
     assert not unfinished
+
+
+def test_a_tenant_at_its_limit_gets_its_own_leases_back_and_nobody_elses() -> None:
+    scheduler = make_scheduler(num_blocks=16, kv_shares={"a": 0.5})
+    leases = {tenant: Holder(HolderKind.LEASE, tenant) for tenant in ("b", "a")}
+    for tenant, lease in leases.items():
+        scheduler.pool.reserve(lease, range(16), tenant.encode(), tenant=tenant)
+
+    def reclaim(tenant: str | None) -> bool:
+        lease = leases.pop(tenant or "b", None)
+        if lease is not None:
+            scheduler.pool.release(lease)
+        return lease is not None
+
+    scheduler.add(make_request("another's", tenant="b", prompt_len=3))
+    compute(scheduler, scheduler.step(reclaim))
+    scheduler.add(make_request("its own", tenant="a", prompt_len=32))
+
+    assert planned(scheduler.step(reclaim)) == {"another's": 1, "its own": 32}
+    assert leases.keys() == {"b"}

@@ -158,6 +158,7 @@ ROWS: dict[str, Row] = {
     "a drain with an operator's key": ("POST /debug/drain", OPERATOR, {}, DRAIN, 404),
     "an undrain with an operator's key": ("POST /debug/undrain", OPERATOR, {}, DRAIN, 404),
     "a flip with an operator's key": ("POST /debug/flip", OPERATOR, {}, DRAIN, 404),
+    "a reset of caches": ("POST /debug/reset_prefix_cache", OPERATOR, {}, DRAIN, 404),
     "a request of nobody": ("GET /v1/requests/x", ACME, {}, "", 404),
     "a request without a key": ("GET /v1/requests/x", None, {}, "", 401),
     "a response of nobody": ("GET /v1/responses/x", ACME, {}, "", 404),

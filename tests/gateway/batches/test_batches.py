@@ -27,14 +27,19 @@ from tests.gateway.scripted import (
 
 from baton.core.clock import ManualClock
 from baton.core.errors import Overloaded, StorageUnavailable
+from baton.gateway.access.api_keys import Caller
 from baton.gateway.access.batch_config import BatchConfig
 from baton.gateway.access.config import TenantConfig
 from baton.gateway.access.key_entry import digest_of
 from baton.gateway.batches import batches as batches_module
 from baton.gateway.batches import runner as runner_module
 from baton.gateway.batches import work as work_module
-from baton.gateway.batches.batches import Batches
+from baton.gateway.batches.batches import Batches, NewBatch
+from baton.gateway.batches.disk import Disk
 from baton.gateway.batches.files import Files, NewFile
+from baton.gateway.batches.records import Batch as KeptBatch
+from baton.gateway.batches.records import BatchOrder
+from baton.gateway.batches.work_folder import WorkFolder
 from baton.gateway.requests.generations.generation import Generation
 from baton.gateway.requests.readiness import NOBODY
 from baton.gateway.storage.config import StorageConfig
@@ -106,6 +111,26 @@ async def test_a_batch_that_goes_while_all_are_listed_is_left_out(
         batch = await begun(client, [chat_line("a")])
 
         assert [one.id async for one in client.batches.list()] == [batch.id]
+
+
+class EndingFolder(WorkFolder):
+    def state(self, order: BatchOrder) -> KeptBatch:
+        self.remove(order.batch.id)  # what it came to was kept before
+        return super().state(order)
+
+
+async def test_a_batch_that_ends_while_it_is_looked_for_is_told_as_it_ended(tmp_path: Path) -> None:
+    storage, disk = Storage(StorageFolder(tmp_path / "kept", 1 << 20)), Disk()
+    folder = EndingFolder(tmp_path / "work")
+    batches = Batches(storage, folder, disk, model=MODEL, config=BatchConfig())
+    asked = NewBatch(endpoint=CHAT, input_file_id="file-1", metadata=None, output_ttl_s=60)
+    batch = await batches.create(asked, Caller(owner="me"))
+    batch.become("completed", 2e9)
+    await batches.keep(batch, "me")
+
+    assert (await batches.get(batch.id, "me")).status == "completed"
+    await storage.close()
+    disk.close()
 
 
 async def test_lines_are_answered_and_bad_ones_are_told_apart(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from baton.gateway.batches.disk import Disk
 from baton.gateway.batches.journal import Answered, Journal, part_of, parts_before, read_answers
-from baton.gateway.batches.lease import Lease, LeaseLost, last_word
+from baton.gateway.batches.lease import Lease, LeaseLost, newest_record
 
 
 @pytest.fixture
@@ -30,11 +30,11 @@ async def test_a_holder_that_was_slow_writes_nothing_that_counts(
     assert slow is not None and Lease.claim(tmp_path, after=0) is None
     journal = Journal(tmp_path, slow.epoch, slow.check, disk)
     await journal.append(answered(1, "slow"))
-    silent = last_word(tmp_path)
+    silent = newest_record(tmp_path)
     slow.beat()
-    assert last_word(tmp_path) != silent and not last_word(tmp_path).is_over
+    assert newest_record(tmp_path) != silent and not newest_record(tmp_path).is_over
 
-    successor = Lease.claim(tmp_path, after=last_word(tmp_path).epoch)
+    successor = Lease.claim(tmp_path, after=newest_record(tmp_path).epoch)
     assert successor is not None
     before = parts_before(tmp_path, successor.epoch)
     unchecked = Journal(tmp_path, slow.epoch, lambda: None, disk)  # was just about to write
@@ -54,7 +54,7 @@ async def test_a_holder_that_was_slow_writes_nothing_that_counts(
         (3, b'{"by": "successor"}'),
     ]
     successor.give_up()
-    assert last_word(tmp_path).is_over
+    assert newest_record(tmp_path).is_over
 
 
 async def test_a_line_that_was_cut_does_not_count_and_ends_its_journal(

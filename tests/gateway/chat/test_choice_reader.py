@@ -21,23 +21,23 @@ SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
 
 
 @pytest.mark.parametrize(
-    ("text", "stop", "arguments"),
+    ("text", "stop", "arguments", "reason"),
     [
-        (BEGUN, "\n\n", '{"text": "one line'),  # no call with half of its text
-        (BEGUN, None, '{"text": "one line"}'),  # the model has ended it so itself
-        (ENDED, "</tool_call>", '{"text": "one line"}'),
-        (ENDED, "Observation:", '{"text": "one line"}'),
+        (BEGUN, "\n\n", '{"text": "one line', "stop"),  # no call with half of its text
+        (BEGUN, None, '{"text": "one line"}', "tool_calls"),  # the model has ended it so itself
+        (ENDED, "</tool_call>", '{"text": "one line"}', "tool_calls"),
+        (ENDED, "Observation:", '{"text": "one line"}', "tool_calls"),
     ],
 )
-def test_a_stop_string_within_a_value_leaves_the_call_cut(
-    text: str, stop: str | None, arguments: str
+def test_a_stop_string_within_a_value_leaves_the_call_cut_and_asks_for_no_result(
+    text: str, stop: str | None, arguments: str, reason: str
 ) -> None:
     reader = ChoiceReader(OutputParser(xml_calls.qwen3_coder({"write": SCHEMA})))
+    delta = TextDelta(text=text, tokens=(), finish_reason=FinishReason.STOP, stop_string=stop)
 
-    pieces = reader.read(
-        TextDelta(text=text, tokens=(), finish_reason=FinishReason.STOP, stop_string=stop)
-    )
+    pieces = reader.read(delta)
 
+    assert reader.finish_reason(delta) == reason
     told = [piece.text for piece in pieces if isinstance(piece, CallArguments)]
     assert "".join(told) == arguments
 

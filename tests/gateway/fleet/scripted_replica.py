@@ -20,15 +20,17 @@ from baton.core.replicas import Capacity, Membership, ReplicaInfo
 from baton.core.sampling import FinishReason
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.proto import replica_pb2 as pb
+from baton.proto.capacity_wire import capacity_to_proto
 from baton.proto.channel_options import SERVER_OPTIONS
 from baton.proto.channels import Channels
+from baton.proto.generate_wire import generate_from_proto
 from baton.proto.pulse import PingTiming
 from baton.proto.replica_pb2_grpc import (
     DecodeServicer,
     add_DecodeServicer_to_server,
     add_ReplicaServicer_to_server,
 )
-from baton.proto.wire import capacity_to_proto, generate_from_proto, update_to_proto
+from baton.proto.token_update_wire import update_to_proto
 from baton.router.placer import Routing
 from baton.router.policies.cost import Cost
 

@@ -10,7 +10,8 @@ import pytest
 
 from baton.core.clock import ManualClock
 from baton.core.errors import Overloaded
-from baton.gateway.fleet.admission import AdmissionQueue, AdmissionTicket
+from baton.gateway.fleet.admission import AdmissionQueue
+from baton.gateway.fleet.admission_line import AdmissionTicket
 
 
 class Room:

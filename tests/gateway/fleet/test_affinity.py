@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 from tests.gateway.fleet.scripted_replica import snapshot, until
@@ -18,6 +19,7 @@ from baton.core.replicas import Role
 from baton.engine.engine import Engine
 from baton.gateway.fleet.decode_link import DecodeLink
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
+from baton.gateway.fleet.replica_link import ReplicaLink
 from baton.gateway.requests.generations.generation import Generation
 from baton.router.cache.prompt_names import PromptNames
 from baton.router.placer import Routing
@@ -94,8 +96,12 @@ async def test_a_conversation_comes_back_to_its_answer_though_others_know_its_qu
 
 async def test_equal_prompts_that_arrive_together_go_together() -> None:
     async with running_fleet(prefill=2, decode=2) as fleet:
+        links = fleet.dispatcher.fleet.links
+        known: list[ReplicaLink[Any]] = [*links.decode.values(), *links.prefill.values()]
+        await until(lambda: all(link.capacity for link in known))  # or there is no choice yet
         answers = await asyncio.gather(*(fleet.ask(PROMPT) for _ in range(4)))
 
+        assert len(known) == 4
         assert len(decode_replicas(answers)) == 1
         assert len({answer.receipt.prefill_replica for answer in answers}) == 1
         assert len({tuple(answer.tokens) for answer in answers}) == 1

@@ -194,7 +194,7 @@ async def test_a_request_that_ended_by_itself_is_not_taken_back() -> None:
 async def test_the_time_limit_ends_a_request_whose_replica_says_nothing() -> None:
     replica = ScriptedReplica("d", silent)
     async with dispatching_to(replica) as dispatcher:
-        running = await dispatcher.start(generation(time_left_s=0.1))
+        running = await dispatcher.start(generation(time_left_s=1.0))
 
         with pytest.raises(DeadlineExceeded, match="after 0 tokens"):
             await tokens_of(running)
@@ -217,7 +217,7 @@ async def test_tokens_that_came_in_time_are_delivered_before_the_limit_is_felt()
 async def test_the_time_limit_counts_over_all_attempts() -> None:
     replica = ScriptedReplica("d", breaks_after(1), silent)
     async with dispatching_to(replica) as dispatcher:
-        running = await dispatcher.start(generation(time_left_s=2.0))
+        running = await dispatcher.start(generation(time_left_s=2.5))
 
         with pytest.raises(DeadlineExceeded, match="after 1 tokens"):
             await tokens_of(running)

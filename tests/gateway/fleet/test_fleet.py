@@ -25,6 +25,7 @@ from tests.in_process_fleet import running_fleet
 from baton.core.clock import ManualClock
 from baton.core.ids import Epoch, new_epoch
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
+from baton.core.kv_pool import Holder, HolderKind
 from baton.core.messages import Receipt
 from baton.core.sampling import FinishReason
 from baton.core.step_times import StepTimes
@@ -302,6 +303,24 @@ async def test_every_replica_is_asked_for_its_books_and_one_that_is_gone_says_so
             assert isinstance(reply, pb.InspectReply)
             assert reply.epoch == epoch
             assert reply.audit.num_blocks == reply.audit.free
+
+
+async def test_what_is_wrong_with_blocks_is_told_to_who_asks_for_an_audit() -> None:
+    async with running_fleet(prefill=0, decode=1) as running:
+        [(name, engine)] = running.engines.items()
+        lost = Holder(HolderKind.REQUEST, "lost")
+        await running.replicas[name].worker.core.thread.call(lambda: engine.pool.grow(lost, 1))
+        links = running.dispatcher.fleet.links
+
+        [counted] = (await links.inspect()).values()
+        [audited] = (await links.inspect(with_audit=True)).values()
+
+        assert isinstance(counted, pb.InspectReply) and isinstance(audited, pb.InspectReply)
+        assert (counted.audit.live, audited.audit.live) == (1, 1)
+        assert counted.audit.free == audited.audit.free == counted.audit.num_blocks - 1
+        assert not counted.audit.violations
+        assert "request lost is unknown to its owner" in audited.audit.violations[0]
+        await running.replicas[name].worker.core.thread.call(lambda: engine.pool.release(lost))
 
 
 async def test_only_a_rate_that_has_moved_is_written_to_replicas_that_measured_none() -> None:

@@ -18,7 +18,7 @@ from baton.gateway.fleet.fleet_report import (
     status_report,
 )
 from baton.proto import replica_pb2 as pb
-from baton.proto.wire import capacity_to_proto
+from baton.proto.capacity_wire import capacity_to_proto
 
 P = make_replica("prefill-1", role=Role.PREFILL)
 D = make_replica("decode-2", role=Role.DECODE)

@@ -14,7 +14,7 @@ from tests.gateway.fleet.scripted_replica import ScriptedReplica, snapshot, unti
 from tests.gateway.fleet.small_fleet import PROMPT, P, fleet_of, names, silent
 
 from baton.core.ids import Epoch, ReplicaId, new_epoch
-from baton.core.replicas import Membership, Pace, Role, StartingReplica
+from baton.core.replicas import Membership, ReportIntervals, Role, StartingReplica
 from baton.gateway.fleet import fleet as fleet_module
 from baton.gateway.fleet.fleet import Fleet
 from baton.proto.channel_options import CHANNEL_OPTIONS, ChannelOptions
@@ -128,14 +128,14 @@ async def test_a_later_start_that_fails_is_told_once_and_the_first_ones_not_at_a
 
 
 async def test_those_that_are_heard_seldom_are_given_the_time_to_report_to_a_new_registry() -> None:
-    pace = Pace.of(1000)
-    new = replace(snapshot(), incarnation=Epoch("another"), age_s=pace.settled_after_s - 1)
+    intervals = ReportIntervals.of(1000)
+    new = replace(snapshot(), incarnation=Epoch("another"), age_s=intervals.settled_after_s - 1)
     async with fleet_of() as fleet:
-        await fleet.apply(replace(snapshot(P), pace=pace))
+        await fleet.apply(replace(snapshot(P), intervals=intervals))
         await fleet.apply(new)
         assert names(fleet) == {"p"}
 
-        await fleet.apply(replace(new, age_s=pace.settled_after_s))
+        await fleet.apply(replace(new, age_s=intervals.settled_after_s))
 
         assert names(fleet) == set()
 

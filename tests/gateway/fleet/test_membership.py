@@ -5,7 +5,7 @@ from dataclasses import replace
 from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.ids import Epoch
-from baton.core.replicas import HEARTBEAT_S, Membership, Pace, ReplicaInfo, Role
+from baton.core.replicas import HEARTBEAT_S, Membership, ReplicaInfo, ReportIntervals, Role
 from baton.gateway.fleet.membership import merge
 
 A, B = make_replica("a"), make_replica("b")
@@ -60,4 +60,4 @@ def test_the_known_replicas_are_left_as_they_were() -> None:
 
 
 def test_gateways_wait_long_enough_for_every_replica_to_have_reported_twice() -> None:
-    assert Pace().settled_after_s > 2 * HEARTBEAT_S
+    assert ReportIntervals().settled_after_s > 2 * HEARTBEAT_S

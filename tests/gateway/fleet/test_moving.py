@@ -234,7 +234,7 @@ async def test_a_client_that_leaves_while_a_place_is_waited_for_is_forgotten() -
 async def test_a_time_limit_ends_a_request_in_the_move() -> None:
     one, other = on_two(silent)
     async with dispatching_to(one, other) as dispatcher:
-        reader = await begin(dispatcher, time_left_s=0.3)
+        reader = await begin(dispatcher, time_left_s=1.5)
         await until(lambda: len(reader.tokens) == 2)
         other.offer(max_open=4)
         one.drain()

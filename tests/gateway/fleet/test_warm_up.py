@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.gateway.fleet.scripted_replica import until
 from tests.in_process_fleet import GREEDY, running_fleet
 
 from baton.core.clock import ManualClock
@@ -62,6 +63,51 @@ async def test_a_replica_that_says_nothing_is_waited_for_only_while_others_do(
     await over.wait()
 
     assert warming.is_over
+
+
+async def test_half_of_the_caches_are_enough_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_up, "PAUSE_S", 0.01)
+    clock, over, looks = ManualClock(), asyncio.Event(), asyncio.Semaphore(0)
+
+    def has_looked() -> bool:
+        looks.release()
+        return True  # some have not been asked yet
+
+    warming = WarmUp(over.set, clock, has_looked)
+    warming.begin([A, B, Epoch("c")])
+    warming.hear(A, is_all=True)
+    clock.advance(warm_up.ENOUGH_AFTER_S)
+    await looks.acquire()
+    await looks.acquire()
+    assert not warming.is_over
+
+    warming.hear(B, is_all=True)
+
+    await over.wait()
+
+
+async def test_a_gateway_is_ready_once_it_has_learnt_what_is_cached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(warm_up, "PAUSE_S", 600.0)
+    async with running_fleet(prefill=0, decode=1) as fleet:
+        new = ReplicaDispatcher(Routing(Cost()), max_waiting=9, no_replica_grace_s=60.0)
+        assert not new.is_ready()
+        new.fleet.warm_up.begin([A, *(info.epoch for info in fleet.registry.membership().replicas)])
+        try:
+            await new.fleet.apply(fleet.registry.membership())
+            await until(lambda: bool(new.fleet.connected))
+            assert (new.is_ready(), new.trouble()) == (
+                False,
+                "what replicas have cached is not known here yet",
+            )
+
+            new.fleet.warm_up.lose(A)
+
+            await new.fleet.warm_up.until_over()
+            assert new.is_ready()
+        finally:
+            await new.fleet.close()
 
 
 async def test_nothing_is_awaited_of_a_replica_that_cannot_be_connected_to() -> None:

@@ -36,6 +36,7 @@ GETS = (
 ADMIN_POSTS: tuple[tuple[str, Any], ...] = (
     ("/debug/drain", {"replica": "nobody", "force": False}),
     ("/debug/undrain", {"replica": "nobody"}),
+    ("/debug/reset_prefix_cache", {"replica": "nobody"}),
 )
 ADMIN_GETS = ("/debug/status", "/debug/leaks", "/debug/decisions", "/metrics", "/v1/requests/x")
 

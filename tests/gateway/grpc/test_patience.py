@@ -170,14 +170,14 @@ async def test_a_call_that_is_read_has_all_of_the_grace(monkeypatch: pytest.Monk
     monkeypatch.setattr(server, "SETTLING_S", 0.05)
     script = Script(tokens=tokens_of("the quick brown"), stalls_after=1)
     async with (
-        serving(script, unread_timeout_s=0.1, min_body_bytes_per_s=1e9) as gateway,
+        serving(script, unread_timeout_s=1.0, min_body_bytes_per_s=1e9) as gateway,
         grpc.aio.insecure_channel(gateway.grpc_target) as channel,
         asyncio.timeout(120),
     ):
         call: Any = InferenceStub(channel).Generate(pb.GenerateRequest(text="Hi"))
         parts = [await call.read()]
         stopping = asyncio.create_task(gateway.server.stop(600))
-        await asyncio.sleep(0.2)  # longer than what nobody takes is waited for
+        await asyncio.sleep(1.2)  # longer than what nobody takes is waited for
         script.continues.set()
         while (part := await call.read()) is not grpc.aio.EOF:
             parts.append(part)

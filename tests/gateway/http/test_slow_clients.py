@@ -152,13 +152,19 @@ async def test_a_pause_between_requests_may_take_longer_than_headers() -> None:
 
 
 async def test_a_connection_is_kept_between_requests_for_so_long() -> None:
-    async with serving(keep_alive_s=1, **BRIEF) as gateway:
-        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.server.http_port)
-        writer.write(HEALTH)
-        await reader.readuntil(b'"ok"}')
-        async with asyncio.timeout(4):  # uvicorn's own is five
-            assert await until_closed(reader) == b""
-        writer.close()
+    """Were both kept for uvicorn's own five seconds, the first to ask would be the first to go."""
+    async with serving(keep_alive_s=600) as lasting, serving(keep_alive_s=1) as brief:
+        ports = [gateway.server.http_port for gateway in (lasting, brief)]
+        kept, closed = [await asyncio.open_connection("127.0.0.1", port) for port in ports]
+        for reader, writer in (kept, closed):
+            writer.write(HEALTH)
+            await reader.readuntil(b'"ok"}')
+
+        assert await until_closed(closed[0]) == b""
+        kept[1].write(HEALTH)
+        assert await kept[0].readuntil(b'"ok"}')
+        for _, writer in (kept, closed):
+            writer.close()
 
 
 async def test_the_rest_of_a_body_nobody_has_read_leaves_the_connection_to_the_next_request() -> (

@@ -62,6 +62,36 @@ async def test_a_value_is_its_owners_until_it_expires_or_is_deleted(
     await other.close()
 
 
+@pytest.mark.parametrize("does", ["changes", "deletes"])
+async def test_of_two_gateways_that_change_a_value_at_once_the_second_finds_what_the_first_made(
+    storage: Storage, tmp_path: Path, does: str
+) -> None:
+    other = Storage(StorageFolder(tmp_path / "kept", 4000))
+    is_changing, goes_on = threading.Event(), threading.Event()
+
+    def slowly(value: bytes | None) -> bytes:
+        is_changing.set()
+        goes_on.wait(30)
+        return (value or b"nothing") + b", completed"
+
+    def cancelled(value: bytes | None) -> bytes | None:
+        return None if value is None or b"completed" in value else b"cancelled"
+
+    await storage.put(MINE, b"begun", ttl_s=None)
+    first = asyncio.create_task(storage.change(MINE, slowly, ttl_s=None))
+    await asyncio.to_thread(is_changing.wait, 30)
+    second: asyncio.Task[object] = asyncio.create_task(
+        other.change(MINE, cancelled, ttl_s=None) if does == "changes" else other.delete(MINE)
+    )
+    await asyncio.wait([second], timeout=0.1)  # it gets as far as it can
+    goes_on.set()
+
+    assert await first == b"begun, completed"
+    assert await second == (b"begun, completed" if does == "changes" else True)
+    assert await storage.get(MINE) == (b"begun, completed" if does == "changes" else None)
+    await other.close()
+
+
 @pytest.mark.parametrize("harm", ["cut", "flipped", "appended", "empty", "another", "link"])
 async def test_garbage_in_the_folder_is_not_there(
     storage: Storage, tmp_path: Path, harm: str

@@ -132,6 +132,19 @@ def test_two_names_of_one_hash_are_one_that_is_held_once(make: type[HolderTable]
     assert holders(table, other, 0b1100) == {3: 1}
 
 
+@pytest.mark.parametrize("make", TABLES)
+@pytest.mark.parametrize("bit", [0, 19, 44, 55, 56, 63])
+def test_every_bit_that_is_kept_of_a_hash_tells_names_apart(
+    make: type[HolderTable], bit: int
+) -> None:
+    table, one, other = make(), BlockNames(name_of(5, 1)), BlockNames(name_of(5 ^ 1 << bit, 1))
+
+    assert (table.add(2, one), table.add(3, other)) == (1, 1)
+
+    assert holders(table, one, 0b1100) == {2: 1}
+    assert holders(table, other, 0b1100) == {3: 1}
+
+
 def name_of(low: int, high: int) -> bytes:
     """Its hash is their product."""
     low, high = low ^ 0x9E3779B97F4A7C15, high ^ 0xD1B54A32D192ED03
@@ -149,11 +162,11 @@ def test_names_that_are_made_to_collide_are_refused_before_they_fill_the_memory(
 ) -> None:
     table = make()
     honest = BlockNames.of([random.Random(1).randbytes(16)])
-    colliding = BlockNames.of([colliding_name(number) for number in range(6000)])
+    colliding = BlockNames.of([colliding_name(number) for number in range(9000)])
 
     num_taken = table.add(0, colliding)
 
-    assert 1000 < num_taken < 6000
+    assert 1000 < num_taken < 9000
     assert table.add(0, colliding) == 0
     assert table.add(1, honest) == 1
     assert holders(table, honest, 3) == {1: 1}

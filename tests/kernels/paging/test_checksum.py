@@ -72,6 +72,20 @@ def test_blocks_of_one_memory_are_summed_up_and_copied_where_they_begin() -> Non
         copy_checksums(sources, targets[:2], 256)
 
 
+@compiled
+def test_blocks_of_several_rows_go_to_blocks_that_lie_otherwise() -> None:
+    memory, own = os.urandom(20_000), bytearray(20_000)
+    sources = BlockViews(memoryview(memory), [1024, 0], 1024, range(0, 15_000, 5000))
+    targets = BlockViews(memoryview(own), range(0, 6 * 1024, 1024), 1024)
+    last = memoryview(memory)[:512], memoryview(own)[-512:]
+
+    found = copy_checksums([sources, last[:1]], [targets, last[1:]], 512)
+
+    assert found == digests(b"".join(sources) + memory[:512], 512)
+    assert own[: 6 * 1024] == b"".join(sources) and own[-512:] == memory[:512]
+    assert checksums([targets, sources], 256) == 2 * digests(b"".join(sources), 256)
+
+
 def memory_from(offset: int, num_bytes: int) -> np.ndarray:
     """Zeros that begin so many bytes behind a line of the cache."""
     memory = np.zeros(num_bytes + 128, np.uint8)

@@ -193,7 +193,7 @@ class Unreadable:
         self.is_in_memory = is_in_memory
         self.threads: list[threading.Thread] = []
 
-    def views(self, start: int, stop: int) -> tuple[memoryview, ...]:
+    def views(self, planes: range, start: int, stop: int) -> tuple[memoryview, ...]:
         self.threads.append(threading.current_thread())
         raise RuntimeError("no pinned memory is left")
 
@@ -298,10 +298,10 @@ async def test_blocks_that_cannot_be_read_cut_the_stream_and_leave_nothing_behin
     prefill, decode = computed_replica(TRANSFER)
     source, unreadable = prefill.pool.source, Unreadable(is_in_memory)
 
-    def failing(holder: Holder, start: int, stop: int, plane: int) -> BlockSource:
-        if plane:
+    def failing(holder: Holder, start: int, stop: int, planes: range) -> BlockSource:
+        if planes.start:
             return unreadable
-        return source(holder, start, stop, plane)
+        return source(holder, start, stop, planes)
 
     monkeypatch.setattr(prefill.pool, "source", failing)
     owner = OneThread()
@@ -328,10 +328,10 @@ async def test_blocks_that_cannot_be_read_cut_the_stream_and_leave_nothing_behin
 def failing_from(plane: int, prefill: PrefillReplica) -> Callable[..., BlockSource]:
     source = prefill.pool.source
 
-    def failing(holder: Holder, start: int, stop: int, of_plane: int) -> BlockSource:
-        if of_plane >= plane:
+    def failing(holder: Holder, start: int, stop: int, planes: range) -> BlockSource:
+        if planes.start >= plane:
             raise RuntimeError("no pinned memory is left")
-        return source(holder, start, stop, of_plane)
+        return source(holder, start, stop, planes)
 
     return failing
 

@@ -33,7 +33,7 @@ class Blocks:
     contents: Sequence[bytes]
     is_in_memory: bool = True
 
-    def views(self, start: int, stop: int) -> tuple[memoryview, ...]:
+    def views(self, planes: range, start: int, stop: int) -> tuple[memoryview, ...]:
         return tuple(map(memoryview, self.contents[start:stop]))
 
 
@@ -49,7 +49,7 @@ def make_reading(num_blocks: int, first_block: int = 0, heads: HeadRange = WHOLE
         plane=1,
         first_block=first_block,
         blocks=tuple(range(20, 20 + num_blocks)),
-        sources=(Blocks(blocks),),
+        source=Blocks(blocks),
     )
 
 
@@ -69,7 +69,7 @@ def test_pieces_cover_a_reading_once_in_order_and_within_their_size(
     assert covered == list(range(first_block, first_block + num_blocks))
     assert [block for piece in pieces for block in piece.blocks] == list(reading.blocks)
     assert [view for piece in pieces for view in piece.views] == list(
-        reading.sources[0].views(0, num_blocks)
+        reading.source.views(range(1), 0, num_blocks)
     )
     assert all(piece.num_bytes <= max(max_bytes, LAYOUT.layer_block_bytes) for piece in pieces)
     assert all(
@@ -86,7 +86,7 @@ def test_only_the_heads_that_both_sides_hold_travel() -> None:
     (piece,) = pieces_of(make_reading(2, heads=heads), 1 << 20)
 
     assert (heads.layout.first_kv_head, heads.layout.num_kv_heads) == (3, 1)
-    whole = make_reading(2).sources[0].views(0, 2)
+    whole = make_reading(2).source.views(range(1), 0, 2)
     assert [bytes(view) for view in piece.views] == [view[LAYOUT.unit_bytes :] for view in whole]
     assert piece.block_offset == LAYOUT.unit_bytes
     assert len(piece.checksums) == 2 * CHECKSUM_BYTES

@@ -111,7 +111,7 @@ def test_a_layer_may_be_read_while_later_ones_of_the_same_blocks_are_computed() 
         for reading in prefill.sender.begin_read(stream):
             seen.append(span_of(reading))
             expected = [kv_of(PROMPT, block, layer) for block in range(3)]
-            assert [bytes(view) for view in reading.sources[0].views(0, 3)] == expected
+            assert [bytes(view) for view in reading.source.views(range(1), 0, 3)] == expected
 
     prefill.compute(num_tokens=14, on_layer=look)
 

@@ -293,3 +293,52 @@ async def test_any_of_the_tiers_may_be_the_only_one(tmp_path: Path, num_tiers: i
         await all_written(stack)
 
         assert len(await read_all(stack, names_of(0, 1, 2, 3, 4))) == 4
+
+
+class StickyTier(HostTier):
+    """A disk that writes and removes when it may."""
+
+    is_slow = True
+
+    def __init__(self) -> None:
+        super().__init__(FORMAT, 100 * FORMAT.record_bytes)
+        self.name = "disk"
+        self.may_put, self.may_remove = threading.Event(), threading.Event()
+        self.is_putting, self.has_removed = threading.Event(), threading.Event()
+
+    def put(self, record: BlockRecord) -> bool:
+        self.is_putting.set()
+        self.may_put.wait(30)
+        return super().put(record)
+
+    def remove(self, name: bytes) -> None:
+        self.may_remove.wait(30)
+        super().remove(name)
+        self.has_removed.set()
+
+
+@pytest.mark.parametrize("is_written_before", [True, False])
+async def test_a_block_that_is_wrong_is_not_found_by_who_looks_before_it_is_removed(
+    is_written_before: bool,
+) -> None:
+    sticky, fast = StickyTier(), host(8)
+    async with running(fast, sticky, write_through=["disk"]) as stack:
+        stack.put(record_of(1))
+        await asyncio.to_thread(sticky.is_putting.wait, 30)
+        if is_written_before:
+            sticky.may_put.set()
+            await all_written(stack)
+            stack.discard(name_of(1))
+        else:
+            sticky.may_remove.set()
+            stack.discard(name_of(1))
+            await asyncio.to_thread(sticky.has_removed.wait, 30)  # nothing yet
+            sticky.may_remove.clear()
+            sticky.may_put.set()
+            await asyncio.to_thread(becomes_true, lambda: sticky.holds(name_of(1)))
+
+        assert await read_all(stack, names_of(1)) == []
+        assert not stack.holds(name_of(1))
+        sticky.may_remove.set()
+        await asyncio.to_thread(becomes_true, lambda: not sticky.holds(name_of(1)))
+        assert not fast.holds(name_of(1))

@@ -5,6 +5,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from hypothesis import given, settings
@@ -86,7 +87,7 @@ async def test_a_prompt_computed_faster_than_it_is_read_is_computed() -> None:
         assert num_cached == 6 * SIZE  # how long this took is known now
         await world.push_out()
         await world.written_back()
-        rate = world.tiers._worth.read_bytes["host"]
+        rate = world.tiers._read_policy.read_bytes["host"]
         rate.observe(1, 1e6)
         await world.owner.call(lambda: world.tiers.ran(1_000_000, 0.001))
 
@@ -103,9 +104,10 @@ class HangingTier(HostTier):
         self.is_reading = threading.Event()
 
     def read(self, names: Sequence[bytes]) -> list[BlockRecord]:
+        records = super().read(names)
         self.is_reading.set()
         self.may_go_on.wait(30)
-        return super().read(names)
+        return records
 
 
 async def test_a_tier_that_hangs_is_not_waited_for_longer_than_the_deadline() -> None:
@@ -134,6 +136,25 @@ async def test_a_request_that_is_cancelled_while_it_waits_leaves_nothing() -> No
 
         await world.assert_nothing_is_held()
         hanging.may_go_on.set()
+
+
+async def test_kv_struck_while_it_is_read_comes_back_neither_to_the_pool_nor_to_a_tier() -> None:
+    hanging = HangingTier()
+    async with running_world(host(16), hanging) as world:
+        await left_the_device(world, PROMPT)
+        reading = asyncio.create_task(world.swap_in(PROMPT))
+        await asyncio.to_thread(hanging.is_reading.wait, 10)
+        root = root_hash(FORMAT.layout.model_fingerprint, b"")
+        names = list(block_hashes(root, PROMPT, SIZE))
+        assert all(map(world.tiers.stack.holds, names))
+
+        for name in names:
+            await world.owner.call(partial(world.tiers.stack.discard, name))
+        hanging.may_go_on.set()
+
+        assert (await reading)[0] == 0
+        await world.written_back()
+        assert {hanging.holds(name) for name in names} == {False}
 
 
 async def test_kv_that_finds_no_room_on_the_device_is_read_ahead_into_host_memory(

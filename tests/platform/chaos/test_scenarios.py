@@ -12,7 +12,13 @@ from baton.core.ids import Epoch
 from baton.platform.chaos.live import Target
 from baton.platform.chaos.load import Tokens, make_prompts
 from baton.platform.chaos.run import ScenarioRun
-from baton.platform.chaos.scenario import Blow, Load, Scenario, bundled_scenarios, read_scenario
+from baton.platform.chaos.scenario import (
+    Load,
+    ProcessFault,
+    Scenario,
+    bundled_scenarios,
+    read_scenario,
+)
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.faults.config import ChaosConfig
 
@@ -90,8 +96,11 @@ async def outcome_of(deployment: FakeDeployment, planned: Scenario) -> dict[str,
 async def test_a_deployment_that_answers_as_before_and_holds_nothing_passes() -> None:
     deployment = FakeDeployment()
 
-    blows = (Blow(do="kill", at_s=0.1), Blow(do="kill", role="gateway", at_s=0.1))
-    held = await outcome_of(deployment, scenario(blows=blows))
+    process_faults = (
+        ProcessFault(do="kill", at_s=0.1),
+        ProcessFault(do="kill", role="gateway", at_s=0.1),
+    )
+    held = await outcome_of(deployment, scenario(process_faults=process_faults))
 
     assert all(held.values())
     assert deployment.num_gateways_killed == 1
@@ -165,15 +174,15 @@ async def test_a_deployment_without_chaos_is_left_alone() -> None:
 def test_scenarios_that_come_with_baton_can_be_read(name: str) -> None:
     planned = read_scenario(name)
 
-    assert planned.rules or planned.blows
+    assert planned.rules or planned.process_faults
     assert planned.what.endswith(".")
 
 
 def test_a_scenario_with_a_mistake_is_refused_with_its_place(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("what: x\nduration_s: 1\nblows: [{do: kill}]\n")
+    file.write_text("what: x\nduration_s: 1\nprocess_faults: [{do: kill}]\n")
 
-    with pytest.raises(InvalidConfig, match=r"either every_s or at_s.*blows"):
+    with pytest.raises(InvalidConfig, match=r"either every_s or at_s.*process_faults"):
         read_scenario(str(file))
     with pytest.raises(InvalidConfig, match="those that come with Baton are"):
         read_scenario("no-such")

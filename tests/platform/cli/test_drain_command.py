@@ -48,7 +48,7 @@ def gateway(
         yield f"http://127.0.0.1:{server.server_port}", asked
     finally:
         server.shutdown()
-        thread.join(10)
+        thread.join(60)
         server.server_close()
 
 

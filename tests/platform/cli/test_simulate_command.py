@@ -85,7 +85,8 @@ def test_a_fleet_has_a_row_of_times_to_first_token_and_between_tokens(
     role = {"step_times": {"constant_s": 0.01, "token_s": 0.001}, "num_blocks": 99}
     device = tmp_path / "device.json"
     device.write_text(json.dumps({"prefill": role, "decode": role, "links": {"front_s": 0.5}}))
-    arguments = ("--decode", 1, "--prefill", 1, "--device", device, "--gateways", 2)
+    fleet = ("--decode", 1, "--prefill", 1, "--device", device, "--gateways", 2)
+    arguments = (*fleet, "--slo-class", "quick=9,0.02:1", "--tenant", "reports=1,weight=2")
 
     found = simulated(tmp_path / "out.json", trace, *arguments, "--policy", "all", "--seeds", 1)
 
@@ -93,6 +94,8 @@ def test_a_fleet_has_a_row_of_times_to_first_token_and_between_tokens(
     row = found["rows"][-1]
     assert row["p50_s"] > 0.5 + 1.0 and row["itl_p50_s"] == pytest.approx(0.011)
     assert row["num_requests"] == 3 and row["rejected"] == 0
+    assert row["goodput_by_class"] == {"quick": 1.0}
+    assert row["tenants"]["reports"]["num_requests"] == 3
 
 
 @pytest.mark.parametrize(
@@ -102,6 +105,11 @@ def test_a_fleet_has_a_row_of_times_to_first_token_and_between_tokens(
         (("--decode", "2"), "--device: "),
         (("--decode", "2", "--device", "x.csv:a,b,1"), "No such file"),
         (("--decode", "2", "--device", "x.json", "--prefill-rate", "5"), "--prefill-rate: "),
+        (
+            ("--decode", "1", "--device", "x.json", "--tenant", "reports=1.5"),
+            "--tenant reports=1.5: ",
+        ),
+        (("--tenant", "reports=0.5"), "--decode: "),
         (("--load", "0"), "--load 0: "),
         (("--load", "1", "--prefill-rate", "5"), "give one"),
         (("--policy", "best"), "sticky-until-saturated"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from ray import serve
+from ray.exceptions import ActorAlreadyExistsError
 
 from baton.core.replicas import Role
 from baton.platform.cluster.applications import applications
@@ -105,3 +106,20 @@ def test_workers_that_stand_by_in_a_cluster_of_our_own_can_be_used(
     start_serve(is_own_cluster=is_own_cluster)
 
     assert told["controller_options"] == options
+
+
+def test_of_two_who_start_serve_at_once_both_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    there: list[str] = []
+
+    def start(**options: Any) -> None:
+        """As Serve does it: it looks for a controller, then makes one."""
+        if not there:
+            there.append("of another")
+            raise ActorAlreadyExistsError("SERVE_CONTROLLER_ACTOR")
+        there.append("connected")
+
+    monkeypatch.setattr(serve, "start", start)
+
+    start_serve()
+
+    assert there == ["of another", "connected"]

@@ -188,7 +188,7 @@ async def test_keys_read_for_a_configuration_that_has_been_replaced_are_dropped(
         found = read(gateway)
         if current_thread() is not main_thread():  # the gateway looks again
             reads.append(is_checked if reads else is_replaced)
-            reads[-1].wait(10)
+            reads[-1].wait(60)
         return found
 
     monkeypatch.setattr(gateway_node, "with_secrets", slow)

@@ -12,7 +12,7 @@ from tests.gateway.fleet.known_replicas import make_replica
 from tests.gateway.fleet.scripted_replica import until
 
 from baton.core.clock import ManualClock
-from baton.core.replicas import Pace, ReplicaInfo
+from baton.core.replicas import ReplicaInfo, ReportIntervals
 from baton.platform.cluster.registry import heart_line, registry_port
 from baton.platform.cluster.registry.heart_line import AVOIDED_S, HeartLine
 from baton.platform.cluster.registry.registry_actor import RemoteRegistry
@@ -34,7 +34,7 @@ class Serve:
         self.told: list[ReplicaInfo] = []
         self.heartbeat = self
 
-    async def remote(self, info: ReplicaInfo, telling: int) -> tuple[str, Pace]:
+    async def remote(self, info: ReplicaInfo, telling: int) -> tuple[str, ReportIntervals]:
         self.told.append(info)
         return self.port.address, self.registry.heartbeat(info, telling)
 
@@ -72,7 +72,7 @@ async def test_serve_hears_all_of_it_now_and_then_as_it_may_know_of_another_regi
     replica = remote(through_serve, clock)
     for _ in range(2):
         await replica.heartbeat(INFO)
-        clock.advance(Pace().whole_s / 2)
+        clock.advance(ReportIntervals().whole_s / 2)
     await replica.heartbeat(INFO)
 
     assert len(through_serve.told) == 2
@@ -121,7 +121,7 @@ async def test_of_many_who_are_heard_seldom_one_that_ends_is_missed_all_the_same
     replica = remote(through_serve)
     for _ in range(2):
         rest_s = await replica.heartbeat(INFO)
-    assert rest_s == registry.pace.beat_s > 4
+    assert rest_s == registry.intervals.beat_s > 4
     await until(lambda: through_serve.port.num_held[INFO.epoch] == 1)
     clock.advance(4)
     assert registry.membership().replicas == (*others, INFO)
@@ -158,5 +158,5 @@ async def test_one_that_was_taken_for_gone_is_told_so_by_the_call_that_it_holds(
 
 def test_each_rank_that_serves_has_a_line_of_its_own() -> None:
     line = HeartLine(PLAIN)
-    line.has_told(INFO, line.next_telling(), "127.0.0.1:1", Pace())
+    line.has_told(INFO, line.next_telling(), "127.0.0.1:1", ReportIntervals())
     assert pickle.loads(pickle.dumps(line)).__dict__ == HeartLine(PLAIN).__dict__

@@ -10,7 +10,7 @@ import pytest
 
 from baton.platform.cluster.nodes import model_peers
 from baton.platform.cluster.nodes.model_peers import RayPeers
-from baton.platform.models.lending import Lent
+from baton.platform.models.lending import LentModel
 from baton.platform.models.listing import Listing, RemoteFile
 
 LISTING = Listing("/far", "v1", (RemoteFile("config.json", 2),))
@@ -36,7 +36,7 @@ class Lenders:
         for node in nodes:
             if node["NodeID"] in self.silent:
                 continue
-            lent = Lent(LISTING, is_home=node["NodeID"] == self._home)
+            lent = LentModel(LISTING, is_home=node["NodeID"] == self._home)
             yield model_peers._NodePeer(f"node {node['NodeID']}", lent, None)
 
 

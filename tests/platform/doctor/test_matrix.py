@@ -11,7 +11,15 @@ import pytest
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.replicas import Role
 from baton.platform.doctor.finding import Status
-from baton.platform.doctor.matrix import LiveReplica, Size, Way, check_ways, pairs_of, sampled
+from baton.platform.doctor.matrix import (
+    LiveReplica,
+    Size,
+    Way,
+    check_sample,
+    check_ways,
+    pairs_of,
+    sampled,
+)
 
 P, D, E = (
     LiveReplica(replica_id=ReplicaId(name), role=role, epoch=Epoch(name), address=name)
@@ -46,6 +54,8 @@ def test_a_sample_has_as_many_replicas_as_its_pairs_can() -> None:
     assert len(set(some)) == 100 and len({one.epoch for pair in some for one in pair}) == 40
     assert set(all_) == set(pairs)
     assert sampled(pairs, 5, Random(8)) != few
+    told = check_sample(pairs, few)
+    assert told.seen == "5 of 780, drawn at random, with 10 of 40 replicas among them"
 
 
 def test_a_pair_with_a_way_is_well_and_says_which_is_fastest() -> None:

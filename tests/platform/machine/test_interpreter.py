@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections.abc import Iterator
 
 import pytest
 
-from baton.platform.machine.interpreter import collector_at_rest, spare_what_stays
+from baton.platform.machine.interpreter import (
+    collector_at_rest,
+    spare_what_is_made,
+    spare_what_stays,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +40,26 @@ def test_what_was_imported_while_the_collector_rested_is_not_looked_at_afterward
     with collector_at_rest():
         assert not gc.isenabled()
         stays: list[list[int]] = [[]]
+
+    assert gc.isenabled()
+    assert all(found is not stays for found in gc.get_objects())
+
+
+async def test_what_is_made_between_two_moments_is_not_looked_at_while_it_is_made_or_later() -> (
+    None
+):
+    begun, over = asyncio.Event(), asyncio.Event()
+    sparing = asyncio.create_task(spare_what_is_made(begun.wait, over.wait))
+    await asyncio.sleep(0)
+    assert gc.isenabled()
+
+    begun.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not gc.isenabled()
+    stays: list[list[int]] = [[]]
+    over.set()
+    await sparing
 
     assert gc.isenabled()
     assert all(found is not stays for found in gc.get_objects())

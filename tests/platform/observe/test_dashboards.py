@@ -13,7 +13,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from tests.in_process_fleet import running_fleet
 from tests.platform.planner.planned_deployment import GATEWAY, RULES, Deployment
-from tests.platform.worker_groups.test_adapter import World
+from tests.platform.worker_groups.world import World
 
 from baton.core.metrics import Family, exposition
 from baton.core.replicas import Role

@@ -95,7 +95,7 @@ class Cluster:
         told, whole = self.follower.take(self.answer()), self.registry.membership()
         assert told is not None
         assert plain(told) == plain(whole)
-        rules = {"settled_after_s": whole.pace.settled_after_s, "alive": heard}
+        rules = {"settled_after_s": whole.intervals.settled_after_s, "alive": heard}
         self.by_updates = merge(self.by_updates, told, **rules)  # type: ignore[arg-type]
         self.by_snapshots = merge(self.by_snapshots, whole, **rules)  # type: ignore[arg-type]
         assert self.by_updates == self.by_snapshots
@@ -104,7 +104,7 @@ class Cluster:
 def plain(known: Membership) -> object:
     """Without the order, farewells that were told before, and how long each stage has taken."""
     starting = {(one.replica_id, one.stage, one.failure) for one in known.starting}
-    where = known.incarnation, known.version, known.age_s, known.pace
+    where = known.incarnation, known.version, known.age_s, known.intervals
     return {info.epoch: info for info in known.replicas}, starting, where
 
 

@@ -6,7 +6,8 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from tests.gateway.fleet.known_replicas import make_replica
@@ -31,13 +32,9 @@ async def test_news_are_told_at_once_however_seldom_the_registry_wants_to_hear_t
         told.append(info)
         return 3600.0
 
-    registry: Any = SimpleNamespace(heartbeat=heartbeat, is_cut=False)
-    config, engine = DeploymentConfig(), object()
-    assignment = Assignment("baton", config, Role.DECODE, Path(), INFO.replica_id, registry)
     replica: Any = SimpleNamespace(info=INFO, chaos=None)
-    beating = asyncio.create_task(
-        Serving(assignment, engine, "127.0.0.1")._beat(replica)  # type: ignore[arg-type]
-    )
+    registry = SimpleNamespace(heartbeat=heartbeat, is_cut=False)
+    beating = asyncio.create_task(told_of(registry)._beat(replica))
     await until(lambda: told)
     replica.info = replace(INFO, is_ready=False)
     await until(lambda: told[-1] == replica.info)
@@ -46,3 +43,35 @@ async def test_news_are_told_at_once_however_seldom_the_registry_wants_to_hear_t
 
     beating.cancel()
     assert told[:3] == [INFO, replica.info, replica.info]
+
+
+async def test_a_replica_ends_though_its_registry_ends_as_well_and_answers_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serving, "FAREWELL_S", 0.001)
+    asked: list[str] = []
+
+    async def never(what: str) -> None:
+        asked.append(what)
+        await asyncio.Event().wait()
+
+    registry = SimpleNamespace(
+        heartbeat=lambda info: never("heartbeat"), leave=lambda epoch: never("leave"), is_cut=False
+    )
+    ending = told_of(registry)
+    ending.replica = replica = AsyncMock(info=INFO, chaos=None)
+    ending._heart = asyncio.create_task(ending._beat(replica))
+    async with asyncio.timeout(60):  # only keeps a failing test from hanging
+        await ending.drain()
+        await ending.leave()
+
+    assert asked[-1] == "leave"
+    replica.stop.assert_awaited()
+
+
+def told_of(registry: object) -> Serving:
+    """A decode replica that tells this registry of itself."""
+    engine: Any = object()
+    config, anywhere = DeploymentConfig(), cast(Any, registry)
+    assignment = Assignment("baton", config, Role.DECODE, Path(), INFO.replica_id, anywhere)
+    return Serving(assignment, engine, "127.0.0.1")

@@ -70,7 +70,7 @@ class ShiftedRunner:
 
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
         size = self.info.vocab_size
-        shifted = [replace(c, tokens=[(token + 1) % size for token in c.tokens]) for c in chunks]
+        shifted = [c._replace(tokens=[(token + 1) % size for token in c.tokens]) for c in chunks]
         return self._runner.forward(shifted, on_layer)
 
     def logits(self, hidden: Tensor) -> Tensor:

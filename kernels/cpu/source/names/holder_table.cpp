@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t AHEAD = 24;  // names whose places are on their way from memory
 
 struct HolderTable {
-  HashMap names;  // to take one block for another, once in many millions of years, sends a prompt astray
+  HashMap names;  // to take one block for another, once in thousands of millions, sends a prompt astray
   SlotSets sets;
   SlotSets::Bits sweeping;
   uint64_t next = 0;  // what the names begin with that are swept next
@@ -43,8 +43,9 @@ int64_t baton_holders_add(HolderTable* table, uint32_t slot, const Name* names,
                           int64_t num_names) {
   int64_t num_new = 0;
   walk(table->names, names, num_names, [&](HashedName name) {
-    const uint32_t before = table->names.find(name);
-    if (!table->sets.has(before, slot)) num_new += table->names.put(name, table->sets.with(before, slot));
+    num_new += table->names.change(name, [&](uint32_t before) {
+      return table->sets.has(before, slot) ? before : table->sets.with(before, slot);
+    });
   });
   return num_new;
 }
@@ -54,11 +55,9 @@ int64_t baton_holders_remove(HolderTable* table, uint32_t slot, const Name* name
                              int64_t num_names) {
   int64_t num_gone = 0;
   walk(table->names, names, num_names, [&](HashedName name) {
-    const uint32_t before = table->names.find(name);
-    if (table->sets.has(before, slot)) {
-      table->names.put(name, table->sets.without(before, slot));
-      num_gone++;
-    }
+    num_gone += table->names.change(name, [&](uint32_t before) {
+      return table->sets.has(before, slot) ? table->sets.without(before, slot) : before;
+    });
   });
   return num_gone;
 }

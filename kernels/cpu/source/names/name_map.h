@@ -2,14 +2,18 @@
 //
 //   hash of a name -> directory, by its first bits -> segment -> line in it, by its last -> a free place
 //
-// NameMap keeps whole names, three a line of the CPU's cache. HashMap keeps their 64-bit hashes alone,
-// five a line, and takes names of one hash for the same: it is for who only hints.
+// NameMap keeps whole names, three a line of the CPU's cache. HashMap keeps 40 bits of their hashes
+// alone, seven a line, and takes names that have these in common for the same: it is for who only hints.
 //
 // A full segment is split in two, by one more of the first bits: no call waits until all of a large
 // table has moved. Taking a name out moves those behind it up, so nothing is left to be cleaned up.
 // Names made to collide would split a segment without end, and double the directory each time: from
 // MAX_DEPTH on it fills up instead, and then takes none of them any more.
 #pragma once
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
 #include "segment_memory.h"
 
 struct Name {
@@ -24,17 +28,79 @@ struct Name {
   }
 };
 
-// What is left of a name where only its hash is kept.
+// What is left of a name where only 40 bits of its hash are kept: the first 20 and the last 20.
 struct HashedName {
-  uint64_t value;
+  uint32_t low;
+  uint8_t high;
 
   HashedName() = default;
-  HashedName(const Name& name) : value(name.hash()) {}
-  bool operator==(const HashedName&) const = default;
-  uint64_t hash() const { return value; }
+  HashedName(const Name& name) {
+    const uint64_t hash = name.hash(), kept = hash >> 44 << 20 | (hash & 0xFFFFF);
+    low = uint32_t(kept);
+    high = uint8_t(kept >> 32);
+  }
+  bool operator==(const HashedName& other) const { return low == other.low && high == other.high; }
+  // Again a hash of 64 bits: what tells segments apart first, and lines from bit 31 on.
+  uint64_t hash() const {
+    const uint64_t kept = uint64_t(high) << 32 | low;
+    return kept >> 20 << 44 | (kept & 0xFFFFF) << 12;
+  }
 };
 
-template <typename Key, uint32_t PER_LINE>
+// A line of the CPU's cache: its places are taken from the first on.
+template <typename Key, uint32_t NUM>
+struct alignas(64) MapLine {
+  uint32_t values[NUM];  // 0: the place is free
+  Key keys[NUM];
+
+  const Key& key(uint32_t index) const { return keys[index]; }
+  void set_key(uint32_t index, const Key& key) { keys[index] = key; }
+
+  // Where `key` is, or the first free place; NUM if all are other keys'.
+  uint32_t seek(const Key& key) const {
+    uint32_t index = 0;
+    while (index < NUM && values[index] && !(keys[index] == key)) index++;
+    return index;
+  }
+};
+
+template <>
+struct alignas(64) MapLine<HashedName, 7> {
+  uint32_t values[7], lows[7];
+  uint8_t highs[7], unused;
+
+  HashedName key(uint32_t index) const {
+    HashedName key;
+    key.low = lows[index];
+    key.high = highs[index];
+    return key;
+  }
+  void set_key(uint32_t index, HashedName key) {
+    lows[index] = key.low;
+    highs[index] = key.high;
+  }
+
+  uint32_t seek(HashedName key) const {
+#ifdef __AVX2__
+    const auto mask = [](const uint32_t* words, uint32_t wanted) {
+      const auto eight = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
+      const auto equal = _mm256_cmpeq_epi32(eight, _mm256_set1_epi32(int32_t(wanted)));
+      return uint32_t(_mm256_movemask_ps(_mm256_castsi256_ps(equal)));
+    };
+    const uint32_t free = mask(values, 0) & 0x7F, num = free ? uint32_t(__builtin_ctz(free)) : 7;
+    for (uint32_t equal = mask(lows, key.low) & ((1u << num) - 1); equal; equal &= equal - 1)
+      if (const auto index = uint32_t(__builtin_ctz(equal)); highs[index] == key.high) return index;
+    return num;
+#else
+    uint32_t index = 0;
+    while (index < 7 && values[index] && !(lows[index] == key.low && highs[index] == key.high)) index++;
+    return index;
+#endif
+  }
+};
+
+// FULL_FROM: of a hundred places, how many are taken when the first segments count as full.
+template <typename Key, uint32_t PER_LINE, uint32_t FULL_FROM>
 class KeyMap {
  public:
   static constexpr uint32_t NONE = 0;
@@ -53,18 +119,23 @@ class KeyMap {
   template <typename Visit>
   void find_all(const Name* names, int64_t num_names, Visit visit) const {
     constexpr int64_t FAR = 32, NEAR = 12;
-    const Line* lines[FAR];
+    const Segment* segments[FAR];
+    uint32_t lines[FAR];
     Key keys[FAR];
     for (int64_t i = -FAR; i < num_names; i++) {
-      if (i >= 0 && !visit(find_from(*lines[i % FAR], keys[i % FAR]), i)) return;
-      if (const int64_t far = i + FAR; far < num_names) {
-        keys[far % FAR] = Key(names[far]);
-        lines[far % FAR] = &line_of(keys[far % FAR]);
-        __builtin_prefetch(lines[far % FAR]);
+      const auto here = size_t(i + FAR) % FAR;
+      if (i >= 0 && !visit(segments[here]->value(seek(*segments[here], keys[here], lines[here])), i)) return;
+      if (i + FAR < num_names) {
+        const Key key(names[i + FAR]);
+        keys[here] = key;
+        lines[here] = line(key.hash());
+        segments[here] = segment_of(key);
+        __builtin_prefetch(&segments[here]->lines[lines[here]]);
       }
       if (const int64_t near = i + NEAR; near >= 0 && near < num_names) {
-        const Line* line = lines[near % FAR];
-        if (line->values[PER_LINE - 1] != NONE) __builtin_prefetch(line + 1);
+        const auto there = size_t(near) % FAR;
+        const Line* next = &segments[there]->lines[lines[there]];
+        if (next->values[PER_LINE - 1] != NONE) __builtin_prefetch(next + 1);
       }
     }
   }
@@ -76,25 +147,38 @@ class KeyMap {
 
   // Let `key` have `value`; with NONE it is taken out. False: there is no place for one that is new.
   bool put(const Key& key, uint32_t value) {
+    bool has_room = true;
+    change(key, [&](uint32_t) { return value; }, &has_room);
+    return has_room;
+  }
+
+  // Let `key` have what `change` makes of its value, where NONE stands for a key that is not in; whether
+  // that is another one. `has_room` becomes false if there is no place for one that is new.
+  template <typename Change>
+  bool change(const Key& key, Change change, bool* has_room = nullptr) {
     Segment* segment = segment_of(key);
     Place place = seek(*segment, key);
-    const bool is_in = segment->value(place) != NONE;
-    if (value == NONE) {
-      if (is_in) erase_at(*segment, place);
+    const uint32_t before = segment->value(place), after = change(before);
+    if (after == before) return false;
+    if (after == NONE) {
+      erase_at(*segment, place);
       return true;
     }
-    if (!is_in) {
+    if (before == NONE) {
       while (segment->num >= segment->limit && segment->depth < MAX_DEPTH) {
         split(segment, key.hash());
         segment = segment_of(key);
         place = seek(*segment, key);
       }
-      if (segment->num == NUM_PLACES - 1) return false;  // one is always free
-      segment->key(place) = key;
+      if (segment->num == NUM_PLACES - 1) {  // one is always free
+        if (has_room) *has_room = false;
+        return false;
+      }
+      segment->set_key(place, key);
       segment->num++;
       size_++;
     }
-    segment->value(place) = value;
+    segment->value(place) = after;
     return true;
   }
 
@@ -119,11 +203,7 @@ class KeyMap {
   }
 
  private:
-  struct Line {
-    Key keys[PER_LINE];
-    uint32_t values[PER_LINE];  // NONE: the place is free
-    uint32_t unused;
-  };
+  using Line = MapLine<Key, PER_LINE>;
   static_assert(sizeof(Line) == 64);
 
   static constexpr uint32_t NUM_LINES = SegmentMemory::BYTES / sizeof(Line) - 1, NUM_PLACES = PER_LINE * NUM_LINES;
@@ -151,8 +231,8 @@ class KeyMap {
     uint32_t depth;  // how many first bits the hashes of its names share
     uint32_t num, limit;
 
-    Key& key(Place place) { return lines[place.line].keys[place.index]; }
-    const Key& key(Place place) const { return lines[place.line].keys[place.index]; }
+    Key key(Place place) const { return lines[place.line].key(place.index); }
+    void set_key(Place place, const Key& key) { lines[place.line].set_key(place.index, key); }
     uint32_t& value(Place place) { return lines[place.line].values[place.index]; }
     uint32_t value(Place place) const { return lines[place.line].values[place.index]; }
   };
@@ -170,25 +250,21 @@ class KeyMap {
   }
 
   // Where `key` is, or belongs. There is always a free place.
-  static Place seek(const Segment& segment, const Key& key) {
-    Place place{line(key.hash()), 0};
-    while (segment.value(place) != NONE && segment.key(place) != key) place.go_round();
-    return place;
+  static Place seek(const Segment& segment, const Key& key) { return seek(segment, key, line(key.hash())); }
+
+  // The same where it is known which line it belongs to.
+  static Place seek(const Segment& segment, const Key& key, uint32_t number) {
+    for (;; number = number + 1 < NUM_LINES ? number + 1 : 0)
+      if (const uint32_t index = segment.lines[number].seek(key); index < PER_LINE) return {number, index};
   }
 
-  // As `find`, where the line is known that the key belongs to.
-  uint32_t find_from(const Line& line, const Key& key) const {
-    for (uint32_t i = 0; i < PER_LINE; i++)
-      if (line.values[i] == NONE || line.keys[i] == key) return line.values[i];
-    return find(key);
-  }
-
-  // For hashes that begin with `first`, their first `depth` bits. Segments are full when 60 to 80 % of
-  // their places are taken, each at another number: all grow alike, and are not to split at once.
+  // For hashes that begin with `first`, their first `depth` bits. Segments are full when FULL_FROM to
+  // 20 more % of their places are taken, each at another number: all grow alike, and are not to split
+  // at once.
   static void assign(Segment& segment, uint64_t first, uint32_t depth) {
     const uint64_t random = (first + 1) * 0x9E3779B97F4A7C15;
     segment.depth = depth;
-    segment.limit = NUM_PLACES / 5 * 3 + uint32_t((random >> 32) * (NUM_PLACES / 5) >> 32);
+    segment.limit = NUM_PLACES * FULL_FROM / 100 + uint32_t((random >> 32) * (NUM_PLACES / 5) >> 32);
   }
 
   Segment* new_segment(uint64_t first, uint32_t depth) {
@@ -215,7 +291,7 @@ class KeyMap {
       const uint32_t value = full->value(place);
       if (value != NONE && first_bits(key.hash(), full->depth) == moved) {
         const Place there = seek(*other, key);
-        other->key(there) = key;
+        other->set_key(there, key);
         other->value(there) = value;
         other->num++;
         size_++;
@@ -234,7 +310,7 @@ class KeyMap {
       const Key key = segment.key(place);
       const Place home{line(key.hash()), 0};
       if (home.distance(place) >= hole.distance(place)) {  // else it would come before its home
-        segment.key(hole) = key;
+        segment.set_key(hole, key);
         segment.value(hole) = value;
         hole = place;
       }
@@ -250,5 +326,5 @@ class KeyMap {
   std::vector<Segment*> directory_;  // by the first `depth_` bits; a segment is there several times
 };
 
-using NameMap = KeyMap<Name, 3>;
-using HashMap = KeyMap<HashedName, 5>;
+using NameMap = KeyMap<Name, 3, 60>;
+using HashMap = KeyMap<HashedName, 7, 66>;

@@ -238,27 +238,47 @@ uint64_t checksum(uint8_t* p, const uint8_t* source, int64_t length, const uint8
 
 }  // namespace
 
-// Units that lie one behind the other.
-struct Part {
+// Stretches of units, equally many of each: one at each of `starts` behind each of `rows`.
+struct Blocks {
   uint8_t* memory;
-  const uint8_t* source;  // what to copy there; null if it is there
-  int64_t num_units;
-
-  const uint8_t* read() const { return source ? source : memory; }
+  const int64_t* rows;
+  const int64_t* starts;
+  int64_t num_rows, num_starts;
 };
 
-extern "C" void baton_checksums(const Part* parts, int64_t num_parts, int64_t unit_bytes,
-                                uint64_t* checksums) {
-  for (const Part *part = parts, *end = parts + num_parts; part < end; part++)
-    for (int64_t i = 0; i < part->num_units; i++) {
+// Where the blocks begin, one after the other.
+struct Cursor {
+  const Blocks* blocks;
+  int64_t row = 0, at = 0;
+
+  bool is_over() const { return row == blocks->num_rows || !blocks->num_starts; }
+  uint8_t* where() const { return blocks->memory + blocks->rows[row] + blocks->starts[at]; }
+
+  void next() {
+    if (++at < blocks->num_starts) return;
+    at = 0;
+    row++;
+  }
+};
+
+// Of the units of all `targets`, which are copied there first where there are `sources`: as many
+// blocks, in rows that may be others.
+extern "C" void baton_checksums(const Blocks* targets, const Blocks* sources, int64_t num_units,
+                                int64_t unit_bytes, uint64_t* checksums) {
+  Cursor target{targets}, source{sources ? sources : targets};
+  while (!target.is_over()) {
+    uint8_t* memory = target.where();
+    const uint8_t* read = source.where();
+    target.next();
+    source.next();
+    const uint8_t* behind = source.is_over() ? read : source.where();
+    for (int64_t i = 0; i < num_units; i++) {
       const int64_t start = i * unit_bytes;
-      const uint8_t* source = part->source ? part->source + start : nullptr;
-      const bool ends_part = i + 1 == part->num_units, ends_all = ends_part && part + 1 == end;
-      const uint8_t* next = ends_all    ? part->read()
-                            : ends_part ? part[1].read()
-                                        : part->read() + start + unit_bytes;
-      *checksums++ = checksum(part->memory + start, source, unit_bytes, next);
+      const uint8_t* next = i + 1 < num_units ? read + start + unit_bytes : behind;
+      *checksums++ =
+          checksum(memory + start, sources ? read + start : nullptr, unit_bytes, next);
     }
+  }
 #if defined(__x86_64__)
   _mm_sfence();  // whoever is told of the copies finds them
 #endif

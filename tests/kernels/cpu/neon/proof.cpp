@@ -20,13 +20,13 @@ struct Entry {
   const Args* args;
   int64_t alone_rows;
 };
-struct Part {
+struct Blocks {
   uint8_t* memory;
-  const uint8_t* source;
-  int64_t num_units;
+  const int64_t *rows, *starts;
+  int64_t num_rows, num_starts;
 };
 extern "C" void baton_run(const Entry*, int64_t, const Pass*, int64_t, double*);
-extern "C" void baton_checksums(const Part*, int64_t, int64_t, uint64_t*);
+extern "C" void baton_checksums(const Blocks*, const Blocks*, int64_t, int64_t, uint64_t*);
 
 #define NAMES(DO)                                                                                            \
   DO(pack_weight) DO(logits_f32) DO(logits_bf16) DO(int8_pack_f32) DO(int4_pack_f32) DO(int8_rows_f32)       \
@@ -368,9 +368,10 @@ void check_hashes() {
     alignas(64) static uint8_t source[3 * 5056], copy[3 * 5056];
     for (uint8_t& byte : source) byte = uint8_t(random_bits());
     std::vector<uint64_t> copied(3), there(3);
-    const Part moved{copy, source, 3}, kept{source, nullptr, 3};
-    baton_checksums(&moved, 1, length, copied.data());
-    baton_checksums(&kept, 1, length, there.data());
+    const int64_t first = 0, starts[] = {0, length, 2 * length};
+    const Blocks moved{copy, &first, starts, 1, 3}, kept{source, starts, &first, 3, 1};
+    baton_checksums(&moved, &kept, 1, length, copied.data());
+    baton_checksums(&kept, nullptr, 1, length, there.data());
     check(copied == there && !memcmp(copy, source, size_t(3 * length)), "checksum", length, 0);
     digest.add(copied);
   }
@@ -427,8 +428,9 @@ int run_one(const std::string& name, int64_t rows, int64_t times) {
   if (name == "checksum") {
     std::vector<uint8_t> bytes(size_t(rows) * 4096);
     std::vector<uint64_t> sums(static_cast<size_t>(rows));
-    const Part part{bytes.data(), nullptr, rows};
-    return repeat(times, [&] { baton_checksums(&part, 1, 4096, sums.data()); });
+    const int64_t first = 0;
+    const Blocks whole{bytes.data(), &first, &first, 1, 1};
+    return repeat(times, [&] { baton_checksums(&whole, nullptr, rows, 4096, sums.data()); });
   }
   fprintf(stderr, "no operator %s\n", name.c_str());
   return 2;

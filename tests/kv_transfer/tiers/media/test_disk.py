@@ -213,7 +213,7 @@ def test_a_write_that_hangs_does_not_hold_up_the_end_and_its_slot_is_let_go_when
     closer = threading.Thread(target=tier.close, daemon=True)
 
     closer.start()
-    closer.join(20)
+    closer.join(60)
     has_ended = not closer.is_alive()
     other = opened(tmp_path)  # nobody else may have the slot that is being written to
     may_go_on.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from baton.platform.simulator.fleet.experiment import at_load
 from baton.platform.simulator.fleet.figures import FleetFigures
 from baton.platform.simulator.fleet.play import Fleet
 from baton.platform.simulator.fleet.setup import Device, FleetSetup, Links, Part, parts
+from baton.platform.simulator.fleet.tenants import SimulatedTenant
+from baton.platform.simulator.setup import SloClass
 from baton.platform.traces.trace import Trace, TraceRequest
 
 MEASURED = Path(__file__).parents[3] / "engine" / "schedule" / "measured_steps.csv"
@@ -175,6 +178,53 @@ def test_what_comes_when_enough_wait_is_rejected() -> None:
     found = figures(trace(asked(0.0), asked(0.1), asked(0.2), asked(9.0)), setup)
 
     assert found.rejected == 1 and found.num_requests == 4 and found.goodput == 3 / 4
+
+
+def test_tenants_are_served_by_weight_while_both_wait_and_each_within_its_limits() -> None:
+    """80 prompts come at once to a replica that takes 0.2 s for each, and lends credit for two."""
+    setup = replace(SETUP, prefill=msgspec.structs.replace(DEVICE, max_batch_tokens=100))
+    many = trace(*(asked(0.0, output=1) for _ in range(80)))
+    heavy = SimulatedTenant(name="heavy", share=0.5, weight=3.0)
+    light = SimulatedTenant(name="light", share=0.5)
+
+    weighed = played(many, replace(setup, tenants=(heavy, light))).outcome
+    limited = replace(light, requests_per_minute=5)
+    bounded = played(many, replace(setup, tenants=(heavy, limited))).outcome.figures(10.0)
+
+    first = Counter(one.tenant for one in weighed.served[:40])  # then too few of the heavy are left
+    assert 2.0 < first["heavy"] / first["light"] < 4.0
+    assert bounded.tenants["light"].num_requests - bounded.tenants["light"].rejected == 5
+    assert bounded.tenants["heavy"].rejected == 0
+
+
+def test_who_waits_makes_room_for_a_tenant_that_has_fewer_in_line() -> None:
+    setup = replace(
+        SETUP,
+        max_waiting=4,
+        decode=msgspec.structs.replace(DEVICE, max_open=1),
+        tenants=(SimulatedTenant(name="many", share=0.9), SimulatedTenant(name="few", share=0.1)),
+    )
+
+    found = played(trace(*(asked(0.01 * n) for n in range(100))), setup).outcome.figures(10.0)
+
+    many, few = found.tenants["many"], found.tenants["few"]
+    assert many.rejected / many.num_requests > few.rejected / few.num_requests
+    assert many.rejected + few.rejected == found.rejected > 0
+
+
+def test_a_fleets_router_keeps_objectives_that_it_would_miss_if_it_knew_none() -> None:
+    setup = replace(
+        SETUP,
+        prefill=msgspec.structs.replace(DEVICE, max_batch_tokens=100),
+        slo_classes=(SloClass.read("quick=4:0.3"), SloClass.read("slow=60,30:0.7")),
+    )
+    load = trace(*(asked(0.1 * number, output=2) for number in range(120)))
+
+    knows = figures(load, setup).goodput_by_class
+    knows_none = figures(load, setup, "cost-without-slos").goodput_by_class
+
+    assert knows["quick"] > knows_none["quick"] + 0.1
+    assert knows["slow"] == knows_none["slow"] == 1.0
 
 
 def test_a_load_is_a_share_of_the_time_of_those_who_compute_prompts() -> None:

@@ -103,7 +103,7 @@ def test_a_fleet_that_went_to_zero_comes_back_for_who_waits() -> None:
 
     outcome = fleet.play()
 
-    assert fleet.pilot is not None
-    assert min(decision.decode for decision in fleet.pilot.decisions) == 0
+    assert fleet.planner is not None
+    assert min(decision.decode for decision in fleet.planner.decisions) == 0
     assert not outcome.rejected and len(outcome.served) > 10
     assert 3.0 < max(one.ttft_s for one in outcome.served) < 8.0

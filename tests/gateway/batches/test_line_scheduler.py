@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from baton.core.clock import ManualClock
-from baton.gateway.batches import pace as pace_module
-from baton.gateway.batches.pace import BESIDE_S, PATIENCE_S, GivenUp, Pace
+from baton.gateway.batches import line_scheduler
+from baton.gateway.batches.line_scheduler import BESIDE_S, PATIENCE_S, LinePreempted, LineScheduler
 from baton.gateway.requests.generations.generation import DecodeRoom
 
 
@@ -20,24 +20,27 @@ def room_of(*, places: int = 20, others: int = 0, waiting: int = 0) -> DecodeRoo
 
 
 class Lines:
-    """Lines of a pace, each of which runs until it is ended."""
+    """Lines of a scheduler, each of which runs until it is ended."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(100.0)
         self.room = room_of()
-        self.pace = Pace(
+        self.scheduler = LineScheduler(
             self._seen_room, max_running=6, max_beside=2, max_share=0.5, clock=self.clock
         )
         self.num_seen = 0
-        """How often the pace has asked for the room."""
+        """How often the scheduler has asked for the room."""
         self.begun: list[int] = []
         self.given_up: list[int] = []
         self.ends = asyncio.Event()
+        self.may_clean_up = asyncio.Event()
+        self.may_clean_up.set()
+        self.num_cleaned_up = 0
 
     async def ask(self, number: int) -> None:
         try:
-            await self.pace.run(lambda: self._line(number))
-        except GivenUp:
+            await self.scheduler.run(lambda: self._line(number))
+        except LinePreempted:
             self.given_up.append(number)
 
     def _seen_room(self) -> DecodeRoom:
@@ -46,7 +49,11 @@ class Lines:
 
     async def _line(self, number: int) -> None:
         self.begun.append(number)
-        await self.ends.wait()
+        try:
+            await self.ends.wait()
+        finally:
+            await self.may_clean_up.wait()
+            self.num_cleaned_up += 1
 
     async def settle(self) -> None:
         for _ in range(8):
@@ -55,9 +62,9 @@ class Lines:
 
 @asynccontextmanager
 async def lines(num: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Lines]:
-    monkeypatch.setattr(pace_module, "LOOK_S", 0.001)
+    monkeypatch.setattr(line_scheduler, "LOOK_S", 0.001)
     made = Lines()
-    watching = asyncio.create_task(made.pace.watch())
+    watching = asyncio.create_task(made.scheduler.watch())
     asking = [asyncio.create_task(made.ask(number)) for number in range(num)]
     try:
         yield made
@@ -97,7 +104,7 @@ async def test_so_many_lines_begin(
 async def test_a_pace_at_rest_sees_who_else_is_there_when_lines_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pace_module, "REST_LOOK_S", 60.0)
+    monkeypatch.setattr(line_scheduler, "REST_LOOK_S", 60.0)
     async with lines(0, monkeypatch) as made:
         await made.settle()
         num_seen = made.num_seen
@@ -122,9 +129,14 @@ async def test_the_youngest_lines_make_room_for_who_waits(monkeypatch: pytest.Mo
         made.room = replace(made.room, num_waiting=2)
         await made.settle()
         assert made.given_up == []
-        made.clock.advance(PATIENCE_S)
+        made.may_clean_up.clear()
+        for _ in range(2):  # it takes long
+            made.clock.advance(PATIENCE_S)
+            await made.settle()
+        made.may_clean_up.set()
         await made.settle()
         assert made.given_up == [5, 4]
+        assert made.num_cleaned_up == 2
         made.room = replace(made.room, num_waiting=0)
         made.ends.set()
         again = asyncio.create_task(made.ask(6))

@@ -1,4 +1,4 @@
-"""One look at a RayService, its RayCluster, their pods and what runs on Ray."""
+"""A RayService as it is, its RayCluster, their pods and what runs on Ray."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ CANNOT_MAKE, QUOTA = "ReplicaFailure", "exceeded quota"
 
 
 @dataclass(slots=True)
-class Look:
-    """One look at everything; manifests are replaced by what patches make of them."""
+class Snapshot:
+    """What was found; manifests are replaced by what patches make of them."""
 
     service: Manifest
     cluster: Manifest
@@ -50,16 +50,16 @@ def active_cluster(service: Manifest) -> tuple[str, str]:
     return name, "" if name else "the RayService serves from no cluster yet"
 
 
-def missing_pods(look: Look) -> list[Reason]:
+def missing_pods(snapshot: Snapshot) -> list[Reason]:
     """Why groups have fewer pods that run than they are to have."""
     reasons: list[Reason] = []
-    for condition in (look.cluster.get("status") or {}).get("conditions") or ():
+    for condition in (snapshot.cluster.get("status") or {}).get("conditions") or ():
         if condition["type"] == CANNOT_MAKE and condition["status"] == "True":
             told = condition.get("message") or condition.get("reason") or CANNOT_MAKE
             cause: Cause = "quota" if QUOTA in told else "pods"
             reasons.append(Reason(cause, f"KubeRay cannot make pods: {told}"))
-    staying = look.staying()
-    for name, group in look.groups.items():
+    staying = snapshot.staying()
+    for name, group in snapshot.groups.items():
         own = [pod for pod in staying if pod.group == name]
         num_up = sum(pod.is_up for pod in own)
         if num_up < group.num_pods:

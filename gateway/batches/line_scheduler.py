@@ -28,11 +28,11 @@ BESIDE_S = 2.0
 """Seconds after others were last seen during which more are expected."""
 
 
-class GivenUp(Exception):
+class LinePreempted(Exception):
     """A line that had begun is to run again later."""
 
 
-class Pace:
+class LineScheduler:
     """One gateway's, for all its batches. Lines start in the order in which they asked."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Pace:
         """Set when a line comes; cleared by `watch` when there are none."""
 
     async def run(self, line: Callable[[], Awaitable[T]]) -> T:
-        """Raises GivenUp, and what `line` raises."""
+        """Raises LinePreempted, and what `line` raises."""
         await self._turn()
         running = asyncio.ensure_future(line())
         self._running[running] = None
@@ -71,7 +71,7 @@ class Pace:
         except asyncio.CancelledError:
             own = asyncio.current_task()
             if running in self._given_up and not (own and own.cancelling()):
-                raise GivenUp from None
+                raise LinePreempted from None
             raise
         finally:
             del self._running[running]
@@ -143,5 +143,6 @@ class Pace:
         elif now - self._crowded_since >= PATIENCE_S:
             self._crowded_since = now
             for line in list(reversed(self._running))[:num_over]:
-                self._given_up.add(line)
-                line.cancel()
+                if line not in self._given_up:  # or it is on its way out, and cleans up
+                    self._given_up.add(line)
+                    line.cancel()

@@ -53,7 +53,7 @@ class Seen:
         )
 
 
-class Flown(Protocol):
+class PlannedFleet(Protocol):
     """The fleet."""
 
     seen: Seen
@@ -71,11 +71,11 @@ class Flown(Protocol):
 
 
 @dataclass(slots=True)
-class Pilot:
+class SimulatedPlanner:
     setup: FleetSetup
     rules: PlannerConfig
     pools: ElasticPools
-    fleet: Flown
+    fleet: PlannedFleet
     decisions: list[Decision] = field(default_factory=list)
     _memory: Memory = field(default_factory=Memory)
     _before: Seen = field(default_factory=Seen)

@@ -1,0 +1,98 @@
+"""What drafts would be worth while drafting rests: some are made, and nobody verifies them.
+
+    look      now and then a draft of one request, each in turn; it costs no row
+    compare   when it is that request's turn again: how much of the draft it got
+    gain      tokens a draft, less what its rows would have cost; a running mean
+
+So a rest ends when drafts have become better, and goes on where a trial would come to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from baton.core.clock import Clock
+from baton.engine.request.request import Request
+from baton.engine.speculation.drafter import Draft, Drafter
+from baton.engine.speculation.survival import Survival
+
+SHARE, LEAST_SHARE = 0.002, 0.0005
+"""Share of the time that looking may take at first, and however often it came to nothing."""
+HALVING = 32
+"""Drafts that were not worth it behind which the share is half."""
+WORTH = 0.15
+"""Gain, in tokens a draft, from which on drafting is tried."""
+MEMORY = 8
+"""Drafts that the mean is of, about, beside one of each request that runs."""
+
+
+class _Kept(NamedTuple):
+    draft: Draft
+    position: int
+    num_worth: int
+    """The first tokens of it, that would have been verified."""
+
+
+class Watch:
+    """Belongs to the engine's thread. For drafters whose drafts cost next to nothing."""
+
+    def __init__(self, drafter: Drafter, survival: Survival, max_tokens: int) -> None:
+        self._drafter = drafter
+        self._survival = survival
+        self._max_tokens = max_tokens
+        self._kept: dict[Request, _Kept] = {}
+        self._allowed_s = self._look_s = 0.0
+        """Seconds that may be spent, and those that a look takes."""
+        self._turn = 0
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        self._kept.clear()
+        self.gain = 0.0
+        self.num_compared = 0
+
+    @property
+    def is_due(self) -> bool:
+        return self._allowed_s >= self._look_s
+
+    def allow(self, seconds: float) -> None:
+        """So much time has passed."""
+        share = max(LEAST_SHARE, SHARE * HALVING / (HALVING + self.num_compared))
+        self._allowed_s = min(self._allowed_s + share * seconds, 2 * self._look_s)
+
+    def look(self, running: Sequence[Request], row_price: float, clock: Clock) -> None:
+        """`row_price`: what a verified token costs, in tokens."""
+        started_at = clock()
+        self._turn = (self._turn + 1) % len(running)
+        request = running[self._turn]
+        if self._is_over(request, len(running), row_price):
+            (draft,) = self._drafter.propose((request,), self._max_tokens)
+            hopes = self._survival.of(request, draft.confidences)
+            num_worth = sum([hope > row_price for hope in hopes])
+            self._kept[request] = _Kept(draft, len(request.tokens), num_worth)
+        seconds = clock() - started_at
+        self._look_s += (seconds - self._look_s) / 8 if self._look_s else seconds
+        self._allowed_s -= seconds
+
+    def forget(self, request: Request) -> None:
+        self._kept.pop(request, None)
+
+    def _is_over(self, request: Request, num_running: int, row_price: float) -> bool:
+        """Whether all is known of the draft before, if there was one."""
+        kept = self._kept.get(request)
+        if kept is None:
+            return True
+        drafted = kept.draft.tokens
+        came = request.tokens[kept.position : kept.position + len(drafted)]
+        num_right = 0
+        while num_right < len(came) and came[num_right] == drafted[num_right]:
+            num_right += 1
+        if num_right == len(came) < len(drafted):
+            return False
+        if drafted:
+            self._survival.learn(request, kept.draft.confidences, num_right)
+        gain = min(num_right, kept.num_worth) - row_price * kept.num_worth
+        self.gain += (gain - self.gain) / (MEMORY + num_running)
+        self.num_compared += 1
+        return True
