@@ -14,8 +14,6 @@ from torch.nn import functional
 
 from baton.kernels.elementwise import gates_gpu as gate
 from baton.kernels.elementwise.silu_mul import reference as silu_mul
-from baton.kernels.experts.grouped_linear_gpu import grouped_linear, grouped_tiles
-from baton.kernels.experts.routing import routed_to
 from baton.kernels.paging import block_copy_gpu as block_copy
 from baton.kernels.paging import checksum_gpu as checksum
 from baton.kernels.paging import table_runs_gpu as table_runs
@@ -100,7 +98,6 @@ def cases(sizes: Sizes, device: str, dtype: torch.dtype = torch.bfloat16) -> lis
         *_rows(sizes, device, dtype),
         *_products(sizes, device, dtype),
         *_library_products(sizes, device),
-        *_experts(sizes, device, dtype),
         *_sampling(sizes, device),
         *_copies(sizes, device),
     ]
@@ -201,43 +198,6 @@ def _library_products(sizes: Sizes, device: str) -> list[Case]:
 
 def _by_tiles(x: Tensor, weight: QuantizedWeight) -> Tensor:
     return linear_tiles(x, weight.items, weight.scales, group=weight.group)
-
-
-def _experts(sizes: Sizes, device: str, dtype: torch.dtype) -> list[Case]:
-    """Of the shape of Qwen3-30B-A3B: few tokens, bound by the matrices, and many."""
-    is_small = sizes is SMALL
-    num_columns, width = (96, 64) if is_small else (1536, 2048)
-    weights = (torch.randn(sizes.num_experts, num_columns, width, device=device) * 0.02).to(dtype)
-    made = []
-    for num_pairs in (11, 90) if is_small else (512, 131_072):
-        experts = torch.randint(0, sizes.num_experts, (num_pairs, 1), device=device)
-        groups = routed_to(experts, torch.ones(experts.shape), sizes.num_experts)
-        x = torch.randn(num_pairs, width, device=device).to(dtype)
-        used = len(set(experts.flatten().tolist())) / sizes.num_experts
-        num_bytes = used * weights.nbytes + x.nbytes + 2 * num_pairs * num_columns
-        num_flops = 2.0 * num_pairs * num_columns * width
-        ways = {"tiles": grouped_tiles, "as chosen": grouped_linear}
-        made += [
-            Case(
-                name=f"experts, {name}, {num_pairs} pairs of {sizes.num_experts}",
-                run=lambda x=x, way=way, stops=groups.stops: way(x, weights, stops),  # type: ignore[misc]
-                expected=lambda x=x, stops=groups.stops: _by_expert(x, weights, stops),  # type: ignore[misc]
-                tolerance=1e-2,
-                num_bytes=num_bytes,
-                num_flops=num_flops,
-            )
-            for name, way in ways.items()
-        ]
-    return made
-
-
-def _by_expert(x: Tensor, weights: Tensor, stops: Tensor) -> Tensor:
-    ends = stops.tolist()
-    parts = [
-        x[start:stop].float() @ weight.float().T
-        for start, stop, weight in zip([0, *ends[:-1]], ends, weights, strict=True)
-    ]
-    return torch.cat(parts).to(x.dtype)
 
 
 def _sampling(sizes: Sizes, device: str) -> list[Case]:

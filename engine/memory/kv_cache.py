@@ -7,7 +7,6 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import cached_property
 from itertools import accumulate
 from math import prod
@@ -142,8 +141,7 @@ class KvCache:
         if self._memory:
             return self._of(self._readonly, blocks, planes)
         if self.staging is not None:
-            staged = [self.staging.views(blocks, plane) for plane in planes]
-            return [view for of_plane in staged for view in of_plane]
+            return self.staging.views(blocks, planes)
         return [self.view(block, plane) for plane in planes for block in blocks]
 
     def clear(self, blocks: Sequence[int], plane: int) -> None:
@@ -204,13 +202,14 @@ class KvCache:
         if data.nbytes != prod(shape):
             raise ValueError(f"{data.nbytes} bytes for {shape} planes, blocks and bytes")
         on_host = torch.frombuffer(data, dtype=torch.uint8).view(shape)
-        is_on_gpu = self.device.type == "cuda"
-        # A thread's own device is the first until it takes another, and kernels are launched there.
-        with torch.cuda.device(self.device) if is_on_gpu else nullcontext():
-            staged = on_host.to(self.device, non_blocking=True)
+
+        def scatter(staged: Tensor) -> None:
             scatter_blocks(staged, arenas, uploaded(torch.tensor(blocks), self.device))
-        if is_on_gpu:
-            torch.cuda.current_stream(self.device).synchronize()
+
+        if self.staging is not None:
+            self.staging.write(on_host, scatter)
+        else:
+            scatter(on_host.to(self.device))
 
     def write(self, block: int, plane: int, data: memoryview[Any]) -> None:
         """Replace the bytes of one block in one plane. Raises ValueError on any other length."""

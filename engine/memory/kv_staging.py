@@ -1,17 +1,20 @@
-"""KV of a GPU on its way to this host's memory, while the GPU goes on computing.
+"""KV of a GPU on its way to this host's memory, or from there, while the GPU goes on computing.
 
     compute stream   layer 0 |e0| layer 1 |e1| layer 2 ...        an event behind each layer
     copy stream               wait e0, gather, copy |  wait e1, ...
     any thread                     `- waits for its copy, then reads pinned memory
+    write stream     copy, wait for what is launched by now, scatter
+    any thread                     `- waits for it
 
 The engine's thread only records events: it never waits, and layers follow each other on the compute
-stream as if nobody were reading. The caller sees to it that the blocks are not reused meanwhile.
+stream as if nobody were reading, or writing. The caller sees to it that the blocks are not reused
+meanwhile; what was launched before may still write to blocks that were let go since.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +34,7 @@ class KvStaging:
         self._layout = layout
         self._device = planes[0].device
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._writing = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._computed: list[torch.cuda.Event | None] = [None] * len(planes)
 
     def marking(self, on_layer: OnLayer) -> OnLayer:
@@ -49,21 +53,47 @@ class KvStaging:
         event.record(torch.cuda.current_stream(self._device))
         self._computed[plane] = event
 
-    def views(self, blocks: Sequence[int], plane: int) -> tuple[memoryview, ...]:
-        """Copies of the blocks' bytes, once what was to be computed of `plane` is done."""
+    def views(self, blocks: Sequence[int], planes: range) -> tuple[memoryview, ...]:
+        """Copies of the blocks' bytes in planes that are alike, once what was to be computed of
+        these is done."""
+        layers = [self._planes[plane] for plane in planes]
+        return self.read(
+            blocks, planes, lambda numbers: gather_blocks(layers, numbers).flatten(0, 1)
+        )
+
+    def read(
+        self, blocks: Sequence[int], planes: range, gather: Callable[[Tensor], Tensor]
+    ) -> tuple[memoryview, ...]:
+        """As `views`, of what `gather` makes of the blocks' numbers there: bytes [rows, bytes]."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            computed = self._computed[plane]
-            if computed is not None:
-                self._stream.wait_event(computed)
+            for computed in self._computed[planes.start : planes.stop]:
+                if computed is not None:
+                    self._stream.wait_event(computed)
             numbers = uploaded(torch.tensor(blocks), self._device)
-            (rows,) = gather_blocks((self._planes[plane],), numbers)
+            rows = gather(numbers)
             pinned = torch.empty(rows.shape, dtype=torch.uint8, pin_memory=True)
             pinned.copy_(rows, non_blocking=True)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(self._stream)
         copied.synchronize()
-        whole, size = bytes_of(pinned), pinned.shape[1]
-        return tuple(whole[at : at + size] for at in range(0, len(whole), size))
+        return rows_of(pinned)
+
+    def write(self, on_host: Tensor, scatter: Callable[[Tensor], None]) -> None:
+        """Copy what lies in memory of this host, and `scatter` the copy. Waits until it is done."""
+        with torch.cuda.device(self._device):
+            launched = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            launched.record(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._writing):
+                staged = on_host.to(self._device, non_blocking=True)
+                self._writing.wait_event(launched)
+                scatter(staged)
+            self._writing.synchronize()
+
+
+def rows_of(tensor: Tensor) -> tuple[memoryview, ...]:
+    """Read-only looks at the rows of bytes [rows, bytes] on this host."""
+    whole, size = bytes_of(tensor), tensor.shape[1]
+    return tuple(whole[at : at + size] for at in range(0, len(whole), size))
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

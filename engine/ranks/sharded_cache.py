@@ -13,9 +13,11 @@ wrote before is there by then.
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from pathlib import Path
 
 import torch
@@ -25,8 +27,10 @@ from baton.core.kv_arena import KvArena
 from baton.core.kv_layout import SCALE_BYTES, KvLayout
 from baton.engine.memory.huge_arena import HugeArena
 from baton.engine.memory.kv_cache import KvCache
-from baton.engine.memory.kv_staging import bytes_of
+from baton.engine.memory.kv_staging import bytes_of, rows_of
 from baton.kernels.cpu.shared_mapping import mapped
+from baton.kernels.gpu.upload import uploaded
+from baton.kernels.paging.block_copy import gather_blocks, scatter_blocks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,12 +100,24 @@ class ShardedCache:
     is_in_memory = False
     """A block is in pieces: none can be looked at as it lies."""
 
-    def __init__(self, layout: KvLayout, own: KvCache, others: Sequence[Share]) -> None:
-        """`layout` is that of the whole. Raises ValueError if a head of it is kept nowhere."""
+    def __init__(
+        self,
+        layout: KvLayout,
+        own: KvCache,
+        others: Sequence[Share],
+        *,
+        is_at_once: bool | None = None,
+    ) -> None:
+        """`layout` is that of the whole. Raises ValueError if a head of it is kept nowhere.
+
+        `is_at_once`: whether many blocks are put together first, and then moved as one. None: on a
+        GPU, where each copy is a launch; a CPU would touch memory twice.
+        """
         self.layout = layout
         self.own = own
         self.num_blocks = own.num_blocks
         self.device = own.device
+        self._is_at_once = own.device.type == "cuda" if is_at_once is None else is_at_once
         bytes_of_own = [plane.view(torch.uint8).flatten(1) for plane in own.planes]
         shares = [Share(own.layout, bytes_of_own), *others]
         self._shares = [
@@ -146,7 +162,24 @@ class ShardedCache:
     def views(self, blocks: Sequence[int], planes: range) -> Sequence[memoryview]:
         if self._is_replicated:
             return self.own.views(blocks, planes)
-        return [self.view(block, plane) for plane in planes for block in blocks]
+        if not self._is_at_once:
+            return [self.view(block, plane) for plane in planes for block in blocks]
+        if self.own.staging is not None and planes.stop <= len(self.own.planes):
+            return self.own.staging.read(
+                blocks, planes, lambda numbers: self._gathered(planes, numbers)
+            )
+        numbers = uploaded(torch.tensor(blocks), self.device)
+        return rows_of(self._gathered(planes, numbers).cpu())
+
+    def _gathered(self, planes: range, numbers: Tensor) -> Tensor:
+        """Bytes [planes x blocks, bytes] of those blocks, put together where the lead's are."""
+        shape = len(planes), len(numbers), self._block_bytes(planes[0])
+        found = torch.empty(shape, dtype=torch.uint8, device=self.device)
+        for of_plane, plane in zip(found, planes, strict=True):
+            for share, heads in self._read[plane]:
+                whole, part = self._spans(plane, share, heads)
+                of_plane[:, whole] = gather_blocks((share.blocks,), numbers)[0][:, part]
+        return found.flatten(0, 1)
 
     def write(self, block: int, plane: int, data: memoryview) -> None:
         """Raises ValueError unless `data` are all bytes of one block in one plane."""
@@ -172,13 +205,43 @@ class ShardedCache:
                 target.copy_(new[first - offset : last - offset])
 
     def scratch(self, num_bytes: int) -> memoryview:
-        return memoryview(bytearray(num_bytes))
+        return self.own.scratch(num_bytes)
 
     def write_blocks(self, blocks: Sequence[int], planes: range, data: memoryview) -> None:
-        """Replace whole blocks of planes that are alike, by plane and block."""
-        size, places = self._block_bytes(planes[0]), product(planes, blocks)
-        for number, (plane, block) in enumerate(places):
-            self.write(block, plane, data[number * size : (number + 1) * size])
+        """Replace whole blocks of planes that are alike, by plane and block; on any thread.
+
+        To a GPU one copy, and one launch a rank, whatever the number of blocks.
+        """
+        shape = (len(planes), len(blocks), self._block_bytes(planes[0]))
+        if data.nbytes != prod(shape):
+            raise ValueError(f"{data.nbytes} bytes for {shape} planes, blocks and bytes")
+        if not self._is_at_once:
+            for number, (plane, block) in enumerate(product(planes, blocks)):
+                self.write(block, plane, data[number * shape[2] : (number + 1) * shape[2]])
+            return
+        on_host = torch.frombuffer(data, dtype=torch.uint8).view(shape)
+
+        def scatter(staged: Tensor) -> None:
+            numbers = uploaded(torch.tensor(blocks), self.device)
+            for heads, part in self._parts_of(planes):
+                rows = uploaded(torch.tensor([row for row, _ in part]), self.device)
+                of_rank = staged[:, :, heads].index_select(0, rows).contiguous()
+                scatter_blocks(of_rank, [share.blocks for _, share in part], numbers)
+
+        if self.own.staging is not None:
+            self.own.staging.write(on_host, scatter)
+        else:
+            scatter(on_host.to(self.device))
+
+    def _parts_of(self, planes: range) -> Iterator[tuple[slice, list[tuple[int, PlaneShare]]]]:
+        """Bytes of a block of the whole, and in which of the planes somebody keeps just these."""
+        found: dict[tuple[int, int, int], list[tuple[int, PlaneShare]]] = defaultdict(list)
+        for row, plane in enumerate(planes):
+            for number, share in enumerate(self._shares[plane]):
+                whole, _ = self._spans(plane, share, share.heads)
+                found[number, whole.start, whole.stop].append((row, share))
+        for (_, start, stop), part in found.items():
+            yield slice(start, stop), part
 
     def writable(self, block: int, plane: int) -> memoryview:
         raise ValueError("blocks on several ranks are in pieces; they are written to")

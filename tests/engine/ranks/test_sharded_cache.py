@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -27,7 +28,11 @@ def held(whole: KvLayout, first: int, count: int) -> KvLayout:
 
 
 def sharded(
-    whole: KvLayout, layouts: list[KvLayout], first_planes: Sequence[int] = ()
+    whole: KvLayout,
+    layouts: list[KvLayout],
+    first_planes: Sequence[int] = (),
+    *,
+    is_at_once: bool = False,
 ) -> tuple[ShardedCache, list[KvCache]]:
     """The cache of the lead, and what each rank sees, as if it were another process."""
     starts = first_planes or [0] * (len(layouts) - 1)
@@ -42,7 +47,8 @@ def sharded(
         os.close(fd)
     for memory in memories:
         memory.close()
-    return ShardedCache(whole, own, [memory.share for memory in memories]), [own, *others]
+    shares = [memory.share for memory in memories]
+    return ShardedCache(whole, own, shares, is_at_once=is_at_once), [own, *others]
 
 
 SPLITS = {
@@ -85,6 +91,34 @@ def test_what_is_written_is_read_and_lies_with_its_ranks(
     for layout, rank in zip(layouts, ranks, strict=True):
         heads = plain.planes[1][:, layout.first_kv_head : layout.stop_kv_head]
         assert torch.equal(rank.planes[1].view(torch.uint8), heads.contiguous().view(torch.uint8))
+
+
+@pytest.mark.parametrize("is_at_once", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("split", SPLITS)
+def test_many_blocks_of_several_planes_are_written_and_read_at_once(
+    split: str, dtype: str, is_at_once: bool
+) -> None:
+    whole = replace(WHOLE, dtype=dtype)
+    layouts = [replace(layout, dtype=dtype) for layout in SPLITS[split]]
+    cache, ranks = sharded(whole, layouts, is_at_once=is_at_once)
+    plain, blocks, size = KvCache(whole, NUM_BLOCKS), [2, 0], whole.layer_block_bytes
+    data = cache.scratch(4 * size)
+    data[:] = os.urandom(4 * size)
+
+    cache.write_blocks(blocks, range(2), data)
+
+    fills = [data[at : at + size] for at in range(0, 4 * size, size)]
+    assert list(cache.views(blocks, range(2))) == fills
+    for (plane, block), fill in zip(product(range(2), blocks), fills, strict=True):
+        plain.write(block, plane, fill)
+    for layout, rank in zip(SPLITS[split], ranks, strict=True):
+        for plane in range(2):
+            heads = plain.planes[plane][:, layout.first_kv_head : layout.stop_kv_head]
+            found = rank.planes[plane].view(torch.uint8)
+            assert torch.equal(found, heads.contiguous().view(torch.uint8))
+    with pytest.raises(ValueError, match="bytes for"):
+        cache.write_blocks(blocks, range(2), data[1:])
 
 
 def test_latents_are_written_to_all_ranks_and_read_from_one() -> None:
