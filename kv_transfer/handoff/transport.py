@@ -43,8 +43,6 @@ class LentPiece:
     message: bytes = b""
     """The piece as it travels, with its bytes; empty: it is yet to be written. Where there is one,
     the views are good for their length only: the blocks may be others' by now."""
-    end: memoryview | None = None
-    """In the message, where it is to be told that no piece follows: see `Carried`."""
     is_last: bool = False
     """Whether it is known that no piece follows in its stream."""
     block_offset: int = 0
@@ -60,9 +58,6 @@ class Carried(NamedTuple):
 
     checksums: bytes
     message: bytes
-    end: memoryview
-    """The room at its end for the words that no piece follows, which says that some may. To be
-    written, if at all, before the message is handed on."""
 
 
 Carry: TypeAlias = Callable[[LentPiece, int], Carried]

@@ -244,8 +244,6 @@ class Contents:
     """The checksum of each (plane, block, head), in the order of the views."""
     message: bytes = b""
     """With all of them, where the transport carries pieces."""
-    end: memoryview | None = None
-    """See `Carried`."""
 
 
 def cuts(reading: BlockRead, max_piece_bytes: Callable[[], int]) -> Iterator[Cut]:
@@ -298,7 +296,7 @@ def _read_to_carry(carry: Carry, cut: Cut) -> Contents:
     views = cut.views()
     piece = lend(cut, Contents(views, b""), _nothing_to_give_back)
     carried = carry(piece, cut.reading.heads.layout.unit_bytes)
-    return Contents(views, *carried)
+    return Contents(views, carried.checksums, carried.message)
 
 
 def _nothing_to_give_back() -> None:
@@ -321,7 +319,6 @@ def lend(
         block_offset=reading.heads.block_offset,
         checksums=contents.checksums,
         message=contents.message,
-        end=contents.end,
         give_back=give_back,
         is_last=is_last,
     )

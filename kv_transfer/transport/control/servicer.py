@@ -115,12 +115,8 @@ class KvTransferServicer:
                 is_told = False
                 while not is_told and (piece := await window.next()) is not None:
                     message = await window.announce(piece, half, request)
-                    room = piece.end if message is piece.message else None
-                    has_room = room is not None or _is_short(message)
-                    if opening.open.joins_end and window.is_at_end and has_room:
-                        message = _with_end(
-                            message, room, self._end_of(window, opening.open, old_at)
-                        )
+                    if opening.open.joins_end and window.is_at_end and _is_short(message):
+                        message += self._end_of(window, opening.open, old_at)
                         is_told = True
                     with window.waiting():
                         yield message
@@ -226,11 +222,3 @@ class KvTransferServicer:
 def _is_short(message: bytes) -> bool:
     """It costs less to copy once more than another message would."""
     return len(message) <= MAX_TICKETS_BYTES
-
-
-def _with_end(message: bytes, room: memoryview | None, end: bytes) -> bytes:
-    """The message that says so as well: in its own room, if it has some, or behind it."""
-    if room is None:
-        return message + end
-    room[: len(end)] = end
-    return message

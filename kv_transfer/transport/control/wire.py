@@ -73,8 +73,6 @@ THE_END = pb.KvPieces(is_end=True).SerializeToString()
 """The message behind the last piece; or its end, for a D that `joins_end`."""
 THE_END_OF_THIS = pb.KvPieces(is_end=True, is_kept=True).SerializeToString()
 """Likewise; another transfer may be opened on the stream."""
-_NO_END = bytes((_IS_END << 3, 0, _IS_KEPT << 3, 0))
-"""As long as the longer of these: both fields, which say no."""
 MAX_TICKETS_BYTES = 32 << 10
 """A message of tickets, however many, and no more than one small block."""
 _BYTES = 2
@@ -176,14 +174,12 @@ def write_carried(piece: LentPiece, unit_bytes: int) -> Carried:
     # Of the same length, whatever they will be.
     blank = bytes(CHECKSUM_BYTES * (num_bytes // unit_bytes))
     start = len(_before_data(piece, blank, b"", num_bytes))
-    stop = start + num_bytes
-    message, memory = new_bytes(stop + len(_NO_END))
+    message, memory = new_bytes(start + num_bytes)
     size = num_bytes // len(piece.views)
-    targets = BlockViews(memory[start:stop], range(0, num_bytes, size), size)
+    targets = BlockViews(memory[start:], range(0, num_bytes, size), size)
     checksums = copied_checksums(piece.views, targets, unit_bytes)
     memory[:start] = _before_data(piece, checksums, b"", num_bytes)
-    memory[stop:] = _NO_END
-    return Carried(checksums, message, memory[stop:])
+    return Carried(checksums, message)
 
 
 def _before_data(piece: LentPiece, checksums: bytes, ticket: bytes, num_bytes: int) -> bytes:
