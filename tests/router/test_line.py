@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from baton.router.policies.cost import Cost
 from baton.router.policies.routing_policy import Held
-from baton.router.prefill_queue import PrefillQueue
+from baton.router.prefill_queue import LOOKED_AT, MAX_OFFERED, PrefillQueue
 from baton.router.prompt import Prompt
 from baton.router.replicas.candidate import Candidate
 from baton.router.replicas.candidates import CandidateTable
@@ -180,3 +182,42 @@ def test_who_is_busy_for_longer_than_all_others_lines_looks_nobody_up() -> None:
 
     assert line.next(candidates, 0.0) == (soon_free, waiting[1])
     assert set(looked_up) == {soon_free.name}
+
+
+def test_a_free_replica_gets_whom_all_that_wait_gain_most_by_however_many_there_are() -> None:
+    """The first prompts that are looked up are not always the best."""
+    draw = random.Random(7)
+    for _ in range(20):
+        rates = [ConstantRate(tokens_per_s=draw.uniform(500, 2000)) for _ in range(12)]
+        rates[0] = ConstantRate(tokens_per_s=200.0)  # nobody gains who is to be computed whole
+        table = CandidateTable(
+            Candidate(f"{number}", rate, credit_tokens=1) for number, rate in enumerate(rates)
+        ).all
+        held = [5000 if draw.random() < 0.03 else 0 for _ in range(99)]
+        line = PrefillQueue(
+            Cost(),
+            lambda prompts, _, held=held: [  # type: ignore[misc]
+                min(held[one.number], one.num_tokens - 1) for one in prompts
+            ],
+        )
+        for number in range(84):
+            busy = table.at(np.array([1 + number % 11]))
+            prompt = Prompt(number=number, num_tokens=draw.randint(1, 5000), arrived_s=0.0)
+            if line.arrive(prompt, busy, Held(np.zeros(1)), 0.0) is not None:
+                busy[0].book(prompt, 0, 0.0)
+
+        gain_by_number: dict[int, float] = {}
+        for candidate in list(table)[1:]:
+            over_s = candidate.busy_s(0.0)
+            for waiting in candidate.waiting[:MAX_OFFERED]:
+                over_s += waiting.work_s
+                prompt = waiting.prompt
+                work_s = rates[0].prefill_s(prompt.num_tokens, min(held[prompt.number], 4999))
+                extra_s = max(work_s - waiting.work_s, 0.0)
+                gain_by_number[prompt.number] = over_s - work_s - extra_s * len(line) / len(table)
+        found = line.free(table[0], table, 0.0)
+
+        assert len(gain_by_number) > 2 * LOOKED_AT
+        best_s = max(gain_by_number.values())
+        assert (found is not None) == (best_s > 0.0)
+        assert found is None or gain_by_number[found.number] == pytest.approx(best_s)
