@@ -9,6 +9,7 @@
 
 constexpr int64_t X_BYTES = 256 * 1024;  // of a block of rows
 constexpr int64_t STREAM_AHEAD = 2048;   // bytes asked for before they are multiplied
+constexpr int64_t EARLY_AHEAD = 8192;    // and early, into the second cache
 
 template <typename T>
 struct Factors {
@@ -45,6 +46,12 @@ __attribute__((noinline)) void multiply_panel(const Factors<T>& factors, Span ro
   }
 }
 
+// Of what few rows read the CPU itself foresees enough; more take so long, in vectors of AVX-512, that it does not.
+template <typename T>
+static inline bool asks_early(int64_t rows) {
+  return LANES == 16 && tile_rows<T>() == MAX_TILE_ROWS && rows > 4;
+}
+
 // If one tile does, the panel itself is asked for a little before its use; else each tile asks for a
 // part of the next panel. What is behind the last panel is never asked for: it is another thread's.
 template <typename T, typename Finish>
@@ -53,7 +60,9 @@ void multiply_panels(const Factors<T>& factors, Span rows, Span panels, const Fi
   for (int64_t panel = panels.begin; panel < panels.end; panel++) {
     const char* weights = reinterpret_cast<const char*>(factors.panel(panel));
     const bool is_last = panel + 1 == panels.end;
-    if (num_tiles == 1)
+    if (num_tiles == 1 && asks_early<T>(rows.end - rows.begin))
+      multiply_panel(factors, rows, panel, Ahead<2>{weights + EARLY_AHEAD, STEP_BYTES}, finish);
+    else if (num_tiles == 1)
       multiply_panel(factors, rows, panel, Ahead<1>{weights + STREAM_AHEAD, STEP_BYTES}, finish);
     else if (is_last)
       multiply_panel(factors, rows, panel, Ahead<2>{weights, 0}, finish);
