@@ -27,7 +27,7 @@ from baton.engine.speculation.drafter import Draft, Drafter, Refiner
 from baton.engine.speculation.feature_plane import FeaturePlane
 from baton.engine.speculation.hidden_reader import HiddenReader, Shown
 from baton.engine.speculation.survival import Survival
-from baton.engine.speculation.watch import Watch
+from baton.engine.speculation.watch import MIN_RUNNING, Watch
 
 COLLAPSED = 0.2
 """Acceptance rate below which drafting is reported as collapsed."""
@@ -132,7 +132,7 @@ class Speculation:
     def watch(self, running: Sequence[Request], *, clock: Clock = monotonic) -> None:
         """A step of a rest begins: see now and then what drafts would be worth."""
         watch = self._watch
-        if watch is None or not watch.is_due or not running:
+        if watch is None or not watch.is_due or len(running) < MIN_RUNNING:
             return
         row_price = self._budget.row_price(len(running))
         if row_price is None:

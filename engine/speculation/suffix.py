@@ -19,7 +19,7 @@ from baton.engine.speculation.token_index import RequestTexts, TokenIndex, commo
 
 MAX_MATCH = 32
 """Tokens of the longest match that counts; longer ones count as this."""
-MAX_PLACES = 8
+MAX_PLACES = 4
 """Occurrences that are looked at in each text."""
 MIN_SHARE = 0.3
 """Least share of the weight that agrees on a token; below it the draft ends."""

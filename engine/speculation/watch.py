@@ -21,9 +21,11 @@ SHARE, LEAST_SHARE = 0.002, 0.0005
 """Share of the time that looking may take at first, and however often it came to nothing."""
 HALVING = 32
 """Drafts that were not worth it behind which the share is half."""
-WORTH = 0.15
+WORTH = 0.4
 """Gain, in tokens a draft, from which on drafting is tried."""
-MEMORY = 8
+MIN_RUNNING = 4
+"""Requests from which on drafts are looked at: of fewer a lucky draft or two say too little."""
+MEMORY = 16
 """Drafts that the mean is of, about, beside one of each request that runs."""
 
 

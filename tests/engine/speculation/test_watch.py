@@ -21,7 +21,7 @@ MAX_TOKENS = 4
 
 
 class TimedRunner(EchoRunner):
-    """A pass of one more token takes half as long again."""
+    """A drafted token takes as much longer as half a request."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(echo_info(vocab_size=VOCAB), num_blocks=512, is_verifying=False)
@@ -29,7 +29,7 @@ class TimedRunner(EchoRunner):
 
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
         num_tokens = sum(len(chunk.tokens) for chunk in chunks)
-        self.clock.advance(1e-3 + 0.5e-3 * (num_tokens - len(chunks)))
+        self.clock.advance(1e-3 * len(chunks) + 0.5e-3 * (num_tokens - len(chunks)))
         return super().forward(chunks, on_layer)
 
 
@@ -47,22 +47,23 @@ class Turning:
         """It keeps nothing."""
 
 
-def resting() -> tuple[Engine, Turning, Request]:
+def resting() -> tuple[Engine, Turning, list[Request]]:
     """Drafts have lost what a trial may lose, and rest for some hundred steps."""
     clock, drafter = ManualClock(), Turning()
     engine = Engine(
         TimedRunner(clock), EngineConfig(cache=CacheConfig(prefix_caching=False)), clock=clock
     )
     engine.speculation = Speculation(drafter, PayingBudget(MAX_TOKENS))
-    request = make_request(prompt=range(8), max_tokens=4000)
-    engine.add(request)
+    requests = [make_request(str(i), range(8 + i), max_tokens=4000) for i in range(4)]
+    for request in requests:
+        engine.add(request)
     while not engine.speculation.is_paused:
         engine.step()
-    return engine, drafter, request
+    return engine, drafter, requests
 
 
 def test_a_rest_ends_when_drafts_that_nobody_verified_have_become_right() -> None:
-    engine, drafter, request = resting()
+    engine, drafter, requests = resting()
     for _ in range(20):
         engine.step()
     num_wrong = engine.stats.num_drafted
@@ -72,7 +73,8 @@ def test_a_rest_ends_when_drafts_that_nobody_verified_have_become_right() -> Non
 
     assert engine.stats.num_drafted > num_wrong
     assert engine.stats.num_accepted > 40
-    assert request.output == echo_output(range(8), len(request.output), VOCAB)
+    for i, request in enumerate(requests):
+        assert request.output == echo_output(range(8 + i), len(request.output), VOCAB)
 
 
 def test_a_rest_goes_on_where_a_trial_would_come_to_nothing() -> None:
