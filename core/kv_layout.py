@@ -140,6 +140,10 @@ class KvLayout:
         """Layouts are looked up for each transfer, and never change."""
         return hash(tuple(getattr(self, each.name) for each in fields(self)))
 
+    def __getstate__(self) -> dict[str, object]:
+        """What was found out stays behind: strings have another hash in each process."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
     @property
     def is_latent(self) -> bool:
         return self.num_vectors == 1

@@ -44,6 +44,7 @@ def lead_runner(loaded: LoadedModel, plan: CachePlan) -> LeadRunner:
         shares = _make_memory(loaded, layout, plan.num_blocks, ranks)
     else:
         shares = [_map_memory(loaded, layout, rank, ranks) for rank in range(1, ranks.size)]
+        _least(plan.num_blocks, ranks)  # as the others do: who captures passes meets them next
     return LeadRunner(_own_runner(loaded, own), ShardedCache(layout, own, shares))
 
 

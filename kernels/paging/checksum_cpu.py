@@ -74,15 +74,16 @@ def checksums(parts: Parts, unit_bytes: int) -> bytes:
 
 
 def copy_checksums(sources: Parts, targets: Parts, unit_bytes: int) -> bytes:
-    """Raises BufferError for a target that cannot be written."""
-    found: list[bytes] = []
+    """Raises BufferError for a target that cannot be written; then nothing is copied."""
     with _Looks() as looks:
+        copies: list[tuple[_Blocks, _Blocks, int]] = []
         for source, target in _pairs(_groups(sources), _groups(targets)):
             size = _size_of(target)
             if size != _size_of(source):
                 raise ValueError(f"{_size_of(source)} bytes to be copied to {size}")
-            to, from_ = looks.at(target, _WRITABLE), looks.at(source, _CONTIGUOUS)
-            found.append(_run(to, from_, size, unit_bytes))
+            _num_units(size, unit_bytes)
+            copies.append((looks.at(target, _WRITABLE), looks.at(source, _CONTIGUOUS), size))
+        found = [_run(to, from_, size, unit_bytes) for to, from_, size in copies]
     return found[0] if len(found) == 1 else b"".join(found)
 
 
@@ -171,9 +172,7 @@ class _Looks:
 
 def _run(target: _Blocks, source: _Blocks | None, size: int, unit_bytes: int) -> bytes:
     """Checksums of the targets' units, copied there first where there are sources."""
-    num_units, rest = divmod(size, unit_bytes)
-    if rest:
-        raise ValueError(f"memory to be cut into units of {unit_bytes} bytes is no multiple")
+    num_units = _num_units(size, unit_bytes)
     num_all = num_units * target.num_rows * target.num_starts
     sums = ctypes.create_string_buffer(_WORD_BYTES * num_all)
     _function()(
@@ -184,6 +183,13 @@ def _run(target: _Blocks, source: _Blocks | None, size: int, unit_bytes: int) ->
         ctypes.addressof(sums),
     )
     return sums.raw
+
+
+def _num_units(size: int, unit_bytes: int) -> int:
+    num_units, rest = divmod(size, unit_bytes)
+    if rest:
+        raise ValueError(f"memory to be cut into units of {unit_bytes} bytes is no multiple")
+    return num_units
 
 
 @cache

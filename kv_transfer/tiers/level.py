@@ -162,13 +162,11 @@ class Level:
         return name in self._removing or (self._is_spoilt and name == self._written)
 
     def _remove(self, name: bytes) -> None:
-        try:
-            self.tier.remove(name)
-        finally:
-            with self._changed:
-                self._removing[name] -= 1
-                if not self._removing[name]:
-                    del self._removing[name]
+        self._surely(partial(self.tier.remove, name), None)
+        with self._changed:
+            self._removing[name] -= 1
+            if not self._removing[name]:
+                del self._removing[name]
 
     async def _on_readers(self, function: Callable[[], T], *, otherwise: T) -> T:
         if self._readers is None:
@@ -205,7 +203,7 @@ class Level:
                     self._written, self._is_spoilt = None, False
                 self._changed.notify_all()
             if not is_wanted:  # discarded while it was being written, and perhaps made anew
-                self.tier.remove(record.name)
+                self._surely(partial(self.tier.remove, record.name), None)
                 with self._changed:
                     self._written, self._is_spoilt = None, False
 

@@ -167,3 +167,14 @@ def test_memory_that_does_not_fit_is_refused() -> None:
         copy_checksums([bytes(64)], [readonly], 64)
     with pytest.raises(BufferError):
         checksums([memoryview(bytes(128))[::2]], 64)
+
+
+@compiled
+def test_nothing_is_copied_where_a_later_part_does_not_fit() -> None:
+    whole, target = bytes([7]) * 64, bytearray(64)
+
+    for source, part in ((64, bytearray(128)), (32, bytearray(32)), (64, bytes(64))):
+        with pytest.raises((ValueError, BufferError)):
+            copy_checksums([whole, bytes(source)], [target, part], 64)
+
+    assert target == bytes(64)

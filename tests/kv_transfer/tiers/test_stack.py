@@ -189,6 +189,28 @@ async def test_a_block_made_anew_while_the_wrong_one_is_being_written_is_the_one
         assert batch.records[0] is again
 
 
+class StubbornTier(SlowTier):
+    """One that fails whenever it is to remove something."""
+
+    def remove(self, name: bytes) -> None:
+        raise OSError("it cannot be reached")
+
+
+async def test_a_tier_that_fails_to_remove_a_block_takes_others_all_the_same() -> None:
+    stubborn = StubbornTier(100)
+    async with running(stubborn) as stack:
+        stack.put(record_of(1))
+        becomes_true(lambda: stubborn.num_writing == 1)
+        stack.discard(name_of(1))
+        stack.put(record_of(2))
+
+        stubborn.may_go_on.set()
+        await all_written(stack)
+
+        assert stubborn.holds(name_of(2))
+        becomes_true(lambda: stubborn.stats.num_errors == 2)
+
+
 async def test_readers_stuck_in_a_tier_make_it_a_miss_for_the_others() -> None:
     slow = SlowTier(100)
     HostTier.put(slow, record_of(1))
