@@ -41,7 +41,7 @@ class Endings:
 class StuckExchange:
     """A peer that neither sends nor says so."""
 
-    peers = SimpleNamespace(source=lambda *_: None)
+    peers = SimpleNamespace(source=lambda *_, **__: None)
 
     def __init__(self) -> None:
         self.prefixes = self
