@@ -1,6 +1,6 @@
 """What the HTTP ports serve, for readers: each path, what it takes and what it answers.
 
-`app.py` says which code runs; the OpenAPI document (`openapi.py`) and its page are made of this.
+`app.py` says which code runs; the OpenAPI document (`document.py`) and its page are made of this.
 """
 
 from __future__ import annotations
