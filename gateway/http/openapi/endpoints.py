@@ -374,7 +374,8 @@ ENDPOINTS = (
         path="/ready",
         tag=OPERATIONS,
         summary="Can take requests",
-        details="503 while no decode replica takes requests, and while draining.",
+        details="503 while no decode replica takes requests, while a new gateway learns what "
+        "replicas have cached, and while draining.",
         answer=ReadyAnswer,
         others={503: ReadyAnswer},
     ),
