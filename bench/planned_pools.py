@@ -3,7 +3,7 @@
     python -m bench.planned_pools [--rate 1] [--seconds 60]
 
 A Ray cluster of our own, `baton deploy`, real gateways and replicas; only the passes of engines
-take a given time instead of a device's (`paced_workers.py`). Requests come as Poisson's numbers do
+take a given time instead of a device's (`paced/workers.py`). Requests come as Poisson's numbers do
 at the rate, four times the rate, and the rate, each a third of the time; those that get no answer
 are misses like those that are late. Then the same with as many replicas as the planner had on
 average, all the time.

@@ -132,7 +132,7 @@ class Fleet:
         known = merge(self._replica_by_epoch, snapshot, settled_after_s=settled_s, alive=alive)
         gone = {*self.links.watches, *self.links.decode} - known.keys()
         self._hear_of_starts(snapshot.starting)
-        self.warm_up.begin(known)
+        self.warm_up.begin(known, are_all=snapshot.age_s >= settled_s)
         for number, (epoch, info) in enumerate(known.items(), start=1):
             if self._meet(info):
                 self._replica_by_epoch[epoch] = info

@@ -4,9 +4,9 @@
 
 Prompts that were placed meanwhile would be computed beside where they are cached, and leave copies
 there. A replica that says nothing holds nobody up for longer than `PAUSE_S`, unless others have yet
-to be asked; who comes later has nothing cached. From `ENOUGH_AFTER_S` on, half of a thousand caches
-will do: a prompt that is cached is then found more often than not, and to wait for the rest would
-cost the others more.
+to be asked; who comes later has nothing cached: where there is nobody, nothing is to be learnt.
+From `ENOUGH_AFTER_S` on, half of a thousand caches will do: a prompt that is cached is then found
+more often than not, and to wait for the rest would cost the others more.
 """
 
 from __future__ import annotations
@@ -61,15 +61,20 @@ class WarmUp:
     async def until_over(self) -> None:
         await self._over.wait()
 
-    def begin(self, replicas: Iterable[Epoch]) -> None:
-        """The replicas that there are. Nothing happens from the second time on."""
+    def begin(self, replicas: Iterable[Epoch], *, are_all: bool = False) -> None:
+        """The replicas that are known; `are_all`: there are no others, also if there is none.
+        Nothing happens from the second time on."""
         awaited = set(replicas)
-        if self._began_at is None and awaited:
-            self._awaited = awaited
-            self._num_enough = int(ENOUGH * len(awaited))
-            self._began_at = self._heard_at = self._clock()
-            self._has_begun.set()
+        if self._began_at is not None or not (awaited or are_all):
+            return
+        self._awaited = awaited
+        self._num_enough = int(ENOUGH * len(awaited))
+        self._began_at = self._heard_at = self._clock()
+        self._has_begun.set()
+        if awaited:
             self._look_in(PAUSE_S)
+        else:
+            self._end()
 
     def hear(self, epoch: Epoch, *, is_all: bool) -> None:
         """Some of what a replica has cached is known; `is_all`: or there is no more to be heard."""

@@ -99,7 +99,7 @@ class StatusPages:
 
     async def ready(self, request: Request) -> Response:
         """Can take a request: not draining, and a decode replica takes requests, or is started for
-        who waits."""
+        who waits; and what replicas have cached is known."""
         missing = self._gateway.missing()
         if self._gateway.config.needs_key:  # which probes do not have
             missing = tuple(structs.replace(it, causes=()) for it in missing)

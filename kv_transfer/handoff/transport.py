@@ -2,7 +2,7 @@
 
     D: Fetcher -> Transport  ~~~ memory, gRPC, ... ~~~  SendingHalf <- SendingSide (P: Outbox)
 
-The pieces of most transports are announced on one stream (`transport/control.py`); what differs is
+The pieces of most transports are announced on one stream (`transport/control/`); what differs is
 how their bytes get across. Errors cross a transport as what they are: StaleEpoch, LayoutMismatch,
 UnknownTransfer and TransferAborted when P refuses or gives up, TransferCut when P cannot be reached
 or the connection breaks, TransportFailed (a kind of cut) when this way leads nowhere but another

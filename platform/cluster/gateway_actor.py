@@ -125,8 +125,11 @@ class GatewayActor:
         with suppress(TimeoutError):
             async with asyncio.timeout(READY_PATIENCE_S):
                 await dispatcher.until_complete(self._wanted)
-        missing = "; ".join(map(str, dispatcher.missing(self._wanted)))
-        return missing or ("" if dispatcher.is_ready() else "a decode replica to take requests")
+        if missing := "; ".join(map(str, dispatcher.missing(self._wanted))):
+            return missing
+        if dispatcher.fleet.warm_up.is_under_way:
+            return "replicas to tell what they have cached"
+        return "" if dispatcher.is_ready() else "a decode replica to take requests"
 
     async def check_health(self) -> None:
         self._node.check_health()

@@ -52,6 +52,8 @@ class Booking:
     work_s: float
     ends_s: float
     """Predicted, with the corrections made until then taken out."""
+    others_s: float
+    """Seconds of that which other gateways' prompts before it were expected to take."""
 
 
 @dataclass(slots=True, eq=False)
@@ -228,9 +230,11 @@ class Candidate:
         """`prompt` is sent there, of which it should have `num_cached` tokens."""
         work_s = self.speed.prefill_s(prompt.num_tokens, num_cached)
         begins_s = max(self.next_free_s, now) if self.open else now
-        self.next_free_s = max(begins_s, self._told_until_s) + work_s
+        others_s = max(self._told_until_s - begins_s, 0.0)
+        self.next_free_s = begins_s + others_s + work_s
         num_new_tokens = prompt.num_tokens - num_cached
-        booking = Booking(prompt, num_new_tokens, work_s, self.next_free_s - self.corrected_s)
+        ends_s = self.next_free_s - self.corrected_s
+        booking = Booking(prompt, num_new_tokens, work_s, ends_s, others_s)
         self._recent_s, num_recent = self.recent(now)
         self._recent_s += work_s
         self._num_recent = num_recent + 1.0
@@ -261,10 +265,11 @@ class Candidate:
             self.next_free_s += later_s
             self.corrected_s += later_s
         else:  # taken back, or computed beside others: those behind it come so much sooner
-            self.next_free_s -= booking.work_s
+            sooner_s = booking.work_s if is_taken_back else booking.work_s + booking.others_s
+            self.next_free_s -= sooner_s
             for behind in self.open.values():
                 if behind.ends_s > booking.ends_s:
-                    behind.ends_s -= booking.work_s
+                    behind.ends_s -= sooner_s
         self._write()
         return booking
 

@@ -95,3 +95,19 @@ def test_what_is_sent_behind_others_prompts_is_expected_behind_them() -> None:
     assert candidate.overdue_s(4.5) == 0.0
     candidate.hear(0, 0, now=4.9)
     assert candidate.busy_s(4.9) == pytest.approx(0.1)
+
+
+def test_others_prompts_that_were_expected_and_are_gone_keep_nobody_away() -> None:
+    """Another gateway died, whose hundred seconds of work were before the second prompt; the first
+    is held up elsewhere."""
+    candidate = Candidate("a", ConstantRate(tokens_per_s=1000.0))
+    held_up, passed_on = (Prompt(number=n, num_tokens=1000, arrived_s=0.0) for n in range(2))
+    candidate.book(held_up, 0, now=0.0)
+    candidate.hear(101_000, 0, now=0.0)
+    candidate.book(passed_on, 0, now=0.0)
+    assert candidate.busy_s(0.0) == 102.0
+
+    candidate.hear(1_000, 0, now=0.5)
+    candidate.finished(passed_on, 2.0)
+
+    assert candidate.busy_s(2.0) == pytest.approx(0.0)

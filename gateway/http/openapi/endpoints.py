@@ -1,6 +1,6 @@
 """What the HTTP ports serve, for readers: each path, what it takes and what it answers.
 
-`app.py` says which code runs; the OpenAPI document (`openapi.py`) and its page are made of this.
+`app.py` says which code runs; the OpenAPI document (`document.py`) and its page are made of this.
 """
 
 from __future__ import annotations
@@ -374,7 +374,8 @@ ENDPOINTS = (
         path="/ready",
         tag=OPERATIONS,
         summary="Can take requests",
-        details="503 while no decode replica takes requests, and while draining.",
+        details="503 while no decode replica takes requests, while a new gateway learns what "
+        "replicas have cached, and while draining.",
         answer=ReadyAnswer,
         others={503: ReadyAnswer},
     ),

@@ -5,7 +5,7 @@
     GET  /v1/streams, Last-Event-ID: ...:2      -> the same
     DELETE /v1/streams/<stream>                 -> 204; the generation is stopped
 
-A stream that this gateway does not hold is asked for among replicas (`resumable/parked_order.py`):
+A stream that this gateway does not hold is asked for among replicas (`resumable/parked_request.py`):
 its request then takes the same way again as the one that began it, up to the writing of events, and
 the client is sent those that it lacks.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from tests.gateway.fleet.scripted_replica import until
@@ -106,6 +107,29 @@ async def test_a_gateway_is_ready_once_it_has_learnt_what_is_cached(
 
             await new.fleet.warm_up.until_over()
             assert new.is_ready()
+        finally:
+            await new.fleet.close()
+
+
+async def test_a_gateway_that_came_while_all_slept_stays_ready_when_the_first_replica_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(warm_up, "PAUSE_S", 600.0)
+    async with running_fleet(prefill=0, decode=1) as fleet:
+        there = fleet.registry.membership()
+        young, settled = (replace(there, replicas=(), age_s=age_s) for age_s in (0.1, 60.0))
+        new = ReplicaDispatcher(
+            Routing(Cost()), max_waiting=9, no_replica_grace_s=60.0, cold_start_s=60.0
+        )
+        try:
+            await new.fleet.apply(young)  # others have yet to report to it
+            assert not new.fleet.warm_up.is_over
+            await new.fleet.apply(settled)
+            assert new.is_ready()
+
+            await new.fleet.apply(there)
+
+            assert new.is_ready() and new.fleet.warm_up.is_over
         finally:
             await new.fleet.close()
 
