@@ -64,7 +64,8 @@ class ReplicaCommands:
 
     async def reset_prefix_cache(self, epoch: Epoch, timeout_s: float = 4.0) -> int:
         """Tell a replica to forget what is cached; how many blocks. Raises AioRpcError."""
-        return await self._links.watches[epoch].reset_prefix_cache(timeout_s)
+        watch = self._links.watches.get(epoch)  # one that has left took its cache along
+        return 0 if watch is None else await watch.reset_prefix_cache(timeout_s)
 
     def hear(self, epoch: Epoch, said: LastWord) -> None:
         told_at_s, heard_at_s = self._told_at_s.get(epoch), said.heard_at_s

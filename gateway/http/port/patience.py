@@ -163,7 +163,7 @@ class PatientProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        if cycle.scope["http_version"] == "1.0":
+        if cycle.scope["http_version"] < "1.1":
             app = _without_chunks(app, cycle)
         super()._start_asgi_task(cycle, app)
 
