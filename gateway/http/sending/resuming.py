@@ -6,8 +6,8 @@
     DELETE /v1/streams/<stream>                 -> 204; the generation is stopped
 
 A stream that this gateway does not hold is asked for among replicas
-(`resumable/parked_request.py`): its request then takes the same way again as the one that began it, up to the writing of events, and
-the client is sent those that it lacks.
+(`resumable/parked_request.py`): its request then takes the same way again as the one that began it,
+up to the writing of events, and the client is sent those that it lacks.
 
 Who has received the last event gets 204, which tells an EventSource to stop coming back.
 """
