@@ -29,8 +29,9 @@ from baton.engine.request.prompt_reading import read_prompts
 from baton.engine.request.request import Phase, Request, ending_of, finish_reason
 from baton.engine.request.request_check import check_request
 from baton.engine.request.step_report import EngineStats, RequestOutput, StepReport
+from baton.engine.schedule.drafted_chunks import Drafts, ScheduledChunk
 from baton.engine.schedule.lineup import Lineup
-from baton.engine.schedule.scheduler import Drafts, ScheduledChunk, Scheduler
+from baton.engine.schedule.scheduler import Scheduler
 from baton.engine.schedule.step_ahead import StepAhead, goes_ahead
 from baton.engine.schedule.step_fit import work_of
 from baton.engine.speculation.draft_turn import DraftTurn

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton.engine.request.request import Request
-from baton.engine.schedule.scheduler import Reclaim, ScheduledChunk
+from baton.engine.schedule.drafted_chunks import ScheduledChunk
+from baton.engine.schedule.scheduler import Reclaim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

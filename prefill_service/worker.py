@@ -28,7 +28,7 @@ from baton.core.tracing import Span
 from baton.engine.engine import Engine
 from baton.engine.request.request import Request
 from baton.engine.request.step_report import RequestOutput, StepReport
-from baton.engine.schedule.scheduler import ScheduledChunk
+from baton.engine.schedule.drafted_chunks import ScheduledChunk
 from baton.engine.step_hooks import StepHooks
 from baton.kv_transfer.exchange import ExchangeParts
 from baton.kv_transfer.layouts.plan import check_layouts

@@ -27,11 +27,10 @@ from baton.engine.blocks.block_supply import BlockSupply, Pinned
 from baton.engine.blocks.cache_pins import CachePins
 from baton.engine.blocks.kv_accounts import KvAccounts
 from baton.engine.blocks.kv_event_log import KvEventLog
+from baton.engine.blocks.lacked_names import LackedNames
+from baton.engine.blocks.name_chain import name_chain
 from baton.engine.blocks.prefix_cache import PrefixCache
 from baton.kernels.names.block_names import block_names
-
-FEW_BLOCKS = 16
-"""Named at once when it is not known whether any of them is cached."""
 
 FEW_NAMED = 1 << 16
 """Blocks with names that are listed in less than a millisecond."""
@@ -71,12 +70,7 @@ class BlockPool:
         self._ref_counts = array("i", bytes(4 * cache.num_blocks))
         self._num_idled = 0
         """How many references-to-nothing there were."""
-        self._num_lacked_named = 0
-        """How many names came that refused reservations had lacked."""
-        self._lacked: set[bytes] = set()
-        """The first name that each of those lacked that were refused at `_lacked_at`."""
-        self._lacked_at = 0
-        """`num_releases` then."""
+        self._lacked = LackedNames()
         self._tables: dict[Holder, _Table] = {}
         self._follower: NameFollower | None = None
         self._prefixes = PrefixCache()
@@ -117,7 +111,7 @@ class BlockPool:
     def num_releases(self) -> int:
         """How many references-to-nothing and ends of pins there were, and names that somebody who
         was refused could share: while it stands still, whoever was refused would be again."""
-        return self._num_idled + self.supply.num_unpinned + self._num_lacked_named
+        return self._num_idled + self.supply.num_unpinned + self._lacked.num_found
 
     def record_in(self, log: KvEventLog) -> None:
         """From now on `log` hears which names come and go."""
@@ -176,7 +170,7 @@ class BlockPool:
         num_fresh = self.layout.num_blocks_for(len(tokens)) - len(shared)
         reviving = Counter(self._prefixes.evictable_owners(shared))
         if not self.supply.can_take(num_fresh, tenant, reviving):
-            self._note_lacked(names[len(shared) :])
+            self._lacked.note(names[len(shared) :], self.num_releases)
             return None
         for block in shared:
             self._add_reference(block)
@@ -269,9 +263,7 @@ class BlockPool:
                 return
             self._prefixes.add(table.blocks[len(table.names)], name)
             table.names.append(name)
-            if name in self._lacked:
-                self._lacked.remove(name)
-                self._num_lacked_named += 1
+            self._lacked.come(name)
             if self._follower is not None:
                 self._follower.named(name)
 
@@ -428,21 +420,7 @@ class BlockPool:
             yield name
 
     def _chain(self, tokens: Sequence[int], salt: bytes) -> Iterator[bytes]:
-        """Names of all full blocks, made a few at first and then ever more at a time: most chains
-        are left where they meet the first unknown name."""
-        parent, size = self._root(salt), self.layout.block_size
-        start, stop = 0, FEW_BLOCKS
-        while start * size < len(tokens):
-            for name in block_names(parent, tokens[start * size : stop * size], size):
-                yield name
-                parent = name
-            start, stop = stop, 2 * stop
-
-    def _note_lacked(self, names: Sequence[bytes]) -> None:
-        if self._lacked_at != self.num_releases:  # since then all others may be tried again
-            self._lacked.clear()
-            self._lacked_at = self.num_releases
-        self._lacked.update(names[:1])
+        return name_chain(self._root(salt), tokens, self._block_size)
 
     def _check_alone(self, holder: Holder, index: int, block: int) -> None:
         if self._ref_counts[block] > 1 or self._prefixes.is_named(block):

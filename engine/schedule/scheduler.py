@@ -23,8 +23,7 @@ open is computed again: it counts as decoding, too, as far as everybody else kee
 share the rest in their order, so a long one, new or resumed, holds up no decode. No more requests
 run than a pass has tokens: whenever prompts run, the first gets some.
 
-Tokens that are drafted behind those of a decode come last: they take no token of the pass and no
-block that anybody else could have.
+Tokens that are drafted behind those of a decode come last: `drafted_chunks.py`.
 
 While all that run decode and nobody comes or goes, a step repeats the one before: `Lineup`. Whoever
 did not fit is not tried again before something has changed.
@@ -33,16 +32,16 @@ did not fit is not tried again before something has changed.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
-from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.config import SchedulerConfig
 from baton.engine.request.request import Phase, Request
+from baton.engine.schedule.drafted_chunks import NO_DRAFTS, Drafts, ScheduledChunk, with_drafts
 from baton.engine.schedule.lineup import Lineup
 from baton.engine.schedule.preemption import victim_for, will_free_blocks_for
 from baton.engine.schedule.waiting_line import WaitingLine
@@ -50,11 +49,6 @@ from baton.engine.schedule.waiting_line import WaitingLine
 MAX_OVERTAKEN = 64
 """Adopted requests, of no better priority, that may pass the head of the queue before it counts as
 starving."""
-
-
-Drafts = Mapping[Request, Sequence[int]]
-"""Draft tokens by request, behind those that it knows."""
-NO_DRAFTS: Drafts = MappingProxyType({})
 
 
 class Reclaim(Protocol):
@@ -65,17 +59,6 @@ class Reclaim(Protocol):
 
 def _has_nothing(tenant: str | None) -> bool:
     return False
-
-
-class ScheduledChunk(NamedTuple):
-    """The next `num_tokens` pending tokens of a request, then what is drafted behind them; its
-    blocks cover both."""
-
-    request: Request
-    num_tokens: int
-    drafted: Sequence[int] = ()
-    """Guesses, which count as nothing before the pass has verified them: they are not known, not
-    computed and in no name, and nobody else is told of them."""
 
 
 class Scheduler:
@@ -172,7 +155,8 @@ class Scheduler:
         chunks = self._repeat() or self._continue_running()
         admitted = self._admit(chunks)
         if drafts:
-            return self._with_drafts(chunks + admitted, drafts)
+            most, may_grow = self.config.max_batch_tokens, not self.num_waiting
+            return with_drafts(chunks + admitted, drafts, self.pool, most, may_grow=may_grow)
         if self._lineup is None and not admitted:
             self._line_up(chunks)
         return chunks + admitted if admitted else chunks
@@ -220,36 +204,6 @@ class Scheduler:
                 budget -= 0 if request in num_decoded else num_tokens
         # A tenant may take blocks that are kept for it from requests which rank above its own.
         return [chunk for chunk in chunks if chunk.request.phase is Phase.RUNNING]
-
-    def _with_drafts(
-        self, chunks: Sequence[ScheduledChunk], drafts: Drafts
-    ) -> list[ScheduledChunk]:
-        budget = self.config.max_batch_tokens - sum([chunk.num_tokens for chunk in chunks])
-        may_grow = not self.num_waiting
-        drafting: list[ScheduledChunk] = []
-        for chunk in chunks:
-            request, num_tokens, _ = chunk
-            drafted = drafts.get(request)
-            if drafted and num_tokens == request.num_pending:
-                num = self._room_for_drafts(request, min(len(drafted), budget), may_grow=may_grow)
-                budget -= num
-                chunk = ScheduledChunk(request, num_tokens, drafted[:num])
-            drafting.append(chunk)
-        return drafting
-
-    def _room_for_drafts(self, request: Request, wanted: int, *, may_grow: bool) -> int:
-        """How many of them have, or now get, a place in the request's blocks: as many of a long
-        draft as of a short one, for whether a token is verified must not hang on those behind it.
-        """
-        layout, num_known = self.pool.layout, len(request.tokens)
-        if layout.is_int4:  # a full block is quantised, and that cannot be undone
-            wanted = min(wanted, layout.block_size - 1 - num_known % layout.block_size)
-        stop = num_known + wanted
-        if not may_grow:
-            stop = min(stop, len(self.pool.table(request.holder)) * layout.block_size)
-        while not self.pool.grow(request.holder, stop):
-            stop = (stop - 1) // layout.block_size * layout.block_size
-        return stop - num_known
 
     def _tokens_to_decode(self) -> dict[Request, int]:
         """Tokens to run for each request that decodes, or is adopted and may be admitted now: all

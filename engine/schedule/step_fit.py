@@ -25,8 +25,8 @@ from statistics import median
 from typing import NamedTuple
 
 from baton.core.step_times import StepTimes, StepWork, prompt_work
+from baton.engine.schedule.drafted_chunks import ScheduledChunk
 from baton.engine.schedule.lineup import Lineup
-from baton.engine.schedule.scheduler import ScheduledChunk
 
 SAMPLE_S = 0.01
 """Steps of a kind are taken together until they took so long."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from baton.engine.request.request import Request
 from baton.engine.sampling.sampling_row import SamplingRow
-from baton.engine.schedule.scheduler import ScheduledChunk
+from baton.engine.schedule.drafted_chunks import ScheduledChunk
 
 
 class Run(NamedTuple):

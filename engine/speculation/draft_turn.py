@@ -15,8 +15,9 @@ from torch import Tensor
 from baton.core.clock import Clock
 from baton.engine.batch.batch import Chunk
 from baton.engine.request.request import Request
+from baton.engine.schedule.drafted_chunks import NO_DRAFTS, Drafts, ScheduledChunk
 from baton.engine.schedule.lineup import Lineup
-from baton.engine.schedule.scheduler import NO_DRAFTS, Drafts, ScheduledChunk, Scheduler
+from baton.engine.schedule.scheduler import Scheduler
 from baton.engine.speculation.feature_plane import FeaturePlane
 from baton.engine.speculation.hidden_reader import Shown
 from baton.engine.speculation.speculation import Speculation

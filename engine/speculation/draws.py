@@ -19,8 +19,8 @@ from baton.engine.request.request import Phase
 from baton.engine.request.step_report import RequestOutput
 from baton.engine.sampling.sampler import sample
 from baton.engine.sampling.sampling_plan import NOTHING, SamplingPlan
+from baton.engine.schedule.drafted_chunks import ScheduledChunk
 from baton.engine.schedule.lineup import Lineup
-from baton.engine.schedule.scheduler import ScheduledChunk
 from baton.engine.schedule.verification import Run, runs_of, verified
 from baton.engine.speculation.speculation import Speculation
 

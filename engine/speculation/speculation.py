@@ -20,8 +20,8 @@ from torch import Tensor
 from baton.core.clock import Clock, monotonic
 from baton.engine.request.request import Request
 from baton.engine.request.step_report import StepReport
+from baton.engine.schedule.drafted_chunks import NO_DRAFTS, Drafts
 from baton.engine.schedule.lineup import Lineup
-from baton.engine.schedule.scheduler import NO_DRAFTS, Drafts
 from baton.engine.speculation.draft_budget import DraftBudget
 from baton.engine.speculation.drafter import Draft, Drafter, Refiner
 from baton.engine.speculation.feature_plane import FeaturePlane

@@ -40,8 +40,9 @@ from baton.gateway.http.errors import (
 from baton.gateway.http.estimates import EstimateApi
 from baton.gateway.http.messages.api import MessagesApi
 from baton.gateway.http.models import ModelsApi
+from baton.gateway.http.openapi.admin_endpoints import ADMIN_ENDPOINTS
 from baton.gateway.http.openapi.endpoint import Endpoint
-from baton.gateway.http.openapi.endpoints import ADMIN_ENDPOINTS, ENDPOINTS
+from baton.gateway.http.openapi.endpoints import ENDPOINTS
 from baton.gateway.http.pages.console_page import ConsoleApi
 from baton.gateway.http.pages.docs_page import DocsApi
 from baton.gateway.http.pages.front_page import FrontPage

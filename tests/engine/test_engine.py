@@ -14,7 +14,7 @@ from baton.engine.config import EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.passes.echo import EchoRunner, echo_info, echo_output
 from baton.engine.request.request import Phase, Request
-from baton.engine.schedule.scheduler import ScheduledChunk
+from baton.engine.schedule.drafted_chunks import ScheduledChunk
 from baton.engine.step_hooks import StepHooks
 
 pytestmark = pytest.mark.usefixtures("both_ways")

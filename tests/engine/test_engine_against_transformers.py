@@ -15,7 +15,7 @@ from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.request.request import Request
-from baton.engine.schedule.scheduler import ScheduledChunk
+from baton.engine.schedule.drafted_chunks import ScheduledChunk
 from baton.engine.step_hooks import StepHooks
 
 BLOCK_SIZE = 4

@@ -9,7 +9,8 @@ from tests.helm.chart import everything, render
 
 from baton.gateway.grpc.server import HEALTH, SERVICE
 from baton.gateway.http.edge import GUARDED
-from baton.gateway.http.openapi.endpoints import ENDPOINTS, OPERATIONS
+from baton.gateway.http.openapi.admin_endpoints import OPERATIONS
+from baton.gateway.http.openapi.endpoints import ENDPOINTS
 
 
 def is_below(path: str, prefix: str) -> bool:

@@ -15,7 +15,7 @@ from baton.decode_service.worker import DecodeWorker
 from baton.engine.engine import Engine
 from baton.engine.passes.echo import echo_output
 from baton.engine.request.step_report import StepReport
-from baton.engine.schedule.scheduler import ScheduledChunk
+from baton.engine.schedule.drafted_chunks import ScheduledChunk
 from baton.engine.step_hooks import StepHooks
 
 PREFILL, DECODE = ReplicaId("prefill-1"), ReplicaId("decode-2")

@@ -1,16 +1,14 @@
-"""What the HTTP ports serve, for readers: each path, what it takes and what it answers.
+"""What the public port serves, for readers: each path, what it takes and what it answers.
 
 `app.py` says which code runs; the OpenAPI document (`document.py`) and its page are made of this.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from baton.gateway.http.batching.endpoints import BATCH_PATHS
 from baton.gateway.http.completions.answers import ChatAnswer, CompletionAnswer
 from baton.gateway.http.completions.schemas import ChatBody, CompletionBody
-from baton.gateway.http.decisions import JSON_LINES, ExplainedRequest
+from baton.gateway.http.decisions import ExplainedRequest
 from baton.gateway.http.edge import CLASSIFY_PATHS, POOLING_PATHS, RERANK_PATHS, SCORE_PATHS
 from baton.gateway.http.embeddings import (
     EmbeddingBody,
@@ -22,8 +20,8 @@ from baton.gateway.http.estimates import EstimateAnswer
 from baton.gateway.http.messages.answer import MessageAnswer, TokenCountAnswer
 from baton.gateway.http.messages.schemas import MessagesBody
 from baton.gateway.http.models import ModelAnswer, ModelListAnswer
+from baton.gateway.http.openapi.admin_endpoints import OPERATIONS, PAGES
 from baton.gateway.http.openapi.endpoint import Endpoint
-from baton.gateway.http.pages.front_page import FrontAnswer, VersionAnswer
 from baton.gateway.http.responses.answer import (
     DeletedAnswer,
     InputTokensAnswer,
@@ -34,16 +32,8 @@ from baton.gateway.http.responses.schemas import ResponsesBody
 from baton.gateway.http.scoring.classify import ClassifyAnswer, ClassifyBody
 from baton.gateway.http.scoring.scores import RerankAnswer, RerankBody, ScoreAnswer, ScoreBody
 from baton.gateway.http.status_pages import (
-    ChaosAnswer,
-    ChaosBody,
-    DrainAnswer,
-    DrainBody,
-    FlipBody,
     HealthAnswer,
     ReadyAnswer,
-    ResetPrefixCacheAnswer,
-    ResetPrefixCacheBody,
-    UndrainBody,
 )
 from baton.gateway.http.tokenization import (
     DetokenizeAnswer,
@@ -53,7 +43,6 @@ from baton.gateway.http.tokenization import (
 )
 
 TEXT, CHAT, MODELS, STREAMS = "Text", "Chat", "Models", "Resumable streams"
-OPERATIONS = "Operations"
 
 
 HEADERS = {
@@ -77,38 +66,6 @@ OF_STREAMS = (
 )
 OF_MESSAGES = (*OF_STREAMS, "anthropic-version")
 HELLO = [{"role": "user", "content": "Say hello."}]
-
-PAGES = (
-    Endpoint(
-        path="/openapi.json",
-        tag=OPERATIONS,
-        summary="This description",
-        answer=dict[str, Any],
-    ),
-    Endpoint(path="/docs", tag=OPERATIONS, summary="The same as a page", media="text/html"),
-    Endpoint(
-        path="/console",
-        tag=OPERATIONS,
-        summary="A playground, why requests ran where they ran, and the replicas",
-        details="Playground at the public port, replicas and requests of others at the admin port.",
-        media="text/html",
-    ),
-    Endpoint(
-        path="/console/{name}",
-        tag=OPERATIONS,
-        summary="The files of the console",
-        media="text/plain",
-    ),
-    Endpoint(
-        path="/",
-        tag=OPERATIONS,
-        summary="What is here",
-        details="A page, where `text/html` is accepted.",
-        answer=FrontAnswer,
-    ),
-    Endpoint(path="/version", tag=OPERATIONS, summary="Baton's version", answer=VersionAnswer),
-)
-"""Endpoints of both ports."""
 
 ENDPOINTS = (
     Endpoint(
@@ -391,100 +348,3 @@ ENDPOINTS = (
     *PAGES,
 )
 """Endpoints of the public port."""
-
-ADMIN_ENDPOINTS = (
-    Endpoint(path="/metrics", tag=OPERATIONS, summary="For Prometheus", media="text/plain"),
-    Endpoint(
-        path="/debug/leaks",
-        tag=OPERATIONS,
-        summary="A census of KV blocks on all replicas",
-        answer=dict[str, Any],
-    ),
-    Endpoint(
-        path="/debug/status",
-        tag=OPERATIONS,
-        summary="Replicas, queues and transfers",
-        answer=dict[str, Any],
-    ),
-    Endpoint(
-        path="/debug/decisions",
-        tag=OPERATIONS,
-        summary="Where the last requests went, for `baton replay`",
-        details="A line for the replicas, then one for each request: sizes, which prompts have "
-        "what in common, where it went and what came of it. Nothing else of the prompts.",
-        media=JSON_LINES,
-    ),
-    Endpoint(
-        path="/debug/planner",
-        tag=OPERATIONS,
-        summary="How many replicas the planner wants, and why",
-        details="Its last decision, and the last changes. `baton explain planner` shows them.",
-        answer=dict[str, Any],
-    ),
-    Endpoint(
-        path="/debug/drain",
-        method="post",
-        tag=OPERATIONS,
-        summary="Empty a replica",
-        details="Nothing more is placed there, and what runs there moves elsewhere, with its KV. "
-        "Ask again to hear how far it is. `baton drain` does.",
-        body=DrainBody,
-        answer=DrainAnswer,
-        example={"replica": "decode-b6x7lxkx"},
-    ),
-    Endpoint(
-        path="/debug/undrain",
-        method="post",
-        tag=OPERATIONS,
-        summary="Take a drained replica back into service",
-        details="It takes requests again, with the weights and the KV that it has.",
-        body=UndrainBody,
-        answer=DrainAnswer,
-        example={"replica": "decode-b6x7lxkx"},
-    ),
-    Endpoint(
-        path="/debug/flip",
-        method="post",
-        tag=OPERATIONS,
-        summary="Have a replica take the other role",
-        details="It drains, then serves in the other role with the weights and the KV that it has. "
-        "/debug/status tells its role, and under `flip` why it stayed what it is. `baton flip` "
-        "waits until it is done.",
-        body=FlipBody,
-        answer=DrainAnswer,
-        example={"replica": "prefill-b6x7lxkx", "to": "decode"},
-    ),
-    Endpoint(
-        path="/debug/reset_prefix_cache",
-        method="post",
-        tag=OPERATIONS,
-        summary="Have replicas forget what is cached",
-        details="The KV of no prompt before is found on their devices any more; what runs keeps "
-        "its own. Tiers are left as they are.",
-        body=ResetPrefixCacheBody,
-        answer=ResetPrefixCacheAnswer,
-        example={"replica": "decode-b6x7lxkx"},
-    ),
-    Endpoint(
-        path="/debug/chaos",
-        method="post",
-        tag=OPERATIONS,
-        summary="Have this gateway make faults, or be killed",
-        details="Where `chaos.enabled` is set; otherwise 403. For `baton chaos`.",
-        body=ChaosBody,
-        answer=ChaosAnswer,
-        example={"rules": [{"at": "registry.watch", "fault": "cut", "rate": 0.5}]},
-    ),
-    Endpoint(
-        path="/v1/requests/{request_id}",
-        tag=OPERATIONS,
-        summary="Why a request ran where it ran",
-        details=(
-            "Whoever's it was, by its `x-request-id` or the id of its answer, for as long as the "
-            "gateway that served it keeps that."
-        ),
-        answer=ExplainedRequest,
-    ),
-    *PAGES,
-)
-"""Endpoints of the admin port."""

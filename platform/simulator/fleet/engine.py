@@ -21,8 +21,9 @@ from baton.core.step_times import StepWork
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.blocks.kv_event_log import KvEventLog
 from baton.engine.request.request import Phase, Request, ending_of
+from baton.engine.schedule.drafted_chunks import ScheduledChunk
 from baton.engine.schedule.lineup import Lineup
-from baton.engine.schedule.scheduler import Reclaim, ScheduledChunk, Scheduler
+from baton.engine.schedule.scheduler import Reclaim, Scheduler
 from baton.engine.schedule.step_fit import work_of
 from baton.platform.simulator.fleet.agenda import Agenda
 from baton.platform.simulator.fleet.setup import Device

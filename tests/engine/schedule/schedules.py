@@ -13,7 +13,8 @@ from baton.core.sampling import SamplingParams
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.config import SchedulerConfig
 from baton.engine.request.request import Request
-from baton.engine.schedule.scheduler import ScheduledChunk, Scheduler
+from baton.engine.schedule.drafted_chunks import ScheduledChunk
+from baton.engine.schedule.scheduler import Scheduler
 
 
 def make_scheduler(  # what tests vary

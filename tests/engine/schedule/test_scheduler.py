@@ -12,7 +12,8 @@ from tests.engine.schedule.schedules import adopt, compute, make_request, make_s
 from baton.core.sampling import SamplingParams
 from baton.engine.config import SchedulerConfig
 from baton.engine.request.request import Phase, Request
-from baton.engine.schedule.scheduler import ScheduledChunk, Scheduler
+from baton.engine.schedule.drafted_chunks import ScheduledChunk
+from baton.engine.schedule.scheduler import Scheduler
 
 
 def test_a_long_prompt_is_computed_in_chunks_of_the_budget() -> None:

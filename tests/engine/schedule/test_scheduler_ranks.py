@@ -7,7 +7,8 @@ from tests.engine.schedule.schedules import adopt, compute, make_request, make_s
 from baton.core.kv_pool import Holder, HolderKind
 from baton.engine.config import SchedulerConfig
 from baton.engine.request.request import Phase
-from baton.engine.schedule.scheduler import MAX_OVERTAKEN, Reclaim, ScheduledChunk, Scheduler
+from baton.engine.schedule.drafted_chunks import ScheduledChunk
+from baton.engine.schedule.scheduler import MAX_OVERTAKEN, Reclaim, Scheduler
 
 
 def test_the_youngest_request_is_preempted_when_blocks_run_out() -> None:

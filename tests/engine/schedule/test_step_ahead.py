@@ -27,7 +27,7 @@ from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.passes.echo import EchoRunner, echo_info, echo_output
 from baton.engine.request.request import Request
-from baton.engine.schedule.scheduler import ScheduledChunk
+from baton.engine.schedule.drafted_chunks import ScheduledChunk
 from baton.engine.speculation.draft_budget import FixedBudget
 from baton.engine.speculation.drafter import NO_DRAFT, Draft
 from baton.engine.speculation.speculation import Speculation

@@ -21,7 +21,7 @@ from baton.engine.grammar.structured_output import LlGuidanceCompiler
 from baton.engine.passes.echo import echo_output
 from baton.engine.request.request import Request
 from baton.engine.request.step_report import StepReport
-from baton.engine.schedule.scheduler import ScheduledChunk
+from baton.engine.schedule.drafted_chunks import ScheduledChunk
 from baton.engine.schedule.verification import verified
 from baton.engine.step_hooks import StepHooks
 

@@ -14,9 +14,10 @@ from tests.gateway.scripted import ScriptedDispatcher, make_model, serving
 
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.http.app import build_admin_app, build_app
+from baton.gateway.http.openapi.admin_endpoints import ADMIN_ENDPOINTS
 from baton.gateway.http.openapi.document import openapi_document
 from baton.gateway.http.openapi.endpoint import Endpoint
-from baton.gateway.http.openapi.endpoints import ADMIN_ENDPOINTS, ENDPOINTS
+from baton.gateway.http.openapi.endpoints import ENDPOINTS
 from baton.gateway.http.pages.docs_page import render, told, type_name
 from baton.gateway.http.responses.background import BackgroundResponses
 from baton.gateway.http.responses.kept import KeptResponses

@@ -15,7 +15,7 @@ from baton.engine.engine_thread import EngineThread
 from baton.engine.passes.echo import EchoRunner, echo_info
 from baton.engine.request.request import Request
 from baton.engine.request.step_report import StepReport
-from baton.engine.schedule.scheduler import ScheduledChunk
+from baton.engine.schedule.drafted_chunks import ScheduledChunk
 from baton.engine.step_hooks import StepHooks
 from baton.kv_transfer.handoff.auditor import audit
 from baton.kv_transfer.handoff.messages import OpenTransfer, Outcome, SettleTransfer

@@ -1,0 +1,65 @@
+"""Chunks of a step with the tokens that are drafted behind them, as far as there is room.
+
+Drafts come last: they take no token of the pass and no block that anybody else could have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from baton.engine.blocks.block_pool import BlockPool
+from baton.engine.request.request import Request
+
+Drafts = Mapping[Request, Sequence[int]]
+"""Draft tokens by request, behind those that it knows."""
+NO_DRAFTS: Drafts = MappingProxyType({})
+
+
+class ScheduledChunk(NamedTuple):
+    """The next `num_tokens` pending tokens of a request, then what is drafted behind them; its
+    blocks cover both."""
+
+    request: Request
+    num_tokens: int
+    drafted: Sequence[int] = ()
+    """Guesses, which count as nothing before the pass has verified them: they are not known, not
+    computed and in no name, and nobody else is told of them."""
+
+
+def with_drafts(
+    chunks: Sequence[ScheduledChunk],
+    drafts: Drafts,
+    pool: BlockPool,
+    max_tokens: int,
+    *,
+    may_grow: bool,
+) -> list[ScheduledChunk]:
+    """`max_tokens`: those of the pass, the chunks' own included. Without `may_grow` drafts lie in
+    the blocks that requests have."""
+    budget = max_tokens - sum([chunk.num_tokens for chunk in chunks])
+    drafting: list[ScheduledChunk] = []
+    for chunk in chunks:
+        request, num_tokens, _ = chunk
+        drafted = drafts.get(request)
+        if drafted and num_tokens == request.num_pending:
+            num = _room(pool, request, min(len(drafted), budget), may_grow=may_grow)
+            budget -= num
+            chunk = ScheduledChunk(request, num_tokens, drafted[:num])
+        drafting.append(chunk)
+    return drafting
+
+
+def _room(pool: BlockPool, request: Request, wanted: int, *, may_grow: bool) -> int:
+    """How many of them have, or now get, a place in the request's blocks: as many of a long draft
+    as of a short one, for whether a token is verified must not hang on those behind it."""
+    layout, num_known = pool.layout, len(request.tokens)
+    if layout.is_int4:  # a full block is quantised, and that cannot be undone
+        wanted = min(wanted, layout.block_size - 1 - num_known % layout.block_size)
+    stop = num_known + wanted
+    if not may_grow:
+        stop = min(stop, len(pool.table(request.holder)) * layout.block_size)
+    while not pool.grow(request.holder, stop):
+        stop = (stop - 1) // layout.block_size * layout.block_size
+    return stop - num_known
