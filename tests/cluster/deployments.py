@@ -40,7 +40,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Nodes(Cluster):
-    """See `three_nodes.py`."""
+    """See `two_nodes.py` and `three_nodes.py`."""
 
     process: subprocess.Popen[str]
 
@@ -54,16 +54,23 @@ class Nodes(Cluster):
 
 
 @contextmanager
-def three_nodes(*options: str) -> Iterator[Nodes]:
-    [port] = free_ports(1)
+def nodes_of(script: str, *options: str) -> Iterator[Nodes]:
+    """`script`: a file beside this one, which first prints the cluster's address."""
     process = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("three_nodes.py"), str(port), *options],
+        [sys.executable, Path(__file__).with_name(script), *options],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdin is not None and process.stdout is not None
     yield Nodes(process.stdout.readline().strip(), process)
     process.stdin.close()
     assert process.wait(180) == 0
+
+
+@contextmanager
+def three_nodes(*options: str) -> Iterator[Nodes]:
+    [port] = free_ports(1)
+    with nodes_of("three_nodes.py", str(port), *options) as nodes:
+        yield nodes
 
 
 @dataclass(frozen=True, slots=True)

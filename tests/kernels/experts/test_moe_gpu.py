@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.kernels.experts.test_grouped_quantized_gpu import WAYS
 from tests.kernels.experts.test_moe import make_shared, make_weights, random
-from tests.kernels.experts.test_routing import SHAPES, logits_of
+from tests.kernels.experts.test_routing import SHAPES, assert_as_defined, logits_of
 from tests.kernels.gpu.pretended_gpu import tensors_on_a_gpu
 
 from baton.kernels.experts.moe import Gating, moe, reference
@@ -54,12 +54,9 @@ def test_experts_are_chosen_and_their_pairs_sorted_as_defined(
     with tensors_on_a_gpu():
         found = route(logits, routing, bias=bias, correction=correction)
 
-    experts, shares = chosen(logits, routing, bias=bias, correction=correction)
-    wanted = routed_to(experts, shares, num_experts)
-    assert torch.equal(found.experts, wanted.experts)
-    assert torch.equal(found.pairs, wanted.pairs)
-    assert torch.equal(found.stops, wanted.stops)
-    torch.testing.assert_close(found.shares, wanted.shares, rtol=1e-5, atol=1e-7)
+    assert_as_defined(
+        found, num_experts, *chosen(logits, routing, bias=bias, correction=correction)
+    )
 
 
 def test_what_is_no_number_chooses_experts_that_there_are() -> None:

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from baton.kernels.cpu.library import library
-from baton.kernels.experts.routing import ExpertGroups, Routing, Score, reference, route, routed_to
+from baton.kernels.experts.routing import (
+    ExpertGroups,
+    Routed,
+    Routing,
+    Score,
+    reference,
+    route,
+    routed_to,
+)
 
 HALVES = ExpertGroups(num_groups=2, num_chosen=1)
 SHAPES = {
@@ -24,6 +32,14 @@ SHAPES = {
 
 def logits_of(num_rows: int, num_experts: int, seed: int = 0) -> Tensor:
     return 3 * torch.randn(num_rows, num_experts, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_as_defined(found: Routed, num_experts: int, experts: Tensor, shares: Tensor) -> None:
+    wanted = routed_to(experts, shares, num_experts)
+    assert torch.equal(found.experts, wanted.experts)
+    assert torch.equal(found.pairs, wanted.pairs)
+    assert torch.equal(found.stops, wanted.stops)
+    torch.testing.assert_close(found.shares, wanted.shares, rtol=1e-5, atol=1e-7)
 
 
 @pytest.fixture(params=[1, 2])
@@ -56,12 +72,9 @@ def test_operators_choose_what_the_definition_chooses(
 
         found = route(logits, routing, bias=bias, correction=correction)
 
-        experts, shares = reference(logits, routing, bias=bias, correction=correction)
-        wanted = routed_to(experts, shares, num_experts)
-        assert torch.equal(found.experts, wanted.experts)
-        assert torch.equal(found.pairs, wanted.pairs)
-        assert torch.equal(found.stops, wanted.stops)
-        torch.testing.assert_close(found.shares, wanted.shares, rtol=1e-5, atol=1e-7)
+        assert_as_defined(
+            found, num_experts, *reference(logits, routing, bias=bias, correction=correction)
+        )
 
 
 @pytest.mark.parametrize("score", Score)
