@@ -84,10 +84,12 @@ class KvStaging:
             launched = torch.cuda.Event()  # type: ignore[no-untyped-call]
             launched.record(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._writing):
-                staged = on_host.to(self._device, non_blocking=True)
-                self._writing.wait_event(launched)
-                scatter(staged)
-            self._writing.synchronize()
+                try:
+                    staged = on_host.to(self._device, non_blocking=True)
+                    self._writing.wait_event(launched)
+                    scatter(staged)
+                finally:  # until then the copy reads the caller's memory
+                    self._writing.synchronize()
 
 
 def rows_of(tensor: Tensor) -> tuple[memoryview, ...]:

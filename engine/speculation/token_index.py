@@ -156,7 +156,7 @@ def common_suffix(text: Sequence[int], end: int, other: Sequence[int], limit: in
     if text[end - limit : end] == other[last - limit :]:
         return limit
     length = 0
-    while text[end - 1 - length] == other[last - 1 - length]:
+    while length < limit and text[end - 1 - length] == other[last - 1 - length]:
         length += 1
     return length
 

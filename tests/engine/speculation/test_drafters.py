@@ -21,7 +21,13 @@ from baton.engine.speculation.drafter import NO_DRAFT, Drafter
 from baton.engine.speculation.ngram import NgramDrafter
 from baton.engine.speculation.speculation import Speculation
 from baton.engine.speculation.suffix import MAX_RECENT, MAX_RECENT_IN_ALL, SuffixDrafter
-from baton.engine.speculation.token_index import PIECE, TAIL, RequestTexts, TokenIndex
+from baton.engine.speculation.token_index import (
+    PIECE,
+    TAIL,
+    RequestTexts,
+    TokenIndex,
+    common_suffix,
+)
 
 
 def guess(drafter: Drafter, tokens: Sequence[int], *, most: int = 4, **request: str) -> list[int]:
@@ -230,3 +236,13 @@ def test_a_draft_model_draws_with_the_noise_of_the_request() -> None:
 
     assert engine.stats.num_accepted == engine.stats.num_drafted
     assert len(set(request.output)) > 20
+
+
+def test_what_two_texts_end_with_is_no_longer_than_either_or_the_limit() -> None:
+    text = [1, 2, 3, 1, 2, 3]
+
+    assert common_suffix(text, 3, text, 9) == 3
+    assert common_suffix(text, 6, (1, 2, 3), 9) == 3
+    assert common_suffix(text, 6, text, 2) == 2
+    assert common_suffix(text, 6, [9, 2, 3], 9) == 2
+    assert common_suffix(text, 6, [4], 9) == 0
