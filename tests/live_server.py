@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import psutil
 
-START_LIMIT_S = 180.0
+START_LIMIT_S = 300.0
 STOP_LIMIT_S = 90.0
 
 

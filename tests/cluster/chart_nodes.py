@@ -12,6 +12,8 @@ import os
 import sys
 from typing import Any
 
+from tests.cluster.node_script import answers
+
 from baton.platform.cluster.local_cluster import OBJECT_STORE_BYTES, ray_environment
 
 os.environ.update(ray_environment())
@@ -22,11 +24,12 @@ NODE: dict[str, Any] = {"object_store_memory": OBJECT_STORE_BYTES}
 
 
 def main() -> None:
+    told = answers()
     head = {**NODE, "num_cpus": 0, "include_dashboard": True, "dashboard_port": 0}
     cluster: Any = Cluster(initialize_head=True, head_node_args=head)
     for labels in sys.argv[1:]:
         cluster.add_node(num_cpus=4, labels=json.loads(labels), **NODE)
-    print(f"http://{cluster.head_node.webui_url}", flush=True)
+    print(f"http://{cluster.head_node.webui_url}", file=told)
     sys.stdin.read()
     cluster.shutdown()
 

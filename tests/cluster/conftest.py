@@ -7,11 +7,22 @@ nodes     three nodes, for `baton deploy`; whoever takes one down brings another
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 from tests.cluster.deployments import Nodes, three_nodes
 from tests.live_server import Server, start_server, stop_server
+
+HANGS_AFTER_S = 600  # processes start here, which take minutes where the machine is busy
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and not item.get_closest_marker(
+            "timeout"
+        ):
+            item.add_marker(pytest.mark.timeout(HANGS_AFTER_S))
 
 
 @pytest.fixture(scope="session")

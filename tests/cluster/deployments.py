@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from tests.cluster.node_script import NodeScript, node_script
 from tests.cluster.test_live_cluster import CODE
 from tests.free_ports import free_ports
 from tests.live_server import when_all_answer
@@ -40,36 +41,25 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Nodes(Cluster):
-    """See `two_nodes.py` and `three_nodes.py`."""
+    """Those of `two_nodes.py` or `three_nodes.py`."""
 
-    process: subprocess.Popen[str]
+    script: NodeScript
 
-    def tell(self, command: str) -> None:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        print(command, file=self.process.stdin, flush=True)
-        line = ""
-        while not line.endswith("done\n"):  # Ray tells there, too, and may have begun the line
-            line = self.process.stdout.readline()
-            assert line, "the nodes are gone"
+    def change(self, command: str) -> None:
+        assert self.script.ask(command) == "done"
 
 
 @contextmanager
 def nodes_of(script: str, *options: str) -> Iterator[Nodes]:
-    """`script`: a file beside this one, which first prints the cluster's address."""
-    process = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name(script), *options],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdin is not None and process.stdout is not None
-    yield Nodes(process.stdout.readline().strip(), process)
-    process.stdin.close()
-    assert process.wait(180) == 0
+    """`script`: a module beside this one, which first says the cluster's address."""
+    with node_script(script, *options) as started:
+        yield Nodes(started.answer(), started)
 
 
 @contextmanager
 def three_nodes(*options: str) -> Iterator[Nodes]:
     [port] = free_ports(1)
-    with nodes_of("three_nodes.py", str(port), *options) as nodes:
+    with nodes_of("three_nodes", str(port), *options) as nodes:
         yield nodes
 
 

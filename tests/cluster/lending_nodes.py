@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.cluster.node_script import answers
+
 from baton.platform.cluster.local_cluster import OBJECT_STORE_BYTES, ray_environment
 
 os.environ.update(ray_environment())
@@ -35,6 +37,7 @@ def find(url: str) -> dict[str, object]:
 
 
 def main() -> None:
+    told = answers()
     url, caches = sys.argv[1], Path(sys.argv[2])
     cluster = Cluster()
     for name in ("a", "b"):
@@ -48,7 +51,7 @@ def main() -> None:
     for node in ray.nodes():  # type: ignore[no-untyped-call]
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         found = ray.get(find.options(scheduling_strategy=there).remote(url))
-        print(json.dumps(found), flush=True)
+        print(json.dumps(found), file=told)
         sys.stdin.readline()
     ray.shutdown()
     cluster.shutdown()  # type: ignore[no-untyped-call]

@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,6 +13,7 @@ from uuid import uuid4
 import httpx
 import pytest
 import ray
+from tests.cluster.node_script import node_script
 from tests.cluster.test_live_cluster import wait_for
 from tests.free_ports import free_ports
 from tests.helm.chart import Manifest, profiles, render
@@ -22,22 +21,6 @@ from tests.helm.chart import Manifest, profiles, render
 from baton.platform.cluster.local_cluster import ray_environment
 
 pytestmark = [pytest.mark.cluster, pytest.mark.wide]
-
-
-@contextmanager
-def nodes_of(groups: list[Manifest]) -> Iterator[str]:
-    """The dashboard's address."""
-    labels = [json.dumps(group["labels"]) for group in groups]
-    process = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("chart_nodes.py"), *labels],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        yield process.stdout.readline().strip()
-    finally:
-        process.stdin.close()
-        assert process.wait(180) == 0
 
 
 def serve(dashboard: str, *command: str) -> None:
@@ -93,7 +76,9 @@ def test_what_a_profile_renders_serves_on_rays_own_word(tmp_path: Path) -> None:
     document.write_text(spec["serveConfigV2"])
     groups = spec["rayClusterConfig"]["workerGroupSpecs"]
 
-    with nodes_of(groups) as dashboard:
+    labels = [json.dumps(group["labels"]) for group in groups]
+    with node_script("chart_nodes", *labels) as nodes:
+        dashboard = nodes.answer()
         assert [probe(group, "readinessProbe") for group in groups] == [0, 0, 0]
         serve(dashboard, "deploy", str(document))
         wait_for(

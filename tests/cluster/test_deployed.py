@@ -16,7 +16,6 @@ from tests.live_server import Server
 pytestmark = pytest.mark.cluster
 
 
-@pytest.mark.timeout(600)
 async def test_a_deployment_changes_under_load_and_nobody_is_started_anew(
     server: Server, tmp_path: Path
 ) -> None:
@@ -79,12 +78,12 @@ async def test_models_that_come_and_go_at_once_an_update_and_the_loss_of_a_node(
     [decodes] = [
         [r for r in a["replicas"] if r["deployment"] == "Decode"] for a in json.loads(shown)
     ]
-    await asyncio.to_thread(nodes.tell, f"down {decodes[0]['node_id']}")
+    await asyncio.to_thread(nodes.change, f"down {decodes[0]['node_id']}")
     await asyncio.to_thread(wait_for, lambda: len(first.epochs()["decode"] - lost(decodes)) == 2)
     async with load(first.url) as statuses:
         await asyncio.sleep(1)
     assert set(statuses) == {200}
-    await asyncio.to_thread(nodes.tell, "up node")
+    await asyncio.to_thread(nodes.change, "up node")
     await asyncio.to_thread(wait_for, lambda: second.epochs()["decode"])
     stays = await asyncio.to_thread(second.epochs)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.deployments import application, load, three_nodes
 
-pytestmark = [pytest.mark.cluster, pytest.mark.wide, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.wide]
 
 ON_WORKERS = {"placement": {"labels": {"work": "yes"}}}
 
@@ -23,13 +23,13 @@ async def test_replicas_serve_on_without_their_head_and_are_managed_again_when_i
         before = await asyncio.to_thread(app.epochs)
 
         async with load(app.url) as statuses:
-            await asyncio.to_thread(nodes.tell, "down head")
+            await asyncio.to_thread(nodes.change, "down head")
             alone = len(statuses)
             await asyncio.sleep(5)
             async with asyncio.timeout(120):  # only keeps a failing test from hanging
                 while len(statuses) == alone:
                     await asyncio.sleep(0.1)
-            await asyncio.to_thread(nodes.tell, "up head")
+            await asyncio.to_thread(nodes.change, "up head")
             await asyncio.to_thread(app.scale, "prefill=2")
             after = await asyncio.to_thread(app.epochs)
 

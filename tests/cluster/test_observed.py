@@ -32,7 +32,7 @@ from tests.platform.observe.prometheus import (
 from tests.tools import needs
 from tests.trace_collector import CONTEXT, Collector, collecting
 
-pytestmark = [pytest.mark.cluster, pytest.mark.wide, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.wide]
 
 NUM_GATEWAYS = 3
 ON_KUBERNETES = (

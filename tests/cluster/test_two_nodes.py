@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.wide]
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Nodes]:
     """One so far."""
-    with nodes_of("two_nodes.py") as nodes:
+    with nodes_of("two_nodes") as nodes:
         yield nodes
 
 
@@ -38,10 +38,10 @@ def server(
         f"ray: {{address: '{two_nodes.address}'}}\n"
         "prefill: {replicas: 0}\n"
         "decode: {parallel: {data: 2, expert: 2}}\n"
-        "gateway: {no_replica_grace_s: 200}\n"
+        "gateway: {no_replica_grace_s: 500}\n"
     )
     coming = threading.Thread(
-        target=two_nodes.tell, args=("up",)
+        target=two_nodes.change, args=("up",)
     )  # gateway and registry come first
     coming.start()
     server = start_server(str(folder), "-f", str(config))
@@ -69,12 +69,12 @@ async def test_a_replica_over_two_nodes_survives_the_loss_of_one(
 
     answering = asyncio.create_task(keep_asking())
     await asyncio.sleep(0.3)
-    await asyncio.to_thread(two_nodes.tell, "down")
+    await asyncio.to_thread(two_nodes.change, "down")
     await asyncio.to_thread(wait_for, lambda: not replicas(server))
     assert not answering.done()
     is_lost.set()
 
-    await asyncio.to_thread(two_nodes.tell, "up")
+    await asyncio.to_thread(two_nodes.change, "up")
     assert all(found == expected for found in await answering)
     assert len(set(replicas(server)) - old) == 2
     assert server.leaks()["violations"] == []

@@ -8,7 +8,7 @@
     up head    it is started again, at the same address
     (end)      all is taken down
 
-The first line that is told is the cluster's address; each line is answered when it is done.
+The first answer is the cluster's address; each line is answered when it is done.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from __future__ import annotations
 import os
 import sys
 from typing import Any
+
+from tests.cluster.node_script import answers
 
 from baton.platform.cluster.local_cluster import OBJECT_STORE_BYTES, ray_environment
 
@@ -30,11 +32,12 @@ WORKER: dict[str, Any] = {**NODE, "num_cpus": 4, "labels": {"work": "yes"}}
 
 
 def main() -> None:
+    told = answers()
     port = int(sys.argv[1])
     head = {**NODE, "num_cpus": 0, "include_dashboard": False, "gcs_server_port": port}
     cluster: Any = Cluster(initialize_head=True, head_node_args=head)
     nodes = [cluster.add_node(**WORKER) for _ in range(2)]
-    print(cluster.address, flush=True)
+    print(cluster.address, file=told)
     for line in sys.stdin:
         match line.split():
             case ["up", "node"]:
@@ -46,7 +49,7 @@ def main() -> None:
             case ["down", node_id]:
                 [doomed] = [node for node in nodes if node.node_id == node_id]
                 cluster.remove_node(doomed, allow_graceful=False)
-        print("done", flush=True)
+        print("done", file=told)
     cluster.shutdown()
 
 

@@ -4,7 +4,7 @@
     down      it is killed, with everything on it
     (end)     all is taken down
 
-Each line is answered when it is done; the first line that is told is the cluster's address.
+Each line is answered when it is done; the first answer is the cluster's address.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import os
 import sys
 import time
 from typing import Any
+
+from tests.cluster.node_script import answers
 
 from baton.platform.cluster.local_cluster import OBJECT_STORE_BYTES, ray_environment
 
@@ -26,9 +28,10 @@ NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES
 
 
 def main() -> None:
+    told = answers()
     cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
     ray.init(cluster.address, namespace="serve", log_to_driver=False)
-    print(cluster.address, flush=True)
+    print(cluster.address, file=told)
     second = None
     for line in sys.stdin:
         match line.strip():
@@ -38,13 +41,14 @@ def main() -> None:
             case "down":
                 assert second is not None, "it is not up"
                 cluster.remove_node(second, allow_graceful=False)
-        print("done", flush=True)
+        print("done", file=told)
     ray.shutdown()
     cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 def wait_for_the_gateway() -> None:
-    while True:
+    deadline = time.monotonic() + 150
+    while time.monotonic() < deadline:
         application = serve.status().applications.get("baton")
         deployments = application.deployments if application else {}
         running = [
@@ -55,6 +59,7 @@ def wait_for_the_gateway() -> None:
         if len(running) == 2:
             return
         time.sleep(0.2)
+    raise TimeoutError("the gateway and the registry are not running")
 
 
 if __name__ == "__main__":
