@@ -4,6 +4,7 @@ imported and collected is no garbage, and is not looked through for any."""
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import gc
 import importlib
@@ -11,7 +12,7 @@ import os
 import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -37,6 +38,25 @@ def _draws_of_its_own(request: pytest.FixtureRequest) -> None:
     """What a test draws does not depend on which others its worker has run."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
+
+
+TEARDOWN_LIMIT_S = 900.0
+_stderr = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_stderr] = os.dup(2)  # before what tests write there is captured
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """What `timeout` has ended once may hang again here, where nothing ends it: an event loop waits
+    for its threads. All stacks are printed then, and the run is over."""
+    faulthandler.dump_traceback_later(TEARDOWN_LIMIT_S, exit=True, file=item.config.stash[_stderr])
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is applied

@@ -28,7 +28,8 @@ def main() -> None:
     head = {**NODE, "num_cpus": 0, "include_dashboard": True, "dashboard_port": 0}
     cluster: Any = Cluster(initialize_head=True, head_node_args=head)
     for labels in sys.argv[1:]:
-        cluster.add_node(num_cpus=4, labels=json.loads(labels), **NODE)
+        cluster.add_node(wait=False, num_cpus=4, labels=json.loads(labels), **NODE)
+    cluster.wait_for_nodes(timeout=150)
     print(f"http://{cluster.head_node.webui_url}", file=told)
     sys.stdin.read()
     cluster.shutdown()

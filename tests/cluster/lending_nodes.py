@@ -42,11 +42,13 @@ def main() -> None:
     cluster = Cluster()
     for name in ("a", "b"):
         cluster.add_node(
+            wait=False,
             num_cpus=1,
             object_store_memory=OBJECT_STORE_BYTES,
             include_dashboard=False,
             env_vars={"BATON_MODEL_CACHE": str(caches / name)},
         )
+    cluster.wait_for_nodes(timeout=150)
     ray.init(cluster.address, log_to_driver=False)
     for node in ray.nodes():  # type: ignore[no-untyped-call]
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)

@@ -36,7 +36,8 @@ def main() -> None:
     port = int(sys.argv[1])
     head = {**NODE, "num_cpus": 0, "include_dashboard": False, "gcs_server_port": port}
     cluster: Any = Cluster(initialize_head=True, head_node_args=head)
-    nodes = [cluster.add_node(**WORKER) for _ in range(2)]
+    nodes = [cluster.add_node(wait=False, **WORKER) for _ in range(2)]
+    cluster.wait_for_nodes(timeout=150)
     print(cluster.address, file=told)
     for line in sys.stdin:
         match line.split():

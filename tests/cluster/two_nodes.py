@@ -1,6 +1,7 @@
 """Two Ray nodes on one machine, in a process of their own: what is written to its stdin is done.
 
-    up        the second node comes, once gateway and registry have their place on the first
+    up        the second node comes, the first time once gateway and registry have their place
+              on the first
     down      it is killed, with everything on it
     (end)     all is taken down
 
@@ -36,8 +37,9 @@ def main() -> None:
     for line in sys.stdin:
         match line.strip():
             case "up":
-                wait_for_the_gateway()
-                second = cluster.add_node(**NODE)
+                if second is None:
+                    wait_for_the_gateway()
+                second = cluster.add_node(wait=False, **NODE)  # who waits, waits for its replica
             case "down":
                 assert second is not None, "it is not up"
                 cluster.remove_node(second, allow_graceful=False)
