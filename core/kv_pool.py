@@ -168,6 +168,9 @@ class KvPool(Protocol):
     def table(self, holder: Holder) -> Sequence[int]:
         """The numbers of the holder's blocks, in token order. Live: copy it to keep it."""
 
+    def tenants(self, holder: Holder) -> frozenset[str]:
+        """On whose accounts the holder's blocks are: not always its own, where it shares them."""
+
     def view(self, holder: Holder, index: int, plane: int) -> memoryview:
         """The bytes of the holder's `index`-th block in `plane`, as its layout says; read-only."""
 

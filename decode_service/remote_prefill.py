@@ -35,6 +35,7 @@ from baton.decode_service.prefill_client import PrefillClient, PrefillEvents
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
 from baton.kv_transfer.handoff.reservation import KvSource, Reservation, WantedKv
+from baton.kv_transfer.pulling.lending import Lender
 from baton.kv_transfer.receiving.fetch import Fetcher, TransferReport
 from baton.kv_transfer.receiving.receiver import AbortReason, Receiver
 from baton.kv_transfer.receiving.source_patience import SourcePatience
@@ -89,6 +90,7 @@ class RemotePrefill:
     fetcher: Fetcher
     client: PrefillClient
     channels: Channels
+    lender: Lender
     arriving: ArrivingPrompts = field(default_factory=ArrivingPrompts)
     patience: SourcePatience
     timeout_s: float
@@ -223,7 +225,10 @@ class RemotePrefill:
                 tenant=message.tenant,
                 time_left_s=self.timeout_s,
             )
-            return self.receiver.reserve(wanted, self.clock())
+            reservation = self.receiver.reserve(wanted, self.clock())
+            while reservation is None and self._call_back_loan(message.tenant):
+                reservation = self.receiver.reserve(wanted, self.clock())
+            return reservation
 
         if generating.read_ahead is not None:  # what it brings need not be sent
             await asyncio.wait((generating.read_ahead,))
@@ -233,6 +238,11 @@ class RemotePrefill:
         fetching = asyncio.create_task(self.fetcher.fetch(reservation, watch))
         fetching.add_done_callback(partial(_end_span, generating.span.child("transfer")))
         return fetching
+
+    def _call_back_loan(self, tenant: str) -> bool:
+        """Whether blocks of a tenant that is at its limit were lent, and come back: others may have
+        what could be evicted, and no more. On the engine's thread."""
+        return self.engine.pool.supply.is_at_limit(tenant) and self.lender.call_back(tenant)
 
     def _release(self, transfer_id: TransferId, reason: AbortReason) -> None:
         """Nothing happens to a transfer that was adopted or aborted before."""

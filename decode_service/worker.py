@@ -55,6 +55,7 @@ class DecodeWorker:
             client=GrpcPrefillClient(parts.channels),
             channels=parts.channels,
             patience=self.core.kv.patience,
+            lender=self.core.kv.lender,
             timeout_s=parts.config.prefill_timeout_s,
             clock=engine.clock,
         )

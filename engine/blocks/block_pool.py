@@ -144,6 +144,10 @@ class BlockPool:
         table = self._tables.get(holder)
         return table.blocks if table is not None else ()
 
+    def tenants(self, holder: Holder) -> frozenset[str]:
+        """See `KvPool.tenants`."""
+        return frozenset(map(self.accounts.tenant_of, self.table(holder)))
+
     def reserve(
         self,
         holder: Holder,

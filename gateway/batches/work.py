@@ -56,6 +56,9 @@ AGAIN_S = 60.0
 MAX_FAILURES = 3
 """The most failures of one line that are not its own fault."""
 FAILED_AGAIN_S = 1.0
+REFUSED_AGAIN_S, MOST_REFUSED_AGAIN_S = 0.05, 5.0
+"""A line that was refused waits for so long at least, twice as long each time in a row: whoever
+refuses it may say 0 s."""
 EXPIRED = LineError(
     code="batch_expired", message="the batch's completion window was over before its turn"
 )
@@ -95,6 +98,12 @@ class BatchContext:
     count: Callable[[str], None]
     """Hears how each line ended: ok, failed or given_up."""
     unix_time: Callable[[], float] = time.time
+
+
+def refusal_wait_s(retry_after_s: float, num_before: int) -> float:
+    """Seconds until a line is tried again that was refused `num_before` times in a row before."""
+    at_least_s = min(REFUSED_AGAIN_S * 2.0 ** min(num_before, 32), MOST_REFUSED_AGAIN_S)
+    return min(max(retry_after_s, at_least_s), AGAIN_S)
 
 
 @dataclass(slots=True)
@@ -240,16 +249,18 @@ class BatchWork:
 
     async def _answer(self, line: InputLine, request_id: str) -> LineAnswer:
         """However long it takes to find room."""
-        num_failures = 0
+        num_failures = num_refusals = 0
         while True:
             with suppress(LinePreempted):
                 answer = await self.context.scheduler.run(lambda: self._try(line, request_id))
-                num_failures += answer.retry_after_s is None
-                is_final = answer.status < 500 or num_failures == MAX_FAILURES
-                if answer.retry_after_s is None and is_final:
+                if answer.retry_after_s is not None:
+                    await asyncio.sleep(refusal_wait_s(answer.retry_after_s, num_refusals))
+                    num_refusals += 1
+                    continue
+                num_failures, num_refusals = num_failures + 1, 0
+                if answer.status < 500 or num_failures == MAX_FAILURES:
                     return answer
-                again_s = answer.retry_after_s or FAILED_AGAIN_S * num_failures
-                await asyncio.sleep(min(again_s, AGAIN_S))
+                await asyncio.sleep(FAILED_AGAIN_S * num_failures)
                 continue
             self.context.count("given_up")
 

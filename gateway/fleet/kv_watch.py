@@ -80,6 +80,11 @@ class KvWatch:
         """The turn to take a snapshot."""
         self._pump = asyncio.create_task(self._run(), name=f"KV events of {info.replica_id}")
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the replica's pool."""
+        return self._info.num_blocks
+
     async def inspect(self, timeout_s: float, *, with_audit: bool = False) -> pb.InspectReply:
         request = pb.InspectRequest(without_audit=not with_audit)
         return await self._stub.Inspect(request, timeout=timeout_s)

@@ -28,6 +28,8 @@ from baton.proto.channels import Channels
 from baton.router.cache.kv_index import KvIndex
 
 INSPECT_TIMEOUT_S, AUDIT_TIMEOUT_S = 2.0, 5.0
+AUDIT_S_PER_BLOCK = 5e-7
+"""An audit looks at each block, for up to 50 ns of CPU, of which others may want their share."""
 OTHERS_S = 0.25
 """Seconds to wait for the answers of other replicas that may have more of a stream than the one
 that has answered."""
@@ -182,10 +184,15 @@ class Links:
     ) -> dict[Epoch, pb.InspectReply | Exception]:
         """Ask every replica for its books, all at once. `with_audit`: after a look at each of its
         blocks, which takes longer."""
-        timeout_s = AUDIT_TIMEOUT_S if with_audit else INSPECT_TIMEOUT_S
         watches = dict(self.watches)
         replies = await asyncio.gather(
-            *(watch.inspect(timeout_s, with_audit=with_audit) for watch in watches.values()),
+            *(
+                watch.inspect(
+                    inspect_timeout_s(watch.num_blocks, with_audit=with_audit),
+                    with_audit=with_audit,
+                )
+                for watch in watches.values()
+            ),
             return_exceptions=True,
         )
         return {
@@ -206,6 +213,11 @@ class Links:
             )
             for epoch, watch in self.watches.items()
         }
+
+
+def inspect_timeout_s(num_blocks: int, *, with_audit: bool) -> float:
+    """The most seconds that a replica of so many blocks may take to show its books."""
+    return AUDIT_TIMEOUT_S + num_blocks * AUDIT_S_PER_BLOCK if with_audit else INSPECT_TIMEOUT_S
 
 
 async def _first_known(asking: set[asyncio.Task[ParkedStream | None]]) -> bool:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import logging
 import os
 import secrets
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -18,11 +14,6 @@ from baton.gateway.storage.record import Facts, Garbled, checksum, encode_facts,
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 18
-LOCK_S = 5.0
-"""The most seconds that a file's lock is waited for, which is held for milliseconds."""
-LOCK_LOOK_S = 0.005
-UNLOCKABLE = frozenset((errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS))
-"""What a file system says that has no locks."""
 
 
 class Budget(Protocol):
@@ -146,49 +137,3 @@ def open_file(path: Path) -> tuple[int, Facts] | None:
     except BaseException:
         os.close(fd)
         raise
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Within it nobody else, of any process, has this file locked; one that is not there cannot be.
-
-    The lock is that of the file which has this name, not of one that it had: whoever replaces it
-    does so within. Raises OSError; TimeoutError if it is not to be had.
-    """
-    deadline = time.monotonic() + LOCK_S
-    while (fd := _opened(path)) is not None:
-        try:
-            _lock(fd, deadline)
-            if _is_named(fd, path):
-                yield
-                return
-        finally:
-            os.close(fd)
-    yield
-
-
-def _opened(path: Path) -> int | None:
-    with suppress(FileNotFoundError):
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    return None
-
-
-def _lock(fd: int, deadline: float) -> None:
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise TimeoutError("another gateway does not let go of the file's lock") from None
-        except OSError as error:
-            if error.errno in UNLOCKABLE:
-                return
-            raise
-        time.sleep(LOCK_LOOK_S)
-
-
-def _is_named(fd: int, path: Path) -> bool:
-    with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(fd), path.lstat())
-    return False

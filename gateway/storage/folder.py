@@ -27,7 +27,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 from baton.core.errors import StorageFull
-from baton.gateway.storage.files import FileReader, FileWriter, locked, open_file
+from baton.gateway.storage.file_locks import FileLocks
+from baton.gateway.storage.files import FileReader, FileWriter, open_file
 from baton.gateway.storage.record import Facts
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ OWNER = re.compile(r"[0-9a-f]{32}")
 FILE = re.compile(rf"{ID.pattern}|\.{ID.pattern}\.[0-9a-f]{{8}}")
 ABANDONED_S = 3600.0
 """What nobody has written to for so long, nobody writes any more."""
+MAX_LOCK_WAITERS = 2
+"""Threads that may wait long for another gateway's locks: fewer than `Storage` has."""
 UNSEEN_SHARE = 32
 """The folder is looked through again once one process has added this part of what may be in it:
 others add as well, and it knows of that by looking alone."""
@@ -72,6 +75,7 @@ class StorageFolder:
         """Bytes in the folder, as far as is known here."""
         self._num_unseen = 0
         """Added here since the last look."""
+        self._locks = FileLocks(MAX_LOCK_WAITERS)
         self._counting = threading.Lock()
         self._looking = threading.Lock()
 
@@ -117,14 +121,14 @@ class StorageFolder:
     def lock(self, place: Place) -> AbstractContextManager[None]:
         """Within it nobody else locks or deletes what is there. Raises OSError."""
         path = self._path(place)
-        return nullcontext() if path is None else locked(path)
+        return nullcontext() if path is None else self._locks.locked(path)
 
     def delete(self, place: Place) -> bool:
         """Whether it was there. Raises OSError."""
         path = self._path(place)
         if path is None:
             return False
-        with locked(path):
+        with self._locks.locked(path):
             opened = open_file(path)
             if opened is not None:
                 os.close(opened[0])

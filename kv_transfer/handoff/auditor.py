@@ -3,14 +3,15 @@
     total = quarantined + leased + live + cached + free
 
 Each block counts once, by its first match in that order; a block that matches nothing is lost. It
-goes over arrays of numbers, not block by block: a pool of a hundred million takes a second or two.
+goes over arrays of numbers, not block by block: a pool of a hundred million takes a few seconds.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -32,6 +33,9 @@ _BY_KIND = {
 NUM_LISTINGS = 2 * QUARANTINED
 STRETCH = 1 << 20
 """Blocks that are looked at in one go, where what is made of them on the way takes memory."""
+MAX_NAMED = 100
+"""The most blocks that are named one by one of those that the same is wrong with; then it is said
+how many more there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +47,7 @@ class AuditReport:
     cached: int
     free: int
     violations: tuple[str, ...]
-    """One sentence each; empty when every block is accounted for."""
+    """Sentences; empty when every block is accounted for."""
 
     @property
     def num_counted(self) -> int:
@@ -69,9 +73,9 @@ def audit(
         HolderKind.QUARANTINE: frozenset[str](known_leases),
     }
     violations = [
-        *(
-            f"block {block} is lost: neither referenced, cached nor free"
-            for block in _where(listed == 0)
+        *_named(
+            _where(listed == 0),
+            lambda block: f"{block} is lost: neither referenced, cached nor free",
         ),
         *_double_entries(census, listed),
         *_listed_twice("free", free, listed, FREE),
@@ -79,7 +83,7 @@ def audit(
         *_wrong_counts(census, np.concatenate([*held.values()])),
         *_not_there(census, (*held.values(), cached, free)),
         *(
-            f"{holder.kind} {holder.id} is unknown to its owner and holds blocks {list(blocks)}"
+            f"{holder.kind} {holder.id} is unknown to its owner and holds blocks {_some(blocks)}"
             for holder, blocks in census.tables.items()
             if blocks and holder.id not in known[holder.kind]
         ),
@@ -127,10 +131,22 @@ def _num_first(num_by_listing: NDArray[np.intp], flag: int) -> int:
     return int(num_by_listing[flag : 2 * flag].sum())
 
 
-def _where(is_so: NDArray[np.bool_]) -> list[int]:
+def _where(is_so: NDArray[np.bool_]) -> Blocks:
     """Blocks that something is wrong with: few, or none."""
-    found: list[int] = np.flatnonzero(is_so).tolist()
-    return found
+    return np.flatnonzero(is_so).astype(np.int32)
+
+
+def _named(blocks: Blocks, violation: Callable[[int], str]) -> Iterator[str]:
+    """What is wrong with each of some blocks, or with the first of them, and how many more."""
+    for block in blocks[:MAX_NAMED].tolist():
+        yield f"block {violation(block)}"
+    if len(blocks) > MAX_NAMED:
+        yield f"{len(blocks) - MAX_NAMED} more: the last, block {violation(int(blocks[-1]))}"
+
+
+def _some(blocks: Sequence[int]) -> str:
+    more = f" and {len(blocks) - MAX_NAMED} more" if len(blocks) > MAX_NAMED else ""
+    return f"{list(blocks[:MAX_NAMED])}{more}"
 
 
 def _numbers(blocks: Sequence[int]) -> Blocks:
@@ -146,7 +162,8 @@ def _held_by(census: Census | Holdings, kind: HolderKind) -> Iterable[int]:
 
 def _list(blocks: Blocks, listed: NDArray[np.uint8], flag: int) -> None:
     for start in range(0, len(blocks), STRETCH):
-        listed[_there(blocks[start : start + STRETCH], len(listed))] |= flag
+        there = _there(blocks[start : start + STRETCH], len(listed)).astype(np.intp)
+        listed[there] |= flag
 
 
 def _there(blocks: Blocks, num_blocks: int) -> Blocks:
@@ -158,22 +175,33 @@ def _there(blocks: Blocks, num_blocks: int) -> Blocks:
 def _double_entries(census: Census, listed: NDArray[np.uint8]) -> Iterator[str]:
     is_referenced = listed >= LIVE
     for name, flag in (("free", FREE), ("cached", CACHED)):
-        for block in _where(is_referenced & (listed & flag != 0)):
-            yield f"block {block} is both {name} and referenced by {_holders(census, block)}"
-    for block in _where(listed & (CACHED | FREE) == (CACHED | FREE)):
-        yield f"block {block} is both cached and free"
+        yield from _named(
+            _where(is_referenced & (listed & flag != 0)),
+            partial(_as_referenced, census, name),
+        )
+    yield from _named(
+        _where(listed & (CACHED | FREE) == (CACHED | FREE)),
+        lambda block: f"{block} is both cached and free",
+    )
     for holder, blocks in census.tables.items():
         for block, count in Counter(blocks).items():
             if count > 1:
                 yield f"{holder.kind} {holder.id} lists block {block} {count} times"
 
 
+def _as_referenced(census: Census, name: str, block: int) -> str:
+    return f"{block} is both {name} and referenced by {_holders(census, block)}"
+
+
 def _listed_twice(name: str, blocks: Blocks, listed: NDArray[np.uint8], flag: int) -> Iterator[str]:
     """Such a block would be given to two."""
     if np.count_nonzero(listed & flag) < len(blocks):
         numbers, counts = np.unique(blocks, return_counts=True)
-        for block, count in zip(numbers[counts > 1], counts[counts > 1], strict=True):
-            yield f"block {block} is {count} times among those that are {name}"
+        times = dict(zip(numbers[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True))
+        yield from _named(
+            numbers[counts > 1],
+            lambda block: f"{block} is {times[block]} times among those that are {name}",
+        )
 
 
 def _wrong_counts(census: Census, held: Blocks) -> Iterator[str]:
@@ -182,19 +210,22 @@ def _wrong_counts(census: Census, held: Blocks) -> Iterator[str]:
     blocks, times = np.unique(_there(held, census.num_blocks), return_counts=True)
     num_listed[blocks] = times
     num_listed = num_listed[: len(counted)]
-    for block in _where(counted != num_listed):
-        yield (
-            f"block {block} counts {counted[block]} references but is listed "
-            f"{num_listed[block]} times"
-        )
+    yield from _named(
+        _where(counted != num_listed),
+        lambda block: (
+            f"{block} counts {counted[block]} references but is listed {num_listed[block]} times"
+        ),
+    )
     if len(counted) != census.num_blocks:
         yield f"{len(counted)} reference counts for {census.num_blocks} blocks"
 
 
 def _not_there(census: Census, every: Iterable[Blocks]) -> Iterator[str]:
     wrong = [blocks[blocks.view(np.uint32) >= census.num_blocks] for blocks in every]
-    for block in np.unique(np.concatenate(wrong)):
-        yield f"block {block} does not exist: there are {census.num_blocks}"
+    yield from _named(
+        np.unique(np.concatenate(wrong)),
+        lambda block: f"{block} does not exist: there are {census.num_blocks}",
+    )
 
 
 def _holders(census: Census, block: int) -> str:

@@ -43,7 +43,8 @@ class BringIn(Protocol):
 class _Loan(NamedTuple):
     num_recallable: int
     """Blocks of it that may be called back; 0 where none may."""
-    tenant: str
+    tenants: frozenset[str]
+    """On whose accounts its blocks are, whoever borrows them."""
 
 
 class Lender:
@@ -133,10 +134,10 @@ class Lender:
     def call_back(self, tenant: str | None = None) -> bool:
         """Under memory pressure: end the youngest loan of cached blocks, if there is one.
 
-        Of `tenant`'s blocks alone, if one is given.
+        One of blocks on `tenant`'s account alone, if one is given.
         """
         for transfer_id, loan in reversed(self._loans.items()):
-            if loan.num_recallable and tenant in (None, loan.tenant):
+            if loan.num_recallable and (tenant is None or tenant in loan.tenants):
                 self._end(transfer_id, "its blocks are needed by running requests")
                 return True
         return False
@@ -163,7 +164,7 @@ class Lender:
             self._pool.release(lease)
             raise
         num_recallable = len(self._pool.table(lease)) if hold is None else 0
-        self._loans[request.transfer_id] = _Loan(num_recallable, request.tenant)
+        self._loans[request.transfer_id] = _Loan(num_recallable, self._pool.tenants(lease))
         self._sender.publish(request.transfer_id, num_tokens)
         self._sender.finish(request.transfer_id)
         return num_tokens

@@ -37,7 +37,10 @@ Answer = TypeVar("Answer")
 
 FAREWELL_S = 1.0
 """Seconds that a replica which ends gives the registry to hear so. Where an application ends the
-registry does, too, and a call to it may never be answered; who was not heard is missed soon."""
+registry does, too, and a call to it may never be answered. A registry that needs longer loses
+nothing but time: gateways hear from the replica itself that it takes no more, and see its streams
+end; the registry drops who hung up after 3.5 s of silence, and until then the planner counts one
+replica too many, and a gateway that starts tries in vain to reach it."""
 
 
 class Serving:

@@ -10,10 +10,11 @@ import pytest
 from tests.in_process_fleet import GREEDY, VOCAB_SIZE, Fleet, running_fleet
 
 from baton.core.errors import InvalidRequest
-from baton.core.ids import ReplicaId
-from baton.core.messages import CachePoint
+from baton.core.ids import ReplicaId, new_epoch, new_transfer_id
+from baton.core.messages import CachePoint, PullRequest
 from baton.core.replicas import Role
 from baton.core.sampling import FinishReason
+from baton.decode_service.worker import DecodeWorker
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.passes.echo import EchoRunner, echo_info, echo_output
@@ -180,6 +181,32 @@ async def test_a_tenant_that_floods_does_not_keep_another_waiting(num_prefill: i
         await fleet.assert_nothing_is_held()
         for engine in fleet.engines.values():
             assert engine.pool.accounts.num_held("a") <= 16
+
+
+async def test_what_others_borrowed_of_a_tenants_blocks_keeps_no_handoff_of_its_own_out() -> None:
+    async with running_fleet(make_engine=shared_engine) as fleet:
+        salt = SALTS.salt("a", "")
+        await fleet.ask(PROMPT, tenant="a", salt=salt)
+        worker = fleet.replicas[DECODE].worker
+        assert isinstance(worker, DecodeWorker)
+        request = PullRequest(
+            transfer_id=new_transfer_id(),
+            receiver_epoch=new_epoch(),
+            layout=worker.core.kv.pool.layout,
+            tokens=tuple(PROMPT),
+            num_held=0,
+            salt=salt,
+            tenant="another's turn",
+            time_left_ms=60_000,
+        )
+        loan = worker.core.kv.lender.lend(request)
+        assert (await anext(loan)).num_tokens == 40  # 10 blocks of its 16
+
+        other = await fleet.ask([7] * 30, tenant="a", salt=salt)
+
+        assert other.receipt.prefill_replica == PREFILL and not other.receipt.notes
+        assert await anext(loan, None) is None
+        await fleet.assert_nothing_is_held()
 
 
 async def test_what_a_tenant_has_cached_within_its_share_survives_the_flood_of_others() -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.in_process_fleet import GREEDY, Fleet, most_tokens, running_fleet
 
 from baton.core.errors import InvalidRequest
+from baton.core.ids import new_epoch
 from baton.core.sampling import SamplingParams
 
 PROMPT = [1 + n % 200 for n in range(50)]
@@ -36,6 +37,8 @@ async def test_a_prefix_is_computed_again_after_a_reset_and_who_runs_goes_on() -
             num_blocks = await fleet.dispatcher.reset_prefix_cache("")
         with pytest.raises(InvalidRequest, match="no replica is called 'nobody'"):
             await fleet.dispatcher.reset_prefix_cache("nobody")
+        left_meanwhile = new_epoch()
+        assert await fleet.dispatcher.fleet.orders.reset_prefix_cache(left_meanwhile) == 0
 
         assert (await running).tokens == whole.tokens
         assert num_blocks.keys() == fleet.replicas.keys() and sum(num_blocks.values()) > 0

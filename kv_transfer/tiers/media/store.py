@@ -5,7 +5,9 @@
 Objects are written whole: renamed into place in a folder, put in one request in a bucket. Nobody
 owns the store, so its size is what the last listing said and what was written here since; whoever
 finds it too large removes the oldest. Others may do so at any time: an object that is gone is a
-miss. Whatever the far side raises pauses this tier for a while.
+miss. Whatever the far side raises pauses this tier for a while. What is removed meanwhile, a
+struck record say, is gone for this replica at once, and from the store with the first call after
+the pause.
 """
 
 from __future__ import annotations
@@ -16,15 +18,14 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-import fsspec
-
 from baton.core.clock import Clock, monotonic
-from baton.core.errors import CorruptPiece, InvalidConfig
+from baton.core.errors import CorruptPiece
 from baton.kv_transfer.tiers.media.base import TierStats
+from baton.kv_transfer.tiers.media.file_system import file_system, modified_at, protocols
 from baton.kv_transfer.tiers.media.files import read_whole, write_whole
 from baton.kv_transfer.tiers.media.lru import Lru
 from baton.kv_transfer.tiers.media.record import (
@@ -47,8 +48,11 @@ LIST_AFTER_FRACTION = 0.05
 MAX_AT_ONCE = 8
 """Requests to the store, of one replica."""
 MAX_KNOWN = 1 << 20
-_MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "created")
-"""What fsspec's file systems call the time of the last write."""
+MAX_REMOVED_AT_ONCE = 256
+"""Overdue removals that one call catches up on."""
+MAX_REMOVAL_DELAY = 128
+"""In pauses. A store that is read-only here would else be paused for its removals for ever: each
+that fails doubles the time until the next."""
 
 
 class StoreTier:
@@ -67,15 +71,18 @@ class StoreTier:
         self.capacity_bytes = capacity_bytes
         self.stats = TierStats()
         self._format = format_
-        self._fs, root = _file_system(url)
+        self._fs, root = file_system(url)
         self._root = f"{root.rstrip('/')}/v{VERSION}"
-        self._is_folder = "file" in _protocols(self._fs)
+        self._is_folder = "file" in protocols(self._fs)
         self._clock = clock
         self._paused_until = float("-inf")
         self._listed_at = float("-inf")
         self._num_bytes_since = 0
         self._lru: Lru[str] = Lru()
         """What is known to be there, by path within the root, the oldest first."""
+        self._overdue: dict[str, None] = {}
+        """What was removed and the store still has, oldest first: nobody here finds it."""
+        self._removes_after_s, self._removal_delay = float("-inf"), 1
         self._lock = threading.Lock()
         self._at_once = ThreadPoolExecutor(MAX_AT_ONCE, thread_name_prefix="baton-store")
 
@@ -96,6 +103,7 @@ class StoreTier:
 
     def num_leading(self, names: Sequence[bytes]) -> int:
         """Asks the store about names it has not heard of: objects may be others'."""
+        self._remove_overdue()
         for start in range(0, len(names), MAX_AT_ONCE):
             keys = [self._format.file_name(n) for n in names[start : start + MAX_AT_ONCE]]
             for index, is_there in enumerate(self._map(self._exists, keys)):
@@ -104,6 +112,7 @@ class StoreTier:
         return len(names)
 
     def read(self, names: Sequence[bytes]) -> list[BlockRecord]:
+        self._remove_overdue()
         found: list[BlockRecord] = []
         with self.stats.timed("read_s"):
             for record in self._map(self._read, names):
@@ -115,6 +124,7 @@ class StoreTier:
     def victims(self) -> list[bytes]:
         if self.capacity_bytes is None:
             return []
+        self._remove_overdue()
         if self._is_listing_old():
             self._list()
         with self._lock:
@@ -126,6 +136,7 @@ class StoreTier:
         return [block_name(key) for key in keys if self._format.is_ours(key)]
 
     def put(self, record: BlockRecord) -> bool:
+        self._remove_overdue()
         key, size = self._format.file_name(record.name), self._format.file_bytes
         if self._exists(key):
             return True
@@ -135,6 +146,8 @@ class StoreTier:
         with self.stats.timed("write_s"):
             is_written = self._try(lambda: self._write(key, record)) is not None
         if is_written:
+            with self._lock:
+                self._overdue.pop(key, None)  # it is another record now
             self._is_known(key)
             self._num_bytes_since += size
             self.stats.count(num_written=1)
@@ -147,6 +160,7 @@ class StoreTier:
         return []  # it is all still there for whoever comes next
 
     def close(self) -> None:
+        self._remove_overdue()
         self._at_once.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -163,14 +177,16 @@ class StoreTier:
     def _exists(self, key: str) -> bool:
         if key in self._lru:
             return True
-        if self._is_paused or not self._try(lambda: self._fs.exists(self._path(key))):
+        if self._is_paused or key in self._overdue:
+            return False
+        if not self._try(lambda: self._fs.exists(self._path(key))):
             return False
         self._is_known(key)
         return True
 
     def _read(self, name: bytes) -> BlockRecord | None:
         key = self._format.file_name(name)
-        if self._is_paused:
+        if self._is_paused or key in self._overdue:
             return None
         data = self._try(lambda: self._fetch(key))
         if data is None:
@@ -211,14 +227,34 @@ class StoreTier:
     def _remove(self, key: str) -> None:
         with self._lock:
             self._lru.remove(key)
-        if not self._is_paused:
-            self._try(lambda: self._unlink(key))
+            if len(self._overdue) < MAX_KNOWN:
+                self._overdue[key] = None
+        self._remove_from_store(key)
 
-    def _unlink(self, key: str) -> None:
-        try:
+    def _remove_overdue(self) -> None:
+        """Catch up on what could not be removed while the store was left alone."""
+        if not self._overdue or self._is_paused or self._clock() < self._removes_after_s:
+            return
+        with self._lock:
+            keys = list(islice(self._overdue, MAX_REMOVED_AT_ONCE))
+        for _ in self._map(self._remove_from_store, keys):
+            pass
+
+    def _remove_from_store(self, key: str) -> None:
+        if self._is_paused:
+            return
+        if self._try(lambda: self._unlink(key)):
+            with self._lock:
+                self._overdue.pop(key, None)
+            self._removal_delay = 1
+        else:
+            self._removes_after_s = self._clock() + RETRY_AFTER_S * self._removal_delay
+            self._removal_delay = min(2 * self._removal_delay, MAX_REMOVAL_DELAY)
+
+    def _unlink(self, key: str) -> bool:
+        with suppress(FileNotFoundError):  # another replica was first
             self._fs.rm_file(self._path(key))
-        except FileNotFoundError:
-            return  # another replica was first
+        return True
 
     def _list(self) -> None:
         """What is there by now, everybody's."""
@@ -228,7 +264,8 @@ class StoreTier:
             with self._lock:
                 self._lru.clear()
                 for key, size in found:
-                    self._lru.add(key, size)
+                    if key not in self._overdue:
+                        self._lru.add(key, size)
 
     def _found(self) -> list[tuple[str, int]]:
         """Keys and sizes, the oldest first."""
@@ -237,7 +274,7 @@ class StoreTier:
         records = [
             (path, info) for path, info in listed.items() if is_record_name(path.rpartition("/")[2])
         ]
-        records.sort(key=lambda found: _modified_at(found[1]))
+        records.sort(key=lambda found: modified_at(found[1]))
         return [
             ("/".join(path.split("/")[-2:]), int(info.get("size") or 0)) for path, info in records
         ]
@@ -267,25 +304,3 @@ class StoreTier:
                 log.warning("the KV store is left alone for %g s: %r", RETRY_AFTER_S, error)
             self._paused_until = self._clock() + RETRY_AFTER_S
             return None
-
-
-def _file_system(url: str) -> tuple[Any, str]:
-    try:
-        fs, root = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise InvalidConfig(f"tiers.store.url: cannot open {url!r}: {error}") from error
-    return fs, str(root)
-
-
-def _protocols(fs: Any) -> tuple[str, ...]:
-    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
-
-
-def _modified_at(info: dict[str, Any]) -> float:
-    for field in _MODIFIED:
-        value = info.get(field)
-        if isinstance(value, datetime):
-            return value.timestamp()
-        if isinstance(value, int | float):
-            return float(value)
-    return 0.0

@@ -396,19 +396,27 @@ async def test_a_cancelled_batch_gives_what_it_has(tmp_path: Path) -> None:
     assert batch.request_counts is not None and batch.request_counts.completed == 2
 
 
+def test_a_refused_line_waits_longer_each_time_however_soon_it_may_ask_again() -> None:
+    waits = [work_module.refusal_wait_s(0.0, num_before) for num_before in range(6)]
+    assert waits[0] > 0 and waits == sorted(set(waits))
+    assert work_module.refusal_wait_s(0.0, 10**6) == work_module.MOST_REFUSED_AGAIN_S
+    assert work_module.refusal_wait_s(7.5, 0) == 7.5
+    assert work_module.refusal_wait_s(1e9, 0) == work_module.AGAIN_S
+
+
 @pytest.mark.wide
 async def test_a_refused_line_is_tried_again_until_the_window_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches_module, "WINDOW_S", 2)  # in whole seconds
-    script = Script(start_error=Overloaded("full", retry_after_s=0.01))
+    script = Script(start_error=Overloaded("full", retry_after_s=0.0))
     async with keeping(tmp_path, script=script) as gateway:
         client = openai_of(gateway)
         batch = await ended(client, await begun(client, [chat_line("a")]))
         failures = await lines_of(client, batch.error_file_id)
 
     assert batch.status == "expired"
-    assert len(gateway.dispatcher.generations) > 3
+    assert 3 < len(gateway.dispatcher.generations) < 10  # however soon it may ask again
     assert failures["a"]["error"]["code"] == "batch_expired"
     assert failures["a"]["response"] is None
 

@@ -29,6 +29,7 @@ from baton.core.kv_pool import Holder, HolderKind
 from baton.core.messages import Receipt
 from baton.core.sampling import FinishReason
 from baton.core.step_times import StepTimes
+from baton.gateway.fleet import links as links_module
 from baton.gateway.fleet.fleet import Fleet
 from baton.gateway.fleet.links import ALIVE_FOR_S
 from baton.gateway.fleet.placed import Placed
@@ -305,7 +306,11 @@ async def test_every_replica_is_asked_for_its_books_and_one_that_is_gone_says_so
             assert reply.audit.num_blocks == reply.audit.free
 
 
-async def test_what_is_wrong_with_blocks_is_told_to_who_asks_for_an_audit() -> None:
+async def test_what_is_wrong_with_blocks_is_told_to_who_asks_for_an_audit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links_module, "AUDIT_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(links_module, "AUDIT_S_PER_BLOCK", 1.0)  # large pools have longer
     async with running_fleet(prefill=0, decode=1) as running:
         [(name, engine)] = running.engines.items()
         lost = Holder(HolderKind.REQUEST, "lost")

@@ -40,14 +40,15 @@ async def test_a_client_that_leaves_while_it_waits_for_a_place_gives_it_up() -> 
         await soon(gateway.dispatcher.stopped)
 
 
-async def test_a_client_of_http_1_0_gets_streams_without_chunks_that_end_with_the_connection() -> (
-    None
-):
+@pytest.mark.parametrize("version", ["1.0", "0.9"])
+async def test_a_client_before_http_1_1_gets_streams_without_chunks_that_end_with_the_connection(
+    version: str,
+) -> None:
     body = b'{"prompt": "Hello", "stream": true, "max_tokens": 2}'
-    ask = b"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\n"
+    ask = f"POST /v1/completions HTTP/{version}\r\ncontent-type: application/json\r\n"
     async with serving() as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.server.http_port)
-        writer.write(ask + f"content-length: {len(body)}\r\n\r\n".encode() + body)
+        writer.write(f"{ask}content-length: {len(body)}\r\n\r\n".encode() + body)
         async with asyncio.timeout(60):
             head, _, events = (await reader.read()).partition(b"\r\n\r\n")
         writer.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import threading
 from collections.abc import AsyncIterator
@@ -12,7 +13,7 @@ import pytest
 
 from baton.core.clock import ManualClock
 from baton.core.errors import StorageFull, StorageUnavailable
-from baton.gateway.storage.folder import Place, StorageFolder
+from baton.gateway.storage.folder import MAX_LOCK_WAITERS, Place, StorageFolder
 from baton.gateway.storage.storage import Storage
 
 MINE = Place("response", "tenant a", "resp_1")
@@ -238,3 +239,34 @@ async def test_who_waits_for_a_disk_that_hangs_gives_up(
     assert num_calls == 1
     assert await storage.get(MINE) == b"x"
     await storage.close()
+
+
+async def test_a_gateway_that_is_stuck_with_a_lock_keeps_no_others_storage_from_the_rest(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.gateway.storage.file_locks.LOCK_S", 3600.0)
+    monkeypatch.setattr("baton.gateway.storage.file_locks.SHORT_S", 0.01)
+    await storage.put(MINE, b"x", ttl_s=60)
+    (path,) = files_in(tmp_path)
+    elsewhere = Place("response", "tenant a", "resp_2")
+    await storage.put(elsewhere, b"y", ttl_s=60)
+    with path.open("rb") as stuck:
+        fcntl.flock(stuck, fcntl.LOCK_EX)
+        changes = [
+            asyncio.create_task(storage.change(MINE, lambda old: (old or b"") + b"!", ttl_s=60))
+            for _ in range(8)  # more than there are threads
+        ]
+        refused, waiting = set[asyncio.Task[bytes | None]](), set(changes)
+        while len(refused) < 8 - MAX_LOCK_WAITERS:
+            done, waiting = await asyncio.wait(
+                waiting, timeout=60, return_when=asyncio.FIRST_COMPLETED
+            )
+            assert done, "all threads wait for the lock"
+            refused |= done
+        for one in refused:
+            with pytest.raises(StorageUnavailable, match="others wait for it already"):
+                one.result()
+        assert await storage.get(elsewhere) == b"y"
+        assert not any(one.done() for one in waiting)
+    assert len(await asyncio.gather(*waiting)) == MAX_LOCK_WAITERS
+    assert await storage.get(MINE) == b"x!!"

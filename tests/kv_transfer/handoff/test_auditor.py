@@ -8,7 +8,7 @@ import pytest
 
 from baton.core.ids import RequestId, TransferId
 from baton.core.kv_pool import Census, Holder, HolderKind, Holdings
-from baton.kv_transfer.handoff.auditor import AuditReport, audit, tally
+from baton.kv_transfer.handoff.auditor import MAX_NAMED, AuditReport, audit, tally
 
 REQUEST = Holder(HolderKind.REQUEST, "req")
 LEASE = Holder(HolderKind.LEASE, "kv")
@@ -106,6 +106,9 @@ def test_a_pool_of_ten_million_blocks_is_judged_without_a_look_at_each() -> None
 
     report = audited(census)
     lacking = audited(replace(census, free=free[1:]))
+    lost = audited(replace(census, free=array("i")))
 
     assert (report.live, report.free, report.violations) == (2, num_blocks - 2, ())
     assert lacking.violations == ("block 1 is lost: neither referenced, cached nor free",)
+    assert len(lost.violations) == MAX_NAMED + 1 and lost.num_counted == 2
+    assert lost.violations[-1].startswith(f"{num_blocks - 2 - MAX_NAMED} more: the last, block ")

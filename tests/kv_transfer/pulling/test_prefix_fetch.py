@@ -298,6 +298,20 @@ async def test_a_loan_is_called_back_when_running_requests_need_the_blocks() -> 
         await audited(world)
 
 
+async def test_of_a_tenants_blocks_a_loan_is_called_back_whoever_borrowed_them() -> None:
+    async with peers() as (world, _):
+        await fill_cache(world)  # on the account of ""
+        source = LocalSource(world)
+        lender = source.lender
+        loan = lender.lend(replace(source.request(PROMPT), tenant="borrower"))
+        await anext(loan)
+
+        assert not await world.on_p.call(lambda: lender.call_back("borrower"))
+        assert await world.on_p.call(lambda: lender.call_back(""))
+        await loan.aclose()
+        await audited(world)
+
+
 async def test_what_would_pass_the_share_of_the_pool_is_not_lent() -> None:
     async with peers() as (world, _):
         long_prompt = tuple(range(17 * BLOCK))  # of 32 blocks

@@ -17,7 +17,7 @@ from tests.kv_transfer.tiers.blocks import (
 
 from baton.core.clock import ManualClock
 from baton.core.errors import InvalidConfig
-from baton.kv_transfer.tiers.media.store import RETRY_AFTER_S, StoreTier
+from baton.kv_transfer.tiers.media.store import MAX_REMOVAL_DELAY, RETRY_AFTER_S, StoreTier
 
 
 @pytest.fixture(params=["folder", "bucket"])
@@ -138,6 +138,39 @@ def test_a_store_that_fails_is_let_alone_for_a_while(
     assert tier.stats.num_errors == 1  # the others were not tried
     clock.advance(RETRY_AFTER_S)
     assert tier.put(record_of(2)) and len(tier.read(names_of(2))) == 1
+
+
+@pytest.mark.parametrize("num_blocks", [None, 4])
+def test_what_is_struck_while_the_store_is_let_alone_is_removed_after_that(
+    url: str, num_blocks: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    tier = opened(url, clock=clock, num_blocks=num_blocks)
+    for number in (1, 2):
+        tier.put(record_of(number))
+
+    def refuse(*args: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(tier, "_unlink", refuse)
+    for number in (1, 2):  # the first begins the pause, the second comes within it
+        tier.remove(name_of(number))
+    assert len(objects_in(url)) == 2 and tier.stats.num_errors == 1
+    for _ in range(64):  # a store that cannot be changed here is read all the same
+        clock.advance(RETRY_AFTER_S)
+        tier.read(names_of(1))
+    assert tier.stats.num_errors < 10
+    monkeypatch.undo()
+
+    clock.advance(RETRY_AFTER_S * MAX_REMOVAL_DELAY)
+    assert (
+        not tier.victims() and tier.num_leading(names_of(1)) == tier.num_leading(names_of(2)) == 0
+    )
+    assert tier.read(names_of(1)) == tier.read(names_of(2)) == []
+    assert objects_in(url) == [] and tier.num_blocks == 0
+
+    assert tier.put(record_of(1))
+    assert [is_record_of(record, 1) for record in tier.read(names_of(1))] == [True]
 
 
 def test_a_url_that_nothing_can_open_names_the_setting() -> None:
