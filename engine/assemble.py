@@ -8,7 +8,6 @@ from typing import TypedDict, Unpack
 
 import torch
 
-from baton.core.errors import InvalidConfig
 from baton.engine.cache_plan import plan_cache
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.checkpoint.load_heads import (
@@ -114,14 +113,9 @@ def load_draft(
     """What drafts for the model that was read from `folder`, to compute in its dtype: the heads or
     the small model that `config` names; None if it needs neither.
 
-    Raises CheckpointError, and InvalidConfig if ranks share the model and heads are asked for.
+    Whatever it is, an engine's lead has all of it. Raises CheckpointError, and InvalidConfig for a
+    head that ranks cannot show what it reads.
     """
-    if config.method in ("mtp", "eagle", "p-eagle", "medusa") and loaded.groups.mesh.size > 1:
-        raise InvalidConfig(
-            f"speculation.method {config.method}: its head reads hidden states on one device, and "
-            f"this model is on {loaded.groups.mesh.size} ranks; "
-            "take suffix, ngram, lookahead or draft"
-        )
     match config.method:
         case "mtp":
             return load_mtp_head(folder, loaded, device=device)
@@ -167,7 +161,7 @@ def engine_around(
     plan = plan_cache(loaded, config, device, features=features, taps=taps)
     own: LeadRunner | ModelRunner
     if groups.engine.size > 1:
-        own = lead_runner(loaded, plan)
+        own = lead_runner(loaded, plan, taps)
     else:
         cache = KvCache(
             plan.layout, plan.num_blocks, device, dtype=loaded.info.dtype, limits=plan.limits

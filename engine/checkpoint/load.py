@@ -66,6 +66,9 @@ class LoadedModel:
     """What this rank has of it."""
     info: ModelInfo
     """The facts of the whole model."""
+    folder: Path = Path()
+    load_format: str = "auto"
+    """Where it was read from, and how."""
     num_active: int = 0
     """Parameters of the whole model that a token has to do with; 0: not known."""
     groups: MeshGroups = ONE_RANK
@@ -115,7 +118,7 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     supported, if it cannot be served, and InvalidConfig if it cannot be quantised for the device or
     split among so many.
     """
-    config, model, entries, placements = _plan(folder, load_format, max_model_len, streaming)
+    config, model, entries, placements = plan_weights(folder, load_format, max_model_len, streaming)
     num_active = active_parameters(model)
     declared = _declared_dtype(config, entries[placements[0].source])
     wanted = serving_dtype(dtype, declared, device)
@@ -163,6 +166,8 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     return LoadedModel(
         model=model.to(device).eval(),
         info=_info(config, wanted, quantize, fingerprint(config, entries, wanted, rounding)),
+        folder=folder,
+        load_format=load_format,
         num_active=num_active,
         groups=groups,
         stages=stages,
@@ -237,19 +242,21 @@ def check_model(
 
     Whether a device multiplies what is quantised is asked only if one is named.
     """
-    config, _, entries, placements = _plan(folder, load_format, streaming=streaming)
+    config, _, entries, placements = plan_weights(folder, load_format, streaming=streaming)
     declared = _declared_dtype(config, entries[placements[0].source])
     wanted = serving_dtype(dtype, declared, device or "cpu")
     if device is not None:
         _check_quantize(quantize, device, wanted)
 
 
-def _plan(
+def plan_weights(
     folder: Path,
     load_format: str,
     max_model_len: int | None = None,
     streaming: Streaming | None = None,
 ) -> tuple[ModelConfig, Decoder, Mapping[str, TensorEntry], list[WeightPlacement]]:
+    """The whole model without weights, and where each of them comes from; raises CheckpointError
+    if one is missing or of another shape."""
     config = read_config(folder)
     if max_model_len is not None:
         config = config.serving(max_model_len)

@@ -25,9 +25,11 @@ from baton.engine.checkpoint.files.tensor_files import StoredEntry, read_entries
 from baton.engine.checkpoint.fingerprint import fingerprint
 from baton.engine.checkpoint.install import dtype_of, install, install_expert
 from baton.engine.checkpoint.load import LoadedModel, read_config
+from baton.engine.checkpoint.load_ends import ends_of
 from baton.engine.checkpoint.quantized.methods import as_whole, parse_layout
 from baton.engine.checkpoint.reading import CheckpointReader
 from baton.engine.layers.attention import HeadShape
+from baton.engine.mesh.mesh import Axis, Mesh
 from baton.engine.models.config.description import read_json
 from baton.engine.models.config.keys import ConfigKeys
 from baton.engine.models.config.model_config import ModelConfig
@@ -61,7 +63,7 @@ def load_mtp_head(folder: Path, loaded: LoadedModel, *, device: str) -> MtpHead:
         raise CheckpointError(f"{folder} has no head that predicts the token after the next")
     head = MtpHead(config, family)
     _read(head, names, folder, stored, loaded.info.dtype, device, heads=config.heads)
-    head.share(loaded.model)
+    head.share(ends_of(loaded, head.shares, device=device))
     return head.to(device).eval()
 
 
@@ -74,6 +76,7 @@ def load_eagle_head(
     Raises CheckpointError if it is of another model, or not whole, and InvalidConfig for a model
     of another kind than it can read.
     """
+    check_head("p-eagle" if is_parallel else "eagle", folder, loaded.groups.mesh)
     raw = read_json(folder / "config.json")
     stored = read_entries(folder)
     config = replace(read_head_config(folder), max_model_len=loaded.info.max_model_len)
@@ -92,8 +95,29 @@ def load_eagle_head(
         LLAMA, checkpoint=names, other_names=(eagle3.OTHER_NAMES,), arrangements=arrangements
     )
     _read(head, family, folder, stored, loaded.info.dtype, device, heads=config.heads)
-    head.share(loaded.model)
+    head.share(ends_of(loaded, head.shares, device=device))
     return head.to(device).eval()
+
+
+def check_head(method: str, folder: Path | None, mesh: Mesh) -> None:
+    """Raises InvalidConfig if the lead of those ranks does not see what the head of a method reads.
+    `folder`: the head's; None if it is not here."""
+    axis = Axis.PIPELINE if mesh.pipeline > 1 else Axis.CONTEXT
+    size = max(mesh.pipeline, mesh.context)
+    is_third = method == "p-eagle" or (
+        method == "eagle" and folder is not None and taps_layers(folder)
+    )
+    if size > 1 and is_third:
+        raise InvalidConfig(
+            f"decode.parallel.{axis.value}: speculation.method {method}: a head of EAGLE-3 reads "
+            f"what enters layers of the model, and with {axis.value} {size} that is on other ranks;"
+            " set decode.parallel.tensor instead, or speculation.method to suffix or draft"
+        )
+
+
+def taps_layers(folder: Path) -> bool:
+    """Whether the head in `folder` is of EAGLE-3, which reads what enters layers."""
+    return "norm.weight" in read_entries(folder)
 
 
 def read_head_config(folder: Path) -> ModelConfig:
@@ -159,7 +183,7 @@ def load_medusa_heads(folder: Path, loaded: LoadedModel, *, device: str) -> Medu
         heads, family, folder, stored, loaded.info.dtype, device,
         heads=no_heads, num_layers=num_heads,
     )  # fmt: skip
-    heads.share(loaded.model)
+    heads.share(ends_of(loaded, heads.shares, device=device))
     return heads.to(device).eval()
 
 

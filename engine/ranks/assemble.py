@@ -23,6 +23,7 @@ from baton.engine.cache_plan import CachePlan
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh.ranks import RankGroup
+from baton.engine.models.skeleton.taps import Taps
 from baton.engine.passes.runner import ModelRunner
 from baton.engine.ranks.context import ContextRunner
 from baton.engine.ranks.lead import LeadRunner
@@ -33,9 +34,9 @@ KV = "kv"
 """Name under which a rank leaves where its KV lies."""
 
 
-def lead_runner(loaded: LoadedModel, plan: CachePlan) -> LeadRunner:
+def lead_runner(loaded: LoadedModel, plan: CachePlan, taps: Taps | None = None) -> LeadRunner:
     """The runner of an engine whose cache is that of its ranks, with the blocks that all have room
-    for."""
+    for. `taps` are told of the lead's stream, which is that of all tensor ranks."""
     ranks = _ranks_of_engine(loaded)
     plan = plan.with_blocks(_least(plan.num_blocks, ranks))
     layout = plan.layout
@@ -45,7 +46,7 @@ def lead_runner(loaded: LoadedModel, plan: CachePlan) -> LeadRunner:
     else:
         shares = [_map_memory(loaded, layout, rank, ranks) for rank in range(1, ranks.size)]
         _least(plan.num_blocks, ranks)  # as the others do: who captures passes meets them next
-    return LeadRunner(_own_runner(loaded, own), ShardedCache(layout, own, shares))
+    return LeadRunner(_own_runner(loaded, own, taps), ShardedCache(layout, own, shares))
 
 
 def following_runner(loaded: LoadedModel, plan: CachePlan) -> ModelRunner:
@@ -76,11 +77,14 @@ def _own_cache(loaded: LoadedModel, plan: CachePlan, memory: int | None = None) 
     )
 
 
-def _own_runner(loaded: LoadedModel, cache: KvCache) -> ModelRunner:
+def _own_runner(loaded: LoadedModel, cache: KvCache, taps: Taps | None = None) -> ModelRunner:
     if loaded.stages:
+        assert taps is None, "a stage has some of the layers"
         return StageRunner(loaded, cache)
-    runs = ContextRunner if loaded.groups.context.size > 1 else ModelRunner
-    return runs(loaded, cache)
+    if loaded.groups.context.size > 1:
+        assert taps is None, "a rank has some of the tokens"
+        return ContextRunner(loaded, cache)
+    return ModelRunner(loaded, cache, taps)
 
 
 def _make_memory(

@@ -9,7 +9,8 @@ from baton.core.kv_layout import ITEM_BYTES, OUTPUTS, DraftFeatures, KvLayout
 from baton.core.replicas import Role
 from baton.engine.cache_plan import CPU_CACHE_BYTES
 from baton.engine.checkpoint.load import read_config
-from baton.engine.checkpoint.load_heads import head_bytes, read_head_config
+from baton.engine.checkpoint.load_ends import has_ends, keep_ends
+from baton.engine.checkpoint.load_heads import head_bytes, read_head_config, taps_layers
 from baton.engine.checkpoint.prepared_bytes import prepared_bytes
 from baton.engine.checkpoint.quantized.methods import parse_layout
 from baton.engine.checkpoint.serving_dtype import serving_dtype
@@ -17,6 +18,9 @@ from baton.engine.config import CacheConfig
 from baton.engine.models.config.description import read_json
 from baton.engine.models.config.info import check_kv_dtype
 from baton.engine.models.config.model_config import ModelConfig
+from baton.engine.models.heads.draft_head import End
+from baton.engine.models.heads.eagle import EagleHead
+from baton.engine.models.heads.eagle3 import Eagle3Head
 from baton.engine.models.registry import family_of
 from baton.engine.models.skeleton.mtp import MtpHead
 from baton.engine.sharding.cutting import share_of
@@ -83,30 +87,45 @@ def draft_memory(config: DeploymentConfig, model: ModelConfig, device: str) -> M
     names it by its folder. Raises CheckpointError if it cannot be read, InvalidConfig if its KV has
     no room."""
     pool, dtype = config.decode, served_dtype(config.dtype, model, device)
-    folder = Path(pool.speculation.model)
-    match pool.speculation.method:
+    folder, method = Path(pool.speculation.model), pool.speculation.method
+    shares: tuple[End, ...] = ()
+    match method:
         case "draft":
             draft = read_config(folder)
             weights = prepared_bytes(family_of(draft.architecture).build(draft), dtype, "none")
         case "eagle" | "p-eagle":
             draft = replace(read_head_config(folder), max_model_len=model.max_model_len)
             weights = _head_bytes(folder, dtype)
+            is_third = method == "p-eagle" or (weights > 0 and taps_layers(folder))
+            shares = Eagle3Head.shares if is_third else EagleHead.shares
             if not weights:  # told by its shapes: about as much
                 weights = prepared_bytes(family_of(draft.architecture).build(draft), dtype, "none")
         case "mtp":
             family = family_of(model.architecture)
             if not family.further_layers:
                 return None  # the engine refuses it
-            draft = replace(model, layers=model.layers[-1:])
+            draft, shares = replace(model, layers=model.layers[-1:]), MtpHead.shares
             weights = prepared_bytes(MtpHead(model, family), dtype, "none")
         case "medusa":
             return ModelMemory(weight_bytes=_head_bytes(folder, dtype), kv_bytes=0)
         case _:
             return None
+    weights += _end_bytes(config, model, dtype, shares)
     layout = kv_layout(CacheConfig(block_size=pool.cache.block_size), draft, dtype)
     longest = min(draft.max_model_len, pool.scheduler.max_model_len or draft.max_model_len)
     num_blocks = num_draft_blocks(pool.engine, layout, longest)
     return ModelMemory(weight_bytes=weights, kv_bytes=num_blocks * layout.block_bytes)
+
+
+def _end_bytes(
+    config: DeploymentConfig, model: ModelConfig, dtype: str, shares: tuple[End, ...]
+) -> int:
+    """What a lead reads besides for its head: ends of the model that ranks have parts of."""
+    if not shares or has_ends(model, config.decode.parallel.mesh):
+        return 0
+    ends = family_of(model.architecture).build(model)
+    keep_ends(ends, shares)
+    return prepared_bytes(ends, dtype, config.quantize)
 
 
 def _head_bytes(folder: Path, dtype: str) -> int:

@@ -14,13 +14,16 @@ T tokens, S rows whose logits are wanted, F width of features, D of the model, V
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
 from baton.core.kv_layout import KvLayout
 from baton.kernels.attention.layer_kv import LayerCache
 from baton.kernels.paging.sequences import Sequences
+
+End = Literal["embed", "head"]
+"""What a head may have of its model."""
 
 
 class Mask(NamedTuple):

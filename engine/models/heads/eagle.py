@@ -23,6 +23,7 @@ from baton.engine.layers.norm import AddRmsNorm
 from baton.engine.layers.rope import RotaryAngles
 from baton.engine.models.config.arrangement import FIRST_HALF, SECOND_HALF, Arrangement
 from baton.engine.models.config.model_config import LayerConfig, ModelConfig
+from baton.engine.models.heads.draft_head import End
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.models.skeleton.feed_forwards import feed_forward_of
 from baton.kernels.attention.layer_kv import LayerCache
@@ -67,6 +68,7 @@ class _Unnormed(nn.Module):
 class EagleHead(nn.Module):
     taps: tuple[int, ...] = ()
     features = OUTPUTS
+    shares: tuple[End, ...] = ("embed", "head")
 
     def __init__(self, config: ModelConfig, *, has_bias: bool) -> None:
         """A head without weights as yet. `has_bias`: of what joins a token and a hidden state.

@@ -27,7 +27,7 @@ from baton.engine.layers.rope import RotaryAngles
 from baton.engine.mesh.split import Split
 from baton.engine.models.config.arrangement import FIRST_HALF, SECOND_HALF, Arrangement
 from baton.engine.models.config.model_config import ModelConfig
-from baton.engine.models.heads.draft_head import Mask
+from baton.engine.models.heads.draft_head import End, Mask
 from baton.engine.models.heads.eagle import LAYER, block_of, layout_of
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.models.skeleton.feed_forwards import feed_forward_of
@@ -99,6 +99,8 @@ class FeatureJoin(nn.Module):
 
 
 class Eagle3Head(FeatureJoin):
+    shares: tuple[End, ...] = ("embed",)
+
     def __init__(
         self,
         config: ModelConfig,

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from baton.engine.layers.linear import Linear
 from baton.engine.mesh.split import Split
+from baton.engine.models.heads.draft_head import End
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.kernels.products.linear import logits
 
@@ -47,6 +48,10 @@ class MedusaHeads(nn.Module):
         self.heads = nn.ModuleList(
             Linear(width, vocab_size) for _ in range(num_heads if has_own_heads else 0)
         )
+
+    @property
+    def shares(self) -> tuple[End, ...]:
+        return () if self.heads else ("head",)
 
     def share(self, model: Decoder) -> None:
         """Once there are weights: where there are no heads of their own, `model`'s."""

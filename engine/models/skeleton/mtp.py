@@ -23,6 +23,7 @@ from baton.engine.layers.join import Join
 from baton.engine.layers.norm import RmsNorm
 from baton.engine.models.config.arrangement import FIRST_HALF, SECOND_HALF
 from baton.engine.models.config.model_config import ModelConfig
+from baton.engine.models.heads.draft_head import End
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.models.skeleton.family import Family
 from baton.kernels.attention.layer_kv import LayerCache
@@ -43,6 +44,7 @@ OWN = {
 class MtpHead(nn.Module):
     taps: tuple[int, ...] = ()
     features = OUTPUTS
+    shares: tuple[End, ...] = ("embed", "head")
 
     def __init__(self, config: ModelConfig, family: Family) -> None:
         """A head without weights as yet. Its layer is made as the model's last, with an index of

@@ -340,10 +340,8 @@ def test_a_head_of_p_eagle_also_drafts_token_by_token(tmp_path: Path) -> None:
     assert drafted == chained(tokens, made.features(tokens[:-1]), made.step, made.best)
 
 
-@pytest.mark.parametrize("has_own_heads", [True, False])
-@torch.inference_mode()
-def test_medusa_drafts_what_its_formulas_say(has_own_heads: bool, tmp_path: Path) -> None:
-    target, folder = make_llama(tmp_path / "target"), tmp_path / "heads"
+def make_medusa_heads(folder: Path, *, has_own_heads: bool) -> dict[str, Tensor]:
+    """Random ones."""
     torch.manual_seed(7)
     width = TINY["hidden_size"]
     tensors: dict[str, Tensor] = {}
@@ -357,6 +355,14 @@ def test_medusa_drafts_what_its_formulas_say(has_own_heads: bool, tmp_path: Path
     (folder / "config.json").write_text(
         json.dumps({"medusa_num_heads": NUM_DRAFTED, "medusa_num_layers": 1})
     )
+    return tensors
+
+
+@pytest.mark.parametrize("has_own_heads", [True, False])
+@torch.inference_mode()
+def test_medusa_drafts_what_its_formulas_say(has_own_heads: bool, tmp_path: Path) -> None:
+    target, folder = make_llama(tmp_path / "target"), tmp_path / "heads"
+    tensors = make_medusa_heads(folder, has_own_heads=has_own_heads)
     engine = make_engine(target, "medusa", folder)
 
     tokens, drafted = first_draft(engine)

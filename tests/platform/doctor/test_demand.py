@@ -51,6 +51,20 @@ def test_each_decode_engine_has_the_draft_model_and_its_kv_besides() -> None:
     assert more == 2 * (weights + 3 * GIB)
 
 
+def test_the_lead_of_tensor_ranks_reads_ends_of_the_model_whole_for_its_head() -> None:
+    heads = {"method": "p-eagle", "model": str(built_in_folder("p-eagle")), "memory_gib": 1.0}
+    model, more = read_config(DEMO), {}
+    for tensor in (1, 2):
+        ranks: dict[str, object] = {"decode__parallel__tensor": tensor}
+        plain, drafting = config(**ranks), config(**ranks, decode__speculation=heads)
+        more[tensor] = (
+            demand_of(drafting, DEMO, is_on_gpu=False).memory_bytes
+            - demand_of(plain, DEMO, is_on_gpu=False).memory_bytes
+        )
+
+    assert more[2] - more[1] == 4 * model.vocab_size * model.hidden_size
+
+
 @pytest.mark.parametrize("method", ["eagle", "p-eagle", "medusa"])
 def test_heads_and_features_are_counted_as_the_engine_has_them(method: str) -> None:
     heads = {"method": method, "model": str(built_in_folder(method)), "features": "on"}
