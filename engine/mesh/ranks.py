@@ -162,11 +162,12 @@ class RankGroup:
         word: bytes = self._store.get(f"{name} {rank}")
         return word
 
-    def gather(self, words: array[int]) -> list[list[int]]:
-        """The words of all ranks, of which each tells as many."""
+    def gather(self, words: array[int], within: timedelta = FOR_EVER) -> list[list[int]]:
+        """The words of all ranks, of which each tells as many. Raises RuntimeError if one has not
+        told its own `within` that time."""
         own = torch.frombuffer(words, dtype=torch.int64)
         found = [torch.empty_like(own) for _ in range(self.size)]
-        self._control.allgather([found], [own]).wait()
+        self._control.allgather([found], [own]).wait(within)
         return [each.tolist() for each in found]
 
     def tell(self, words: array[int]) -> None:

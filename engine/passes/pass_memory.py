@@ -3,7 +3,7 @@
     free               once the weights are there
       - activations    of the largest passes: all tokens, of as many as may run or of one, or
                        drafts alone, each behind as much as a request may have, and a draw for all
-      - graphs         of the sizes that fit their budget (`baton.engine.passes.cuda_graphs`)
+      - graphs         of the sizes that fit their budget (`baton.engine.passes.graph_sizes`)
       = left           of which `cache.memory_fraction` becomes KV
 
 Both are tried over a scratch cache, which is gone before the real one is made. `Device` is what
@@ -34,18 +34,12 @@ from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.moe import MoeFeedForward
 from baton.engine.memory.kv_cache import KvCache
+from baton.engine.mesh.attempt import said_by_all, tried_by_all
 from baton.engine.mesh.ranks import Ranks
 from baton.engine.models.skeleton.taps import Taps
-from baton.engine.passes.cuda_graphs import (
-    MAX_GRAPH_BYTES,
-    Capture,
-    CudaCapture,
-    GraphCosts,
-    free_bytes,
-    said_by_all,
-    sizes_within,
-    try_graphs,
-)
+from baton.engine.passes.graph_capture import Capture, CudaCapture, free_bytes
+from baton.engine.passes.graph_sizes import MAX_GRAPH_BYTES, GraphCosts, sizes_within
+from baton.engine.passes.graph_start import try_graphs
 from baton.engine.passes.warm_up import warm_up_passes
 from baton.engine.sampling.sampler import draw
 from baton.engine.sampling.sampling_plan import SamplingPlan
@@ -115,7 +109,7 @@ def measure(
     taps: Taps | None = None,
 ) -> PassMemory:
     """Memory of this rank's passes, which `taps` read; its KV has this layout. Raises InvalidConfig
-    if none fits. All ranks of an engine call it at once."""
+    on all of them if none fits. All ranks of an engine call it at once."""
     mesh, ranks = loaded.groups.mesh, loaded.groups.engine
     if not mesh.has_steady_passes:
         return PassMemory(activation_bytes=estimated_bytes(loaded, limits))
@@ -126,8 +120,9 @@ def measure(
     cache = device.scratch(layout, max(blocks) + 1, loaded.info.dtype)
 
     def compute(chunks: Sequence[Chunk]) -> Tensor:
-        batch = make_batch(chunks, layout.block_size, cache.device)
-        logits: Tensor = loaded.model.logits(loaded.model(batch, cache.layers, ignore_layer))
+        with tried_by_all(ranks):
+            batch = make_batch(chunks, layout.block_size, cache.device)
+            logits: Tensor = loaded.model.logits(loaded.model(batch, cache.layers, ignore_layer))
         return logits
 
     def run(chunks: Sequence[Chunk]) -> None:
@@ -136,7 +131,8 @@ def measure(
             return  # nothing is drawn
         rows = [SamplingRow(DRAWN, (0,), ()) for _ in range(len(logits))]
         drafted = [0] * (len(logits) - 1) if limits.max_drafted else ()  # judged by the rule, too
-        draw(logits, SamplingPlan(rows, cache.device, drafted), loaded.info.eos_token_ids)
+        with tried_by_all(ranks):
+            draw(logits, SamplingPlan(rows, cache.device, drafted), loaded.info.eos_token_ids)
 
     try:
         for chunks in small_passes:
@@ -145,7 +141,8 @@ def measure(
     except torch.OutOfMemoryError as error:
         raise InvalidConfig(
             f"a pass of {limits.max_tokens} tokens of {limits.max_requests} requests does not fit "
-            "beside the weights; lower scheduler.max_batch_tokens or scheduler.max_running"
+            f"beside the weights ({error}); lower scheduler.max_batch_tokens or "
+            "scheduler.max_running"
         ) from error
     if not loaded.model.is_capturable or cache.spare_block is None:
         return PassMemory(activation_bytes=activation_bytes)
@@ -158,9 +155,9 @@ def measure(
         device.capture(),
         device.free_bytes,
         taps=taps,
+        ranks=ranks,
     )
-    if mesh.size == mesh.tensor:
-        costs = _largest_of(costs, ranks)
+    costs = _largest_of(costs, ranks)
     sizes = () if costs is None else sizes_within(limits.max_decodes, costs)
     if costs is not None and not sizes:
         logger.warning(

@@ -17,7 +17,8 @@ from baton.engine.layers.moe import MoeFeedForward
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.models.config.info import ModelInfo
 from baton.engine.models.skeleton.taps import Taps
-from baton.engine.passes.cuda_graphs import DecodeGraphs, capture_decoding
+from baton.engine.passes.cuda_graphs import DecodeGraphs
+from baton.engine.passes.graph_start import capture_decoding
 from baton.engine.passes.taped_model import record
 from baton.engine.sharding.expert_balancer import ExpertBalancer
 

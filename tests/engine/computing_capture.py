@@ -8,7 +8,8 @@ import torch
 
 from baton.engine.batch.static_batch import PassLimits, StaticBatch
 from baton.engine.models.skeleton.taps import Taps
-from baton.engine.passes.cuda_graphs import DecodeGraphs, Outputs
+from baton.engine.passes.cuda_graphs import DecodeGraphs
+from baton.engine.passes.graph_capture import Outputs
 from baton.engine.passes.runner import ModelRunner
 
 
@@ -24,6 +25,8 @@ class Replay:
 class ComputingCapture:
     def __init__(self) -> None:
         self.sizes: list[int] = []
+
+    def prepare(self, run: Callable[[], Outputs]) -> None: ...
 
     def __call__(self, run: Callable[[], Outputs]) -> tuple[Replay, Outputs]:
         outputs = tuple(output.clone() for output in run())

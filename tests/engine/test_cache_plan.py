@@ -24,7 +24,8 @@ from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig, Spec
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.memory.open_blocks import open_bytes
 from baton.engine.passes import pass_memory
-from baton.engine.passes.cuda_graphs import MAX_GRAPH_BYTES, Outputs
+from baton.engine.passes.graph_capture import Outputs
+from baton.engine.passes.graph_sizes import MAX_GRAPH_BYTES
 from baton.engine.passes.pass_memory import estimated_bytes, largest_passes, measure
 from baton.engine.sampling.sampler import Drawn, draw
 from baton.engine.sampling.sampling_plan import SamplingPlan

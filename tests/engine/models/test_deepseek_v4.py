@@ -31,7 +31,7 @@ from baton.engine.checkpoint.load import load_model, read_config
 from baton.engine.layers.rope_scaling import YarnScaling
 from baton.engine.mesh.mesh import Mesh
 from baton.engine.models.registry import family_of
-from baton.engine.passes.cuda_graphs import capture_decoding
+from baton.engine.passes.graph_start import capture_decoding
 from baton.engine.passes.pass_memory import PassMemory
 from baton.engine.sharding.cutting import share_of
 from baton.kernels.products.mxfp4 import VALUES

@@ -22,14 +22,10 @@ from baton.engine.batch.batch import Chunk, ignore_layer, make_batch
 from baton.engine.batch.decoding import Decoding
 from baton.engine.batch.static_batch import PassLimits, StaticBatch
 from baton.engine.models.skeleton.taps import Taps
-from baton.engine.passes.cuda_graphs import (
-    DecodeGraphs,
-    GraphCosts,
-    disagreement,
-    graph_sizes,
-    sizes_within,
-    try_graphs,
-)
+from baton.engine.passes.cuda_graphs import DecodeGraphs
+from baton.engine.passes.graph_check import disagreement
+from baton.engine.passes.graph_sizes import GraphCosts, graph_sizes, sizes_within
+from baton.engine.passes.graph_start import try_graphs
 from baton.engine.passes.runner import ModelRunner
 
 SPARE_BLOCK = NUM_BLOCKS - 1

@@ -5,17 +5,14 @@ CUDA's part is played by `ComputingCapture`; the ranks are threads of this proce
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 import torch
 from tests.engine.computing_capture import graphs_of
 from tests.engine.model_runs import make_prompt
-from tests.engine.rank_processes import HOST
 from tests.engine.ranks.greedy_answers import CONFIG
+from tests.engine.ranks.two_ranks import on_two_ranks
 from tests.engine.test_cache_plan import PretendedGpu
 from tests.tiny_checkpoints import FAMILIES
 from torch import Tensor
@@ -25,8 +22,7 @@ from baton.engine.batch.decoding import Decoding
 from baton.engine.batch.static_batch import PassLimits
 from baton.engine.cache_plan import plan_cache
 from baton.engine.checkpoint.load import load_model
-from baton.engine.mesh.mesh import Mesh
-from baton.engine.mesh.ranks import MeshGroups, Rendezvous, join, listen
+from baton.engine.mesh.ranks import MeshGroups
 from baton.engine.passes.cuda_graphs import DecodeGraphs
 from baton.engine.passes.runner import ModelRunner
 from baton.engine.ranks import lead
@@ -35,17 +31,6 @@ from baton.engine.ranks.lead import LeadRunner, follow
 
 LIMITS = PassLimits(max_tokens=16, max_requests=4, max_blocks=8)
 SPARE_BLOCK = 40
-Made = TypeVar("Made")
-
-
-def on_two_ranks(run: Callable[[MeshGroups], Made]) -> list[Made]:
-    listener = listen(HOST)
-    mesh = Mesh(tensor=2)
-    meeting = Rendezvous(host=HOST, port=listener.getsockname()[1], mesh=mesh, backend="gloo")
-    with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(lambda: run(join(meeting, 0, listener)))
-        second = threads.submit(lambda: run(join(meeting, 1)))
-        return [first.result(60), second.result(60)]
 
 
 def decoded(runner: LeadRunner) -> Tensor:

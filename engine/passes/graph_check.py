@@ -1,0 +1,104 @@
+"""Whether decode graphs give what the model gives, which is asked once they are captured."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from baton.engine.batch.batch import Chunk, ignore_layer, make_batch
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.mesh.attempt import RanksApart, said_by_all, tried_by_all
+from baton.engine.mesh.ranks import ALONE, Ranks
+from baton.engine.models.skeleton.decoder import Decoder
+from baton.engine.passes.cuda_graphs import DecodeGraphs
+from baton.engine.passes.graph_capture import launched_by_all
+
+TOLERANCE = 2e-2
+"""Relative, between a graph and the model: products may be split otherwise for other sizes."""
+CHECKED_TOKENS = 640
+"""Tokens of the longest context that graphs are checked with: several splits, and many blocks."""
+
+
+def disagreement(
+    graphs: DecodeGraphs, model: Decoder, cache: KvCache, spare_block: int, ranks: Ranks = ALONE
+) -> str | None:
+    """What is wrong with the graphs of any rank: the smallest, one between and the largest, over
+    contexts from a single token to many blocks. The blocks that this takes are zero again
+    afterwards.
+
+    Raises InvalidConfig if several ranks cannot launch a pass, and RanksApart: nothing more is
+    launched then, for devices may wait for each other.
+    """
+    past = _blocks_of_past(graphs, cache)
+    try:
+        reason = _difference(graphs, model, cache, past, spare_block, ranks)
+    except RanksApart:
+        raise
+    except RuntimeError as error:
+        reason = str(error)
+    for block in range(min(cache.num_blocks, len(past) + graphs.sizes[-1])):
+        for plane in range(cache.layout.num_planes):
+            cache.clear_tail(block, plane, 0)
+    if all(said_by_all(ranks, not reason)):
+        return None
+    return reason or "those of another rank gave something else than the model"
+
+
+def _difference(
+    graphs: DecodeGraphs,
+    model: Decoder,
+    cache: KvCache,
+    past: range,
+    spare_block: int,
+    ranks: Ranks,
+) -> str:
+    """No size is left out once one is wrong: other ranks compute them, too."""
+    sizes, taps, reason = graphs.sizes, graphs.taps, ""
+    with launched_by_all(ranks):
+        _write(past, model, cache)
+    for size in sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]}):
+        with launched_by_all(ranks):
+            chunks = _checked_rows(size, past, cache, spare_block)
+            hidden = graphs.forward(chunks, size)
+            logits = graphs.logits_of(hidden)
+            assert logits is not None
+            found = (hidden, logits, *(() if taps is None else taps.found))
+            batch = make_batch(chunks, cache.layout.block_size, cache.device)
+            wanted: Tensor = model(batch, cache.layers, ignore_layer, taps)
+            expected = (wanted, model.logits(wanted), *(() if taps is None else taps.found))
+        with tried_by_all(ranks):
+            if not all(map(_agree, found, expected)):
+                reason = f"the graph of {size} requests gave something else than the model"
+    return reason
+
+
+def _blocks_of_past(graphs: DecodeGraphs, cache: KvCache) -> range:
+    """The blocks of a context: half of those that there are, at most."""
+    num_wanted = -(-CHECKED_TOKENS // cache.layout.block_size)
+    return range(min(num_wanted, graphs.limits.max_blocks - 1, cache.num_blocks // 2))
+
+
+def _write(past: range, model: Decoder, cache: KvCache) -> None:
+    """Let the model compute that context."""
+    if past:
+        size = cache.layout.block_size
+        tokens = [1 + place % 7 for place in range(len(past) * size)]
+        batch = make_batch([Chunk(tokens, 0, past, 0)], size, cache.device)
+        model(batch, cache.layers, ignore_layer)
+
+
+def _checked_rows(size: int, past: range, cache: KvCache, spare_block: int) -> list[Chunk]:
+    """Requests that share a past, each up to another block, and then have one of their own.
+
+    Those that no block is left for are as rows for nobody.
+    """
+    rows = []
+    for row, own in zip(range(size), range(len(past), cache.num_blocks), strict=False):
+        shared = past[: len(past) - row * 5 % (len(past) + 1)]
+        token = 1 + row % 5
+        rows.append(Chunk((token,), len(shared) * cache.layout.block_size, (*shared, own), 1))
+    return rows + [Chunk((0,), 0, (spare_block,), 1)] * (size - len(rows))
+
+
+def _agree(found: Tensor, wanted: Tensor) -> bool:
+    limit = TOLERANCE * float(wanted.float().abs().max())
+    return bool(((found.float() - wanted.float()).abs() <= limit).all())
