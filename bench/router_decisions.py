@@ -79,6 +79,7 @@ class Fleet:
         self.pools = {role: Pool() for role in Role}
         self.index = KvIndex()
         matches = Matches(self.index, lambda epoch: LAYOUT)
+        self.rates = PullRates()
         self.placer = Placer(Routing(policy(policy_name)), matches.num_tokens)
         self.now = 1000.0
         self._numbers = count()
@@ -119,7 +120,7 @@ class Fleet:
 
     def view(self, names: PromptNames) -> View:
         pools = self.pools
-        return look(names, self.index, pools[Role.DECODE], pools[Role.PREFILL], PullRates())
+        return look(names, self.index, pools[Role.DECODE], pools[Role.PREFILL], self.rates)
 
     def place(self) -> Placement | Prompt | None:
         """One more prompt, from its tokens on; booked, if it is sent."""

@@ -61,12 +61,17 @@ class StepTimes:
 
     def predict_s(self, work: StepWork, *, num_steps: int = 1) -> float:
         """The time of `num_steps` steps that do `work` between them."""
+        return self._sum_s(num_steps, *work)
+
+    def _sum_s(
+        self, num_steps: int, num_tokens: int, num_pairs: int, num_context: int, num_requests: int
+    ) -> float:
         return (
             num_steps * self.constant_s
-            + work.num_tokens * self.token_s
-            + work.num_pairs * self.pair_s
-            + work.num_context * self.context_s
-            + work.num_requests * self.request_s
+            + num_tokens * self.token_s
+            + num_pairs * self.pair_s
+            + num_context * self.context_s
+            + num_requests * self.request_s
         )
 
     def prefill_s(self, num_tokens: int, num_cached: int, chunk: int) -> float:
@@ -77,8 +82,7 @@ class StepTimes:
         """
         num_new = num_tokens - num_cached
         num_steps = -(-num_new // chunk)
-        work = StepWork(num_new, _prompt_pairs(num_new, num_cached), 0, num_steps)
-        return self.predict_s(work, num_steps=num_steps)
+        return self._sum_s(num_steps, num_new, _prompt_pairs(num_new, num_cached), 0, num_steps)
 
     def decode_s(self, num_requests: int, num_context: int) -> float:
         """The time of a step in which so many requests decode, `num_context` tokens together: the

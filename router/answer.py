@@ -142,7 +142,7 @@ class Answers:
             decode=decode.info,
             prompt=asked.prompt,
             prefill=tuple(
-                [options.replicas.known(one).endpoint for one in ranked[:MAX_PREFILL_CANDIDATES]]
+                [one.endpoint for one in options.replicas.known(ranked[:MAX_PREFILL_CANDIDATES])]
             ),
             num_prefill_tokens=max(request.num_tokens - num_has(best, source), 1),
             source=None if source is None else source.info.endpoint,
@@ -182,7 +182,7 @@ class Answers:
     ) -> Ranking:
         """The ranking of the candidates at these places; the first has `source` to fetch from."""
         costs, places = options.costs, np.array(ranked)
-        every = list(map(options.replicas.known, ranked))
+        every = options.replicas.known(ranked)
         terms = None if costs.terms is None else costs.terms.take(places, axis=1)
         wait_s, work_s = self._delays_s(asked, options, places, terms)
         num_held = options.held.usable.take(places)

@@ -67,9 +67,8 @@ def _cheapest(
     num_output, rate = typical.of(request), view.rates.tokens_per_s
     asked = asked_to_decode(replicas, now, request, num_output, rate)
     order, terms, num_held = least_to_decode(asked, replicas, drawn(request.request_id), MAX_TOLD)
-    known = map(replicas.known, order)
     told = DecodeRanking(
-        known=[(one.info, one.heard_at_s) for one in known],
+        known=[(one.info, one.heard_at_s) for one in replicas.known(order)],
         decided_s=now,
         num_held=num_held,
         names=TERMS,

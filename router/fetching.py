@@ -61,7 +61,8 @@ def _fetches(
     library = library_without_torch()
     if library is not None and not by_taker:
         usable, fetch_s = out = np.empty((2, len(tokens)))
-        all_ = (holder.num_tokens, token_bytes, *rates.usual, rates.tokens_per_s, rates.min_tokens)
+        link = rates.latency_s, rates.bytes_per_s
+        all_ = (holder.num_tokens, token_bytes, *link, rates.tokens_per_s, rates.min_tokens)
         return (
             (usable, fetch_s) if compiled.fetches(library, (*all_, CLEARLY), tokens, out) else None
         )
@@ -82,11 +83,12 @@ def _handoffs_s(
 ) -> Numbers | None:
     if decode.epoch in replicas.pool:
         return None  # it computes prompts for itself
-    num_bytes = request.num_tokens * _token_bytes(decode)
-    found = np.full(len(replicas), rates.handoff_s)
-    by_lender = rates.handoffs.to_taker(decode.epoch)
-    for place, line in _places(replicas, by_lender):
-        found[place] = line.seconds(num_bytes)
+    found = np.empty(len(replicas))
+    found.fill(rates.handoff_s)
+    if by_lender := rates.handoffs.to_taker(decode.epoch):
+        num_bytes = request.num_tokens * _token_bytes(decode)
+        for place, line in _places(replicas, by_lender):
+            found[place] = line.seconds(num_bytes)
     return found
 
 

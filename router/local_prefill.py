@@ -51,12 +51,14 @@ def why_here(request: PlacementRequest, choice: Choice, limit: int) -> str:
         return f"{request.local_because}: computed locally"
     if not len(peers):
         return "no prefill replica: computed locally"
-    source = source_for(decode, view, request)
     # The first choice has shown that its prompt is there; events may tell of it later.
     num_held = decode.num_soon_tokens if is_beside else decode.num_cached_tokens
-    num_missing = request.num_tokens - max(num_held, source.num_tokens if source else 0)
     if is_beside:
         limit = max(limit, decode.info.layout.block_size)  # what no cache ever holds
+    if request.num_tokens - max(num_held, view.most_cached) > limit:
+        return ""  # as with most: whoever it would ask for the rest has no more
+    source = source_for(decode, view, request)
+    num_missing = request.num_tokens - max(num_held, source.num_tokens if source else 0)
     if num_missing > limit:
         return ""
     is_last_block = is_beside and num_missing <= decode.info.layout.block_size

@@ -19,8 +19,7 @@ MAX_ASKED = 8
 def source_for(taker: ReplicaView, view: View, request: PlacementRequest) -> Holding | None:
     """The replica that has enough more of the prompt than `taker` to be asked for it."""
     least = taker.num_soon_tokens + view.rates.min_tokens
-    most = max(view.decode.most_cached, view.prefill.most_cached)
-    if not view.rates.is_enabled or most < least:
+    if not view.rates.is_enabled or view.most_cached < least:
         return None
     holders = [*_most(view.decode, least, request), *_most(view.prefill, least, request)]
     if len({num_tokens for _, num_tokens in holders}) < len(holders):  # of equals, who is drawn

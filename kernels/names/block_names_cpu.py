@@ -5,14 +5,16 @@ from __future__ import annotations
 import array
 import ctypes
 from functools import cache
+from struct import Struct
 from types import SimpleNamespace
 
 from baton.core.block_hash import DIGEST_BYTES
 
 _NAME, _NUM, _ADDRESS = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
 _NUMBER = ctypes.cast(ctypes.pythonapi.PyLong_AsLongLong, _ADDRESS)
-"""How the interpreter's own numbers are read: no library knows their layout."""
+"""How the interpreter's own numbers are read whose layout is not known."""
 _ITEM_BYTES = ctypes.sizeof(_ADDRESS)
+_SMALL_NUMBER = Struct("2Q")
 
 
 def block_names(
@@ -46,7 +48,7 @@ def block_names_of_tuple(
     names = _room(parent, num_blocks)
     items = id(tokens) + tuple.__basicsize__ + start * _ITEM_BYTES
     of_items = _calls(library).of_items
-    num_named = of_items(parent, items, num_blocks, block_size, _NUMBER, names)
+    num_named = of_items(parent, items, num_blocks, block_size, _NUMBER, _small_number(), names)
     if num_named < num_blocks:
         place = start + num_named * block_size
         raise OverflowError(f"among {tokens[place : place + block_size]} is no token of 32 bits")
@@ -56,7 +58,8 @@ def block_names_of_tuple(
 def _room(parent: bytes, num_blocks: int) -> ctypes.Array[ctypes.c_char]:
     if len(parent) != DIGEST_BYTES:
         raise ValueError(f"a name has {DIGEST_BYTES} bytes, not {len(parent)}")
-    return ctypes.create_string_buffer(num_blocks * DIGEST_BYTES)
+    room: ctypes.Array[ctypes.c_char] = (ctypes.c_char * (num_blocks * DIGEST_BYTES))()
+    return room
 
 
 @cache
@@ -71,9 +74,30 @@ def are_items_in_line() -> bool:
 
 
 @cache
+def _small_number() -> bytes:
+    """How numbers of one digit of 30 bits begin that are no subclass's, behind their count of
+    references; zeros, if this interpreter does not keep them as CPython does: that is tried."""
+    ones, others = (1, 1000, 150_000, 2**30 - 1), (-1, -150_000, 2**30, 2**32 - 1)
+    if any(one.__sizeof__() < 28 for one in (*ones, *others)):
+        return _SMALL_NUMBER.pack(0, 0)
+    (_, kind, size), *same = [_words(one) for one in ones]
+    are_as_expected = (
+        kind == id(int)
+        and all(head[1:] == (kind, size) for head in same)
+        and all(ctypes.c_uint32.from_address(id(one) + 24).value == one for one in ones)
+        and all(_words(other)[1:] != (kind, size) for other in (*others, True))
+    )
+    return _SMALL_NUMBER.pack(*((kind, size) if are_as_expected else (0, 0)))
+
+
+def _words(number: int) -> tuple[int, ...]:
+    return tuple((ctypes.c_uint64 * 3).from_address(id(number)))
+
+
+@cache
 def _calls(library: ctypes.CDLL) -> SimpleNamespace:
     of_words = ctypes.PYFUNCTYPE(None, _NAME, _ADDRESS, _NUM, _NUM, ctypes.c_int32, _ADDRESS)
-    of_items = ctypes.PYFUNCTYPE(_NUM, _NAME, _ADDRESS, _NUM, _NUM, _ADDRESS, _ADDRESS)
+    of_items = ctypes.PYFUNCTYPE(_NUM, _NAME, _ADDRESS, _NUM, _NUM, _ADDRESS, _NAME, _ADDRESS)
     return SimpleNamespace(
         of_words=of_words(("baton_block_names", library)),
         of_items=of_items(("baton_block_names_of_items", library)),

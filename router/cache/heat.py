@@ -64,11 +64,15 @@ class Heat:
 
     def hear(self, prompt: Prompt, now: float) -> None:
         """A conversation begins with `prompt`."""
-        for depth in _depths(len(prompt.names)):
-            name = prompt.names[depth - 1]
+        packed = BlockNames.of(prompt.names).packed
+        for depth in _depths(len(packed) // DIGEST_BYTES):
+            end = depth * DIGEST_BYTES
+            name = packed[end - DIGEST_BYTES : end]
             uses = self._uses_by_name.get(name)
-            count = 1.0 if uses is None else uses.by(now) + 1.0
-            self._uses_by_name.put(name, _Uses(count, now))
+            if uses is None:
+                self._uses_by_name.put(name, _Uses(1.0, now))
+            else:
+                uses.count, uses.at_s = uses.by(now) + 1.0, now
 
     def charge(self, prompt: Prompt, num_replicas: int, now: float) -> Charge:
         """Weigh the tokens of `prompt`: those after its last whole block are its own.

@@ -48,7 +48,7 @@ from baton.router.policies.routing_policy import Costs, Held
 from baton.router.prompt import Prompt
 from baton.router.replicas.candidate import Candidate
 from baton.router.replicas.candidates import Candidates
-from baton.router.table.columns import RECENT_HALF_LIFE_S, mean
+from baton.router.table.columns import RECENT_HALF_LIFE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,12 +113,12 @@ class Cost:
         return self._turns if self._weights.is_late else None
 
     def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
-        in_line = mean(candidates.num_waiting) if candidates.has_lines else 0.0
+        in_line = candidates.mean_num_waiting if candidates.has_lines else 0.0
         mean_s, num_recent = candidates.mean_recent(now)
         num, ongoing = len(candidates), candidates.columns.ongoing
         ongoing.pass_to(now)
         home = self._home(prompt, candidates)
-        num_others = mean(candidates.num_ongoing) - (home is not None) / num
+        num_others = candidates.mean_num_ongoing - (home is not None) / num
         future_s = ongoing.future_s(SUPPOSED * self._turns.typical_s)
         mean_share_s = mean_s + num_others * future_s
         asked = Asked(

@@ -209,8 +209,9 @@ class Candidate:
 
     @property
     def _token_due_s(self) -> float:
-        oldest = next(iter(self.open.values()), None)
-        return math.inf if oldest is None else max(self._ends_s(oldest), self._last_first_token_s)
+        for oldest in self.open.values():
+            return max(self._ends_s(oldest), self._last_first_token_s)
+        return math.inf
 
     @property
     def has_credit(self) -> bool:
@@ -313,13 +314,12 @@ class Candidate:
 
     def _write(self) -> None:
         self.version += 1
-        oldest = next(iter(self.open.values()), None)
         growth = self.columns.growth(self._recent_at_s) if self._num_recent else 1.0
         self.columns.write(
             self.row,
             Column.NEXT_FREE_S,
             (
-                -math.inf if oldest is None else self.next_free_s,
+                self.next_free_s if self.open else -math.inf,
                 self._token_due_s,
                 self._told_until_s,
                 self._recent_s * growth,
@@ -327,7 +327,7 @@ class Candidate:
                 len(self.open),
                 self.num_open_tokens,
                 self.num_open_blocks,
-                math.inf if self.credit_tokens is None else self.credit_tokens,
-                self.num_running,
+                math.inf if self._credit_tokens is None else self._credit_tokens,
+                self._num_running,
             ),
         )

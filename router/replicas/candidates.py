@@ -49,7 +49,7 @@ class Candidates:
         """Rows of the columns; None: all, in their order."""
         self._numbers = columns.numbers if places is None else columns.numbers[:, places]
         self._busy_s: tuple[float, int, Numbers] | None = None
-        self._recent_s: tuple[int, float] | None = None
+        self._recent: tuple[int, float, float] | None = None
         self._work_s: tuple[int, Numbers, int, Numbers] | None = None
         self._drawn: tuple[int, Draws] | None = None
         """What was asked last, of which version of the columns, and the answer: a policy and the
@@ -144,12 +144,12 @@ class Candidates:
     def is_any_overdue(self, now: float, by_s: float) -> bool:
         """Whether one of them is for longer."""
         ends_s = self._of(Column.OLDEST_ENDS_S)
-        return len(ends_s) > 0 and bool(now - ends_s[ends_s.argmin()] - LATE_S > by_s)
+        return len(ends_s) > 0 and now - ends_s.item(ends_s.argmin()) - LATE_S > by_s
 
     def are_all_overdue(self, now: float, by_s: float) -> bool:
         """Whether each of them is for longer."""
         ends_s = self._of(Column.OLDEST_ENDS_S)
-        return len(ends_s) == 0 or bool(now - ends_s[ends_s.argmax()] - LATE_S > by_s)
+        return len(ends_s) == 0 or now - ends_s.item(ends_s.argmax()) - LATE_S > by_s
 
     def busy_s(self, now: float) -> Numbers:
         """Seconds until it has computed what was sent there, as far as can be told."""
@@ -174,17 +174,26 @@ class Candidates:
         return self._of(Column.RECENT_S)
 
     @property
-    def mean_recent_units(self) -> float:
-        """Seconds of work that one was sent lately, as the columns have it."""
-        asked, version = self._recent_s, self._columns.books_version
-        if asked is None or asked[0] != version:
-            asked = self._recent_s = version, mean(self._of(Column.RECENT_S))
-        return asked[1]
+    def mean_num_ongoing(self) -> float:
+        if self._places is None:
+            return len(self._columns.ongoing) / self._columns.num_rows
+        return mean(self.num_ongoing)
 
     def mean_recent(self, now: float) -> tuple[float, float]:
         """Seconds of work that one was sent lately, and prompts: older ones count less and less."""
+        asked, version = self._recent, self._columns.books_version
+        if asked is None or asked[0] != version:
+            asked = self._recent = version, *self._mean_recent_units()
         left = self._columns.left(now)
-        return self.mean_recent_units * left, mean(self._of(Column.NUM_RECENT)) * left
+        return asked[1] * left, asked[2] * left
+
+    def _mean_recent_units(self) -> tuple[float, float]:
+        """As the columns have it."""
+        if self._places is not None:  # how these lie in memory, in which order they are added up
+            return mean(self._of(Column.RECENT_S)), mean(self._of(Column.NUM_RECENT))
+        sums = np.add.reduce(self._numbers[Column.RECENT_S : Column.NUM_RECENT + 1], axis=1)
+        seconds, prompts = sums.tolist()
+        return seconds / len(self), prompts / len(self)
 
     def prefill_s(self, num_tokens: int, num_cached: Numbers) -> Numbers:
         """Seconds for a prompt of `num_tokens` that each has to itself, by its own step times."""
@@ -212,6 +221,12 @@ class Candidates:
     @property
     def num_waiting(self) -> Numbers:
         return self._of(Column.NUM_WAITING)
+
+    @property
+    def mean_num_waiting(self) -> float:
+        if self._places is None:
+            return len(self._columns.line) / self._columns.num_rows
+        return mean(self.num_waiting)
 
     @property
     def line_s(self) -> Numbers:

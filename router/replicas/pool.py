@@ -235,8 +235,13 @@ class Pool:
         """
         if not every:
             return np.zeros(len(self))
-        found = [one.by_number.take(self._numbers(one.numbering)) for one in every]
-        return self._block_sizes * (found[0] if len(found) == 1 else np.maximum.reduce(found))
+        if len(every) == 1:
+            [(numbering, by_number)] = every
+            depths = by_number.take(self._numbers(numbering))
+        else:
+            found = [one.by_number.take(self._numbers(one.numbering)) for one in every]
+            depths = np.maximum.reduce(found)
+        return self._block_sizes * depths
 
     def _numbers(self, numbering: Numbering) -> Places:
         version, numbers = self._numbers_by_numbering.get(numbering, (-1, _NO_PLACES))

@@ -9,8 +9,7 @@ Whatever a policy needs to know is in the pool's candidates; it sees nothing els
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -93,9 +92,12 @@ class PoolView(Sequence[ReplicaView]):
             self.pool.replicas[row], row, int(self.cached[row]), int(self.expected[row])
         )
 
-    def known(self, place: int) -> KnownReplica:
-        """One of these, whatever it has of the prompt."""
-        return self.pool.replicas[place if self.places is None else self.places[place]]
+    def known(self, places: Iterable[int]) -> list[KnownReplica]:
+        """Some of these, whatever they have of the prompt."""
+        every, rows = self.pool.replicas, self.places
+        if rows is None:
+            return [every[place] for place in places]
+        return [every[rows[place]] for place in places]
 
     def __iter__(self) -> Iterator[ReplicaView]:
         return map(self.__getitem__, range(len(self)))
@@ -122,7 +124,9 @@ class PoolView(Sequence[ReplicaView]):
     def most_cached(self) -> int:
         """Leading tokens that whoever has most of the prompt has of it."""
         if self._most_cached is None:
-            self._most_cached = int(self.cached[self.cached.argmax()]) if len(self.cached) else 0
+            self._most_cached = (
+                int(self.cached.item(self.cached.argmax())) if len(self.cached) else 0
+            )
         return self._most_cached
 
     @property
@@ -146,12 +150,19 @@ class PoolView(Sequence[ReplicaView]):
 NOBODY = PoolView(Pool(), np.zeros(0), np.zeros(0))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+NO_PULLS = PullRates(is_enabled=False)
+
+
+class View(NamedTuple):
     decode: PoolView = NOBODY
     prefill: PoolView = NOBODY
-    rates: PullRates = field(default_factory=lambda: PullRates(is_enabled=False))
+    rates: PullRates = NO_PULLS
     """What it costs to fetch what one of them has to another, and to compute it there."""
+
+    @property
+    def most_cached(self) -> int:
+        """Leading tokens that whoever has most of the prompt has of it."""
+        return max(self.decode.most_cached, self.prefill.most_cached)
 
 
 def look(

@@ -93,14 +93,18 @@ class LinkTimes:
     def from_lender(self, lender: Epoch) -> dict[Epoch, LinkTime]:
         """Link times by taker, of those clearly nearer to this lender, or farther, than others
         are."""
-        takers = self._takers_by_lender.get(lender, ())
+        takers = self._takers_by_lender.get(lender)
+        if takers is None:
+            return {}
         found = {taker: self.of((lender, taker)) for taker in takers}
         return {taker: line for taker, line in found.items() if line is not None}
 
     def to_taker(self, taker: Epoch) -> dict[Epoch, LinkTime]:
         """Link times by lender, of those clearly nearer to this taker, or farther, than others
         are."""
-        lenders = self._lenders_by_taker.get(taker, ())
+        lenders = self._lenders_by_taker.get(taker)
+        if lenders is None:
+            return {}
         found = {lender: self.of((lender, taker)) for lender in lenders}
         return {lender: line for lender, line in found.items() if line is not None}
 

@@ -67,16 +67,12 @@ class Columns:
         """Others after each change of its numbers, of those from NEXT_FREE_S, from STEP_S on."""
         self.base_s = 0.0
         self._numbers = np.zeros((len(Column), max_rows))
-        self._numbers_at = self._numbers.ctypes.data, max_rows
+        self._address = self._numbers.ctypes.data
+        self.rows = Rows(self._address, max_rows, 0)
+        """Where the numbers lie."""
         self._draws = np.zeros(max_rows, np.uint64)
         self.line = LineColumns()
         self.ongoing = Ongoing()
-
-    @property
-    def rows(self) -> Rows:
-        """Where the numbers lie."""
-        address, max_rows = self._numbers_at
-        return Rows(address, max_rows, self.num_rows)
 
     @property
     def numbers(self) -> Numbers:
@@ -91,10 +87,9 @@ class Columns:
         row, max_rows = self.num_rows, len(self._draws)
         if row == max_rows:
             self._numbers = np.pad(self._numbers, ((0, 0), (0, max_rows)))
-            self._numbers_at = self._numbers.ctypes.data, 2 * max_rows
+            self._address = self._numbers.ctypes.data
             self._draws = np.pad(self._draws, (0, max_rows))
-        self.num_rows += 1
-        self._have_changed()
+        self._resize(self.num_rows + 1)
         self._draws[row] = draw
         return row
 
@@ -102,9 +97,13 @@ class Columns:
         """Remove a row for which no prompt waits any more; the rows behind it move up."""
         self._numbers[:, row:-1] = self._numbers[:, row + 1 :]
         self._draws[row:-1] = self._draws[row + 1 :]
-        self.num_rows -= 1
-        self._have_changed()
+        self._resize(self.num_rows - 1)
         self.line.close_up(row)
+
+    def _resize(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+        self.rows = Rows(self._address, len(self._draws), num_rows)
+        self._have_changed()
 
     def write(self, row: int, first: Column, numbers: tuple[float, ...]) -> None:
         self._numbers[first : first + len(numbers), row] = numbers

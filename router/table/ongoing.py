@@ -48,6 +48,10 @@ class Ongoing:
         self._num_sent, self._sent_at_s, self._between_s = 0, 0.0, 0.0
         self._long_s, self._num_long = 0.0, 0
 
+    def __len__(self) -> int:
+        """Conversations of which the next turn is expected somewhere."""
+        return len(self._last_by_session)
+
     def future_s(self, supposed_s: float = 0.0) -> float:
         """Work that one of them still brings, on the average: as many turns as others had.
         `supposed_s`: what it is taken to be while few are known."""

@@ -71,7 +71,7 @@ async def test_rest_that_is_said_again_is_heard_and_is_no_news_of_anything_else(
             replica.capacity = replace(replica.capacity, **facts)
             replica.say_capacity()
             await until(lambda: link.last_word.heard_at_s == clock())
-            assert fleet.view(PROMPT).decode.known(0).heard_at_s == clock()
+            assert fleet.view(PROMPT).decode.known([0])[0].heard_at_s == clock()
             return candidate.version
 
         news = await say(step_times=measured)

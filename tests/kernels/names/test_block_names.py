@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import array
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -70,6 +72,18 @@ def test_what_is_no_token_is_refused(token: int) -> None:
         for tokens in ([1, token], (1, token)):
             with pytest.raises(OverflowError):
                 named(root_hash(b"model"), tokens, 2)
+
+
+@pytest.mark.parametrize("is_layout_known", [True, False])
+def test_numbers_of_whatever_type_are_read_as_the_interpreter_reads_them(
+    is_layout_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_layout_known:
+        monkeypatch.setattr(cpu, "_small_number", lambda: bytes(16))
+    root, numbers = root_hash(b"model"), (1, 1, 8, 0, 7, 2**30, 2**32 - 1, 9)
+    tokens: tuple[Any, ...] = (True, np.int64(1), np.int64(8), *numbers[3:])
+
+    assert block_names(root, tokens, 4) == reference(root, numbers, 4)
 
 
 @pytest.mark.skipif(library() is None, reason="nothing is compiled here")

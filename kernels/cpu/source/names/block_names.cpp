@@ -100,15 +100,27 @@ void baton_block_names(const uint8_t* parent, const uint32_t* tokens, int64_t nu
       [&](int64_t block) { return tokens + block * block_size; }, names);
 }
 
+// How the interpreter keeps numbers of one digit, 30 bits of their own: kernels/names/block_names_cpu.py finds out.
+struct BatonSmallNumber {
+  uint64_t type, size;  // the words behind the count of references, then comes the digit; type 0: it does not
+};
+
 // The same, of Python's numbers: each is read where it is used, as to make words of all of them first takes
 // longer than the names. How many of the blocks were named: less than all, if what comes next is no token.
 int64_t baton_block_names_of_items(const uint8_t* parent, void* const* items, int64_t num_blocks,
-                                   int64_t block_size, Number number, uint8_t* names) {
+                                   int64_t block_size, Number number, const BatonSmallNumber* small,
+                                   uint8_t* names) {
   const auto size = size_t(block_size);
   std::vector<uint32_t> words[2]{std::vector<uint32_t>(size), std::vector<uint32_t>(size)};
   const auto read = [&](int64_t block) -> const uint32_t* {
     for (uint32_t& word : words[block & 1]) {
-      const long long token = number(*items++);
+      void* const item = *items++;
+      const auto* its = static_cast<const uint64_t*>(item);
+      if (small->type && its[1] == small->type && its[2] == small->size) {  // as nearly all tokens are
+        memcpy(&word, its + 3, sizeof word);
+        continue;
+      }
+      const long long token = number(item);
       if (token < 0 || token > UINT32_MAX) return nullptr;
       word = uint32_t(token);
     }
