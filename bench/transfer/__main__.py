@@ -10,6 +10,7 @@ quickest: on a machine that does other things as well, medians are of these.
                grpc  a bare gRPC stream of messages as long as a piece
                tcp   a plain TCP socket
                gloo  send and recv of torch.distributed
+    checked    tcp   the socket, with one checksum of all bytes at either end: what two cores give
 
     python -m bench.transfer [--transports shm tcp grpc gloo] [--sizes 1 256] [--timeline OUT.png]
 """
@@ -36,6 +37,7 @@ from baton.platform.machine.heap import keep_freed_memory
 MIB = 1 << 20
 TRANSPORTS = ("shm", "tcp", "grpc", "gloo")
 SIZES = (1, 16, 256)
+CHECKED = "checked socket"
 LIMIT_OF = {"shm": "memcpy", "tcp": "socket", "grpc": "bare stream", "gloo": "send/recv"}
 AIM_OF = {"shm": 0.6, "tcp": 0.8, "grpc": 0.7, "gloo": 0.85}
 WARM_UP = 2
@@ -82,6 +84,7 @@ async def _round(
         found["bare stream"] = await receiver.bare_stream(num_bytes)
     if not {"tcp", "grpc"}.isdisjoint(transports):
         found["socket"] = receiver.plain_socket(num_bytes)
+        found[CHECKED] = receiver.checked_socket(num_bytes)
     if gloo is not None:
         found["send/recv"] = gloo.seconds(num_bytes)
     return found
@@ -107,7 +110,8 @@ def report(
             table(
                 (
                     "MiB, transport", "ms", "quickest", "GB/s", "its limit", "limit, GB/s",
-                    "of its limit", "quickest of each", "aim", "one side's checksums, of the time",
+                    "of its limit", "quickest of each", "checked limit, of its limit", "aim",
+                    "one side's checksums, of the time",
                 ),
                 rows,
             ),
@@ -128,6 +132,7 @@ def _row(seconds: Seconds, size: int, name: str) -> tuple[str | float, ...]:
         _rate(seconds, size, limit),
         _median(seconds, size, limit) / took_s,
         min(seconds[size, limit]) / min(seconds[size, name]),
+        _median(seconds, size, limit) / _median(seconds, size, CHECKED) if name == "tcp" else "",
         AIM_OF[name],
         _median(seconds, size, "checksums") / took_s,
     )
@@ -135,7 +140,7 @@ def _row(seconds: Seconds, size: int, name: str) -> tuple[str | float, ...]:
 
 def _limits(seconds: Seconds) -> list[str]:
     measured = {name for _, name in seconds}
-    names = ("memcpy", "checksums", "socket", "bare stream", "send/recv")
+    names = ("memcpy", "checksums", "socket", CHECKED, "bare stream", "send/recv")
     return [name for name in names if name in measured]
 
 
@@ -156,7 +161,7 @@ def main() -> None:
     parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS)
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="MiB of a handoff")
     parser.add_argument("--timeline", type=Path, help="also draw one prompt's way, by the first")
-    parser.add_argument("--piece-kib", type=int, default=MAX_PIECE_BYTES >> 10)
+    parser.add_argument("--piece-kib", type=int, default=MAX_PIECE_BYTES >> 10, help="by gloo")
     parser.add_argument("--quick", action="store_true", help="few rounds")
     arguments = parser.parse_args()
     keep_freed_memory()  # as a replica does

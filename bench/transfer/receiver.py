@@ -12,7 +12,14 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from bench.transfer.sender import LAYOUT, LOOPBACK, TIME_LEFT_S, move_to_huge_pages
+from bench.transfer.sender import (
+    CHECKED_BYTES,
+    LAYOUT,
+    LOOPBACK,
+    TIME_LEFT_S,
+    WISH,
+    move_to_huge_pages,
+)
 
 from baton.core.clock import monotonic
 from baton.core.ids import Epoch, TransferId, new_epoch
@@ -20,9 +27,10 @@ from baton.core.owner_thread import OneThread
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.memory.kv_cache import KvCache
 from baton.kv_transfer.handoff.reservation import KvSource, WantedKv
-from baton.kv_transfer.layouts.integrity import checksums_of
+from baton.kv_transfer.layouts.integrity import checksums_of, unit_checksums
 from baton.kv_transfer.receiving.fetch import Fetcher
 from baton.kv_transfer.receiving.receiver import Receiver, ReceiverConfig
+from baton.kv_transfer.transport.grpc import GrpcSending
 from baton.kv_transfer.transports import TransportParts, Transports
 from baton.proto.channels import Channels
 
@@ -113,15 +121,27 @@ class BenchReceiver:
 
     def plain_socket(self, num_bytes: int) -> float:
         started = time.perf_counter()
-        self._socket.sendall(num_bytes.to_bytes(8, "little"))
+        self._socket.sendall(WISH.pack(num_bytes, False))
         at, buffer = 0, self._buffer.data
         while at < num_bytes:
             at += self._socket.recv_into(buffer[at:num_bytes])
         return time.perf_counter() - started
 
+    def checked_socket(self, num_bytes: int) -> float:
+        """As `plain_socket`, summed up once at either end, by one thread each."""
+        started = time.perf_counter()
+        self._socket.sendall(WISH.pack(num_bytes, True))
+        at, buffer = 0, self._buffer.data
+        while at < num_bytes:
+            begin, stop = at, min(at + CHECKED_BYTES, num_bytes)
+            while at < stop:
+                at += self._socket.recv_into(buffer[at:stop], 0, socket.MSG_WAITALL)
+            unit_checksums(buffer[begin:stop], LAYOUT.unit_bytes)
+        return time.perf_counter() - started
+
     async def bare_stream(self, num_bytes: int) -> float:
         """gRPC messages of bytes, each as long as a piece, dropped as they come."""
-        size = min(self._piece_bytes, num_bytes)
+        size = min(GrpcSending.max_piece_bytes, num_bytes)
         request = json.dumps([-(-num_bytes // size), size]).encode()
         started = time.perf_counter()
         stream: Any = self._channels.to(self._address).unary_stream("/bench/Stream")

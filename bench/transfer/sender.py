@@ -7,7 +7,8 @@ It prints where it listens, as JSON, and ends when stdin does.
 gRPC   KvTransfer       a prefill replica's own service, over synthetic KV that is there already
        /bench/Offer     num_blocks, receiver epoch -> transfer id
        /bench/Stream    num_chunks, chunk_bytes -> that many messages of bytes
-TCP    num_bytes        -> that many bytes
+TCP    num_bytes, how   -> that many bytes: the same ones again and again, or those of the KV, each
+                           summed up before it is sent
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import struct
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc.aio
 import torch
 import uvloop
 
+from baton.core.block_views import stretches
 from baton.core.clock import monotonic
 from baton.core.ids import Epoch, TransferId, new_epoch, new_transfer_id
 from baton.core.kv_layout import KvLayout
@@ -31,6 +34,7 @@ from baton.core.kv_pool import Holder, HolderKind
 from baton.core.owner_thread import OneThread
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.memory.kv_cache import KvCache
+from baton.kv_transfer.layouts.integrity import unit_checksums
 from baton.kv_transfer.sending.outbox import Outbox
 from baton.kv_transfer.sending.sender import Sender
 from baton.kv_transfer.transport.control.servicer import KvTransferServicer
@@ -50,6 +54,10 @@ LAYOUT = KvLayout(
 LOOPBACK = "127.0.0.1"
 TIME_LEFT_S = 60.0
 CHUNK = memoryview(bytes(1 << 20))
+WISH = struct.Struct("<Q?")
+"""Of a visitor of the socket: how many bytes, and whether they are to be summed up first."""
+CHECKED_BYTES = 4 << 20
+"""Summed up at once by either end: neither fewer nor more are quicker."""
 _SOURCE = Holder(HolderKind.REQUEST, "source")
 
 
@@ -72,6 +80,8 @@ class BenchSender:
         self._sender = Sender(pool, self.epoch)
         self._outbox = Outbox(self._sender, self._owner, max_piece_bytes=piece_bytes)
         self._halves = create_sending_halves(TransportParts(), cache.arena)
+        self.memory = stretches(cache.views(range(num_blocks), range(LAYOUT.num_layers)))
+        """All KV, by plane."""
 
     async def serve(self) -> str:
         server = self._server = new_server()
@@ -114,22 +124,36 @@ async def _stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
         yield chunk
 
 
-def _serve_socket(door: socket.socket) -> None:
+def _serve_socket(door: socket.socket, memory: Sequence[memoryview]) -> None:
     """Plain bytes, to one who asks at a time."""
     while True:
         visitor, _ = door.accept()
         with visitor:
-            while request := visitor.recv(8):
-                left = int.from_bytes(request, "little")
-                while left:
-                    left -= visitor.send(CHUNK[: min(left, len(CHUNK))])
+            while request := visitor.recv(WISH.size):
+                num_bytes, is_checked = WISH.unpack(request)
+                (_send_checked if is_checked else _send_plain)(visitor, num_bytes, memory)
+
+
+def _send_plain(visitor: socket.socket, left: int, memory: Sequence[memoryview]) -> None:
+    del memory
+    while left:
+        left -= visitor.send(CHUNK[: min(left, len(CHUNK))])
+
+
+def _send_checked(visitor: socket.socket, left: int, memory: Sequence[memoryview]) -> None:
+    for plane in memory:
+        for start in range(0, min(left, len(plane)), CHECKED_BYTES):
+            piece = plane[start : min(start + CHECKED_BYTES, left)]
+            unit_checksums(piece, LAYOUT.unit_bytes)
+            visitor.sendall(piece)
+        left = max(0, left - len(plane))
 
 
 async def _main(num_blocks: int, piece_bytes: int) -> None:
     keep_freed_memory()  # as a replica does
     sender = BenchSender(num_blocks, piece_bytes)
     door = socket.create_server((LOOPBACK, 0))
-    threading.Thread(target=_serve_socket, args=(door,), daemon=True).start()
+    threading.Thread(target=_serve_socket, args=(door, sender.memory), daemon=True).start()
     address = await sender.serve()
     told = {"address": address, "epoch": sender.epoch, "socket": door.getsockname()[1]}
     print(json.dumps(told), flush=True)

@@ -52,7 +52,8 @@ def _by_block(data: memoryview, num_views: int) -> BlockViews:
 
 
 class GrpcSending:
-    max_piece_bytes = 0
+    max_piece_bytes = 4 << 20
+    """Each message costs both ends Python; longer ones cost as much by the caches."""
     carry = staticmethod(write_carried)
 
     async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:

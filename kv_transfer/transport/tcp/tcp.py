@@ -170,7 +170,7 @@ def _release(arrivals: _Arrivals) -> None:
 class TcpSending:
     """P's half: a port, and the connections that were admitted there."""
 
-    max_piece_bytes = 16 << 20
+    max_piece_bytes = 20 << 20
     carry = None
 
     def __init__(self, security: WireSecurity = PLAIN) -> None:
