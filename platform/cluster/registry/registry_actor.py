@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from baton.core.errors import InvalidConfig
+from baton.core.errors import InvalidConfig, Unavailable
 from baton.core.ids import Epoch
 from baton.core.replicas import Membership, ReplicaInfo, ReportIntervals, StartingReplica
 from baton.gateway.fleet.traffic import TrafficReport
@@ -117,16 +117,23 @@ class RegistryActor:
             told["groups"] = await asyncio.to_thread(groups_account, self._rules.groups_url)
         return told
 
-    async def heartbeat(self, info: ReplicaInfo, telling: int = 0) -> tuple[str, ReportIntervals]:
-        """Where the next ones may go, if they say the same, and how often."""
-        intervals = self._registry.heartbeat(info, telling)
-        return "" if self._port is None else self._port.address, intervals
+    async def heartbeat(self, told: bytes) -> bytes:
+        """HeartbeatRequest, HeartbeatReply: whoever told may be of another version."""
+        from baton.proto.replica_pb2 import HeartbeatRequest
+
+        assert self._port is not None, "Serve configures an actor before it is called"
+        answer = await self._port.hear(HeartbeatRequest.FromString(told))
+        return answer.SerializeToString()
 
     async def leave(self, epoch: Epoch, telling: int = 0) -> None:
         self._registry.leave(epoch, telling)
 
-    async def report_starting(self, starting: StartingReplica) -> float:
-        return self._registry.report_starting(starting)
+    async def report_starting(self, told: bytes) -> float:
+        """A StartingReplica."""
+        from baton.proto.membership_wire import starting_from_proto
+        from baton.proto.replica_pb2 import StartingReplica as Starting
+
+        return self._registry.report_starting(starting_from_proto(Starting.FromString(told)))
 
     async def spare(self, epoch: Epoch, may_be_last: bool) -> str:
         return self._registry.spare(epoch, may_be_last=may_be_last)
@@ -164,7 +171,15 @@ class RemoteRegistry:
         line, intervals = self.line, None if self.line is None else await self.line.beat(info)
         if intervals is None:
             telling = 0 if line is None else line.next_telling()
-            address, intervals = await _answer(self.handle.heartbeat.remote(info, telling))
+            from baton.proto.membership_wire import heartbeat_to_proto
+            from baton.proto.replica_pb2 import HeartbeatReply
+
+            told = heartbeat_to_proto(info, telling).SerializeToString()
+            reply = HeartbeatReply.FromString(await _answer(self.handle.heartbeat.remote(told)))
+            if reply.refusal:
+                raise Unavailable(reply.refusal)
+            address = reply.address
+            intervals = ReportIntervals(beat_s=reply.beat_s, whole_s=reply.whole_s)
             if line is not None:
                 line.has_told(info, telling, address, intervals)
         return intervals.beat_s
@@ -178,7 +193,10 @@ class RemoteRegistry:
 
     async def report_starting(self, starting: StartingReplica) -> float:
         """Returns the seconds until it is to say how much further it is."""
-        rest_s: float = await _answer(self.handle.report_starting.remote(starting))
+        from baton.proto.membership_wire import starting_to_proto
+
+        told = starting_to_proto(starting).SerializeToString()
+        rest_s: float = await _answer(self.handle.report_starting.remote(told))
         return rest_s
 
     async def spare(self, epoch: Epoch, may_be_last: bool) -> str:

@@ -12,6 +12,7 @@ from tests.gateway.fleet.known_replicas import make_replica
 from tests.gateway.fleet.scripted_replica import until
 
 from baton.core.clock import ManualClock
+from baton.core.errors import Unavailable
 from baton.core.replicas import ReplicaInfo, ReportIntervals
 from baton.platform.cluster.registry import heart_line, registry_port
 from baton.platform.cluster.registry.heart_line import AVOIDED_S, HeartLine
@@ -19,6 +20,8 @@ from baton.platform.cluster.registry.registry_actor import RemoteRegistry
 from baton.platform.cluster.registry.registry_port import RegistryPort
 from baton.platform.registry.registry import Registry
 from baton.platform.security.config import SecurityConfig
+from baton.proto import replica_pb2 as pb
+from baton.proto.membership_wire import heartbeat_from_proto, heartbeat_to_proto
 
 PLAIN = SecurityConfig()
 INFO = make_replica("decode-1")
@@ -34,9 +37,12 @@ class Serve:
         self.told: list[ReplicaInfo] = []
         self.heartbeat = self
 
-    async def remote(self, info: ReplicaInfo, telling: int) -> tuple[str, ReportIntervals]:
-        self.told.append(info)
-        return self.port.address, self.registry.heartbeat(info, telling)
+    async def remote(self, told: bytes) -> bytes:
+        request = pb.HeartbeatRequest.FromString(told)
+        answer = await self.port.hear(request)
+        if not answer.refusal:
+            self.told.append(heartbeat_from_proto(request))
+        return answer.SerializeToString()
 
 
 @pytest.fixture
@@ -63,6 +69,38 @@ async def test_only_news_goes_through_serve(through_serve: Serve) -> None:
         await replica.heartbeat(draining)
     assert through_serve.told == [INFO, draining]
     assert through_serve.registry.membership().replicas == (draining,)
+
+
+UNKNOWN_FIELD = b"\xda\x3e\x03new"
+"""As a later version may send it."""
+
+
+async def test_a_replica_of_a_newer_version_is_heard_and_what_cannot_be_is_refused_in_words(
+    through_serve: Serve,
+) -> None:
+    request = heartbeat_to_proto(INFO, telling=1)
+    newer = pb.HeartbeatRequest.FromString(request.SerializeToString() + UNKNOWN_FIELD)
+    newer.replica.MergeFromString(UNKNOWN_FIELD)
+    answer = pb.HeartbeatReply.FromString(
+        await through_serve.remote(newer.SerializeToString()) + UNKNOWN_FIELD
+    )
+    assert not answer.refusal and answer.address and answer.beat_s > 0
+    assert through_serve.registry.membership().replicas == (INFO,)
+
+    newer.replica.role = "a role of the next version"
+    with pytest.raises(Unavailable, match="decode-1 is of another version than the registry"):
+        await remote(Newer(through_serve, newer)).heartbeat(INFO)
+    assert through_serve.registry.membership().replicas == (INFO,)
+
+
+class Newer:
+    """A handle by which a newer replica tells something else."""
+
+    def __init__(self, serve: Serve, told: pb.HeartbeatRequest) -> None:
+        self.heartbeat, self._serve, self._told = self, serve, told
+
+    async def remote(self, told: bytes) -> bytes:
+        return await self._serve.remote(self._told.SerializeToString())
 
 
 async def test_serve_hears_all_of_it_now_and_then_as_it_may_know_of_another_registry(
