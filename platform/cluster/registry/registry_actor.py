@@ -27,11 +27,11 @@ from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.live import Plain, with_live
 from baton.platform.observe.logs import set_level
 from baton.platform.planner.planner import Planned, Planner
-from baton.platform.planner.planner_metrics import PlannerTold
+from baton.platform.planner.planner_metrics import PlannerReply
 from baton.platform.registry.registry import Registry
 
 if TYPE_CHECKING:
-    from baton.platform.cluster.registry.heart_line import HeartLine
+    from baton.platform.cluster.registry.heartbeat_client import HeartbeatClient
     from baton.platform.cluster.registry.registry_port import RegistryPort
 
 log = logging.getLogger(__name__)
@@ -101,9 +101,9 @@ class RegistryActor:
             name="planner",
         )
 
-    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> PlannerTold:
+    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> PlannerReply:
         """Nothing where there is no planner."""
-        return PlannerTold() if self._planner is None else self._planner.hear(gateway, report)
+        return PlannerReply() if self._planner is None else self._planner.hear(gateway, report)
 
     async def unix_time(self) -> float:
         """The clock by which `baton scale` holds are kept."""
@@ -158,19 +158,20 @@ class RemoteRegistry:
     """The registry as other actors see it. Raises whatever Ray raises when it is away."""
 
     handle: Handle
-    line: HeartLine | None = None
-    """A replica's direct line, which most of its heartbeats take."""
+    heartbeats: HeartbeatClient | None = None
+    """A replica's, for the heartbeats that need not go through Serve."""
 
     @property
     def is_cut(self) -> bool:
         """Whether the registry may have ended, or take the replica for gone."""
-        return self.line is not None and self.line.is_cut
+        return self.heartbeats is not None and self.heartbeats.is_cut
 
     async def heartbeat(self, info: ReplicaInfo) -> float:
         """Returns the seconds until the next one, unless there is news before."""
-        line, intervals = self.line, None if self.line is None else await self.line.beat(info)
+        client = self.heartbeats
+        intervals = None if client is None else await client.beat(info)
         if intervals is None:
-            telling = 0 if line is None else line.next_telling()
+            telling = 0 if client is None else client.next_telling()
             from baton.proto.membership_wire import heartbeat_to_proto
             from baton.proto.replica_pb2 import HeartbeatReply
 
@@ -180,15 +181,15 @@ class RemoteRegistry:
                 raise Unavailable(reply.refusal)
             address = reply.address
             intervals = ReportIntervals(beat_s=reply.beat_s, whole_s=reply.whole_s)
-            if line is not None:
-                line.has_told(info, telling, address, intervals)
+            if client is not None:
+                client.has_told(info, telling, address, intervals)
         return intervals.beat_s
 
     async def leave(self, epoch: Epoch) -> None:
         telling = 0
-        if self.line is not None:
-            self.line.hang_up()
-            telling = self.line.next_telling()
+        if self.heartbeats is not None:
+            self.heartbeats.hang_up()
+            telling = self.heartbeats.next_telling()
         await _answer(self.handle.leave.remote(epoch, telling))
 
     async def report_starting(self, starting: StartingReplica) -> float:
@@ -208,9 +209,9 @@ class RemoteRegistry:
         shares: dict[str, float] = await _answer(call)
         return shares
 
-    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> PlannerTold:
+    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> PlannerReply:
         call = self.handle.report_traffic.remote(gateway, report)
-        told: PlannerTold = await _answer(call)
+        told: PlannerReply = await _answer(call)
         return told
 
     async def explain_planner(self) -> dict[str, Any]:

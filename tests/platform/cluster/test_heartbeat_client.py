@@ -14,8 +14,8 @@ from tests.gateway.fleet.scripted_replica import until
 from baton.core.clock import ManualClock
 from baton.core.errors import Unavailable
 from baton.core.replicas import ReplicaInfo, ReportIntervals
-from baton.platform.cluster.registry import heart_line, registry_port
-from baton.platform.cluster.registry.heart_line import AVOIDED_S, HeartLine
+from baton.platform.cluster.registry import heartbeat_client, registry_port
+from baton.platform.cluster.registry.heartbeat_client import AVOIDED_S, HeartbeatClient
 from baton.platform.cluster.registry.registry_actor import RemoteRegistry
 from baton.platform.cluster.registry.registry_port import RegistryPort
 from baton.platform.registry.registry import Registry
@@ -47,7 +47,7 @@ class Serve:
 
 @pytest.fixture
 async def through_serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
-    monkeypatch.setattr(heart_line, "ANSWER_S", 60.0)  # a busy machine takes its time
+    monkeypatch.setattr(heartbeat_client, "ANSWER_S", 60.0)  # a busy machine takes its time
     served = Serve()
     await served.port.start("127.0.0.1", PLAIN)
     yield served
@@ -55,7 +55,7 @@ async def through_serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]
 
 
 def remote(handle: Any, clock: ManualClock | None = None) -> RemoteRegistry:
-    return RemoteRegistry(handle, line=HeartLine(PLAIN, clock or ManualClock()))
+    return RemoteRegistry(handle, heartbeats=HeartbeatClient(PLAIN, clock or ManualClock()))
 
 
 async def test_only_news_goes_through_serve(through_serve: Serve) -> None:
@@ -164,9 +164,9 @@ async def test_of_many_who_are_heard_seldom_one_that_ends_is_missed_all_the_same
     clock.advance(4)
     assert registry.membership().replicas == (*others, INFO)
 
-    assert replica.line is not None
+    assert replica.heartbeats is not None
     assert not replica.is_cut
-    replica.line.hang_up()
+    replica.heartbeats.hang_up()
     await until(lambda: not through_serve.port.num_held)
     clock.advance(3)
     assert INFO in registry.membership().replicas  # it may come again
@@ -194,7 +194,7 @@ async def test_one_that_was_taken_for_gone_is_told_so_by_the_call_that_it_holds(
     assert registry.membership().replicas == (INFO,)
 
 
-def test_each_rank_that_serves_has_a_line_of_its_own() -> None:
-    line = HeartLine(PLAIN)
+def test_each_rank_that_serves_has_a_client_of_its_own() -> None:
+    line = HeartbeatClient(PLAIN)
     line.has_told(INFO, line.next_telling(), "127.0.0.1:1", ReportIntervals())
-    assert pickle.loads(pickle.dumps(line)).__dict__ == HeartLine(PLAIN).__dict__
+    assert pickle.loads(pickle.dumps(line)).__dict__ == HeartbeatClient(PLAIN).__dict__
