@@ -2,9 +2,9 @@
 
     python -m bench.fake_replicas NUM_BLOCKS [--busy]     the port comes by stdout
 
-Each says how full it is as real ones do (`CapacityNews`), and tells of a cache of so many blocks.
-One that is busy has something new of its capacity each second, and 8 more blocks. At each line of
-stdin the server is closed, with all its streams, and another one listens on the same port.
+Each says how full it is as real ones do (`CapacityReporter`), and tells of a cache of so many
+blocks. One that is busy has something new of its capacity each second, and 8 more blocks. At each
+line of stdin the server is closed, with all its streams, and another one listens on the same port.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from baton.proto.replica_pb2_grpc import (
     add_PrefillServicer_to_server,
     add_ReplicaServicer_to_server,
 )
-from baton.replica_core.capacity_news import CapacityNews
+from baton.replica_core.capacity_reporter import CapacityReporter
 
 NUM_NEW = 8
 NEWS_S = 1.0
@@ -65,7 +65,7 @@ class Fakes:
     async def capacities(self) -> AsyncIterator[pb.Capacity]:
         """What one of them says to one gateway."""
         due = asyncio.Event()
-        news = CapacityNews(due.set, lambda: STEPS)
+        news = CapacityReporter(due.set, lambda: STEPS)
         busy = asyncio.create_task(self._work(news))
         try:
             while True:
@@ -79,7 +79,7 @@ class Fakes:
             busy.cancel()
             news.close()
 
-    async def _work(self, news: CapacityNews) -> None:
+    async def _work(self, news: CapacityReporter) -> None:
         """Not all of them in the same moment."""
         number, draw = 0, Random()
         news.put(capacity(number, self.num_blocks))

@@ -34,10 +34,10 @@ from tests.gateway.fleet.known_replicas import LAYOUT, make_replica
 from baton.core.ids import Epoch, new_epoch
 from baton.core.replicas import HEARTBEAT_S, Membership, ReplicaInfo
 from baton.platform.cluster.registry import registry_port
-from baton.platform.cluster.registry.heart_line import HeartLine
+from baton.platform.cluster.registry.heartbeat_client import HeartbeatClient
 from baton.platform.cluster.registry.registry_actor import RegistryActor, RemoteRegistry
 from baton.platform.cluster.registry.registry_port import RegistryPort
-from baton.platform.cluster.registry.watch_line import WatchLine
+from baton.platform.cluster.registry.registry_watch import RegistryWatch
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.live import REGISTRY, divide
 from baton.platform.security.config import SecurityConfig
@@ -169,7 +169,7 @@ class _Method:
 
 
 class Gateway:
-    def __init__(self, registry: WatchLine) -> None:
+    def __init__(self, registry: RegistryWatch) -> None:
         self._registry = registry
         self._news = asyncio.Event()
         self.known: dict[Epoch, ReplicaInfo] = {}
@@ -202,8 +202,8 @@ class Replica:
         layout = replace(LAYOUT, num_layers=NUM_LAYERS)
         info = make_replica(f"decode-{number:032x}")
         self.info = replace(info, epoch=new_epoch(), layout=layout)
-        self._line = HeartLine(SecurityConfig())
-        self._registry = RemoteRegistry(handle, line=self._line)
+        self._heartbeats = HeartbeatClient(SecurityConfig())
+        self._registry = RemoteRegistry(handle, heartbeats=self._heartbeats)
         self._has_ended = False
         self.num_failed = 0
         """Heartbeats that were not answered in time."""
@@ -217,7 +217,7 @@ class Replica:
     def end(self) -> None:
         """Without a farewell: its connection is gone."""
         self._has_ended = True
-        self._line.hang_up()
+        self._heartbeats.hang_up()
 
     async def turn(self) -> None:
         self.info = replace(self.info, is_ready=not self.info.is_ready)
@@ -273,7 +273,7 @@ async def _measure(
 
     serving: Any = handle
     replicas = [Replica(number, serving) for number in range(num_replicas)]
-    gateways = [Gateway(WatchLine(serving, SecurityConfig())) for _ in range(num_gateways)]
+    gateways = [Gateway(RegistryWatch(serving, SecurityConfig())) for _ in range(num_gateways)]
     infos = [replica.info for replica in replicas]
     empty = await spent()
     async with _tasks(*(gateway.follow() for gateway in gateways)):

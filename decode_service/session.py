@@ -15,7 +15,7 @@ from baton.core.ids import Epoch, RequestId
 from baton.core.messages import TokenUpdate
 from baton.core.replicas import Capacity
 from baton.core.step_times import StepTimes
-from baton.replica_core.capacity_news import CapacityNews
+from baton.replica_core.capacity_reporter import CapacityReporter
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class GatewaySession:
         self._errors: list[TokenUpdate] = []
         """Sent behind all tokens."""
         self._pending = asyncio.Event()
-        self._capacity = CapacityNews(self._pending.set, step_times)
+        self._capacity = CapacityReporter(self._pending.set, step_times)
         self._is_ending = False
 
     def put(self, update: TokenUpdate) -> None:

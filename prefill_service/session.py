@@ -8,14 +8,14 @@ from collections.abc import Callable
 from baton.core.ids import Epoch
 from baton.core.replicas import Capacity
 from baton.core.step_times import StepTimes
-from baton.replica_core.capacity_news import CapacityNews
+from baton.replica_core.capacity_reporter import CapacityReporter
 
 
 class PrefillSession:
     def __init__(self, gateway_epoch: Epoch, step_times: Callable[[], StepTimes]) -> None:
         self.gateway_epoch = gateway_epoch
         self._due = asyncio.Event()
-        self._capacity = CapacityNews(self._due.set, step_times)
+        self._capacity = CapacityReporter(self._due.set, step_times)
         self._is_ending = False
 
     def put_capacity(self, capacity: Capacity) -> None:

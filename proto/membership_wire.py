@@ -1,4 +1,4 @@
-"""What the registry tells gateways, as protobuf (proto/replica.proto).
+"""What replicas tell the registry, and it gateways, as protobuf (proto/replica.proto).
 
 A replica names its layout by a hash; the layout itself comes once, with the first who has it.
 """
@@ -49,7 +49,7 @@ def update_to_proto(update: MembershipUpdate) -> pb.MembershipUpdate:
         layouts=map(layout_to_proto, update.layouts),
         replicas=map(_replica_to_proto, update.replicas),
         gone=update.gone,
-        starting=map(_starting_to_proto, update.starting),
+        starting=map(starting_to_proto, update.starting),
         no_longer_starting=update.no_longer_starting,
         left=update.left,
         address=update.address,
@@ -72,11 +72,23 @@ def update_from_proto(
         layouts=layouts,
         replicas=tuple(_replica_from_proto(one, by_id) for one in message.replicas),
         gone=tuple(map(Epoch, message.gone)),
-        starting=tuple(map(_starting_from_proto, message.starting)),
+        starting=tuple(map(starting_from_proto, message.starting)),
         no_longer_starting=tuple(map(ReplicaId, message.no_longer_starting)),
         left=tuple(map(Epoch, message.left)),
         address=message.address,
     )
+
+
+def heartbeat_to_proto(info: ReplicaInfo, telling: int) -> pb.HeartbeatRequest:
+    return pb.HeartbeatRequest(
+        replica=_replica_to_proto(info), layout=layout_to_proto(info.layout), telling=telling
+    )
+
+
+def heartbeat_from_proto(message: pb.HeartbeatRequest) -> ReplicaInfo:
+    """Raises ValueError for a role or layout that this version does not know."""
+    layout = layout_from_proto(message.layout)
+    return _replica_from_proto(message.replica, {message.replica.layout_id: layout})
 
 
 def _replica_to_proto(info: ReplicaInfo) -> pb.RegisteredReplica:
@@ -92,14 +104,15 @@ def _replica_from_proto(
     return ReplicaInfo(layout=layouts[message.layout_id], **same)
 
 
-def _starting_to_proto(starting: StartingReplica) -> pb.StartingReplica:
+def starting_to_proto(starting: StartingReplica) -> pb.StartingReplica:
     same = {name: getattr(starting, name) for name in _SAME_OF_STARTING}
     return pb.StartingReplica(
         replica_id=starting.replica_id, role=starting.role, fraction=starting.fraction, **same
     )
 
 
-def _starting_from_proto(message: pb.StartingReplica) -> StartingReplica:
+def starting_from_proto(message: pb.StartingReplica) -> StartingReplica:
+    """Raises ValueError for a role that this version does not know."""
     same: dict[str, Any] = {name: getattr(message, name) for name in _SAME_OF_STARTING}
     return StartingReplica(
         replica_id=ReplicaId(message.replica_id),

@@ -1434,6 +1434,65 @@ class ChaosReply(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class HeartbeatRequest(message.Message):
+    """Replica -> registry, through Serve, as bytes: while a deployment is updated, a registry of the
+    version before or after reads what it knows of it.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: builtins.int
+    LAYOUT_FIELD_NUMBER: builtins.int
+    TELLING_FIELD_NUMBER: builtins.int
+    telling: builtins.int
+    """later ones of a replica have higher numbers"""
+    @builtins.property
+    def replica(self) -> RegisteredReplica: ...
+    @builtins.property
+    def layout(self) -> kv_pb2.KvLayout: ...
+    def __init__(
+        self,
+        *,
+        replica: RegisteredReplica | None = ...,
+        layout: kv_pb2.KvLayout | None = ...,
+        telling: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["layout", b"layout", "replica", b"replica"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["layout", b"layout", "replica", b"replica", "telling", b"telling"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class HeartbeatReply(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: builtins.int
+    BEAT_S_FIELD_NUMBER: builtins.int
+    WHOLE_S_FIELD_NUMBER: builtins.int
+    REFUSAL_FIELD_NUMBER: builtins.int
+    address: builtins.str
+    """of the registry's own port, where the next may go; empty: there is none"""
+    beat_s: builtins.float
+    """as of BeatReply"""
+    whole_s: builtins.float
+    refusal: builtins.str
+    """why it cannot be registered; empty: it is"""
+    def __init__(
+        self,
+        *,
+        address: builtins.str = ...,
+        beat_s: builtins.float = ...,
+        whole_s: builtins.float = ...,
+        refusal: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["address", b"address", "beat_s", b"beat_s", "refusal", b"refusal", "whole_s", b"whole_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class BeatRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 

@@ -215,7 +215,7 @@ class DecodeLink(ReplicaLink[pb.DecodeFrame]):
             attempt.on_leaving()
 
     def _break(self, reason: str) -> None:
-        self.last_word.forget()
+        self.capacity_report.forget()
         lost, self._attempts = self._attempts, {}
         self._await_attempts()
         for attempt in lost.values():

@@ -15,7 +15,7 @@ COALESCE_S = 0.05
 KEEP_S = 1.0
 
 
-class DemandNews:
+class DemandReporter:
     """The demand told on one stream. Belongs to an event loop; `send` is called with each word."""
 
     def __init__(self, send: Callable[[Demand], None]) -> None:

@@ -194,7 +194,7 @@ class Fleet:
         elif link is not None:
             self.warm_up.lose(epoch)
         if link is not None:
-            self.orders.hear(epoch, link.last_word)
+            self.orders.hear(epoch, link.capacity_report)
         if link is not None and replica is not None:
             if link.is_connected and not replica.is_connected:
                 self.warm_up.go_on()
@@ -209,7 +209,7 @@ class Fleet:
         if link is None or replica is None or replica.candidate.num_running or epoch in self.orders:
             self._hear(epoch)  # it says otherwise than what is known of it here
         else:
-            replica.heard_at_s = link.last_word.heard_at_s
+            replica.heard_at_s = link.capacity_report.heard_at_s
 
     def _write(self, replica: KnownReplica, link: DecodeLink | PrefillLink) -> None:
         """What is known of it, for placements to see."""
@@ -220,7 +220,7 @@ class Fleet:
         else:
             replica.is_connected, replica.num_open = link.answers, link.num_open
         replica.capacity = link.capacity
-        replica.heard_at_s = link.last_word.heard_at_s
+        replica.heard_at_s = link.capacity_report.heard_at_s
         self._pool_by_role[replica.info.role].write(replica)
 
     def _credit(
@@ -238,7 +238,7 @@ class Fleet:
                 if speed.is_sound:
                     candidate.speed = speed
                 else:
-                    link.last_word.doubt(told)
+                    link.capacity_report.doubt(told)
         if info.role is Role.PREFILL:
             candidate.credit_tokens = told.credit_tokens
         num_running = 0

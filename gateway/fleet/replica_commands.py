@@ -20,7 +20,7 @@ from baton.core.clock import Clock
 from baton.core.ids import Epoch
 from baton.core.replicas import HEARTBEAT_S, Role
 from baton.gateway.fleet.links import Links
-from baton.gateway.fleet.replica_link import LastWord
+from baton.gateway.fleet.replica_link import CapacityReport
 
 OLD_WORDS_S = 2 * HEARTBEAT_S
 """Words that come so late were said after it was told."""
@@ -67,7 +67,7 @@ class ReplicaCommands:
         watch = self._links.watches.get(epoch)  # one that has left took its cache along
         return 0 if watch is None else await watch.reset_prefix_cache(timeout_s)
 
-    def hear(self, epoch: Epoch, said: LastWord) -> None:
+    def hear(self, epoch: Epoch, said: CapacityReport) -> None:
         told_at_s, heard_at_s = self._told_at_s.get(epoch), said.heard_at_s
         if told_at_s is None or said.capacity is None or heard_at_s is None:
             return

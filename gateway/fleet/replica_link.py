@@ -23,7 +23,7 @@ import grpc.aio
 from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.replicas import Capacity, Demand, ReplicaInfo
-from baton.gateway.fleet.demand import DemandNews
+from baton.gateway.fleet.demand import DemandReporter
 from baton.gateway.fleet.kept_stream import keep_open, pump_frames
 from baton.gateway.fleet.opening_slots import OpeningSlot, OpeningSlots
 from baton.proto import replica_pb2 as pb
@@ -35,7 +35,7 @@ from baton.proto.pulse import Pulse
 log = logging.getLogger(__name__)
 
 
-class LastWord:
+class CapacityReport:
     """What a replica said last of its capacity, and how old that is."""
 
     def __init__(self, replica_id: ReplicaId, clock: Clock) -> None:
@@ -132,8 +132,8 @@ class ReplicaLink(ABC, Generic[F]):
         self._opening = opening or OpeningSlots()
         self._turn: OpeningSlot | None = None
         """The turn to connect."""
-        self.last_word = LastWord(info.replica_id, clock)
-        self.demand = DemandNews(self._send_demand)
+        self.capacity_report = CapacityReport(info.replica_id, clock)
+        self.demand = DemandReporter(self._send_demand)
         self._on_change, self._on_repeat = listener
         self._hello = pb.Hello(gateway_epoch=gateway_epoch, replica_epoch=info.epoch)
         self._outgoing: asyncio.Queue[pb.GatewayFrame] = asyncio.Queue()
@@ -161,7 +161,7 @@ class ReplicaLink(ABC, Generic[F]):
     @property
     def capacity(self) -> Capacity | None:
         """What it said last."""
-        return self.last_word.capacity
+        return self.capacity_report.capacity
 
     @property
     def is_draining(self) -> bool:
@@ -178,7 +178,7 @@ class ReplicaLink(ABC, Generic[F]):
 
     def has_spoken(self, since_s: float) -> bool:
         """Whether it is there, and has said something since then."""
-        heard_at_s = self.last_word.heard_at_s
+        heard_at_s = self.capacity_report.heard_at_s
         return self.answers and heard_at_s is not None and heard_at_s >= since_s
 
     async def close(self) -> None:
@@ -214,14 +214,14 @@ class ReplicaLink(ABC, Generic[F]):
         self._receive(frame)
 
     def _hear_capacity(self, message: pb.Capacity) -> None:
-        if self.is_connected and self.last_word.repeats(message):
+        if self.is_connected and self.capacity_report.repeats(message):
             self._on_repeat()
         else:
             self._hear_news(message)
             self._on_change()
 
     def _hear_news(self, message: pb.Capacity) -> None:
-        capacity = self.last_word.hear(message)
+        capacity = self.capacity_report.hear(message)
         self._is_connected.set()  # the first frame answers our Hello
         if self._turn is not None:
             self._turn.end()

@@ -75,7 +75,7 @@ class GatewayActor:
     async def _start(self, config: DeploymentConfig) -> None:
         with collector_at_rest():
             from baton.platform.cluster.gateway_node import GatewayNode, apart  # see `deploy.py`
-            from baton.platform.cluster.registry.watch_line import WatchLine
+            from baton.platform.cluster.registry.registry_watch import RegistryWatch
 
         start_actor_log(config, f"gateway-{serve.get_replica_context().replica_id.unique_id}")
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
@@ -85,7 +85,7 @@ class GatewayActor:
         calls = ServeCalls() if are_ray_metrics_on() else None
         node = GatewayNode(_whole(config), folder, calls)
         remote = RemoteRegistry(self._registry)
-        line = WatchLine(self._registry, config.security, config.model_identity)
+        line = RegistryWatch(self._registry, config.security, config.model_identity)
         watched = line if node.chaos is None else ChaoticWatch(line, node.chaos)
         await node.start(watched, shares=remote, planner=remote)
         self._gateway = node

@@ -70,10 +70,12 @@ class ReplicaActor:
         self, config: DeploymentConfig, replica_id: ReplicaId, startup: Startup
     ) -> Assignment:
         """The assignment, with the model on this node, which may have to be fetched."""
-        from baton.platform.cluster.registry.heart_line import HeartLine  # see `deploy.py`
+        from baton.platform.cluster.registry.heartbeat_client import (
+            HeartbeatClient,
+        )  # see `deploy.py`
 
         name = serve.get_replica_context().app_name
-        remote = RemoteRegistry(self._registry, line=HeartLine(config.security))
+        remote = RemoteRegistry(self._registry, heartbeats=HeartbeatClient(config.security))
         if self._folder is not None:
             return Assignment(name, config, self.role, self._folder, replica_id, remote)
         startup.enter("finding the model")

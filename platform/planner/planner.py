@@ -28,7 +28,7 @@ from baton.platform.planner.config import PATIENCE, PlannerConfig
 from baton.platform.planner.measured_models import measured_models
 from baton.platform.planner.observation import Memory, PoolCount
 from baton.platform.planner.plan import foreseen, plan
-from baton.platform.planner.planner_metrics import PlannerMetrics, PlannerTold
+from baton.platform.planner.planner_metrics import PlannerMetrics, PlannerReply
 from baton.platform.planner.proposal import Counts, Kept, Proposal, plain, shown
 from baton.platform.planner.traffic_watch import TrafficWatch
 
@@ -129,17 +129,17 @@ class Planner:
         self._watch = TrafficWatch(self.clock)
         self.metrics = PlannerMetrics(self.wall_clock())
 
-    def hear(self, gateway: Epoch, report: TrafficReport) -> PlannerTold:
+    def hear(self, gateway: Epoch, report: TrafficReport) -> PlannerReply:
         """Reports may come late, twice, or not at all. Of all that are heard one gateway gets the
         planner's metrics."""
         self._watch.hear(gateway, report)
         planned = {role.value: count for role, count in self.counts.items()}
         if gateway != self._watch.first_heard:
-            return PlannerTold(planned)
+            return PlannerReply(planned)
         known = self.metrics.families(
             self._explained_pools(), self._explained_gateways(), self.rules, self.wall_clock()
         )
-        return PlannerTold(planned, tuple(known))
+        return PlannerReply(planned, tuple(known))
 
     @property
     def rules(self) -> PlannerConfig:

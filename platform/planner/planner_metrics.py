@@ -31,7 +31,7 @@ OF_POOLS = {
 
 
 @dataclass(frozen=True, slots=True)
-class PlannerTold:
+class PlannerReply:
     """The registry's answer to a gateway's report."""
 
     planned: Mapping[str, int] = field(default_factory=dict)

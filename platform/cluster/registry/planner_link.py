@@ -15,7 +15,7 @@ from baton.core.metrics import Family, Sample, gauge
 from baton.core.replicas import Role
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.traffic import TrafficReport
-from baton.platform.planner.planner_metrics import PlannerTold
+from baton.platform.planner.planner_metrics import PlannerReply
 from baton.platform.planner.traffic_watch import REPORTS_S, SILENT_S
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ more, gets them for its own."""
 class PlannerRegistry(Protocol):
     """Raises whatever Ray raises while it is away."""
 
-    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> PlannerTold: ...
+    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> PlannerReply: ...
 
     async def explain_planner(self) -> dict[str, Any]: ...
 
@@ -46,7 +46,7 @@ class PlannerLink:
         """Worker groups are to follow the numbers of replicas, whoever sets those."""
         self._dispatcher = dispatcher
         self._clock = clock
-        self._told = PlannerTold()
+        self._told = PlannerReply()
         self._told_s = -inf
         self._registry: PlannerRegistry | None = None
         self.explained_by: PlannerRegistry | None = None
@@ -57,7 +57,7 @@ class PlannerLink:
         """Report there from now on; None: to nobody. Safe to repeat."""
         if registry is self._registry:
             return
-        self._registry, self._told = registry, PlannerTold()
+        self._registry, self._told = registry, PlannerReply()
         if self._reporting is not None:
             self._reporting.cancel()
             self._reporting = None

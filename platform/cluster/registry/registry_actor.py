@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from baton.core.errors import InvalidConfig
+from baton.core.errors import InvalidConfig, Unavailable
 from baton.core.ids import Epoch
 from baton.core.replicas import Membership, ReplicaInfo, ReportIntervals, StartingReplica
 from baton.gateway.fleet.traffic import TrafficReport
@@ -27,11 +27,11 @@ from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.live import Plain, with_live
 from baton.platform.observe.logs import set_level
 from baton.platform.planner.planner import Planned, Planner
-from baton.platform.planner.planner_metrics import PlannerTold
+from baton.platform.planner.planner_metrics import PlannerReply
 from baton.platform.registry.registry import Registry
 
 if TYPE_CHECKING:
-    from baton.platform.cluster.registry.heart_line import HeartLine
+    from baton.platform.cluster.registry.heartbeat_client import HeartbeatClient
     from baton.platform.cluster.registry.registry_port import RegistryPort
 
 log = logging.getLogger(__name__)
@@ -101,9 +101,9 @@ class RegistryActor:
             name="planner",
         )
 
-    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> PlannerTold:
+    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> PlannerReply:
         """Nothing where there is no planner."""
-        return PlannerTold() if self._planner is None else self._planner.hear(gateway, report)
+        return PlannerReply() if self._planner is None else self._planner.hear(gateway, report)
 
     async def unix_time(self) -> float:
         """The clock by which `baton scale` holds are kept."""
@@ -117,16 +117,23 @@ class RegistryActor:
             told["groups"] = await asyncio.to_thread(groups_account, self._rules.groups_url)
         return told
 
-    async def heartbeat(self, info: ReplicaInfo, telling: int = 0) -> tuple[str, ReportIntervals]:
-        """Where the next ones may go, if they say the same, and how often."""
-        intervals = self._registry.heartbeat(info, telling)
-        return "" if self._port is None else self._port.address, intervals
+    async def heartbeat(self, told: bytes) -> bytes:
+        """HeartbeatRequest, HeartbeatReply: whoever told may be of another version."""
+        from baton.proto.replica_pb2 import HeartbeatRequest
+
+        assert self._port is not None, "Serve configures an actor before it is called"
+        answer = await self._port.hear(HeartbeatRequest.FromString(told))
+        return answer.SerializeToString()
 
     async def leave(self, epoch: Epoch, telling: int = 0) -> None:
         self._registry.leave(epoch, telling)
 
-    async def report_starting(self, starting: StartingReplica) -> float:
-        return self._registry.report_starting(starting)
+    async def report_starting(self, told: bytes) -> float:
+        """A StartingReplica."""
+        from baton.proto.membership_wire import starting_from_proto
+        from baton.proto.replica_pb2 import StartingReplica as Starting
+
+        return self._registry.report_starting(starting_from_proto(Starting.FromString(told)))
 
     async def spare(self, epoch: Epoch, may_be_last: bool) -> str:
         return self._registry.spare(epoch, may_be_last=may_be_last)
@@ -151,34 +158,46 @@ class RemoteRegistry:
     """The registry as other actors see it. Raises whatever Ray raises when it is away."""
 
     handle: Handle
-    line: HeartLine | None = None
-    """A replica's direct line, which most of its heartbeats take."""
+    heartbeats: HeartbeatClient | None = None
+    """A replica's, for the heartbeats that need not go through Serve."""
 
     @property
     def is_cut(self) -> bool:
         """Whether the registry may have ended, or take the replica for gone."""
-        return self.line is not None and self.line.is_cut
+        return self.heartbeats is not None and self.heartbeats.is_cut
 
     async def heartbeat(self, info: ReplicaInfo) -> float:
         """Returns the seconds until the next one, unless there is news before."""
-        line, intervals = self.line, None if self.line is None else await self.line.beat(info)
+        client = self.heartbeats
+        intervals = None if client is None else await client.beat(info)
         if intervals is None:
-            telling = 0 if line is None else line.next_telling()
-            address, intervals = await _answer(self.handle.heartbeat.remote(info, telling))
-            if line is not None:
-                line.has_told(info, telling, address, intervals)
+            telling = 0 if client is None else client.next_telling()
+            from baton.proto.membership_wire import heartbeat_to_proto
+            from baton.proto.replica_pb2 import HeartbeatReply
+
+            told = heartbeat_to_proto(info, telling).SerializeToString()
+            reply = HeartbeatReply.FromString(await _answer(self.handle.heartbeat.remote(told)))
+            if reply.refusal:
+                raise Unavailable(reply.refusal)
+            address = reply.address
+            intervals = ReportIntervals(beat_s=reply.beat_s, whole_s=reply.whole_s)
+            if client is not None:
+                client.has_told(info, telling, address, intervals)
         return intervals.beat_s
 
     async def leave(self, epoch: Epoch) -> None:
         telling = 0
-        if self.line is not None:
-            self.line.hang_up()
-            telling = self.line.next_telling()
+        if self.heartbeats is not None:
+            self.heartbeats.hang_up()
+            telling = self.heartbeats.next_telling()
         await _answer(self.handle.leave.remote(epoch, telling))
 
     async def report_starting(self, starting: StartingReplica) -> float:
         """Returns the seconds until it is to say how much further it is."""
-        rest_s: float = await _answer(self.handle.report_starting.remote(starting))
+        from baton.proto.membership_wire import starting_to_proto
+
+        told = starting_to_proto(starting).SerializeToString()
+        rest_s: float = await _answer(self.handle.report_starting.remote(told))
         return rest_s
 
     async def spare(self, epoch: Epoch, may_be_last: bool) -> str:
@@ -190,9 +209,9 @@ class RemoteRegistry:
         shares: dict[str, float] = await _answer(call)
         return shares
 
-    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> PlannerTold:
+    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> PlannerReply:
         call = self.handle.report_traffic.remote(gateway, report)
-        told: PlannerTold = await _answer(call)
+        told: PlannerReply = await _answer(call)
         return told
 
     async def explain_planner(self) -> dict[str, Any]:

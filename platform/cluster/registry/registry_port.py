@@ -15,7 +15,7 @@ from baton.platform.security.config import SecurityConfig
 from baton.platform.security.connections import load_security
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import listen, new_server
-from baton.proto.membership_wire import update_to_proto
+from baton.proto.membership_wire import heartbeat_from_proto, update_to_proto
 from baton.proto.replica_pb2_grpc import RegistryServicer, add_RegistryServicer_to_server
 
 log = logging.getLogger(__name__)
@@ -90,6 +90,20 @@ class RegistryPort(RegistryServicer):
         context: grpc.aio.ServicerContext[pb.WatchRequest, pb.MembershipUpdate],
     ) -> pb.MembershipUpdate:
         return await self.watch(request)
+
+    async def hear(self, request: pb.HeartbeatRequest) -> pb.HeartbeatReply:
+        """All that a replica says of itself, through Serve: where its next heartbeats may go, and
+        how often."""
+        try:
+            info = heartbeat_from_proto(request)
+        except ValueError as error:
+            why = f"{request.replica.replica_id} is of another version than the registry: {error}"
+            log.warning("not registered: %s", why)
+            return pb.HeartbeatReply(refusal=f"{why}; finish the update of the deployment")
+        intervals = self._registry.heartbeat(info, request.telling)
+        return pb.HeartbeatReply(
+            address=self.address, beat_s=intervals.beat_s, whole_s=intervals.whole_s
+        )
 
     async def watch(self, request: pb.WatchRequest) -> pb.MembershipUpdate:
         """Answer a watch. A caller that came through Serve learns this port's address."""

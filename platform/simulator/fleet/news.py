@@ -16,7 +16,7 @@ from baton.core.replicas import Capacity, ReplicaInfo
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.blocks.kv_event_log import KvEventLog
 from baton.platform.simulator.fleet.agenda import Agenda
-from baton.replica_core.capacity_news import COALESCE_S
+from baton.replica_core.capacity_reporter import COALESCE_S
 
 
 class Listener(Protocol):

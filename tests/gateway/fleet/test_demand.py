@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from baton.core.replicas import Demand
-from baton.gateway.fleet.demand import DemandNews
+from baton.gateway.fleet.demand import DemandReporter
 
 
 async def test_each_credit_is_confirmed_but_the_first_of_a_stream_on_which_nothing_waits() -> None:
     said: list[Demand] = []
-    news = DemandNews(said.append)
+    news = DemandReporter(said.append)
 
     news.go_by(7)
     assert said == []

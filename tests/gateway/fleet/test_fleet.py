@@ -46,7 +46,9 @@ async def test_a_replica_that_the_registry_does_not_hear_stays_while_its_stream_
         for _ in range(2):
             clock.advance(ALIVE_FOR_S)
             replica.say_capacity()
-            await until(lambda: fleet.link(replica.info.epoch).last_word.heard_at_s == clock())
+            await until(
+                lambda: fleet.link(replica.info.epoch).capacity_report.heard_at_s == clock()
+            )
             await fleet.apply(snapshot())
             assert {"d"} <= names(fleet)
 
@@ -70,7 +72,7 @@ async def test_rest_that_is_said_again_is_heard_and_is_no_news_of_anything_else(
             clock.advance(1.0)
             replica.capacity = replace(replica.capacity, **facts)
             replica.say_capacity()
-            await until(lambda: link.last_word.heard_at_s == clock())
+            await until(lambda: link.capacity_report.heard_at_s == clock())
             assert fleet.view(PROMPT).decode.known([0])[0].heard_at_s == clock()
             return candidate.version
 

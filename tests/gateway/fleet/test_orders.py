@@ -47,7 +47,7 @@ async def test_what_was_over_at_once_holds_a_replica_no_longer_than_its_next_wor
         async def say(after_s: float) -> None:
             clock.advance(after_s)
             one.say_capacity()
-            await until(lambda: link.last_word.heard_at_s == clock())
+            await until(lambda: link.capacity_report.heard_at_s == clock())
 
         await dispatcher.drain("one", is_forced=False)
         await say(OLD_WORDS_S)

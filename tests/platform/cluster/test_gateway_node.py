@@ -22,7 +22,7 @@ from baton.platform.cluster.gateway_node import GatewayNode, apart
 from baton.platform.cluster.registry import planner_link
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.models.model_folder import find_model
-from baton.platform.planner.planner_metrics import PlannerTold
+from baton.platform.planner.planner_metrics import PlannerReply
 from baton.platform.security.secrets import with_secrets
 
 CONFIG = override(
@@ -229,11 +229,11 @@ class Plans(OneStarts):
         super().__init__()
         self.heard: list[tuple[Epoch, TrafficReport]] = []
 
-    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> PlannerTold:
+    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> PlannerReply:
         if self.heard:
             raise ConnectionError
         self.heard.append((gateway, report))
-        return PlannerTold({"prefill": 7, "decode": 1}, (gauge("baton_planner_x", "", 3.0),))
+        return PlannerReply({"prefill": 7, "decode": 1}, (gauge("baton_planner_x", "", 3.0),))
 
     async def explain_planner(self) -> dict[str, Any]:
         return {"is_enabled": True, "gateways_heard": len(self.heard)}

@@ -12,7 +12,7 @@ from baton.core.clock import ManualClock
 from baton.core.ids import Epoch
 from baton.gateway.fleet.traffic import TrafficReport
 from baton.platform.cluster.registry.planner_link import PlannerLink
-from baton.platform.planner.planner_metrics import PlannerTold
+from baton.platform.planner.planner_metrics import PlannerReply
 from baton.platform.planner.traffic_watch import REPORTS_S
 
 
@@ -27,9 +27,9 @@ async def test_a_report_that_takes_its_time_does_not_put_the_next_one_off(
         pauses.append(seconds)
         await sleep(0)
 
-    async def report_traffic(gateway: Epoch, report: TrafficReport) -> PlannerTold:
+    async def report_traffic(gateway: Epoch, report: TrafficReport) -> PlannerReply:
         clock.advance(took_s[len(pauses) % len(took_s)])
-        return PlannerTold()
+        return PlannerReply()
 
     dispatcher = SimpleNamespace(epoch=Epoch("g"), traffic=lambda: TrafficReport(age_s=1.0))
     link = PlannerLink(cast(Any, dispatcher), {}, clock)

@@ -22,7 +22,7 @@ from baton.core.step_times import StepTimes
 COALESCE_S = 0.1
 
 
-class CapacityNews:
+class CapacityReporter:
     """Belongs to an event loop; `on_due` is called when something is to be sent."""
 
     def __init__(

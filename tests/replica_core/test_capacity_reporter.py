@@ -9,7 +9,7 @@ import pytest
 
 from baton.core.replicas import Capacity
 from baton.core.step_times import StepTimes
-from baton.replica_core.capacity_news import CapacityNews
+from baton.replica_core.capacity_reporter import CapacityReporter
 
 TIMES = StepTimes(constant_s=0.01, num_decode_steps=3)
 
@@ -17,7 +17,7 @@ TIMES = StepTimes(constant_s=0.01, num_decode_steps=3)
 class Stream:
     def __init__(self, heartbeat_s: float = 60.0, idle_heartbeat_s: float = 60.0) -> None:
         self.due = asyncio.Event()
-        self.news = CapacityNews(self.due.set, lambda: TIMES, heartbeat_s, idle_heartbeat_s)
+        self.news = CapacityReporter(self.due.set, lambda: TIMES, heartbeat_s, idle_heartbeat_s)
 
     def put(self, **facts: int) -> bool:
         """Whether it is due at once."""

@@ -14,9 +14,9 @@ from tests.gateway.fleet.known_replicas import make_replica
 from baton.core.clock import ManualClock
 from baton.core.ids import Epoch
 from baton.core.replicas import Membership
-from baton.platform.cluster.registry import watch_line
+from baton.platform.cluster.registry import registry_watch
 from baton.platform.cluster.registry.registry_port import RegistryPort
-from baton.platform.cluster.registry.watch_line import THROUGH_SERVE_S, WatchLine
+from baton.platform.cluster.registry.registry_watch import THROUGH_SERVE_S, RegistryWatch
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.registry.registry import Registry
 from baton.platform.security.config import SecurityConfig
@@ -53,15 +53,15 @@ class Serve:
 
 @pytest.fixture
 async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
-    monkeypatch.setattr(watch_line, "ANSWER_S", 60.0)  # a busy machine takes its time
+    monkeypatch.setattr(registry_watch, "ANSWER_S", 60.0)  # a busy machine takes its time
     serve = Serve()
     await serve.restart()
     yield serve
     await serve.port.stop()
 
 
-def line(handle: Any, model: str = "", clock: ManualClock | None = None) -> WatchLine:
-    return WatchLine(handle, PLAIN, model, clock or ManualClock())
+def line(handle: Any, model: str = "", clock: ManualClock | None = None) -> RegistryWatch:
+    return RegistryWatch(handle, PLAIN, model, clock or ManualClock())
 
 
 def at(known: Membership) -> tuple[Epoch, int]:
@@ -157,7 +157,7 @@ async def test_a_port_that_did_not_answer_is_tried_again_over_another_connection
         met[0].set()
 
         for info, answer_s in ((B, 0.05), (C, 60.0), (D, 60.0)):
-            monkeypatch.setattr(watch_line, "ANSWER_S", answer_s)
+            monkeypatch.setattr(registry_watch, "ANSWER_S", answer_s)
             serve.registry.heartbeat(info)
             known = await gateway.watch(*at(known))
             clock.advance(THROUGH_SERVE_S / 2)

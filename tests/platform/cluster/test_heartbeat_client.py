@@ -12,13 +12,16 @@ from tests.gateway.fleet.known_replicas import make_replica
 from tests.gateway.fleet.scripted_replica import until
 
 from baton.core.clock import ManualClock
+from baton.core.errors import Unavailable
 from baton.core.replicas import ReplicaInfo, ReportIntervals
-from baton.platform.cluster.registry import heart_line, registry_port
-from baton.platform.cluster.registry.heart_line import AVOIDED_S, HeartLine
+from baton.platform.cluster.registry import heartbeat_client, registry_port
+from baton.platform.cluster.registry.heartbeat_client import AVOIDED_S, HeartbeatClient
 from baton.platform.cluster.registry.registry_actor import RemoteRegistry
 from baton.platform.cluster.registry.registry_port import RegistryPort
 from baton.platform.registry.registry import Registry
 from baton.platform.security.config import SecurityConfig
+from baton.proto import replica_pb2 as pb
+from baton.proto.membership_wire import heartbeat_from_proto, heartbeat_to_proto
 
 PLAIN = SecurityConfig()
 INFO = make_replica("decode-1")
@@ -34,14 +37,17 @@ class Serve:
         self.told: list[ReplicaInfo] = []
         self.heartbeat = self
 
-    async def remote(self, info: ReplicaInfo, telling: int) -> tuple[str, ReportIntervals]:
-        self.told.append(info)
-        return self.port.address, self.registry.heartbeat(info, telling)
+    async def remote(self, told: bytes) -> bytes:
+        request = pb.HeartbeatRequest.FromString(told)
+        answer = await self.port.hear(request)
+        if not answer.refusal:
+            self.told.append(heartbeat_from_proto(request))
+        return answer.SerializeToString()
 
 
 @pytest.fixture
 async def through_serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
-    monkeypatch.setattr(heart_line, "ANSWER_S", 60.0)  # a busy machine takes its time
+    monkeypatch.setattr(heartbeat_client, "ANSWER_S", 60.0)  # a busy machine takes its time
     served = Serve()
     await served.port.start("127.0.0.1", PLAIN)
     yield served
@@ -49,7 +55,7 @@ async def through_serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]
 
 
 def remote(handle: Any, clock: ManualClock | None = None) -> RemoteRegistry:
-    return RemoteRegistry(handle, line=HeartLine(PLAIN, clock or ManualClock()))
+    return RemoteRegistry(handle, heartbeats=HeartbeatClient(PLAIN, clock or ManualClock()))
 
 
 async def test_only_news_goes_through_serve(through_serve: Serve) -> None:
@@ -63,6 +69,38 @@ async def test_only_news_goes_through_serve(through_serve: Serve) -> None:
         await replica.heartbeat(draining)
     assert through_serve.told == [INFO, draining]
     assert through_serve.registry.membership().replicas == (draining,)
+
+
+UNKNOWN_FIELD = b"\xda\x3e\x03new"
+"""As a later version may send it."""
+
+
+async def test_a_replica_of_a_newer_version_is_heard_and_what_cannot_be_is_refused_in_words(
+    through_serve: Serve,
+) -> None:
+    request = heartbeat_to_proto(INFO, telling=1)
+    newer = pb.HeartbeatRequest.FromString(request.SerializeToString() + UNKNOWN_FIELD)
+    newer.replica.MergeFromString(UNKNOWN_FIELD)
+    answer = pb.HeartbeatReply.FromString(
+        await through_serve.remote(newer.SerializeToString()) + UNKNOWN_FIELD
+    )
+    assert not answer.refusal and answer.address and answer.beat_s > 0
+    assert through_serve.registry.membership().replicas == (INFO,)
+
+    newer.replica.role = "a role of the next version"
+    with pytest.raises(Unavailable, match="decode-1 is of another version than the registry"):
+        await remote(Newer(through_serve, newer)).heartbeat(INFO)
+    assert through_serve.registry.membership().replicas == (INFO,)
+
+
+class Newer:
+    """A handle by which a newer replica tells something else."""
+
+    def __init__(self, serve: Serve, told: pb.HeartbeatRequest) -> None:
+        self.heartbeat, self._serve, self._told = self, serve, told
+
+    async def remote(self, told: bytes) -> bytes:
+        return await self._serve.remote(self._told.SerializeToString())
 
 
 async def test_serve_hears_all_of_it_now_and_then_as_it_may_know_of_another_registry(
@@ -126,9 +164,9 @@ async def test_of_many_who_are_heard_seldom_one_that_ends_is_missed_all_the_same
     clock.advance(4)
     assert registry.membership().replicas == (*others, INFO)
 
-    assert replica.line is not None
+    assert replica.heartbeats is not None
     assert not replica.is_cut
-    replica.line.hang_up()
+    replica.heartbeats.hang_up()
     await until(lambda: not through_serve.port.num_held)
     clock.advance(3)
     assert INFO in registry.membership().replicas  # it may come again
@@ -156,7 +194,7 @@ async def test_one_that_was_taken_for_gone_is_told_so_by_the_call_that_it_holds(
     assert registry.membership().replicas == (INFO,)
 
 
-def test_each_rank_that_serves_has_a_line_of_its_own() -> None:
-    line = HeartLine(PLAIN)
+def test_each_rank_that_serves_has_a_client_of_its_own() -> None:
+    line = HeartbeatClient(PLAIN)
     line.has_told(INFO, line.next_telling(), "127.0.0.1:1", ReportIntervals())
-    assert pickle.loads(pickle.dumps(line)).__dict__ == HeartLine(PLAIN).__dict__
+    assert pickle.loads(pickle.dumps(line)).__dict__ == HeartbeatClient(PLAIN).__dict__

@@ -38,8 +38,8 @@ AVOIDED_S = 30.0
 """Seconds for which an address is not tried again after nobody answered."""
 
 
-class HeartLine:
-    """A replica's end. Belongs to an event loop; who gets a pickled one has a line of his own."""
+class HeartbeatClient:
+    """A replica's end. Belongs to an event loop; a pickled one keeps its security alone."""
 
     def __init__(self, security: SecurityConfig, clock: Clock = monotonic) -> None:
         self._security = security
@@ -55,7 +55,7 @@ class HeartLine:
         self._avoided_until_s = self._told_at_s = float("-inf")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return HeartLine, (self._security,)
+        return HeartbeatClient, (self._security,)
 
     def next_telling(self) -> int:
         """The number of what is told now through Serve, where calls may overtake each other."""

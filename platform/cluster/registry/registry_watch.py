@@ -38,7 +38,7 @@ THROUGH_SERVE_S = 30.0
 port that did not answer is left alone."""
 
 
-class WatchLine:
+class RegistryWatch:
     """A gateway's end. Belongs to an event loop."""
 
     def __init__(
