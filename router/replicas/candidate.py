@@ -180,7 +180,7 @@ class Candidate:
     @num_ongoing.setter
     def num_ongoing(self, num_ongoing: int) -> None:
         self._num_ongoing = num_ongoing
-        self.columns.write(self.row, Column.NUM_ONGOING, (num_ongoing,))
+        self.columns.put(self.row, Column.NUM_ONGOING, num_ongoing)
 
     def recent(self, now: float) -> tuple[float, float]:
         """Seconds of work that it was sent lately, and prompts: older ones count less and less."""
