@@ -53,7 +53,10 @@ class Options(NamedTuple):
 
     def ranked(self, first: int) -> list[int]:
         """The place of the one that was chosen, then the cheapest: as many as are told of."""
-        others = [place for place in self.order if place != first]
+        order = list(self.order)
+        if order[0] == first:
+            return order
+        others = [place for place in order if place != first]
         return [first, *others[: MAX_TOLD - 1]]
 
 
@@ -128,14 +131,15 @@ class Answers:
         best, costs = options.replicas[first], options.costs.total
         source = source_for(best, asked.view, request)
         considered = self._considered(asked, options, ranked, source)
-        is_least = len(ranked) == 1 or not costs[ranked[1]] < costs[first]
+        cost, next_cost = costs.item(first), costs.item(ranked[min(1, len(ranked) - 1)])
+        is_least = not next_cost < cost
         why = f"{best.info.replica_id} has least cost of {len(costs)}" if is_least else bound_late
         why += (
             f": {best.candidate.busy_s(asked.now):.3f} s until it is free, "
             f"{best.num_soon_tokens} tokens cached"
         )
-        is_alone = bound_late or len(ranked) == 1 or costs[ranked[1]] > costs[first]
-        num_equals = 1 if is_alone else np.count_nonzero(costs == costs[first])
+        is_alone = bound_late or len(ranked) == 1 or next_cost > cost
+        num_equals = 1 if is_alone else np.count_nonzero(costs == cost)
         if num_equals > 1:
             why += f"; drawn by the request's id from {num_equals} equal prefill replicas"
         return Placement(

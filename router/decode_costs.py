@@ -106,7 +106,7 @@ def least_to_decode(asked: AskedToDecode, replicas: PoolView, draw: int, num: in
         (now, LATE_S, STEEPNESS, *rest, *asked.usual),
         compiled.Decoders(
             *(columns.rows, pool.decoding.rows, replicas.cached, replicas.expected),
-            *(columns.draws, replicas.places),
+            *(columns.draws_address, replicas.places),
         ),
         draw,
         told,

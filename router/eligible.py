@@ -18,8 +18,12 @@ OVERDUE_S = 0.5
 
 
 def ready(replicas: PoolView, request: PlacementRequest) -> PoolView:
+    return but_lost(but_draining(replicas), request)
+
+
+def but_draining(replicas: PoolView) -> PoolView:
     pool = replicas.pool
-    return but_lost(replicas.where(~pool.is_draining) if pool.num_draining else replicas, request)
+    return replicas.where(~pool.is_draining) if pool.num_draining else replicas
 
 
 def opened(replicas: PoolView, request: PlacementRequest) -> PoolView:

@@ -123,9 +123,10 @@ def lender_with_most(replicas: PoolView, request: PlacementRequest, least: float
     """The row of the pool that has most of the prompt and can lend it; -1: none has `least`."""
     pool, draw = replicas.pool, drawn(request.request_id)
     is_away = pool.is_away | pool.is_one_of(request.lost) if request.lost else pool.is_away
-    draws = pool.candidates.draws
+    columns = pool.candidates.columns
     found = library_without_torch()
     if found is not None:
+        draws = columns.draws_address
         lenders = compiled.Lenders(replicas.cached, pool.is_connected, is_away, draws)
         return compiled.most_of(found, lenders, draw, least)
     cached = np.where(pool.is_connected & ~is_away, replicas.cached, -math.inf)
@@ -133,7 +134,7 @@ def lender_with_most(replicas: PoolView, request: PlacementRequest, least: float
     if most < least:
         return -1
     rows = (cached == most).nonzero()[0]
-    return int(rows[mix(draws.take(rows), draw).argmin()])
+    return int(rows[mix(columns.draws.take(rows), draw).argmin()])
 
 
 def _token_bytes(info: ReplicaInfo) -> float:

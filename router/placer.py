@@ -25,7 +25,7 @@ from baton.router.cache.prompt_names import PromptNames
 from baton.router.cache.pulling import PullRates
 from baton.router.decode_choice import TypicalOutput, choose_decode
 from baton.router.defaults import DEFAULT_POLICY, LOCAL_PREFILL_TOKENS
-from baton.router.eligible import in_time, is_late, opened, ready
+from baton.router.eligible import but_draining, in_time, is_late, opened, ready
 from baton.router.explain.decisions import Considered
 from baton.router.fetching import held_by
 from baton.router.local_prefill import Choice, why_here, why_sooner_here
@@ -227,9 +227,9 @@ class Placer:
         """
         while self._in_line:
             view = look(NOTHING)  # the one before has taken a place
-            if not view.decode.pool.is_open.any():
+            if not view.decode.pool.num_open:
                 return
-            takers = view.prefill.where(~view.prefill.pool.is_draining)
+            takers = but_draining(view.prefill)
             found = self._line.next(takers.candidates, now)
             if found is None:
                 return

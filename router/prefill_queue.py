@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -199,10 +199,11 @@ class PrefillQueue:
                 break
             every = [offered.waiting[place] for place in places.tolist()]
             num_held = np.array(self._usable(every, candidate), float)
-            work_s = works_s(candidate.speed.pace, offered.num_tokens[places], num_held)
+            num_tokens = np.array([waiting.prompt.num_tokens for waiting in every], float)
+            work_s = works_s(candidate.speed.pace, num_tokens, num_held)
             extra_s = np.maximum(work_s - offered.work_s[places], 0.0)
             gain_s = over_s - work_s - extra_s * crowd
-            most_s = float(gain_s.max())
+            most_s = gain_s.item(gain_s.argmax())
             place = int(places[gain_s == most_s].min())
             if most_s > best_s or (most_s == best_s and 0 <= place < best):
                 best, best_s = place, most_s
@@ -223,7 +224,6 @@ class _Offered(NamedTuple):
     """When each would be over in its line, after those before it."""
     work_s: Numbers
     """What it takes there."""
-    num_tokens: Numbers
     order: Places
     """Places of those that would wait longest first."""
 
@@ -244,15 +244,14 @@ class _Offers:
         places = self._candidates.num_waiting.nonzero()[0]
         busy_s = self._candidates.busy_s(self.now).take(places).tolist()
         for place, before_s in zip(places.tolist(), busy_s, strict=True):
-            first = self._candidates[place].waiting[:MAX_OFFERED]
-            offered += first
-            works += (takes_s := [waiting.work_s for waiting in first])
-            found += list(accumulate(takes_s, initial=before_s))[1:]
+            candidate = self._candidates[place]
+            offered += candidate.waiting[:MAX_OFFERED]
+            works += (works_s := candidate.works_s[:MAX_OFFERED])
+            found += islice(accumulate(works_s, initial=before_s), 1, None)
         over_s, work_s = np.array(found), np.array(works)
+        order = (-over_s).argsort(kind="stable")
         if len(offered) > MAX_LOOKED_AT:
-            longest = np.argsort(-over_s, kind="stable")[:MAX_LOOKED_AT]
-            offered = [offered[place] for place in longest]
+            longest, order = order[:MAX_LOOKED_AT], np.arange(MAX_LOOKED_AT)
+            offered = [offered[place] for place in longest.tolist()]
             over_s, work_s = over_s[longest], work_s[longest]
-        num_tokens = np.array([waiting.prompt.num_tokens for waiting in offered], float)
-        order = np.argsort(-over_s, kind="stable")
-        return _Offered(offered, over_s, work_s, num_tokens, order)
+        return _Offered(offered, over_s, work_s, order)

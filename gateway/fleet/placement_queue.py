@@ -23,7 +23,7 @@ from baton.gateway.fleet.fleet import Fleet
 from baton.gateway.fleet.placed import Placed
 from baton.router.cache.prompt_names import PromptNames, names_of
 from baton.router.placement import Placement, placement_request
-from baton.router.placer import Placer
+from baton.router.placer import NOTHING, Placer
 from baton.router.prompt import Prompt
 
 
@@ -77,17 +77,17 @@ class PlacementQueue:
     def lets_pass(self) -> bool:
         """Whether who needs no prefill replica may go before those who wait for space in its line:
         there is room to decode."""
-        view = self._fleet.view(PromptNames())
-        return bool(view.decode.pool.is_open.any()) and not self._placer.has_space(view)
+        view = self._fleet.view(NOTHING)
+        return view.decode.pool.num_open > 0 and not self._placer.has_space(view)
 
     def enter(self, attempt: PlacementAttempt, *, may_wait: bool = True) -> bool:
         """Place it, or let it stand in line; False if it has to wait outside.
 
         One that need not wait for a prefill replica needs no space in line.
         """
-        view = self._fleet.view(PromptNames())
+        view = self._fleet.view(NOTHING)
         may_wait = may_wait and self._placer.has_space(view)
-        if not view.decode.pool.is_open.any() or (attempt.was_asked and not may_wait):
+        if not view.decode.pool.num_open or (attempt.was_asked and not may_wait):
             return False  # most wakes come to this: do not look a long prompt up for nothing
         attempt.was_asked |= not may_wait
         request = attempt.next_request()
@@ -140,7 +140,7 @@ class PlacementQueue:
             placed.result().close(0)
 
     def _rescue(self) -> None:
-        view = self._fleet.view(PromptNames())
+        view = self._fleet.view(NOTHING)
         for prompt in self._placer.stranded(view, self._clock()):
             attempt = self._in_line.pop(prompt.number)
             attempt.prompt = None

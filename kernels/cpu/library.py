@@ -84,7 +84,10 @@ def library_without_torch() -> ctypes.CDLL | None:
 
     Torch is not imported, nothing is compiled, and nobody is waited for.
     """
-    return library() if library.cache_info().currsize else _found()
+    found = _found()
+    if found is None and library.cache_info().currsize:  # it was built meanwhile
+        return library()
+    return found
 
 
 @cache

@@ -20,14 +20,14 @@ _ADDRESS, _NUM, _DRAW = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64
 def least(
     library: ctypes.CDLL,
     costs: Writable,
-    draws: Writable,
+    draws: int,
     rows: Writable | None,
     draw: int,
     num: int,
 ) -> array.array[int]:
     """Places of the least `num` of the costs, the least first; equals by `draws[rows]` and `draw`.
 
-    `rows`: None, if a place is its row.
+    `draws`: their address. `rows`: None, if a place is its row.
     """
     num_costs = len(costs)
     num_found = min(num, num_costs)
@@ -35,7 +35,7 @@ def least(
     _calls(library).least(
         address(costs),
         num_costs,
-        address(draws),
+        draws,
         None if rows is None else address(rows),
         draw,
         num_found,
@@ -53,7 +53,8 @@ class Decoders(NamedTuple):
     """By row: leading tokens of the prompt that each has,"""
     expected: Writable
     """and that are on their way there."""
-    draws: Writable
+    draws: int
+    """Address of their draws, by row."""
     places: Writable | None
     """Row of each; None: the first `columns.num` rows."""
 
@@ -71,7 +72,7 @@ def least_to_decode(
     _calls(library).least_to_decode(
         _ASKED_TO_DECODE.pack(*asked),
         *(columns.address, columns.stride, facts.address, facts.stride),
-        *(address(cached), address(expected), address(draws)),
+        *(address(cached), address(expected), draws),
         *(None if places is None else address(places), num),
         *(draw, num_found, found.buffer_info()[0], address(out)),
     )
@@ -85,7 +86,8 @@ class Lenders(NamedTuple):
     """Leading tokens of the prompt that each has."""
     is_connected: Writable
     is_away: Writable
-    draws: Writable
+    draws: int
+    """Address of their draws."""
 
 
 def most_of(library: ctypes.CDLL, lenders: Lenders, draw: int, least: float) -> int:
@@ -94,7 +96,7 @@ def most_of(library: ctypes.CDLL, lenders: Lenders, draw: int, least: float) -> 
     cached, is_connected, is_away, draws = lenders
     row: int = _calls(library).most_of(
         *(address(cached), address(is_connected), address(is_away), len(cached)),
-        *(address(draws), draw, least),
+        *(draws, draw, least),
     )
     return row
 

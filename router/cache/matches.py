@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 
 from baton.core.ids import Epoch
 from baton.core.kv_layout import KvLayout
-from baton.router.cache.kv_index import KvIndex
+from baton.router.cache.kv_index import CacheVersion, KvIndex
 from baton.router.cache.prompt_names import PromptNames, way_to_name
+
+NOTHING: tuple[CacheVersion | None, int] = (None, 0)
 
 
 class Matches:
@@ -23,14 +25,17 @@ class Matches:
         version, layout = self._index.version(epoch), self._layout_of(epoch)
         if version is None or layout is None:
             return [0] * len(prompts)
-        nothing = None, 0
-        seen = [prompt.matched.get(epoch, nothing) for prompt in prompts]
-        unseen = [prompt for prompt, one in zip(prompts, seen, strict=True) if one[0] != version]
+        found, unseen = [], []
+        for place, prompt in enumerate(prompts):
+            then, num_tokens = prompt.matched.get(epoch, NOTHING)
+            if then != version:
+                unseen.append(place)
+            found.append(num_tokens)
         if unseen:
-            way = way_to_name(layout)
-            names = [prompt.named(way) for prompt in unseen]
+            way, block_size = way_to_name(layout), layout.block_size
+            names = [prompts[place].named(way) for place in unseen]
             every = self._index.num_cached_blocks_of(epoch, names)
-            for prompt, num_blocks in zip(unseen, every, strict=True):
-                prompt.matched[epoch] = version, num_blocks * layout.block_size
-            seen = [prompt.matched[epoch] for prompt in prompts]
-        return [num_tokens for _, num_tokens in seen]
+            for place, num_blocks in zip(unseen, every, strict=True):
+                found[place] = num_tokens = num_blocks * block_size
+                prompts[place].matched[epoch] = version, num_tokens
+        return found

@@ -100,7 +100,7 @@ def least_by(draw: int, candidates: Candidates, total: Numbers, num: int) -> Seq
     found = library_without_torch()
     if found is None:
         return _least(draw, candidates, total, num)
-    draws, places = candidates.columns.draws, candidates.places
+    draws, places = candidates.columns.draws_address, candidates.places
     return compiled.least(found, np.ascontiguousarray(total, float), draws, places, draw, num)
 
 

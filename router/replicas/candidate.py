@@ -102,8 +102,10 @@ class Candidate:
         """Seconds by which first tokens came later than predicted, all in all."""
         self.waiting: list[Waiting] = []
         """Prompts in line for this replica, in order."""
+        self.works_s: list[float] = []
+        """What each of them takes,"""
         self.line_s = 0.0
-        """Work of all in line."""
+        """and all of them."""
         self.version = 0
         """The version of its books: another number after each change."""
         self.last_offer = -1, -math.inf
@@ -178,7 +180,7 @@ class Candidate:
     @num_ongoing.setter
     def num_ongoing(self, num_ongoing: int) -> None:
         self._num_ongoing = num_ongoing
-        self.columns.write(self.row, Column.NUM_ONGOING, (num_ongoing,))
+        self.columns.put(self.row, Column.NUM_ONGOING, num_ongoing)
 
     def recent(self, now: float) -> tuple[float, float]:
         """Seconds of work that it was sent lately, and prompts: older ones count less and less."""
@@ -309,7 +311,8 @@ class Candidate:
         self._write_line()
 
     def _write_line(self) -> None:
-        self.line_s = sum([one.work_s for one in self.waiting])
+        self.works_s = [one.work_s for one in self.waiting]
+        self.line_s = sum(self.works_s)
         self.columns.write(self.row, Column.LINE_S, (self.line_s, len(self.waiting)))
 
     def _write(self) -> None:

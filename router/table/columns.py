@@ -71,6 +71,7 @@ class Columns:
         self.rows = Rows(self._address, max_rows, 0)
         """Where the numbers lie."""
         self._draws = np.zeros(max_rows, np.uint64)
+        self.draws_address = self._draws.ctypes.data
         self.line = LineColumns()
         self.ongoing = Ongoing()
 
@@ -89,6 +90,7 @@ class Columns:
             self._numbers = np.pad(self._numbers, ((0, 0), (0, max_rows)))
             self._address = self._numbers.ctypes.data
             self._draws = np.pad(self._draws, (0, max_rows))
+            self.draws_address = self._draws.ctypes.data
         self._resize(self.num_rows + 1)
         self._draws[row] = draw
         return row
@@ -112,6 +114,11 @@ class Columns:
             self.books_version += 1
         elif first is Column.STEP_S:
             self.pace_version += 1
+
+    def put(self, row: int, column: Column, number: float) -> None:
+        """Write one number that is neither of the books nor of the pace."""
+        self._numbers[column, row] = number
+        self.version += 1
 
     def write_pace(self, rows: Mask, pace: tuple[float, ...]) -> None:
         """Write the columns from STEP_S on, in all these rows."""

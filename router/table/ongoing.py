@@ -78,7 +78,7 @@ class Ongoing:
     def goes_on(self, session: str, home: Home, work_s: float, now: float, *, begins: bool) -> None:
         """A prompt of it was sent there, that takes `work_s`. Without a name it is nobody's."""
         self._hear_of_a_prompt(now)
-        last = self._leave(session)
+        last = self._last_by_session.pop(session, None)
         kept = exp2(min(self._counted_at_s - now, 0.0) / HALF_LIFE_S)
         self._num_begun, self._num_turns = self._num_begun * kept, self._num_turns * kept
         self._counted_at_s = max(self._counted_at_s, now)
@@ -100,7 +100,10 @@ class Ongoing:
                 self._turn_s += (work_s - self._turn_s) * weight
         if session:
             self._last_by_session[session] = _Last(home, now)
-            home.num_ongoing += 1
+            if last is None or last.home is not home:
+                home.num_ongoing += 1
+                if last is not None:
+                    last.home.num_ongoing -= 1
             if len(self._last_by_session) > MAX_ONGOING:
                 self._leave(next(iter(self._last_by_session)))
 

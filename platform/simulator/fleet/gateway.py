@@ -22,9 +22,8 @@ from baton.platform.simulator.fleet.agenda import Agenda
 from baton.platform.simulator.fleet.knowledge import Knowledge, Replica
 from baton.platform.simulator.fleet.setup import FleetSetup, Part
 from baton.platform.simulator.fleet.turns import Told, Turn
-from baton.router.cache.prompt_names import PromptNames
 from baton.router.placement import Placement, PlacementRequest
-from baton.router.placer import Placer, Routing
+from baton.router.placer import NOTHING, Placer, Routing
 from baton.router.prompt import Prompt
 from baton.router.replicas.candidate import Speed
 from baton.router.speeds.prediction_errors import PredictionErrors
@@ -105,7 +104,7 @@ class SimulatedGateway:
     @property
     def can_decode(self) -> bool:
         """Whether any decode replica has room, as far as it has heard."""
-        return bool(self._known.view(PromptNames()).decode.pool.is_open.any())
+        return self._known.view(NOTHING).decode.pool.num_open > 0
 
     # From clients.
 
@@ -176,8 +175,8 @@ class SimulatedGateway:
 
     def _enter(self, turn: Turn) -> bool:
         """Place it, or let it stand in line; False if it has to wait outside."""
-        view = self._known.view(PromptNames())
-        if not view.decode.pool.is_open.any() or not self._placer.has_space(view):
+        view = self._known.view(NOTHING)
+        if not view.decode.pool.num_open or not self._placer.has_space(view):
             return False
         named = Part.SESSIONS not in self._setup.without
         asked = PlacementRequest(
@@ -215,7 +214,7 @@ class SimulatedGateway:
         if self._is_dead:
             return
         now = self._agenda.now
-        for prompt in self._placer.stranded(self._known.view(PromptNames()), now):
+        for prompt in self._placer.stranded(self._known.view(NOTHING), now):
             turn = self._in_line.pop(prompt.number)
             if not self._enter(turn):
                 ticket = AdmissionTicket(tenant=turn.tenant, is_retry=True)
