@@ -41,7 +41,7 @@ from torch import Tensor
 from baton.core.sampling import SamplingParams
 from baton.engine.engine import Engine
 from baton.engine.request.request import Request
-from baton.engine.speculation.speculation import DraftCounts
+from baton.engine.speculation.draft_tally import DraftCounts
 
 PLAIN, AGAIN = "plain", "plain again"
 BATCHES = (1, 4, 16, 32, 64)

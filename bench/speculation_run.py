@@ -9,7 +9,7 @@ from operator import sub
 
 from baton.engine.engine import Engine
 from baton.engine.request.request import Request
-from baton.engine.speculation.speculation import DraftCounts
+from baton.engine.speculation.draft_tally import DraftCounts
 
 STRETCH = 4
 """Steps of an engine before it is another's turn."""

@@ -18,7 +18,7 @@ from baton.core.clock import Clock, monotonic
 from baton.core.errors import InvalidRequest
 from baton.core.kv_pool import Holder
 from baton.core.sampling import FinishReason
-from baton.engine.batch.batch import Chunk
+from baton.engine.batch.batch import Chunk, ignore_layer
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.grammar.grammar import GrammarCompiler
@@ -304,14 +304,19 @@ class Engine:
             lineup.computed()
             return self.runner.logits(hidden)
         inputs = [self._input(chunk) for chunk in chunks]
-        hidden = self.runner.forward(inputs, on_layer)
+        nums_drafted = [len(chunk.drafted) for chunk in chunks]
+        if any(nums_drafted) and all([chunk.num_tokens == 1 for chunk in chunks]):
+            hidden = self.runner.forward(inputs, ignore_layer)  # too short to be stopped
+            for layer in range(self.info.num_layers):
+                on_layer(layer)
+        else:
+            hidden = self.runner.forward(inputs, on_layer)
         self._turn.read(chunks, inputs, hidden)
         if self.features is not None:
             on_layer(self.info.num_layers)
         for chunk in chunks:
             self._count_computed(chunk.request, chunk.num_tokens)
         requests = [chunk.request for chunk in chunks]
-        nums_drafted = [len(chunk.drafted) for chunk in chunks]
         hidden = read_prompts(requests, nums_drafted, inputs, hidden, self.runner)
         return self.runner.logits(hidden) if len(hidden) else None
 

@@ -5,8 +5,7 @@
     num_rows   of all it drafted, the most hopeful that the pass is to verify
     learn      what the step took
 
-What is the most: tokens a second, (running + hoped for) / seconds, over the number of rows. Beside
-prompts, whose passes are bound by arithmetic, each row costs what a token of a prompt does.
+How much that is, and whether a trial could pay at all: `payoff.py`. When to leave it: `pause.py`.
 """
 
 from __future__ import annotations
@@ -16,23 +15,19 @@ from functools import partial
 from typing import Protocol
 
 from baton.engine.request.step_report import StepReport
-from baton.engine.speculation.draft_prices import DraftPrices
-from baton.engine.speculation.pause import Balance, Pause
-from baton.engine.speculation.step_prices import StepPrices
+from baton.engine.speculation.pause import Pause
+from baton.engine.speculation.payoff import Payoff, is_mixed, num_rows
 from baton.engine.speculation.watch import WORTH
 
-MIN_GAIN = 1.03
-"""Times the tokens a second without drafts that they must promise."""
 PLAIN_EVERY, PLAIN_SELDOM, NUM_PLAIN = 32, 128, 2
 """After so many steps with drafts come so many without: what those take is to stay known. Seldom
 where drafts win so much that it hardly matters, and each step without forgoes it."""
 SURE_GAIN = 0.3
 """Share of the time saved from which on `PLAIN_SELDOM` holds."""
+MAX_NAP = 32.0
+"""Steps of a rest that are added up together: one may take longer than those before."""
 MIN_COMPARED = 16
 """Drafts that nobody verified from which on they tell that a trial would come to nothing."""
-MAX_STALL, MAX_DRAFTING = 3.0, 32.0
-"""A step, and drafting in it, that takes more times what a step without drafts does counts as if it
-took so many."""
 
 
 class DraftBudget(Protocol):
@@ -74,6 +69,13 @@ class DraftBudget(Protocol):
     def learn(self, report: StepReport, seconds: float) -> None:
         """A step is over, drafted for or not."""
 
+    def nap_s(self, step_s: float) -> float:
+        """Seconds of steps to come, such as the last one, in which it need be told of nothing; 0
+        if it is to learn from the next."""
+
+    def slept(self, seconds: float) -> None:
+        """Steps are over of which it was told nothing else."""
+
     def row_price(self, num_running: int) -> float | None:
         """What a verified token costs, in tokens; None if it is not known."""
 
@@ -109,6 +111,12 @@ class FixedBudget:
     def learn(self, report: StepReport, seconds: float) -> None:
         """It knows already."""
 
+    def nap_s(self, step_s: float) -> float:
+        return 0.0
+
+    def slept(self, seconds: float) -> None:
+        """It does not."""
+
     def row_price(self, num_running: int) -> float | None:
         return None
 
@@ -126,14 +134,13 @@ class PayingBudget:
         """`steps_before`: the last steps of a rest, in which the drafter gets ready. `at_once`: it
         makes all tokens of a draft in one pass."""
         self.max_tokens = max_tokens
-        self._prices = StepPrices()
+        self._payoff = Payoff(max_tokens, at_once=at_once)
         self._pause = Pause(steps_before)
         self._depth = 0
         """What was said last."""
         self._was_asked = self._is_refused = False
         """Whether this step was asked for drafts, and whether none was worth verifying."""
         self._at_once = at_once
-        self._draft_prices = DraftPrices(at_once=at_once)
         self._num_drafting = 0
         """Steps with drafts since what others take was measured."""
         self._hope = 1.0
@@ -142,8 +149,8 @@ class PayingBudget:
         self._gain = 0.0
         """What drafts save lately, in shares of the time."""
         self._num_plain_left = 0
-        self._was_plain = self._was_mixed = False
-        """The last step: all decoded, without drafts; there were prompts in it."""
+        self._was_plain = False
+        """In the last step all decoded, without drafts."""
 
     @property
     def is_paused(self) -> bool:
@@ -167,46 +174,36 @@ class PayingBudget:
             num_running > 0
             and not self._pause.is_on
             and not self._measures_plain()
-            and self._prices.plain_s(num_running) is not None
+            and self._payoff.steps.plain_s(num_running) is not None
         )
         return self._was_asked
 
     def begins_trial(self) -> bool:
         begins = self._pause.begins_trial()
         if begins:
-            self._prices.forget_drafted()
-            self._draft_prices.forget()
+            self._payoff.forget()
         return begins
 
     def depth(self, num_running: int, num_asking: int, share: float | None) -> int:
-        plain_s = self._prices.plain_s(num_running)
         self._depth = self.max_tokens
         self._hope = 1.0 if share is None else (1 + share) / 2
-        if share is not None and plain_s is not None:
-            self._depth = self._best_depth(num_running, num_asking, share, plain_s)
+        if share is not None:
+            self._depth = self._payoff.best_depth(num_running, num_asking, share)
         if self._pause.is_trial:
             self._depth = max(self.max_tokens if self._at_once else 1, self._depth)
         self._is_refused = not self._depth
         return self._depth
 
     def num_rows(self, num_running: int, hopes: Sequence[float]) -> int:
-        tried = self._prices.max_tried(num_running)
-        most = min(len(hopes), max(2, num_running, 2 * tried))  # not at once what none was like
-        best, best_rate = int(self._pause.is_trial), MIN_GAIN
-        gain, num = 0.0, 0
-        while num < most:
-            stop = min(most, num + max(1, num // 4))
-            gain += sum(hopes[num:stop])
-            num = stop
-            rate = (1 + gain / num_running) / self._ratio(num_running, num)
-            if rate > best_rate:
-                best, best_rate = num, rate
+        best = self._payoff.best_rows(num_running, hopes)
+        if not best and hopes:
+            best = int(self._pause.is_trial)
         self._is_refused = not best
         return best
 
     def learn(self, report: StepReport, seconds: float) -> None:
         if self._pause.is_deep:  # what steps take will be measured when it matters again
-            self._pause.rest(seconds)
+            self._rest(report, seconds)
             self._was_plain = False
             return
         was_asked, self._was_asked = self._was_asked, False
@@ -216,19 +213,29 @@ class PayingBudget:
         seconds -= recall_s  # work of prompts, once each: drafts are judged without
         self._pause.lose(recall_s)
         if self._pause.is_on:
-            self._pause.rest(seconds)
+            self._rest(report, seconds)
             self._pause.lose(draft_s)
         if self._depth and was_asked:
-            self._draft_prices.add(self._depth, draft_s)
-        balance = self._balance(report, seconds, draft_s) if was_asked else None
+            self._payoff.drafts.add(self._depth, draft_s)
+        balance = None
+        if was_asked:
+            balance = self._payoff.balance(
+                report, seconds, was_plain=self._was_plain, is_refused=self._is_refused
+            )
         self._measure(report, seconds - draft_s)
         if balance is not None:
             gain = balance.saved_s / balance.spent_s if balance.spent_s > 0 else 0.0
             self._gain += (gain - self._gain) / 16
-            self._pause.add(balance, partial(self._stake, balance.num_running))
+            self._pause.add(balance, partial(self._payoff.stake, balance.num_running, self._hope))
+
+    def nap_s(self, step_s: float) -> float:
+        return min(self._pause.deep_s(step_s), MAX_NAP * step_s)
+
+    def slept(self, seconds: float) -> None:
+        self._pause.sleep(seconds)
 
     def row_price(self, num_running: int) -> float | None:
-        return self._prices.row_price(num_running)
+        return self._payoff.steps.row_price(num_running)
 
     def watched(self, gain: float, num_compared: int) -> bool:
         if gain > WORTH:
@@ -240,36 +247,22 @@ class PayingBudget:
     def left(self) -> None:
         self._pause.left()
 
-    def _balance(self, report: StepReport, seconds: float, draft_s: float) -> Balance | None:
-        """None if it is not known what steps take without drafts."""
-        num_decoding = report.num_running if _is_mixed(report) else report.num_requests
-        plain_s = self._prices.plain_s(num_decoding) if num_decoding else None
-        if plain_s is None:
-            return None
-        lost_s = min(draft_s, MAX_DRAFTING * plain_s)
-        if _is_mixed(report):
-            lost_s += (seconds - draft_s) * report.num_drafted / _num_rows(report)
-        elif (
-            report.num_drafted or not self._was_plain
-        ):  # to plan anew behind drafts takes time, too
-            lost_s += min(seconds - draft_s, MAX_STALL * plain_s) - plain_s
-        return Balance(
-            saved_s=plain_s * report.num_accepted / num_decoding - lost_s,
-            spent_s=seconds,
-            plain_s=plain_s,
-            num_running=num_decoding,
-            num_verified=report.num_drafted,
-            is_refused=self._is_refused,
-        )
+    def _rest(self, report: StepReport, seconds: float) -> None:
+        num_running = max(1, report.num_running or report.num_requests)
+        self._pause.rest(seconds, partial(self._could_pay, num_running))
+
+    def _could_pay(self, num_running: int) -> bool:
+        """Whether as many right drafts as may be hoped for would be worth their rows."""
+        return self._payoff.stake(num_running, self._hope, is_free=True) > 0
 
     def _measure(self, report: StepReport, pass_s: float) -> None:
-        num_drafted = report.num_drafted
-        self._was_mixed = _is_mixed(report)
-        if self._was_mixed:
-            self._prices.add_mixed(_num_rows(report), pass_s)
+        num_drafted, payoff = report.num_drafted, self._payoff
+        payoff.is_beside_prompts = is_mixed(report)
+        if payoff.is_beside_prompts:
+            payoff.steps.add_mixed(num_rows(report), pass_s)
         elif num_drafted or self._was_plain:  # the first without is planned in full
-            self._prices.add(report.num_requests, num_drafted, pass_s)
-        self._was_plain = not (num_drafted or self._was_mixed)
+            payoff.steps.add(report.num_requests, num_drafted, pass_s)
+        self._was_plain = not (num_drafted or payoff.is_beside_prompts)
         self._num_drafting += bool(num_drafted)
 
     def _measures_plain(self) -> bool:
@@ -281,43 +274,3 @@ class PayingBudget:
             return False
         self._num_plain_left -= 1
         return True
-
-    def _ratio(self, num_running: int, num_drafted: int) -> float:
-        """What the next step takes with drafts, in steps without."""
-        row_s, plain_s = self._prices.row_s, self._prices.plain_s(num_running)
-        if self._was_mixed and row_s is not None and plain_s is not None:
-            return 1 + num_drafted * row_s / plain_s
-        return self._prices.ratio(num_running, num_drafted)
-
-    def _stake(self, num_running: int) -> float:
-        """What it would win to draft all that may be, were as much of it right as may be hoped."""
-        plain_s = self._prices.plain_s(num_running)
-        best = gain = 0.0
-        for depth in range(1, self.max_tokens + 1):
-            gain += self._hope**depth
-            ratio = self._ratio(num_running, depth * num_running)
-            if plain_s is not None:
-                ratio += self._draft_prices.seconds(depth) / plain_s
-            best = max(best, (1 + gain) / ratio)
-        return best - 1
-
-    def _best_depth(self, num_running: int, num_asking: int, share: float, plain_s: float) -> int:
-        num_tried = self._prices.max_tried(num_running) // num_asking
-        deepest = self.max_tokens if self._at_once else max(1, 2 * num_tried)
-        best, best_rate, gain = 0, MIN_GAIN, 0.0
-        for depth in range(1, min(self.max_tokens, deepest) + 1):
-            gain += share**depth * num_asking / num_running
-            ratio = self._ratio(num_running, depth * num_asking)
-            rate = (1 + gain) / (ratio + self._draft_prices.seconds(depth) / plain_s)
-            if rate > best_rate:
-                best, best_rate = depth, rate
-        return best
-
-
-def _is_mixed(report: StepReport) -> bool:
-    """There are prompts in it."""
-    return report.num_tokens > report.num_requests
-
-
-def _num_rows(report: StepReport) -> int:
-    return report.num_tokens + report.num_drafted

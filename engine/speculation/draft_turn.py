@@ -42,6 +42,9 @@ class DraftTurn:
         self, speculation: Speculation | None, scheduler: Scheduler, *, is_in_flight: bool
     ) -> Drafts:
         """Guesses for the pass that is planned next, unless that `is_in_flight` already."""
+        is_idle = speculation is None or speculation.is_napping
+        if is_idle and speculation is self._speculation and not self.is_read:
+            return NO_DRAFTS  # all is as in the step before
         self.recall_s = self.read_s = 0.0
         self._speculation, self.is_read = speculation, False
         if speculation is None:

@@ -3,6 +3,7 @@
     active    what drafts save is added up; they lose, or are not worth a row   -> rest, for loss
               there was nothing to verify for a while                           -> rest
     rest      what was lost is at most 0.5 % of it; over                        -> active
+              a trial would come to nothing, by what is known                   -> as long again
     trial     the first steps, and those after a rest for loss: what is known of drafts is
               forgotten, and something is verified whatever is hoped of it
 
@@ -111,13 +112,23 @@ class Pause:
             self._num_trial_tokens = TRIAL_TOKENS
         return begins
 
-    def rest(self, seconds: float) -> None:
-        """A step of a rest is over."""
+    def rest(self, seconds: float, could_pay: Callable[[], bool]) -> None:
+        """A step of a rest is over. `could_pay`: whether as many right drafts as may be hoped for
+        would be worth their rows, by what is known of these."""
         self._rest_s -= seconds
-        if self._rest_s <= 0 and self.is_hopeless and self._num_prolonged < MAX_PROLONGED:
-            self._rest_s = self._whole_rest_s
+        before_s = self._steps_before * seconds
+        if self.is_deep and self._rest_s <= before_s and self._is_prolonged(could_pay):
+            self._rest_s += self._whole_rest_s
             self._num_prolonged += 1
-        self.is_deep = self._rest_s > self._steps_before * seconds
+        self.is_deep = self._rest_s > before_s
+
+    def sleep(self, seconds: float) -> None:
+        """Steps deep in a rest are over."""
+        self._rest_s -= seconds
+
+    def deep_s(self, step_s: float) -> float:
+        """Seconds until the last steps of a rest, which take so long each; 0 if they are near."""
+        return max(0.0, self._rest_s - self._steps_before * step_s) if self.is_deep else 0.0
 
     def wake(self) -> None:
         """Drafts have become worth it: what is known of them and of their prices holds."""
@@ -171,6 +182,13 @@ class Pause:
     @property
     def _has_credit(self) -> bool:
         return self._credit_s > 0
+
+    def _is_prolonged(self, could_pay: Callable[[], bool]) -> bool:
+        """Whether a trial would come to nothing, by drafts that nobody verified or by the price of
+        rows."""
+        if self._num_prolonged >= MAX_PROLONGED:
+            return False
+        return self.is_hopeless or (self._is_trial_next and not could_pay())
 
     def _begin_rest(self, balance: Balance, stake: float, *, is_loss: bool) -> None:
         allowed = TRIAL_SHARE * min(1.0, max(LEAST_STAKE, stake))

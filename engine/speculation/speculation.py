@@ -10,10 +10,7 @@ decided here changes no token, only when it comes.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -23,6 +20,7 @@ from baton.engine.request.step_report import StepReport
 from baton.engine.schedule.drafted_chunks import NO_DRAFTS, Drafts
 from baton.engine.schedule.lineup import Lineup
 from baton.engine.speculation.draft_budget import DraftBudget
+from baton.engine.speculation.draft_tally import DraftCounts, DraftTally
 from baton.engine.speculation.drafter import Draft, Drafter, Refiner
 from baton.engine.speculation.feature_plane import FeaturePlane
 from baton.engine.speculation.hidden_reader import HiddenReader, Shown
@@ -31,18 +29,6 @@ from baton.engine.speculation.watch import MIN_RUNNING, Watch
 
 COLLAPSED = 0.2
 """Acceptance rate below which drafting is reported as collapsed."""
-MEMORY = 64
-"""Tokens that `lately` is, about."""
-
-
-class DraftCounts(NamedTuple):
-    """What became of drafts."""
-
-    num_proposed: int
-    """Tokens that were drafted; the budget chose of them."""
-    num_verified_at: Sequence[int]
-    num_accepted_at: Sequence[int]
-    """This and the one before by position in the draft: those that were run, and the right ones."""
 
 
 class Speculation:
@@ -66,17 +52,19 @@ class Speculation:
         self._watch = None
         if not drafter.is_costly and reader is None:
             self._watch = Watch(drafter, self._survival, budget.max_tokens)
+        self.is_napping = False
+        """It rests, and in the next step there is nothing to be done at all."""
+        self._nap_s = self._slept_s = 0.0
+        """How long a nap is, and how much of it is over."""
+        self._may_watch = False
+        """As far as was known when the last step was to be watched."""
         self._confidences: dict[Request, Sequence[float]] = {}
         """Confidence of each token drafted for this step."""
         self._drawn_from: dict[Request, Sequence[Tensor]] = {}
         """What that was drawn from, where drafters tell; until it is verified, for it is much."""
         self.recall_s = 0.0
         """Seconds of the last `draft` until the reader had read the kept features of prompts."""
-        self._num_proposed = 0
-        self._verified, self._accepted = Counter[int](), Counter[int]()
-        """Drafts of which so many tokens were verified, and were right."""
-        self._acceptance: float | None = None
-        """Share of lately verified tokens that were right; None before the first."""
+        self._tally = DraftTally()
 
     @property
     def is_paused(self) -> bool:
@@ -88,8 +76,8 @@ class Speculation:
         """Drafts have lost time because few of them are right, and have won none since."""
         return (
             self._budget.has_lost
-            and self._acceptance is not None
-            and (self._acceptance < COLLAPSED)
+            and self._tally.acceptance is not None
+            and self._tally.acceptance < COLLAPSED
         )
 
     @property
@@ -132,14 +120,17 @@ class Speculation:
     def watch(self, running: Sequence[Request], *, clock: Clock = monotonic) -> None:
         """A step of a rest begins: see now and then what drafts would be worth."""
         watch = self._watch
-        if watch is None or not watch.is_due or len(running) < MIN_RUNNING:
+        if watch is None or not watch.is_due:
             return
-        row_price = self._budget.row_price(len(running))
+        row_price = None
+        if len(running) >= MIN_RUNNING:
+            row_price = self._budget.row_price(len(running))
+        self._may_watch = row_price is not None
         if row_price is None:
             return
         watch.look(running, row_price, clock)
         if self._budget.watched(watch.gain, watch.num_compared):
-            watch.begin_anew()
+            watch.was_right()
 
     def read(
         self, shown: Sequence[Shown], hidden: Tensor, features: FeaturePlane | None = None
@@ -174,17 +165,23 @@ class Speculation:
         self._drawn_from.pop(request, None)
         confidences = self._confidences[request][:num_drafted]
         self._survival.learn(request, confidences, num_accepted)
-        self._verified[num_drafted] += 1
-        self._accepted[num_accepted] += 1
-        share, fading = num_accepted / num_drafted, (1 - 1 / MEMORY) ** num_drafted
-        was = share if self._acceptance is None else self._acceptance
-        self._acceptance = fading * was + (1 - fading) * share
+        self._tally.verified(num_drafted, num_accepted)
 
     def learn(self, report: StepReport, seconds: float) -> None:
         """A step is over."""
+        if self.is_napping:
+            if self._slept_s + seconds < self._nap_s:
+                self._slept_s += seconds
+                return
+            self._wake()
+        was_paused = self._budget.is_paused
         self._budget.learn(report, seconds)
         if self._watch is not None:
             self._watch.allow(seconds)
+            if self._budget.is_paused and not was_paused:
+                self._watch.begin_rest()
+                self._may_watch = True
+        self._begin_nap(seconds)
 
     def forget(self, request: Request) -> None:
         """Forget a request that has left the engine."""
@@ -193,6 +190,8 @@ class Speculation:
         self._drawn_from.pop(request, None)
         if self._watch is not None:
             self._watch.forget(request)
+        if self.is_napping:
+            self._wake()
         self._budget.left()
 
     def discard(self, request: Request) -> None:
@@ -202,24 +201,32 @@ class Speculation:
 
     def counts(self) -> DraftCounts:
         """Counts so far."""
-        return DraftCounts(
-            self._num_proposed, _by_position(self._verified), _by_position(self._accepted)
-        )
+        return self._tally.counts()
 
     def metrics(self) -> dict[str, float]:
         """Metrics by Prometheus name."""
-        counts = self.counts()
         return {
+            **self._tally.metrics(),
             "speculation_paused": float(self.is_paused),
             "speculation_pauses_total": self._budget.num_pauses,
             "speculation_collapsed": float(self.is_collapsed),
-            "draft_acceptance": 0.0 if self._acceptance is None else self._acceptance,
-            "proposed_tokens_total": counts.num_proposed,
             "draft_missing_tokens_total": 0 if self.reader is None else self.reader.num_missing,
             "draft_recalled_tokens_total": 0 if self.reader is None else self.reader.num_recalled,
-            **_told("verified_tokens_at_total", counts.num_verified_at),
-            **_told("accepted_tokens_at_total", counts.num_accepted_at),
         }
+
+    def _begin_nap(self, step_s: float) -> None:
+        """Deep in a rest, until drafts are looked at again: what steps take is added up later."""
+        nap_s = self._budget.nap_s(step_s)
+        if self._watch is not None and self._may_watch:
+            nap_s = min(nap_s, self._watch.due_in_s)
+        self._nap_s, self._slept_s = nap_s, 0.0
+        self.is_napping = nap_s > step_s
+
+    def _wake(self) -> None:
+        self.is_napping = False
+        self._budget.slept(self._slept_s)
+        if self._watch is not None:
+            self._watch.allow(self._slept_s)
 
     def _chosen(self, num_running: int, drafts: dict[Request, Draft]) -> Drafts:
         """The tokens of all drafts that are most likely to be right; all of those that were drawn
@@ -231,7 +238,7 @@ class Speculation:
             hopes += [(-hope, position, request) for position, hope in enumerate(survival)]
         if not hopes:
             return NO_DRAFTS
-        self._num_proposed += len(hopes)
+        self._tally.num_proposed += len(hopes)
         hopes.sort(key=lambda hope: hope[:2])
         num_rows, are_drawn = len(hopes), any([draft.q for draft in drafts.values()])
         if not are_drawn:
@@ -265,13 +272,3 @@ def _cut(request: Request, num_wanted: int, draft: Draft) -> Draft:
     if num == len(tokens):
         return draft
     return Draft(tokens[:num], draft.confidences[:num], draft.q[:num])
-
-
-def _by_position(lens: Counter[int]) -> tuple[int, ...]:
-    """How many of the drafts that came so far have each position."""
-    nums = [lens[length] for length in range(max(lens, default=0), 0, -1)]
-    return tuple(accumulate(nums))[::-1]
-
-
-def _told(name: str, nums: Sequence[int]) -> dict[str, float]:
-    return {f'{name}{{position="{at}"}}': num for at, num in enumerate(nums, 1)}

@@ -47,21 +47,32 @@ class Watch:
         self._allowed_s = self._look_s = 0.0
         """Seconds that may be spent, and those that a look takes."""
         self._turn = 0
-        self.begin_anew()
+        self._num_in_vain = 0
+        """Drafts compared since some were worth it."""
+        self.begin_rest()
 
-    def begin_anew(self) -> None:
+    def begin_rest(self) -> None:
+        """What was seen in the rest before says nothing of this one."""
         self._kept.clear()
         self.gain = 0.0
         self.num_compared = 0
+
+    def was_right(self) -> None:
+        """A rest has ended because of what was seen."""
+        self._num_in_vain = 0
 
     @property
     def is_due(self) -> bool:
         return self._allowed_s >= self._look_s
 
+    @property
+    def due_in_s(self) -> float:
+        """Seconds of steps until it is; 0 if it is, or more."""
+        return max(0.0, self._look_s - self._allowed_s) / self._share
+
     def allow(self, seconds: float) -> None:
         """So much time has passed."""
-        share = max(LEAST_SHARE, SHARE * HALVING / (HALVING + self.num_compared))
-        self._allowed_s = min(self._allowed_s + share * seconds, 2 * self._look_s)
+        self._allowed_s = min(self._allowed_s + self._share * seconds, 2 * self._look_s)
 
     def look(self, running: Sequence[Request], row_price: float, clock: Clock) -> None:
         """`row_price`: what a verified token costs, in tokens."""
@@ -80,6 +91,10 @@ class Watch:
     def forget(self, request: Request) -> None:
         self._kept.pop(request, None)
 
+    @property
+    def _share(self) -> float:
+        return max(LEAST_SHARE, SHARE * HALVING / (HALVING + self._num_in_vain))
+
     def _is_over(self, request: Request, num_running: int, row_price: float) -> bool:
         """Whether all is known of the draft before, if there was one."""
         kept = self._kept.get(request)
@@ -97,4 +112,5 @@ class Watch:
         gain = min(num_right, kept.num_worth) - row_price * kept.num_worth
         self.gain += (gain - self.gain) / (MEMORY + num_running)
         self.num_compared += 1
+        self._num_in_vain += 1
         return True

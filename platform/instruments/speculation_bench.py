@@ -18,7 +18,8 @@ from rich.table import Table
 from baton.core.sampling import SamplingParams
 from baton.engine.engine import Engine
 from baton.engine.request.request import Request
-from baton.engine.speculation.speculation import DraftCounts, Speculation
+from baton.engine.speculation.draft_tally import DraftCounts
+from baton.engine.speculation.speculation import Speculation
 from baton.platform.instruments.loaded_engine import LoadedEngine
 
 PROMPT_TOKENS, OUTPUT_TOKENS, NUM_ROUNDS = 128, 96, 3

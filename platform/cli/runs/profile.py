@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from baton.core.errors import InvalidConfig
-from baton.engine.speculation.speculation import DraftCounts
+from baton.engine.speculation.draft_tally import DraftCounts
 from baton.platform.cli.terminal.output_files import check_writable
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.instruments.chrome_trace import chrome_trace

@@ -8,7 +8,14 @@ import pytest
 
 from baton.core.sampling import SamplingParams
 from baton.engine.request.request import Request
-from baton.engine.speculation.pause import FIRST_WINDOW, MIN_REST, TRIAL_SHARE, Balance, Pause
+from baton.engine.speculation.pause import (
+    FIRST_WINDOW,
+    MAX_PROLONGED,
+    MIN_REST,
+    TRIAL_SHARE,
+    Balance,
+    Pause,
+)
 from baton.engine.speculation.survival import Survival
 
 
@@ -24,7 +31,7 @@ def test_rests_grow_while_trials_fail_until_drafts_have_won() -> None:
             pause.add(lost, lambda: 1.0)
         num_steps = 0
         while pause.is_on:
-            pause.rest(1.0)
+            pause.rest(1.0, lambda: True)
             num_steps += 1
         return num_steps
 
@@ -36,6 +43,25 @@ def test_rests_grow_while_trials_fail_until_drafts_have_won() -> None:
     assert first == pytest.approx(2 / TRIAL_SHARE)
     assert (second, third, fourth) == (2 * first, 4 * first, 4 * first)
     assert rest(pause) == MIN_REST
+
+
+@pytest.mark.parametrize(("could_pay", "times"), [(True, 1), (False, 1 + MAX_PROLONGED)])
+def test_a_trial_is_refused_where_no_draft_could_be_worth_its_row(
+    could_pay: bool, times: int
+) -> None:
+    lost = Balance(
+        saved_s=-1.0, spent_s=2.0, plain_s=1.0, num_running=2, num_verified=2, is_refused=False
+    )
+    pause = Pause()
+    while not pause.is_on:
+        pause.add(lost, lambda: 1.0)
+
+    num_steps = 0
+    while pause.is_on:
+        pause.rest(1.0, lambda: could_pay)
+        num_steps += 1
+
+    assert num_steps == pytest.approx(times * 2 / TRIAL_SHARE)
 
 
 def test_a_rest_ends_with_those_who_ran_if_drafts_have_saved_what_they_lost() -> None:

@@ -13,9 +13,11 @@ from baton.engine.config import CacheConfig, EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.passes.echo import EchoRunner, echo_info, echo_output
 from baton.engine.request.request import Request
-from baton.engine.speculation.draft_budget import PayingBudget
+from baton.engine.request.step_report import StepReport
+from baton.engine.speculation.draft_budget import FixedBudget, PayingBudget
 from baton.engine.speculation.drafter import Draft
 from baton.engine.speculation.speculation import Speculation
+from baton.engine.speculation.watch import MIN_RUNNING
 
 MAX_TOKENS = 4
 
@@ -38,7 +40,11 @@ class Turning:
 
     name, is_costly, are_right = "turning", False, False
 
+    def __init__(self) -> None:
+        self.num_asked = 0
+
     def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
+        self.num_asked += 1
         wrong = not self.are_right
         drafts = [echo_output(request.tokens, max_tokens, VOCAB) for request in requests]
         return [Draft([t ^ wrong for t in tokens], [0.5] * max_tokens) for tokens in drafts]
@@ -47,16 +53,51 @@ class Turning:
         """It keeps nothing."""
 
 
-def resting() -> tuple[Engine, Turning, list[Request]]:
-    """Drafts have lost what a trial may lose, and rest for some hundred steps."""
+class Told(FixedBudget):
+    """Drafts for one step when it is told to, and keeps what drafts that nobody verified came
+    to."""
+
+    is_on = True
+
+    def __init__(self) -> None:
+        super().__init__(MAX_TOKENS)
+        self.seen: list[tuple[float, int]] = []
+
+    @property
+    def is_paused(self) -> bool:  # type: ignore[override]
+        return self.is_on
+
+    is_pause_deep = is_paused
+
+    def begins(self, num_running: int) -> bool:
+        return not self.is_on
+
+    def learn(self, report: StepReport, seconds: float) -> None:
+        self.is_on = True
+
+    def row_price(self, num_running: int) -> float:
+        return 0.5
+
+    def watched(self, gain: float, num_compared: int) -> bool:
+        self.seen.append((gain, num_compared))
+        return False
+
+
+def resting(num_requests: int = 4, *, num_right: int = 0) -> tuple[Engine, Turning, list[Request]]:
+    """Drafts have lost what a trial may lose, and rest for some hundred steps; before, they were
+    right in so many steps."""
     clock, drafter = ManualClock(), Turning()
     engine = Engine(
         TimedRunner(clock), EngineConfig(cache=CacheConfig(prefix_caching=False)), clock=clock
     )
     engine.speculation = Speculation(drafter, PayingBudget(MAX_TOKENS))
-    requests = [make_request(str(i), range(8 + i), max_tokens=4000) for i in range(4)]
+    requests = [make_request(str(i), range(8 + i), max_tokens=4000) for i in range(num_requests)]
     for request in requests:
         engine.add(request)
+    drafter.are_right = True
+    for _ in range(num_right):
+        engine.step()
+    drafter.are_right = False
     while not engine.speculation.is_paused:
         engine.step()
     return engine, drafter, requests
@@ -86,3 +127,35 @@ def test_a_rest_goes_on_where_a_trial_would_come_to_nothing() -> None:
     assert engine.speculation is not None
     assert engine.stats.num_drafted == num_drafted
     assert engine.speculation.metrics()["speculation_pauses_total"] == 1
+
+
+def test_what_was_seen_in_one_rest_says_nothing_of_the_next() -> None:
+    engine, drafter, _ = resting()
+    budget = Told()
+    engine.speculation = Speculation(drafter, budget)
+    for _ in range(40):
+        engine.step()
+    in_the_first = budget.seen[-1]
+    budget.is_on = False
+    for _ in range(2):
+        engine.step()
+
+    assert in_the_first[0] < 0 and in_the_first[1] > 20
+    assert budget.seen[-1] == (0.0, 0)
+
+
+def test_a_rest_that_others_have_paid_for_ends_with_them_while_nothing_is_added_up() -> None:
+    engine, drafter, requests = resting(MIN_RUNNING - 1, num_right=200)
+    speculation = engine.speculation
+    assert speculation is not None
+    while not speculation.is_napping:
+        engine.step()
+    for request in requests:
+        engine.abort(request.request_id)
+    engine.add(make_request("next", range(20), max_tokens=40))
+    num_asked = drafter.num_asked
+    for _ in range(8):  # what steps of one request take is to be known first
+        engine.step()
+
+    assert drafter.num_asked > num_asked
+    assert not speculation.is_paused

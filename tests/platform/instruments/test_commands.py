@@ -9,7 +9,7 @@ import pytest
 from tests.tiny_checkpoints import make_llama
 from typer.testing import CliRunner, Result
 
-from baton.engine.speculation.speculation import DraftCounts
+from baton.engine.speculation.draft_tally import DraftCounts
 from baton.platform.cli.main import app
 from baton.platform.instruments import ceilings, engine_bench
 from baton.platform.instruments.speculation_bench import draft_use
