@@ -65,13 +65,17 @@ class LeadRunner:
         return self._ranks.size
 
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
+        self._tell_taps()
         if self.balancer is not None:
             self.balancer.turn()
+        self._ranks.tell(pass_words(chunks))
+        return self._own.forward(chunks, on_layer)
+
+    def _tell_taps(self) -> None:
+        """Tell the others what to tap, if it is other than in the last pass."""
         if self._own.needs_others_to_tap and self._tapped != self._own.tapped:
             self._tapped = self._own.tapped
             self._ranks.tell(tap_words(self._tapped))
-        self._ranks.tell(pass_words(chunks))
-        return self._own.forward(chunks, on_layer)
 
     def logits(self, hidden: Tensor) -> Tensor:
         graphs = self._own.graphs

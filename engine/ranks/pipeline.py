@@ -66,8 +66,8 @@ class StageRunner(ModelRunner):
 
         At the lead `on_layer` is called for all layers, those of other stages a stage at a time.
         """
-        outputs: list[Tensor] = []
         tapped: list[list[Tensor]] = []
+        outputs: list[Tensor] = []
         pieces = micro_batches(
             chunks, most=PIECES_PER_STAGE * self._ranks.size, least_tokens=self._least_tokens
         )
