@@ -96,7 +96,7 @@ class Engine:
             config.scheduler.max_model_len or self.info.max_model_len,
         )
         self.max_chunk = config.scheduler.max_chunk
-        self._scheduler = Scheduler(self.pool, config.scheduler)
+        self._scheduler = Scheduler(self.pool, config.scheduler, num_open=runner.cache.num_open)
         self._ahead = StepAhead(
             self._scheduler,
             self.info.eos_token_ids,

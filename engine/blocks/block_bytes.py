@@ -72,6 +72,10 @@ class EngineCache(BlockBytes, Protocol):
     def huge(self) -> HugePages | None:
         """None where there are none."""
 
+    @property
+    def num_open(self) -> int:
+        """See `KvCache`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Source:

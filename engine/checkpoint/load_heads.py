@@ -29,7 +29,6 @@ from baton.engine.checkpoint.load_ends import ends_of
 from baton.engine.checkpoint.quantized.methods import as_whole, parse_layout
 from baton.engine.checkpoint.reading import CheckpointReader
 from baton.engine.layers.attention import HeadShape
-from baton.engine.mesh.mesh import Axis, Mesh
 from baton.engine.models.config.description import read_json
 from baton.engine.models.config.keys import ConfigKeys
 from baton.engine.models.config.model_config import ModelConfig
@@ -76,7 +75,6 @@ def load_eagle_head(
     Raises CheckpointError if it is of another model, or not whole, and InvalidConfig for a model
     of another kind than it can read.
     """
-    check_head("p-eagle" if is_parallel else "eagle", folder, loaded.groups.mesh)
     raw = read_json(folder / "config.json")
     stored = read_entries(folder)
     config = replace(read_head_config(folder), max_model_len=loaded.info.max_model_len)
@@ -97,22 +95,6 @@ def load_eagle_head(
     _read(head, family, folder, stored, loaded.info.dtype, device, heads=config.heads)
     head.share(ends_of(loaded, head.shares, device=device))
     return head.to(device).eval()
-
-
-def check_head(method: str, folder: Path | None, mesh: Mesh) -> None:
-    """Raises InvalidConfig if the lead of those ranks does not see what the head of a method reads.
-    `folder`: the head's; None if it is not here."""
-    axis = Axis.PIPELINE if mesh.pipeline > 1 else Axis.CONTEXT
-    size = max(mesh.pipeline, mesh.context)
-    is_third = method == "p-eagle" or (
-        method == "eagle" and folder is not None and taps_layers(folder)
-    )
-    if size > 1 and is_third:
-        raise InvalidConfig(
-            f"decode.parallel.{axis.value}: speculation.method {method}: a head of EAGLE-3 reads "
-            f"what enters layers of the model, and with {axis.value} {size} that is on other ranks;"
-            " set decode.parallel.tensor instead, or speculation.method to suffix or draft"
-        )
 
 
 def taps_layers(folder: Path) -> bool:

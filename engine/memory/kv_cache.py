@@ -21,7 +21,7 @@ from baton.core.kv_layout import WIDE, KvLayout
 from baton.engine.batch.static_batch import DEFAULT_LIMITS, PassLimits
 from baton.engine.memory.huge_arena import HugeArena
 from baton.engine.memory.kv_staging import KvStaging, look_into
-from baton.engine.memory.open_blocks import int4_arenas
+from baton.engine.memory.open_blocks import int4_arenas, num_open
 from baton.kernels.attention.layer_kv import LayerCache, LayerKv
 from baton.kernels.cpu.shared_mapping import HUGE_PAGE, mapped
 from baton.kernels.gpu.upload import uploaded
@@ -104,6 +104,12 @@ class KvCache:
             arenas = int4_arenas(units, self.layout, self.dtype, self.limits)
             return [LayerKv.of(arena, _torch_dtype(self.dtype)) for arena in arenas]
         return [self._layer(layer) for layer in range(self.layout.num_layers)]
+
+    @property
+    def num_open(self) -> int:
+        """Last blocks of a request that may be written over although they were full, and in 4 bits,
+        already."""
+        return num_open(self.limits)
 
     @property
     def features(self) -> Tensor | None:

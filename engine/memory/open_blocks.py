@@ -1,6 +1,7 @@
 """Memory for blocks of KV that are not in 4 bits yet, beside the cache that keeps those that are.
 
-of each layer, and of each lane     one block, as wide as the model computes
+of each layer, and of each lane     one block, as wide as the model computes; two where drafts, of
+                                    which some are wrong, may fill one and begin the next
 of all layers, for one pass    its tokens, and what was open before (kernels/paging/int4_arena.py)
 """
 
@@ -14,6 +15,11 @@ from torch import Tensor
 from baton.core.kv_layout import ITEM_BYTES, KvLayout
 from baton.engine.batch.static_batch import PassLimits
 from baton.kernels.paging.int4_arena import Int4Arena
+
+
+def num_open(limits: PassLimits) -> int:
+    """Blocks of each request that stay as computed."""
+    return 2 if limits.max_drafted else 1
 
 
 def int4_arenas(
@@ -40,4 +46,5 @@ def open_bytes(layout: KvLayout, dtype: str, limits: PassLimits) -> int:
 def _shapes(layout: KvLayout, limits: PassLimits) -> tuple[tuple[int, ...], tuple[int, ...]]:
     heads, size, width = layout.num_kv_heads, layout.block_size, layout.head_dim
     num_rows = limits.max_tokens + limits.max_requests * (size - 1)
-    return (limits.max_requests, heads, 2, size, width), (num_rows, 2, heads, width)
+    open_shape = limits.max_requests, num_open(limits), heads, 2, size, width
+    return open_shape, (num_rows, 2, heads, width)

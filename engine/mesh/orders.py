@@ -7,6 +7,7 @@ join     4                         other engines compute a pass
 tally    5                         how many pairs each expert got
 move     6, layer, experts         by slot, from now on
 expect   7, tokens                 of the pass that follows, in any engine at most
+tap      8, layers                 whose inputs the lead is to be given, from the next pass on
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 from baton.engine.batch.batch import Chunk
 
-_PASS, _HEAD, _STOP, _JOIN, _TALLY, _MOVE, _EXPECT = 1, 2, 3, 4, 5, 6, 7
+_PASS, _HEAD, _STOP, _JOIN, _TALLY, _MOVE, _EXPECT, _TAP = range(1, 9)
 _FIELDS = 5
 
 
@@ -63,7 +64,14 @@ class Expect:
     max_tokens: int
 
 
-Order = Pass | Head | Stop | Join | Tally | MoveExperts | Expect
+@dataclass(frozen=True, slots=True)
+class Tap:
+    """Give the lead what enters these layers, in all passes from the next on; none: no more."""
+
+    layers: tuple[int, ...]
+
+
+Order = Pass | Head | Stop | Join | Tally | MoveExperts | Expect | Tap
 
 
 def pass_words(chunks: Sequence[Chunk]) -> array[int]:
@@ -100,6 +108,10 @@ def move_words(layer: int, experts: Sequence[int]) -> array[int]:
     return array("q", (_MOVE, layer, *experts))
 
 
+def tap_words(layers: Sequence[int]) -> array[int]:
+    return array("q", (_TAP, *layers))
+
+
 def read_order(words: Sequence[int]) -> Order:
     """Raises ValueError for words that are no order."""
     match words[0]:
@@ -115,6 +127,8 @@ def read_order(words: Sequence[int]) -> Order:
             return Expect(words[1])
         case kind if kind == _TALLY:
             return Tally()
+        case kind if kind == _TAP:
+            return Tap(tuple(words[1:]))
         case kind if kind == _MOVE:
             return MoveExperts(words[1], tuple(words[2:]))
         case kind:

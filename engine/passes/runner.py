@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -50,6 +50,9 @@ class ModelRunner:
     On a CPU its passes are played from a tape, where that gives the same as the model itself; on a
     GPU those that decode are graphs.
     """
+
+    needs_others_to_tap: ClassVar[bool] = False
+    """Whether a lead's taps do not see all that enters their layers."""
 
     def __init__(self, loaded: LoadedModel, cache: KvCache, taps: Taps | None = None) -> None:
         """Nothing lies in the cache yet. Passes within its limits are prepared for. `taps` are told
@@ -98,6 +101,15 @@ class ModelRunner:
             batch = make_batch(chunks, cache.layout.block_size, cache.device)
             hidden: Tensor = self.model(batch, self._layers, on_layer, self._taps)
         return hidden
+
+    @property
+    def tapped(self) -> tuple[int, ...]:
+        """The layers whose inputs the next pass is to keep."""
+        return self._taps.layers if self._taps is not None and self._taps.is_on else ()
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Keep the inputs of these layers for the lead, which has taps of its own."""
+        self._taps = Taps(layers) if layers else None
 
     def join(self) -> None:
         """Compute what the pass of other engines asks of the experts here."""

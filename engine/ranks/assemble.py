@@ -36,7 +36,7 @@ KV = "kv"
 
 def lead_runner(loaded: LoadedModel, plan: CachePlan, taps: Taps | None = None) -> LeadRunner:
     """The runner of an engine whose cache is that of its ranks, with the blocks that all have room
-    for. `taps` are told of the lead's stream, which is that of all tensor ranks."""
+    for. `taps` are told of the stream of all layers and tokens, wherever they are computed."""
     ranks = _ranks_of_engine(loaded)
     plan = plan.with_blocks(_least(plan.num_blocks, ranks))
     layout = plan.layout
@@ -79,12 +79,9 @@ def _own_cache(loaded: LoadedModel, plan: CachePlan, memory: int | None = None) 
 
 def _own_runner(loaded: LoadedModel, cache: KvCache, taps: Taps | None = None) -> ModelRunner:
     if loaded.stages:
-        assert taps is None, "a stage has some of the layers"
-        return StageRunner(loaded, cache)
-    if loaded.groups.context.size > 1:
-        assert taps is None, "a rank has some of the tokens"
-        return ContextRunner(loaded, cache)
-    return ModelRunner(loaded, cache, taps)
+        return StageRunner(loaded, cache, taps)
+    runs = ContextRunner if loaded.groups.context.size > 1 else ModelRunner
+    return runs(loaded, cache, taps)
 
 
 def _make_memory(

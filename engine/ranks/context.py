@@ -1,7 +1,7 @@
 """Passes whose tokens several ranks compute, each of which keeps all of their KV.
 
     in each layer   write the KV of own tokens | all-gather the blocks written | attend to all
-    at the end      all-gather the outputs
+    at the end      all-gather the outputs, and what is tapped
 
 Every rank has the model (or, beside tensor ranks, the same share of it) and a replica of the cache,
 where its tokens see all that is before them: attention need not know of it. Passes of few tokens
@@ -50,12 +50,17 @@ class KvExchange:
 class ContextRunner(ModelRunner):
     """The runner of a rank with others along the context axis."""
 
+    needs_others_to_tap = True
+
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
         ranks = self.groups.context
         shares = share_tokens(chunks, ranks.size, self.cache.layout.block_size)
         if shares is not None:
             with torch.inference_mode():
-                return self._gathered(self._forward_share(chunks, shares, on_layer), chunks, shares)
+                hidden = self._forward_share(chunks, shares, on_layer)
+                if self._taps is not None and self._taps.is_on:
+                    self._taps.found = [self._gathered(self._taps.features, chunks, shares)]
+                return self._gathered(hidden, chunks, shares)
         hidden = super().forward(chunks, on_layer)
         ranks.all_gather(torch.zeros(1, device=self.cache.device))
         return hidden
@@ -74,7 +79,7 @@ class ContextRunner(ModelRunner):
         batch = replace(batch, sequences=replace(batch.sequences, on_written=exchange))
         if cache.staging is not None:
             on_layer = cache.staging.marking(on_layer)
-        hidden: Tensor = self.model(batch, self._layers, on_layer)
+        hidden: Tensor = self.model(batch, self._layers, on_layer, self._taps)
         return hidden
 
     def _gathered(self, hidden: Tensor, chunks: Sequence[Chunk], shares: Shares) -> Tensor:

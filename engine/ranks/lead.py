@@ -24,18 +24,21 @@ from baton.engine.mesh.orders import (
     Pass,
     Stop,
     Tally,
+    Tap,
     expect_words,
     head_words,
     join_words,
     pass_words,
     read_order,
     stop_words,
+    tap_words,
 )
 from baton.engine.mesh.ranks import RankGroup
 from baton.engine.passes.runner import ModelRunner
 from baton.engine.ranks.pipeline import StageRunner
 from baton.engine.ranks.sharded_cache import ShardedCache
 from baton.engine.sharding.expert_balancer import ExpertBalancer, added_up
+from baton.engine.sharding.held_experts import HeldExperts
 
 
 class LeadRunner:
@@ -49,6 +52,8 @@ class LeadRunner:
         self.balancer: ExpertBalancer | None = None
         self._own = own
         self._ranks = ranks
+        self._tapped: tuple[int, ...] = ()
+        """Layers that the others were told to tap."""
 
     @property
     def own(self) -> ModelRunner:
@@ -60,10 +65,17 @@ class LeadRunner:
         return self._ranks.size
 
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
+        self._tell_taps()
         if self.balancer is not None:
             self.balancer.turn()
         self._ranks.tell(pass_words(chunks))
         return self._own.forward(chunks, on_layer)
+
+    def _tell_taps(self) -> None:
+        """Tell the others what to tap, if it is other than in the last pass."""
+        if self._own.needs_others_to_tap and self._tapped != self._own.tapped:
+            self._tapped = self._own.tapped
+            self._ranks.tell(tap_words(self._tapped))
 
     def logits(self, hidden: Tensor) -> Tensor:
         graphs = self._own.graphs
@@ -114,11 +126,18 @@ def follow(own: ModelRunner) -> None:
                 own.expect(max_tokens)
             case Join():
                 own.join()
-            case Tally():
+            case Tally() | MoveExperts() as of_experts:
                 assert own.held is not None, "the lead has found experts to look at"
-                added_up(own.held.tally(), ranks)
-            case MoveExperts(layer, experts):
-                assert own.held is not None
-                own.held.move(layer, experts)
+                _see_to(own.held, of_experts, ranks)
+            case Tap(layers):
+                own.tap(layers)
             case Stop():
                 return
+
+
+def _see_to(held: HeldExperts, order: Tally | MoveExperts, ranks: RankGroup) -> None:
+    match order:
+        case Tally():
+            added_up(held.tally(), ranks)
+        case MoveExperts(layer, experts):
+            held.move(layer, experts)

@@ -5,7 +5,8 @@
     the last                              receive a, layers, norm | b ... | outputs
 
 Every rank sends to the one in the same place of the next stage. Once its layers are written for all
-micro-batches, a stage sends the lead a word; the last one, the outputs if there are any. Logits are
+micro-batches, a stage sends the lead a word; the last one, the outputs if there are any; and then
+what is tapped, of the layers that it has. Logits are
 computed where the head is: of a pass that only decodes at once, as that is what is asked for next;
 of others, of what the lead sends back.
 
@@ -26,6 +27,7 @@ from baton.engine.batch.micro_batches import micro_batches
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh.ranks import RankGroup, Sent
+from baton.engine.models.skeleton.taps import Tapping, Taps
 from baton.engine.passes.runner import ModelRunner
 
 MAX_POSTED = 32
@@ -40,8 +42,10 @@ LEAD = 0
 class StageRunner(ModelRunner):
     """The runner of a rank that has some of the layers."""
 
-    def __init__(self, loaded: LoadedModel, cache: KvCache) -> None:
-        super().__init__(loaded, cache)
+    needs_others_to_tap = True
+
+    def __init__(self, loaded: LoadedModel, cache: KvCache, taps: Taps | None = None) -> None:
+        super().__init__(loaded, cache, taps)
         ranks, place = loaded.groups.pipeline, loaded.groups.place
         assert isinstance(ranks, RankGroup), "one stage is no pipeline"
         self._ranks = ranks
@@ -62,6 +66,7 @@ class StageRunner(ModelRunner):
 
         At the lead `on_layer` is called for all layers, those of other stages a stage at a time.
         """
+        tapped: list[list[Tensor]] = []
         outputs: list[Tensor] = []
         pieces = micro_batches(
             chunks, most=PIECES_PER_STAGE * self._ranks.size, least_tokens=self._least_tokens
@@ -70,12 +75,15 @@ class StageRunner(ModelRunner):
             batch = make_batch(piece, self.cache.layout.block_size, self.cache.device)
             given = on_layer if number == len(pieces) else ignore_layer
             outputs.append(self._through(batch, given))
+            if self._taps is not None and self.tapped:
+                tapped.append(self._taps.found)
         hidden = torch.cat(outputs)
+        found = [torch.cat(of_pieces) for of_pieces in zip(*tapped, strict=True)]
         if self._has_lead and self._is_first:
             hidden = self._room(sum(chunk.num_outputs for chunk in chunks), self.model.width)
-            self._hear_others(hidden, on_layer)
+            self._hear_others(hidden, found, on_layer)
         elif self._has_lead:
-            self._tell_lead(hidden)
+            self._tell_lead(hidden, found)
         self._made = (hidden, self.logits(hidden)) if only_decodes(chunks) else None
         return hidden
 
@@ -106,25 +114,34 @@ class StageRunner(ModelRunner):
             x, residual = self._ranks.receive_(
                 self._room(2, num_tokens, model.width), self._ranks.rank - 1
             )
-        x, residual = model.through(x, residual, batch.sequences, self._layers, on_layer)
+        taps = self._taps
+        tapping = Tapping(taps, batch.output_rows) if taps is not None and self.tapped else None
+        x, residual = model.through(x, residual, batch.sequences, self._layers, on_layer, tapping)
         if self._is_last:
             return model.outputs(x, residual, batch.output_rows)
         self._post(torch.stack((x, residual)), self._ranks.rank + 1)
         return x[:0]
 
-    def _tell_lead(self, hidden: Tensor) -> None:
+    def _tell_lead(self, hidden: Tensor, tapped: list[Tensor]) -> None:
         """Tell the lead that all is written, once it is."""
         self._settle()
         self._post(hidden if self._is_last and len(hidden) else _word(), LEAD)
+        if tapped and len(tapped[0]):
+            self._post(torch.cat(tapped, dim=-1), LEAD)
 
-    def _hear_others(self, hidden: Tensor, on_layer: OnLayer) -> None:
-        """What they tell, stage by stage; `hidden` is filled by the last."""
+    def _hear_others(self, hidden: Tensor, tapped: list[Tensor], on_layer: OnLayer) -> None:
+        """What they tell, stage by stage; `hidden` is filled by the last, and `tapped` grows."""
         for stage, layers in enumerate(self._stages[1:], start=1):
             is_last = stage == self._ranks.size - 1
             self._ranks.receive_(hidden if is_last and len(hidden) else _word(), stage)
+            if num_tapped := sum(layer in layers for layer in self.tapped):
+                room = self._room(len(hidden), num_tapped * hidden.shape[1])
+                tapped.append(self._ranks.receive_(room, stage) if len(hidden) else room)
             self._settle()
             for layer in layers:
                 on_layer(layer)
+        if self._taps is not None and self.tapped:
+            self._taps.found = tapped
 
     def _settle(self) -> None:
         """Let a GPU have done what it was told."""

@@ -132,6 +132,10 @@ class ShardedCache:
         return self.own.huge
 
     @property
+    def num_open(self) -> int:
+        return self.own.num_open
+
+    @property
     def _is_replicated(self) -> bool:
         """Whether the lead has all that the others have."""
         return self.own.layout == self.layout

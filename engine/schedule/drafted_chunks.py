@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from baton.core.kv_layout import KvLayout
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.request.request import Request
 
@@ -35,28 +36,38 @@ def with_drafts(
     max_tokens: int,
     *,
     may_grow: bool,
+    num_open: int,
 ) -> list[ScheduledChunk]:
     """`max_tokens`: those of the pass, the chunks' own included. Without `may_grow` drafts lie in
-    the blocks that requests have."""
+    the blocks that requests have. `num_open`: see `KvCache`."""
     budget = max_tokens - sum([chunk.num_tokens for chunk in chunks])
     drafting: list[ScheduledChunk] = []
     for chunk in chunks:
         request, num_tokens, _ = chunk
         drafted = drafts.get(request)
         if drafted and num_tokens == request.num_pending:
-            num = _room(pool, request, min(len(drafted), budget), may_grow=may_grow)
+            wanted = _within_open(pool.layout, request, min(len(drafted), budget), num_open)
+            num = _room(pool, request, wanted, may_grow=may_grow)
             budget -= num
             chunk = ScheduledChunk(request, num_tokens, drafted[:num])
         drafting.append(chunk)
     return drafting
 
 
+def _within_open(layout: KvLayout, request: Request, wanted: int, num_open: int) -> int:
+    """How many of them lie in blocks that can be written over: where full ones are in 4 bits, the
+    token behind the known ones may have to take the place of a wrong draft, and what is before it
+    in its block must be there as computed."""
+    if not layout.is_int4:
+        return wanted
+    size = layout.block_size
+    return min(wanted, num_open * size - len(request.tokens) % size)
+
+
 def _room(pool: BlockPool, request: Request, wanted: int, *, may_grow: bool) -> int:
     """How many of them have, or now get, a place in the request's blocks: as many of a long draft
     as of a short one, for whether a token is verified must not hang on those behind it."""
     layout, num_known = pool.layout, len(request.tokens)
-    if layout.is_int4:  # a full block is quantised, and that cannot be undone
-        wanted = min(wanted, layout.block_size - 1 - num_known % layout.block_size)
     stop = num_known + wanted
     if not may_grow:
         stop = min(stop, len(pool.table(request.holder)) * layout.block_size)

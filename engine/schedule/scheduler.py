@@ -64,9 +64,11 @@ def _has_nothing(tenant: str | None) -> bool:
 class Scheduler:
     """Decides from its queues and the pool alone; it knows neither time nor model."""
 
-    def __init__(self, pool: BlockPool, config: SchedulerConfig) -> None:
+    def __init__(self, pool: BlockPool, config: SchedulerConfig, *, num_open: int = 1) -> None:
+        """`num_open`: see `KvCache`."""
         self.pool = pool
         self.config = config
+        self._num_open = num_open
         self.num_preempted = 0
         """Preemptions so far."""
         self._reclaim: Reclaim = _has_nothing
@@ -156,7 +158,14 @@ class Scheduler:
         admitted = self._admit(chunks)
         if drafts:
             most, may_grow = self.config.max_batch_tokens, not self.num_waiting
-            return with_drafts(chunks + admitted, drafts, self.pool, most, may_grow=may_grow)
+            return with_drafts(
+                chunks + admitted,
+                drafts,
+                self.pool,
+                most,
+                may_grow=may_grow,
+                num_open=self._num_open,
+            )
         if self._lineup is None and not admitted:
             self._line_up(chunks)
         return chunks + admitted if admitted else chunks

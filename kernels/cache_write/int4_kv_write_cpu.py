@@ -42,6 +42,7 @@ def rope_kv_write(
             "open_rows": arena.open_rows,
             "pass_rows": arena.pass_rows,
             "lanes": sequences.lanes,
+            "num_open": arena.num_open,
             "num_heads": num_heads,
             "num_kv_heads": kv_heads,
             "width": width,

@@ -8,11 +8,15 @@ That is so whatever a pass computes: of a chunk of three blocks, the tokens of t
 second in 4 bits, and those of the second do not. So chunks, prefix hits and batches change nothing.
 
     units       [blocks][K][unit bytes]     the full ones; what an open block holds here is void
-    open rows   [lanes][K][2][S][H]         of each request that runs: its open block, from pass to
-                                            pass
+    open rows   [lanes][O][K][2][S][H]      of each request that runs: its last blocks, from pass to
+                                            pass; block b where b % O is
     pass rows   [T + R (S - 1)][2][K][H]    of a layer, during a pass: the blocks it writes into, as
                                             computed. Of request r from query_starts[r] + r (S - 1)
                                             on: what its open block held before, its new tokens
+
+A pass may begin before the end of the one before, as it does behind drafts that were wrong: what it
+writes over may be in the last O blocks. One that was full is quantised again, of other rows; until
+then nobody looks at what it holds in 4 bits.
 
 Whoever takes over a request has its full blocks, and computes the tokens behind them again.
 
@@ -24,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from baton.kernels.paging.int4_block import quantize_block
@@ -58,11 +63,16 @@ class Int4Arena:
 
     @property
     def block_size(self) -> int:
-        return self.open_rows.shape[3]
+        return self.open_rows.shape[4]
 
     @property
     def width(self) -> int:
-        return self.open_rows.shape[4]
+        return self.open_rows.shape[5]
+
+    @property
+    def num_open(self) -> int:
+        """O"""
+        return self.open_rows.shape[1]
 
     def check(self, num_tokens: int, sequences: Sequences) -> None:
         """Raise ValueError for a pass that there is no room for."""
@@ -77,18 +87,23 @@ class Int4Arena:
     def write(self, kv: Tensor, sequences: Sequences) -> None:
         """Put the pass's kv [T, 2, K, H], without infinities, into its blocks; pack full ones."""
         self.check(len(kv), sequences)
+        size = self.block_size
         for part in self.parts(sequences):
             rows = part.rows
-            open_rows = self.open_rows[part.lane].permute(2, 1, 0, 3)  # [S, 2, K, H]
-            num_open = part.start - part.first
-            rows[:num_open] = open_rows[:num_open]
-            rows[num_open:] = kv[part.tokens]
-            num_full = (part.end - part.first) // self.block_size
-            end = num_full * self.block_size
-            for place in range(num_full):
-                block = rows[place * self.block_size : (place + 1) * self.block_size]
-                quantize_block(block.permute(2, 1, 0, 3), self.units[part.blocks[place]])
-            open_rows[: len(rows) - end] = rows[end:]
+            num_before = part.start - part.first
+            rows[:num_before] = self._open_block(part, 0)[:num_before]
+            rows[num_before:] = kv[part.tokens]
+            blocks = torch.split(rows, size)
+            for place, block in enumerate(blocks):
+                if len(block) == size:
+                    quantize_block(block.permute(2, 1, 0, 3), self.units[part.blocks[place]])
+                if place + self.num_open >= len(blocks):
+                    self._open_block(part, place)[: len(block)] = block
+
+    def _open_block(self, part: RequestPart, place: int) -> Tensor:
+        """[S, 2, K, H] The rows kept of a block of the pass."""
+        block = part.first // self.block_size + place
+        return self.open_rows[part.lane, block % self.num_open].permute(2, 1, 0, 3)
 
     def parts(self, sequences: Sequences) -> Iterator[RequestPart]:
         """Request by request, in the order of the pass."""

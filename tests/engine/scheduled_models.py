@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,12 @@ from tests.tiny_checkpoints import (
 from baton.core.sampling import SamplingParams
 from baton.engine.assemble import engine_around
 from baton.engine.checkpoint.load import LoadedModel, load_model
-from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from baton.engine.config import (
+    CacheConfig,
+    EngineConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+)
 from baton.engine.engine import Engine
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.request.request import Request
@@ -143,7 +148,10 @@ class Served:
             kv_dtype=self.kept.kv_dtype,
             prefix_caching=prefix_caching,
         )
-        engine = engine_around(self.loaded, EngineConfig(cache=cache, scheduler=scheduler), "cpu")
+        config = EngineConfig(cache=cache, scheduler=scheduler)
+        if speculation is not None:  # there is room for it, whatever drafts
+            config = replace(config, speculation=SpeculationConfig(method="ngram"))
+        engine = engine_around(self.loaded, config, "cpu")
         engine.speculation = speculation
         engine.max_model_len = min(engine.max_model_len, MAX_LEN)
         assert isinstance(engine.runner.cache, KvCache)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from baton.core.errors import InvalidConfig
 from baton.engine.checkpoint.load import read_config
-from baton.engine.checkpoint.load_heads import check_head
 from baton.engine.checkpoint.quantized.methods import parse_layout
 from baton.engine.mesh.mesh import Axis, Mesh
 from baton.engine.models.config.description import read_json
@@ -18,7 +17,6 @@ from baton.engine.sharding.cutting import check_context, share_of
 from baton.engine.sharding.held_experts import check_experts
 from baton.kv_transfer.transports import AUTO, TRANSPORTS
 from baton.platform.config.deployment import DeploymentConfig
-from baton.platform.models.hub import holds_weights
 
 MOST_NAMED = 16
 """Ranks that are tried when others must be named."""
@@ -30,7 +28,6 @@ def check_ranks(config: DeploymentConfig, folder: Path) -> None:
     _check_gpus(config)
     _check_transport(config)
     _check_rounding(config, folder)
-    _check_head(config)
     model = read_config(folder)
     for pool, key in ((config.prefill, "prefill"), (config.decode, "decode")):
         if pool.replicas:
@@ -86,15 +83,6 @@ def _check_context(config: DeploymentConfig) -> None:
             "prefill.parallel.context: without prefill replicas prompts are computed where they "
             "decode; set decode.parallel.context"
         )
-
-
-def _check_head(config: DeploymentConfig) -> None:
-    """Raises InvalidConfig if decode ranks could not show a head what it reads."""
-    speculation = config.decode.speculation
-    heads = Path(speculation.model) if speculation.model else None
-    if heads is not None and not holds_weights(heads):
-        heads = None  # nodes fetch it
-    check_head(speculation.method, heads, config.decode.parallel.mesh)
 
 
 def _check_gpus(config: DeploymentConfig) -> None:

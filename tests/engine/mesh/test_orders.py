@@ -16,6 +16,7 @@ from baton.engine.mesh.orders import (
     Pass,
     Stop,
     Tally,
+    Tap,
     expect_words,
     head_words,
     join_words,
@@ -24,6 +25,7 @@ from baton.engine.mesh.orders import (
     read_order,
     stop_words,
     tally_words,
+    tap_words,
 )
 
 numbers = st.lists(st.integers(0, 2**31), max_size=5).map(tuple)
@@ -51,6 +53,7 @@ def test_what_has_no_chunks() -> None:
     assert read_order(tuple(stop_words())) == Stop()
     assert read_order(tuple(join_words())) == Join()
     assert read_order(tuple(expect_words(12))) == Expect(12)
+    assert read_order(tuple(tap_words((2, 2, 7)))) == Tap((2, 2, 7))
 
 
 def test_orders_about_experts() -> None:

@@ -16,6 +16,7 @@ from tests.engine.speculation.test_heads import EagleReference, make_medusa_head
 from tests.far_apart import with_wide
 from tests.tiny_checkpoints import make_deepseek_v3, make_llama, make_qwen3
 
+from baton.core.messages import Pooling
 from baton.core.sampling import SamplingParams, TokenLogprob
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
@@ -24,8 +25,8 @@ from baton.engine.mesh.mesh import Mesh
 from baton.engine.request.request import Request
 
 CONFIG = EngineConfig(
-    cache=CacheConfig(block_size=4, num_blocks=64),
-    scheduler=SchedulerConfig(prefill_chunk=7, max_batch_tokens=64),
+    cache=CacheConfig(block_size=4, num_blocks=96),
+    scheduler=SchedulerConfig(prefill_chunk=40, max_batch_tokens=160, micro_batch_tokens=8),
 )
 TWO, STAGES, CONTEXT = Mesh(tensor=2), Mesh(pipeline=2), Mesh(context=2)
 PROMPTS = [[(7 * place) % period + 3 for place in range(9 + period)] for period in (3, 5, 40)]
@@ -50,23 +51,32 @@ SAMPLINGS = (
 )
 """Outputs are of two or three tokens, so that some guesses of random heads are right."""
 
-Told = list[tuple[list[int], list[TokenLogprob]]]
+Told = dict[str, tuple[list[int], list[TokenLogprob], list[float]]]
 
 
 def told(engine: Engine) -> Told:
-    """The tokens of each request, and all logprobs that come with them."""
-    requests = [
+    """The tokens of each request, all logprobs that come with them, and its embedding."""
+    crowd = [
         Request(f"{number}-{place}", prompt, sampling=sampling)
         for number, sampling in enumerate(SAMPLINGS)
         for place, prompt in enumerate(PROMPTS)
     ]
-    logprobs: dict[str, list[TokenLogprob]] = {request.request_id: [] for request in requests}
-    for request in requests:
-        engine.add(request)
-    while engine.has_work:
-        for output in engine.step().outputs:
-            logprobs[output.request.request_id] += output.logprobs
-    return [(request.output, logprobs[request.request_id]) for request in requests]
+    # Alone, a prompt in two pieces, of the first of which nothing is wanted.
+    alone = [Request("last", PROMPTS[2], sampling=SAMPLINGS[0], pooling=Pooling.LAST)]
+    found: Told = {}
+    for requests in (crowd, alone):
+        for request in requests:
+            engine.add(request)
+        while engine.has_work:
+            for output in engine.step().outputs:
+                tokens, logprobs, embedding = found.setdefault(
+                    output.request.request_id, ([], [], [])
+                )
+                tokens += output.tokens
+                logprobs += output.logprobs
+                embedding += output.embedding
+    assert found["last"][2] and len(found) == len(crowd) + 1
+    return found
 
 
 def drafting(method: Any, heads: Path | None) -> EngineConfig:
@@ -101,9 +111,8 @@ CASES = {
     f"{name} on {ranks}": (name, mesh)
     for name in MAKERS
     for ranks, mesh in (("two", TWO), ("two stages", STAGES), ("two that share prompts", CONTEXT))
-    if name != "p-eagle" or mesh is TWO
 }
-FAR_APART = {"p-eagle on two", "mtp on two stages"}
+FAR_APART = {"eagle of a tied table on two", "p-eagle on two stages"}
 
 
 @pytest.mark.parametrize("case", with_wide(CASES, FAR_APART))

@@ -43,7 +43,7 @@ def test_blocks_in_four_bits_are_attended_by_torch_where_nothing_is_compiled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(layer_kv, "_has_operators", lambda *of: False)
-    units, rows = torch.zeros(2, 1, 128, dtype=torch.uint8), torch.zeros(1, 1, 2, 4, 8)
+    units, rows = torch.zeros(2, 1, 128, dtype=torch.uint8), torch.zeros(1, 1, 1, 2, 4, 8)
 
     kv = LayerKv.of(Int4Arena(units, rows, torch.zeros(16, 2, 1, 8)), torch.float32)
 

@@ -76,6 +76,7 @@ class Cache:
     layer: Layer
     dtype: torch.dtype
     length: int
+    num_open: int = 1
     arena: Int4Arena = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,7 +84,7 @@ class Cache:
         heads, size, width = layer.kv_heads, layer.block_size, layer.width
         self.arena = Int4Arena(
             torch.zeros(LANES * self.num_blocks, heads, unit_bytes(size, width), dtype=torch.uint8),
-            torch.zeros(LANES, heads, 2, size, width, dtype=self.dtype),
+            torch.zeros(LANES, self.num_open, heads, 2, size, width, dtype=self.dtype),
             torch.zeros(MAX_TOKENS + LANES * (size - 1), 2, heads, width, dtype=self.dtype),
         )
         self.tables = torch.randperm(LANES * self.num_blocks).view(LANES, -1).tolist()
@@ -99,6 +100,16 @@ class Cache:
         kv, layer = LayerKv.of(self.arena, self.dtype), self.layer
         q = kv.write(torch.cat([rows for _, rows, _ in parts]), sequences)
         return kv.attend(q, sequences, layer.window, layer.scoring, layer.sinks)
+
+    def drafting(self, qkv: Tensor, passes: Sequence[tuple[int, int]]) -> Tensor:
+        """Each pass has so many of the next rows, and so many wrong ones behind them."""
+        out, done = [], 0
+        for num_right, num_wrong in passes:
+            stop = done + num_right
+            rows = torch.cat((qkv[done:stop], qkv[:num_wrong] + 1))
+            out.append(self.attend([(0, rows, stop + num_wrong)])[:num_right])
+            done = stop
+        return torch.cat(out)
 
     def in_chunks(self, qkv: Tensor, lengths: Sequence[int], lane: int = 0) -> Tensor:
         out, done = [], 0
@@ -162,6 +173,24 @@ def test_a_row_has_the_same_bits_in_any_chunk(layer: Layer, dtype: torch.dtype) 
         again.tables = whole.tables
         assert torch.equal(again.in_chunks(qkv, lengths), expected)
         assert torch.equal(again.arena.units, whole.arena.units)
+
+
+@pytest.mark.parametrize("num_open", [1, 2])
+def test_what_drafts_that_were_wrong_have_filled_is_written_over(num_open: int, path: str) -> None:
+    layer, dtype = Layer(block_size=8), torch.bfloat16
+    qkv = layer.qkv(100, dtype)
+    passes, length = [(21, 0)], 21
+    while length + 2 < len(qkv):
+        num_right = 1 + length % 3
+        length += num_right
+        passes.append((num_right, num_open * 8 - length % 8))  # to the end of what stays open
+    whole, cache = Cache(layer, dtype, 128), Cache(layer, dtype, 128, num_open)
+    cache.tables = whole.tables
+    expected = whole.in_chunks(qkv[:length], [n for n, _ in passes])
+
+    assert torch.equal(cache.drafting(qkv, passes), expected)
+    full = whole.tables[0][: length // 8]
+    assert torch.equal(cache.arena.units[full], whole.arena.units[full])
 
 
 @pytest.mark.skipif(not runs(torch.zeros(1)), reason="there is no C++ compiler")

@@ -11,7 +11,6 @@ from tests.tiny_checkpoints import FAMILIES
 from baton.core.errors import InvalidConfig
 from baton.platform.cluster.ranks.rank_check import check_ranks
 from baton.platform.config.deployment import DeploymentConfig, override
-from baton.platform.models.model_folder import built_in_folder
 
 
 def deployment(**tensor: int) -> DeploymentConfig:
@@ -102,23 +101,6 @@ def test_blocks_that_are_open_and_prompts_that_are_shared_are_refused_with_the_k
 
     with pytest.raises(InvalidConfig, match=r"^prefill\.cache\.kv_dtype: .* take int8$"):
         check_ranks(config, FAMILIES["llama"](tmp_path))
-
-
-@pytest.mark.parametrize("axis", ["pipeline", "context"])
-def test_a_head_whose_layers_are_on_other_ranks_is_refused_with_the_key(
-    axis: str, tmp_path: Path
-) -> None:
-    folder = FAMILIES["llama"](tmp_path)
-    ranks = {"prefill.replicas": 0, f"decode.parallel.{axis}": 2}
-    for method in ("eagle", "p-eagle"):
-        heads = {
-            f"decode.speculation.{key}": value
-            for key, value in (("method", method), ("model", str(built_in_folder("p-eagle"))))
-        }
-        config = override(DeploymentConfig(), {**ranks, **heads})
-        with pytest.raises(InvalidConfig, match=rf"^decode\.parallel\.{axis}: .* set decode\.par"):
-            check_ranks(config, folder)
-        check_ranks(override(deployment(decode=2), heads), folder)
 
 
 def test_two_ranks_on_one_gpu_are_refused_with_the_key(tmp_path: Path) -> None:

@@ -11,13 +11,15 @@ struct Int4WriteArgs : HeadRowsArgs<T> {
   FIELDS(HeadRowsArgs<T>,
          T* open_rows;           // see pass_rows.h
          T* pass_rows;
-         const int64_t* lanes;)  // [R]
+         const int64_t* lanes;   // [R]
+         int64_t num_open;)      // O
 };
 
 template <typename T>
 struct Int4WriteProblem {
   HeadRows<T> heads;
-  T* open;  // [lanes][K][2][S][H]
+  T* open;  // [lanes][O][K][2][S][H]
+  int64_t num_open;
   PassRows<T> pass;
   const int64_t* lanes;
   int64_t num_requests;
@@ -25,6 +27,7 @@ struct Int4WriteProblem {
   Int4WriteProblem(const Int4WriteArgs<T>& args, const Pass& of)
       : heads(args),
         open(args.open_rows),
+        num_open(args.num_open),
         pass{args.pass_rows, args.num_kv_heads, args.block_size, args.width},
         lanes(args.lanes),
         num_requests(of.num_requests) {}
@@ -43,7 +46,8 @@ struct Int4WriteProblem {
     return pass.row(first + position - first_block(request) * block_size(), head, is_value);
   }
   T* open_row(int64_t request, int64_t position, int64_t head, int64_t is_value) const {
-    const int64_t block = (lanes[request] * pass.num_heads + head) * 2 + is_value;
+    const int64_t place = lanes[request] * num_open + position / block_size() % num_open;
+    const int64_t block = (place * pass.num_heads + head) * 2 + is_value;
     return open + (block * block_size() + position % block_size()) * pass.width;
   }
 
@@ -62,15 +66,15 @@ struct Int4WriteProblem {
     }
   }
 
-  // A block of the pass is quantised if it is full, and stays open if it is not.
+  // A block of the pass is quantised if it is full. The last ones stay as computed as well: what is in
+  // them may be drafts, and of the wrong ones others will take the place.
   void finish(int64_t request, int64_t number, int64_t head) const {
     const int64_t block = first_block(request) + number, begin = block * block_size();
-    if (begin + block_size() > end(request)) {
-      copy_rows(request, head, std::max(begin, start(request)), end(request), [&](T* in_pass, T* in_open) {
-        memcpy(in_open, in_pass, size_t(pass.width) * sizeof(T));
-      });
-      return;
-    }
+    const int64_t behind = begin + block_size();
+    if (number + num_open >= num_blocks(request))
+      copy_rows(request, head, std::max(begin, start(request)), std::min(behind, end(request)),
+                [&](T* in_pass, T* in_open) { memcpy(in_open, in_pass, size_t(pass.width) * sizeof(T)); });
+    if (behind > end(request)) return;
     const int64_t place = heads.block_tables[request * heads.table_stride + block];
     const Int4Unit unit{heads.arena.unit(place, head), block_size(), pass.width};
     Quantizing<T>(unit, pass_row(request, begin, head, 0), pass_row(request, begin, head, 1), pass.stride()).run();
