@@ -40,14 +40,16 @@ class Attending {
     const bool is_whole = item.first_partial < 0;
     const int64_t rows = item.first_tile.rows();
     for (int64_t head = 0; head < item.num_heads; head++) load_queries(item.tile(head), head * rows);
-    if (is_whole) desk_.whole.clear(item.rows());
+    bool has_some = false;
     for (int64_t segment = item.first_segment; segment < item.end_segment; segment++) {
-      if (is_whole && is_hidden(item.first_tile, segment)) continue;
-      const int64_t done = (segment - item.first_segment) * rows;
-      const HeadSums sums = is_whole ? HeadSums{desk_.segment, rows}
-                                     : HeadSums{partials.from(item.first_partial + done), item.partials_a_head};
-      sum_up(item, segment, sums, next);
-      if (is_whole) desk_.whole.add(desk_.segment, item.rows());
+      if (!is_whole) {
+        const int64_t done = (segment - item.first_segment) * rows;
+        sum_up(item, segment, {partials.from(item.first_partial + done), item.partials_a_head}, next);
+      } else if (!is_hidden(item.first_tile, segment)) {
+        sum_up(item, segment, {has_some ? desk_.segment : desk_.whole, rows}, next);
+        if (has_some) desk_.whole.add(desk_.segment, item.rows());
+        has_some = true;
+      }
     }
     for (int64_t row = 0; is_whole && row < item.rows(); row++)
       store_out(item.tile(row / rows), row % rows, desk_.whole.from(row));
@@ -55,8 +57,8 @@ class Attending {
 
   // When all pieces of its tile are there.
   void put_together(const CutRow& cut, const Sums& partials) {
-    desk_.whole.clear(1);
-    for (int64_t segment = 0; segment < cut.num_segments; segment++)
+    desk_.whole.copy(partials.from(cut.first_partial), 1);
+    for (int64_t segment = 1; segment < cut.num_segments; segment++)
       desk_.whole.add(partials.from(cut.first_partial + segment * cut.stride), 1);
     store_out(cut.tile, cut.row, desk_.whole);
   }
@@ -170,21 +172,16 @@ class Attending {
   void attend_many(const Tile& tile, int64_t first, int64_t count, const uint8_t* const* keys,
                    const uint8_t* const* values) {
     const int64_t width = problem_.padded_value();
-    for (int64_t key = 0; key < count; key += 16) {
-      upcoming_.fetch(int(width / 2));
-      pack_sixteen_keys(keys + key, desk_.keys + key);
-    }
+    for (int64_t key = 0; key < count; key += 16) pack_sixteen_keys(keys + key, desk_.keys + key);
     each_band(tile, first, count, [&](int64_t row, int64_t rows, int64_t seen) {
       const int64_t group = QUERY_GROUP * query_cells_;
       multiply<T, Rowwise::QUERIES>(rows, queries_ + row / QUERY_GROUP * group, group,
                                     {desk_.keys, CHUNK}, problem_.depth(), round_up(seen, 16), nullptr,
-                                    {desk_.scores + row * CHUNK, CHUNK});
+                                    {desk_.scores, CHUNK});
       weigh(first, row, rows);
     });
-    for (int64_t key = 0; key < count; key += PER_CELL<T>) {
-      upcoming_.fetch(int(width / 32));
+    for (int64_t key = 0; key < count; key += PER_CELL<T>)
       pack_row_of_values(values + key, desk_.values + key / PER_CELL<T> * width);
-    }
     each_band(tile, first, count, [&](int64_t row, int64_t rows, int64_t seen) {
       const Sums sums = sums_.from(row);
       multiply<T, Rowwise::WEIGHTS>(rows, weights().cells + row * weights().stride,
@@ -210,12 +207,15 @@ class Attending {
   }
 
   // do_band(first row, rows, the keys of the chunk that any of them sees): all rows at once or, in the chunk
-  // where they come to an end, a few, so that little of what is hidden is computed.
+  // where they come to an end, a few, so that little of what is hidden is computed. Each fetches a share of what
+  // is read next, which twice as many bands do.
   template <typename DoBand>
-  void each_band(const Tile& tile, int64_t first, int64_t count, DoBand do_band) const {
+  void each_band(const Tile& tile, int64_t first, int64_t count, DoBand do_band) {
     const int64_t rows = tile.rows(), step = visible(0, first).end < count ? BAND_ROWS : L1_ROWS;
+    const int lines = int(upcoming_.num_lines() * step / (2 * rows) + 1);
     for (int64_t row = 0; row < rows; row += step) {
       const int64_t size = std::min(step, rows - row), seen = visible(row + size - 1, first).end;
+      upcoming_.fetch(lines);
       if (seen > 0) do_band(row, size, std::min(seen, count));
     }
   }
@@ -226,14 +226,14 @@ class Attending {
   Floats out() const { return {sums_.values(0), sums_.stride()}; }
 
   void weigh(int64_t first, int64_t begin, int64_t count) {
-    Visible seen[Problem::MOST_ROWS];
-    for (int64_t row = 0; row < count; row++) seen[row] = visible(begin + row, first);
+    Visible seen[L1_ROWS];
+    const bool sees_all = visible(begin, first).end == CHUNK && visible(begin + count - 1, first).begin == 0;
+    for (int64_t row = 0; row < count && !sees_all; row++) seen[row] = visible(begin + row, first);
     const bool has_scales = problem_.has_scales();
     const Weighing what{count, problem_.scoring, has_scales ? scales_.keys : nullptr,
                         has_scales ? scales_.values : nullptr};
     const Totals totals{&sums_.top(begin), sums_.totals(begin), sums_.stride()};
-    ::weigh(what, seen, desk_.scores + begin * CHUNK, totals, desk_.weights + begin * CHUNK,
-            desk_.shrinks + begin);
+    ::weigh(what, sees_all ? nullptr : seen, desk_.scores, totals, desk_.weights + begin * CHUNK, desk_.shrinks + begin);
   }
 
   // To where those of row `first` are.
@@ -242,18 +242,23 @@ class Attending {
     const uint8_t* among[QUERIES_AT_ONCE];
     std::fill(among, among + QUERIES_AT_ONCE, reinterpret_cast<const uint8_t*>(desk_.zeros));
     for (int64_t row = 0; row < tile.rows(); row++) {
-      const int64_t place = row % QUERIES_AT_ONCE;
-      Cell* cells = is_few(tile) ? queries + row * query_cells_ : desk_.some_queries + place * query_cells_;
-      T* query = reinterpret_cast<T*>(cells);
-      problem_.load_query(tile.first_token + tile.token(row), tile.head(row), query);
-      std::fill(query + problem_.key_width, query + problem_.padded_key(), T{});
-      for (int64_t item = 1; problem_.has_shuffled_keys() && item < problem_.padded_key(); item += SHUFFLED_ITEMS)
-        std::swap(query[item], query[item + 1]);
+      const int64_t place = row % QUERIES_AT_ONCE, token = tile.first_token + tile.token(row);
+      Cell* const cells = is_few(tile) ? queries + row * query_cells_ : desk_.some_queries + place * query_cells_;
+      const T* query = is_few(tile) ? nullptr : problem_.find_query(token, tile.head(row));
+      if (!query) query = copy_query(token, tile.head(row), reinterpret_cast<T*>(cells));
       positions_[row] = tile.position(row);
-      among[place] = reinterpret_cast<const uint8_t*>(cells);
+      among[place] = reinterpret_cast<const uint8_t*>(query);
       const bool is_last = place + 1 == QUERIES_AT_ONCE || row + 1 == tile.rows();
       if (!is_few(tile) && is_last) group_queries(among, query_cells_, queries + (row - place) * query_cells_);
     }
+  }
+
+  const T* copy_query(int64_t token, int64_t head, T* query) const {
+    problem_.load_query(token, head, query);
+    std::fill(query + problem_.key_width, query + problem_.padded_key(), T{});
+    for (int64_t item = 1; problem_.has_shuffled_keys() && item < problem_.padded_key(); item += SHUFFLED_ITEMS)
+      std::swap(query[item], query[item + 1]);
+    return query;
   }
 
   void store_out(const Tile& tile, int64_t row, const Sums& sums) const {
@@ -268,12 +273,13 @@ class Attending {
               problem_.out + (token * problem_.num_heads + head) * problem_.value_width);
   }
 
-  // Of columns that `pack_value_bytes` and `mix_few_bytes` have put out of order.
+  // There is one zero: whether sums of no weight came before tells nothing. Here, of columns that `pack_value_bytes`
+  // and `mix_few_bytes` have put out of order.
   void store_byte_columns(const float* values, float factor, T* out) const {
     const int64_t width = problem_.value_width;
     for (int64_t column = 0; column < width; column += BYTE_COLUMNS) {
       float part[BYTE_COLUMNS];
-      for (int64_t i = 0; i < BYTE_COLUMNS; i++) part[i] = values[column + byte_place(i)] * factor;
+      for (int64_t i = 0; i < BYTE_COLUMNS; i++) part[i] = values[column + byte_place(i)] * factor + 0.0f;
       for (int64_t i = 0; i < BYTE_COLUMNS && column + i < width; i += 16)
         store_up_to(out + column + i, load(part + i), width - column - i);
     }
@@ -284,7 +290,7 @@ class Attending {
     if (problem_.is_bytes()) return store_byte_columns(values, factor, out);
     for (int64_t column = 0; column < width; column += 16 * PER_CELL<T>) {
       f32x16 part[PER_CELL<T>];
-      for (int i = 0; i < PER_CELL<T>; i++) part[i] = load(values + column + 16 * i) * splat(factor);
+      for (int i = 0; i < PER_CELL<T>; i++) part[i] = load(values + column + 16 * i) * splat(factor) + 0.0f;
       if constexpr (PER_CELL<T> == 2) unshuffle(part[0], part[1]);
       for (int64_t i = 0; i < PER_CELL<T> && column + 16 * i < width; i++) {
         const int64_t start = column + 16 * i, count = std::min<int64_t>(16, width - start);

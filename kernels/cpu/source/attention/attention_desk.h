@@ -26,6 +26,10 @@ class Sums {
     }
   }
 
+  void copy(const Sums& other, int64_t rows) const {
+    std::copy(other.memory_, other.memory_ + rows * stride(), memory_);
+  }
+
   void add(const Sums& other, int64_t rows) const {
     for (int64_t row = 0; row < rows; row += 16)
       from(row).add_sixteen(other.from(row), std::min<int64_t>(16, rows - row));
@@ -59,7 +63,7 @@ template <typename T>
 struct Desk {
   Cell *queries, *some_queries;   // [rows][depth] if they are few, else in groups; [QUERIES_AT_ONCE][depth]
   Cell *keys, *values;            // [depth][CHUNK], [CHUNK / PER_CELL][value width]
-  float *scores, *shrinks;        // [rows][CHUNK], [rows]
+  float *scores, *shrinks;        // [L1_ROWS][CHUNK], [rows]
   T *weights, *copies, *zeros;    // [rows][CHUNK], [2 CHUNK][key width], [key width]
   Sums segment, whole;
 
@@ -72,7 +76,7 @@ struct Desk {
       allot(next, some_queries, QUERIES_AT_ONCE * problem.padded_depth());
       allot(next, keys, problem.padded_depth() * CHUNK);
       allot(next, values, CHUNK / PER_CELL<T> * value);
-      allot(next, scores, most_rows * CHUNK);
+      allot(next, scores, L1_ROWS * CHUNK);
       allot(next, shrinks, most_rows);
       allot(next, weights, most_rows * CHUNK);
       allot(next, copies, 2 * CHUNK * key);

@@ -70,8 +70,12 @@ struct KvProblem : AttentionProblem<T> {
     return logit * float(M_LOG2E);
   }
 
+  const T* find_query(int64_t token, int64_t head) const {
+    const bool is_as_it_is = this->padded_key() == arena.width && !this->has_shuffled_keys();
+    return is_as_it_is ? query_of(token, head) : nullptr;
+  }
   void load_query(int64_t token, int64_t head, T* query) const {
-    memcpy(query, q + (token * this->num_heads + head) * arena.width, size_t(arena.width) * sizeof(T));
+    memcpy(query, query_of(token, head), size_t(arena.width) * sizeof(T));
   }
 
   // Whether rows are found where the cache has them: those of the next KV head lie one unit behind.
@@ -144,6 +148,8 @@ struct KvProblem : AttentionProblem<T> {
   }
 
  private:
+  const T* query_of(int64_t token, int64_t head) const { return q + (token * this->num_heads + head) * arena.width; }
+
   // A row, as T unless bytes are multiplied, followed by zeros up to the padded width.
   const uint8_t* copy_row(const uint8_t* row, bool is_shuffled, T* copy) const {
     const int64_t padded = this->padded_key();

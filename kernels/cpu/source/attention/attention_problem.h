@@ -59,6 +59,9 @@ struct AttentionProblem {
   }
   int64_t padded_depth() const { return padded_key() / PER_CELL<T>; }
 
+  // A query that is as it has to be where it lies, or null.
+  const T* find_query(int64_t, int64_t) const { return nullptr; }
+
   // Where rows of several KV heads are read one after the other; see attention_kv.h.
   bool is_read_in_place() const { return false; }
   void find_rows_of_next_head(int64_t, const uint8_t**, const uint8_t**) const {}

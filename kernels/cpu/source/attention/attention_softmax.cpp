@@ -56,6 +56,30 @@ float largest_of(f32x16 v) {
   return v[0];
 }
 
+// Of 16 rows.
+f32x16 largest_of_each(f32x16* rows) {
+  const auto merge = [&](int count, auto larger_of) {
+    for (int i = 0; i < count; i++) rows[i] = larger_of(rows[i], rows[i + count]);
+  };
+  merge(8, [](f32x16 a, f32x16 b) {
+    return larger(__builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+                  __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));
+  });
+  merge(4, [](f32x16 a, f32x16 b) {
+    return larger(__builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
+                  __builtin_shufflevector(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31));
+  });
+  merge(2, [](f32x16 a, f32x16 b) {
+    return larger(__builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+                  __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31));
+  });
+  merge(1, [](f32x16 a, f32x16 b) {
+    return larger(__builtin_shufflevector(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
+                  __builtin_shufflevector(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31));
+  });
+  return rows[0];
+}
+
 // Of 16 keys from `key` on: what products are multiplied by.
 template <bool HAS_SCALES>
 f32x16 factors_of(const Weighing& what, int64_t key) {
@@ -71,37 +95,40 @@ f32x16 hide(f32x16 scores, int64_t first, Visible visible) {
   return is_seen ? scores : splat(HIDDEN);
 }
 
-// Products of a row become its scores; the largest is returned.
+// Products of a row become its scores, or are left to be multiplied by `factor`; the largest by lane are returned,
+// before that.
 template <bool HAS_SCALES>
-inline float score_row(float* row, const Weighing& what, Visible visible) {
-  f32x16 top = splat(NOTHING_YET);
-  if (what.scoring.cap == 0 && visible.begin == 0 && visible.end == CHUNK) {  // nearly always
+inline f32x16 score_row(float* row, const Weighing& what, const Visible* visible, float& factor) {
+  const bool sees_all = !visible || (visible->begin == 0 && visible->end == CHUNK);
+  factor = 1;
+  if (!HAS_SCALES && sees_all && what.scoring.cap == 0 && what.scoring.factor > 0) {  // nearly always
+    factor = what.scoring.factor;
+    f32x16 top = splat(HIDDEN);
 #pragma GCC unroll 4
-    for (int64_t key = 0; key < CHUNK; key += 16) {
-      const f32x16 scores = load(row + key) * factors_of<HAS_SCALES>(what, key);
-      store(row + key, scores);
-      top = larger(scores, top);
-    }
-    return largest_of(top);
+    for (int64_t key = 0; key < CHUNK; key += 16) top = larger(load(row + key), top);
+    return top;
   }
+  f32x16 top = splat(HIDDEN);
+#pragma GCC unroll 4
   for (int64_t key = 0; key < CHUNK; key += 16) {
     f32x16 scores = load(row + key) * factors_of<HAS_SCALES>(what, key);
     if (what.scoring.cap != 0) scores = tanh(scores) * splat(what.scoring.cap);
-    scores = hide(scores, key, visible);
+    if (!sees_all) scores = hide(scores, key, *visible);
     store(row + key, scores);
     top = larger(scores, top);
   }
-  return largest_of(top);
+  return top;
 }
 
 // Scores of a row become weights, here in T; their sums by lane are added to `total`.
 template <bool HAS_SCALES, typename T>
-inline void weigh_row(const float* scores, const Weighing& what, float top, float shrink, T* weights,
+inline void weigh_row(const float* scores, float factor, const Weighing& what, float top, float shrink, T* weights,
                       float* total) {
   f32x16 sums = load(total) * splat(shrink);
 #pragma GCC unroll 4
   for (int64_t key = 0; key < CHUNK; key += 16) {
-    const f32x16 x = power_of_2(load(scores + key) - splat(top));
+    const f32x16 score = HAS_SCALES ? load(scores + key) : load(scores + key) * splat(factor);
+    const f32x16 x = power_of_2(score - splat(top));
     sums = sums + x;
     store(weights + key, HAS_SCALES ? x * load(what.value_scales + key) : x);
   }
@@ -112,15 +139,23 @@ template <bool HAS_SCALES, typename T>
 void weigh_all(const Weighing& what, const Visible* visible, float* scores, Totals of, T* weights, float* shrinks) {
   for (int64_t first = 0; first < what.rows; first += 16) {
     const int64_t rows = std::min<int64_t>(16, what.rows - first);
-    float before[16] = {}, tops[16] = {}, shrink[16];
+    float before[16] = {}, tops[16] = {}, factors[16] = {}, shrink[16];
+    f32x16 lanes[16];
     for (int64_t i = 0; i < rows; i++) {
-      before[i] = of.top(first + i);
-      tops[i] = std::max(before[i], score_row<HAS_SCALES>(scores + (first + i) * CHUNK, what, visible[first + i]));
+      const int64_t row = first + i;
+      before[i] = of.top(row);
+      lanes[i] = score_row<HAS_SCALES>(scores + row * CHUNK, what, visible ? visible + row : nullptr, factors[i]);
     }
+    if (rows == 16)
+      store(tops, largest_of_each(lanes));
+    else
+      for (int64_t i = 0; i < rows; i++) tops[i] = largest_of(lanes[i]);
+    store(tops, larger(load(before), load(tops) * load(factors)));
     store(shrink, power_of_2(load(before) - load(tops)));
     for (int64_t i = 0; i < rows; i++) {
       const int64_t row = first + i;
-      weigh_row<HAS_SCALES>(scores + row * CHUNK, what, tops[i], shrink[i], weights + row * CHUNK, of.total(row));
+      weigh_row<HAS_SCALES>(scores + row * CHUNK, factors[i], what, tops[i], shrink[i], weights + row * CHUNK,
+                            of.total(row));
       of.top(row) = tops[i];
       shrinks[row] = shrink[i];
     }

@@ -52,8 +52,9 @@ struct Weighing {
   const float *key_factors, *value_scales;
 };
 
-// Products of rows with a chunk of keys become scores, and weights, here in T; the sums of the weights are added
-// to the totals, and `shrinks` say by how much what was summed up before has become less. Rows are CHUNK apart,
-// and go through each step together, so that none waits for its own largest score.
+// Products of rows with a chunk of keys become weights, here in T; the sums of the weights are added to the totals,
+// and `shrinks` say by how much what was summed up before has become less. Of the keys a row sees what `visible` says,
+// and all if that is null. Rows are CHUNK apart, and go through each step together, so that none waits for its own
+// largest score. What is left in `scores` is anything.
 template <typename T>
 void weigh(const Weighing& what, const Visible* visible, float* scores, Totals of, T* weights, float* shrinks);

@@ -17,6 +17,13 @@ class Upcoming {
     if (count_ < MAX_RANGES) ranges_[count_++] = {begin, begin + bytes};
   }
 
+  // Of all ranges, a line that two of them share being one of each.
+  int64_t num_lines() const {
+    int64_t lines = 0;
+    for (int i = 0; i < count_; i++) lines += (ranges_[i].end - ranges_[i].begin + LINE - 1) / LINE;
+    return lines;
+  }
+
   __attribute__((always_inline)) void fetch(int lines) {
     for (int i = 0; i < lines; i++) {
       if (at_ >= end_) {
