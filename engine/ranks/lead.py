@@ -62,6 +62,7 @@ class LeadRunner:
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
         if self.balancer is not None:
             self.balancer.turn()
+        self.cache.settle()
         self._ranks.tell(pass_words(chunks))
         return self._own.forward(chunks, on_layer)
 
