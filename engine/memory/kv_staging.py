@@ -3,7 +3,7 @@
     compute stream   layer 0 |e0| layer 1 |e1| layer 2 ...        an event behind each layer
     copy stream               wait e0, gather, copy |  wait e1, ...
     any thread                     `- waits for its copy, then reads pinned memory
-    write stream     copy, wait for what is launched by now, scatter
+    write stream     copy, wait for what passes have launched by now, scatter
     any thread                     `- waits for it
 
 The engine's thread only records events: it never waits, and layers follow each other on the compute
@@ -36,9 +36,13 @@ class KvStaging:
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._writing = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._computed: list[torch.cuda.Event | None] = [None] * len(planes)
+        self._passes = torch.cuda.current_stream(self._device)
+        """The stream that passes are launched on, whatever stream is the current one of a thread
+        that reads or writes."""
 
     def marking(self, on_layer: OnLayer) -> OnLayer:
-        """`on_layer`, with a mark before it."""
+        """`on_layer`, with a mark before it, for a pass on the current stream."""
+        self._passes = torch.cuda.current_stream(self._device)
 
         def mark(layer: int) -> None:
             for plane in self._layout.planes_of(layer):
@@ -48,10 +52,14 @@ class KvStaging:
         return mark
 
     def mark(self, plane: int) -> None:
-        """What reads `plane` from now on waits for all that is on the compute stream by now."""
+        """What reads `plane` from now on waits for all that is on the current stream by now."""
+        self._computed[plane] = self.launched()
+
+    def launched(self) -> torch.cuda.Event:
+        """All that is on the current stream by now."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
-        self._computed[plane] = event
+        return event
 
     def views(self, blocks: Sequence[int], planes: range) -> tuple[memoryview, ...]:
         """Copies of the blocks' bytes in planes that are alike, once what was to be computed of
@@ -82,7 +90,7 @@ class KvStaging:
         """Copy what lies in memory of this host, and `scatter` the copy. Waits until it is done."""
         with torch.cuda.device(self._device):
             launched = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            launched.record(torch.cuda.current_stream(self._device))
+            launched.record(self._passes)
             with torch.cuda.stream(self._writing):
                 try:
                     staged = on_host.to(self._device, non_blocking=True)

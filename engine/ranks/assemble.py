@@ -28,7 +28,8 @@ from baton.engine.passes.runner import ModelRunner
 from baton.engine.ranks.context import ContextRunner
 from baton.engine.ranks.lead import LeadRunner
 from baton.engine.ranks.pipeline import StageRunner
-from baton.engine.ranks.sharded_cache import ShardedCache, Share, SharedMemory, open_place
+from baton.engine.ranks.sharded_cache import ShardedCache
+from baton.engine.ranks.shares import Share, SharedMemory, open_place
 
 KV = "kv"
 """Name under which a rank leaves where its KV lies."""

@@ -68,6 +68,7 @@ class LeadRunner:
         self._tell_taps()
         if self.balancer is not None:
             self.balancer.turn()
+        self.cache.settle()
         self._ranks.tell(pass_words(chunks))
         return self._own.forward(chunks, on_layer)
 

@@ -68,12 +68,15 @@ class StageRunner(ModelRunner):
         """
         tapped: list[list[Tensor]] = []
         outputs: list[Tensor] = []
+        on_own, staging = on_layer, self.cache.staging
+        if staging is not None and self._is_first:
+            on_own = staging.marking(on_layer)
         pieces = micro_batches(
             chunks, most=PIECES_PER_STAGE * self._ranks.size, least_tokens=self._least_tokens
         )
         for number, piece in enumerate(pieces, start=1):
             batch = make_batch(piece, self.cache.layout.block_size, self.cache.device)
-            given = on_layer if number == len(pieces) else ignore_layer
+            given = on_own if number == len(pieces) else ignore_layer
             outputs.append(self._through(batch, given))
             if self._taps is not None and self.tapped:
                 tapped.append(self._taps.found)

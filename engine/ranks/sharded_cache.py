@@ -7,18 +7,16 @@ The memory of every rank is mapped into the lead's process, so whoever reads or 
 not know of ranks. Heads that several ranks keep (more ranks than heads, latents, what groups keep)
 are written to all of them, and read from the first; a stage of a pipeline keeps the planes of its
 layers. The ranks themselves only read and write KV within a pass, which the lead begins: what it
-wrote before is there by then.
+wrote before is there by then, for it waits for that; and what it cleared, once it has called
+`settle`.
 """
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import prod
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -28,70 +26,9 @@ from baton.core.kv_layout import SCALE_BYTES, KvLayout
 from baton.engine.memory.huge_arena import HugeArena
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.memory.kv_staging import bytes_of, rows_of
-from baton.kernels.cpu.shared_mapping import mapped
+from baton.engine.ranks.shares import PlaneShare, Share
 from baton.kernels.gpu.upload import uploaded
 from baton.kernels.paging.block_copy import gather_blocks, scatter_blocks
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Share:
-    """The memory of one rank, as the lead has it."""
-
-    layout: KvLayout
-    planes: Sequence[Tensor]
-    """Bytes [blocks, bytes of its heads], one a plane."""
-    first_plane: int = 0
-    """First plane, as the model numbers them."""
-
-    def of_plane(self, plane: int) -> PlaneShare | None:
-        """None of one that another stage keeps."""
-        own = plane - self.first_plane
-        if not 0 <= own < len(self.planes):
-            return None
-        return PlaneShare(self.layout.planes[own], self.planes[own])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PlaneShare:
-    """What one rank keeps of one plane."""
-
-    layout: KvLayout
-    blocks: Tensor
-    """Bytes [blocks, bytes of its heads]."""
-
-    @property
-    def heads(self) -> range:
-        """KV heads, as the model numbers them."""
-        return range(self.layout.first_kv_head, self.layout.stop_kv_head)
-
-
-class SharedMemory:
-    """An anonymous file for a rank's KV, which it opens by a path of this process."""
-
-    def __init__(self, layout: KvLayout, num_blocks: int, first_plane: int = 0) -> None:
-        sizes = [num_blocks * plane.layer_block_bytes for plane in layout.planes]
-        self._fd = os.memfd_create("baton-kv-rank", os.MFD_CLOEXEC)
-        os.ftruncate(self._fd, sum(sizes))
-        memory = mapped(self._fd, sum(sizes))
-        whole = torch.frombuffer(memory, dtype=torch.uint8)
-        planes = whole.split(sizes)  # type: ignore[no-untyped-call]
-        by_plane = [plane.view(num_blocks, -1) for plane in planes]
-        self.share = Share(layout, by_plane, first_plane)
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Process and descriptor, for `open_place`."""
-        return os.getpid(), self._fd
-
-    def close(self) -> None:
-        """Once the rank has opened it; what is mapped stays."""
-        os.close(self._fd)
-
-
-def open_place(place: tuple[int, int]) -> int:
-    """A descriptor of the memory that another process of this host shares. Raises OSError."""
-    pid, fd = place
-    return os.open(Path("/proc") / str(pid) / "fd" / str(fd), os.O_RDWR | os.O_CLOEXEC)
 
 
 class ShardedCache:
@@ -125,6 +62,8 @@ class ShardedCache:
             for plane in range(layout.num_planes)
         ]
         self._read = [list(self._cover(plane)) for plane in range(layout.num_planes)]
+        self._cleared: torch.cuda.Event | None = None
+        """Behind what was last cleared, if that may be amid it; on a GPU."""
 
     @property
     def huge(self) -> HugeArena | None:
@@ -257,12 +196,30 @@ class ShardedCache:
         """Zero these blocks in one plane, at once."""
         for share in self._shares[plane]:
             share.blocks[list(blocks)] = 0
+        self._mark(plane)
 
     def clear_tail(self, block: int, plane: int, num_used: int) -> None:
         """Zero the slots of one block in one plane behind its first `num_used` tokens."""
         for share in self._shares[plane]:
             for start, stop in _tail_spans(share.layout, num_used):
                 share.blocks[block, start:stop] = 0
+        self._mark(plane)
+
+    def settle(self) -> None:
+        """Wait until what was cleared is zero with all ranks: told of a pass, others begin with it
+        whatever the lead's GPU still has to do."""
+        if self._cleared is not None:
+            self._cleared.synchronize()
+            self._cleared = None
+
+    def _mark(self, plane: int) -> None:
+        """Whoever reads the plane waits for what was just launched."""
+        staging = self.own.staging
+        if staging is None:
+            return
+        self._cleared = staging.launched()
+        if plane < len(self.own.planes):  # others are read on the same stream
+            staging.mark(plane)
 
     def _cover(self, plane: int) -> Iterator[tuple[PlaneShare, range]]:
         """Each head of the whole once, by whom it is read from."""

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.engine.memory.ordered_cuda import OrderedCuda, pretend
+from torch.overrides import TorchFunctionMode
 
 from baton.core.kv_layout import KvLayout
 from baton.engine.memory.kv_cache import KvCache
-from baton.engine.ranks.sharded_cache import ShardedCache, SharedMemory, open_place
+from baton.engine.memory.kv_staging import KvStaging
+from baton.engine.ranks.sharded_cache import ShardedCache
+from baton.engine.ranks.shares import SharedMemory, open_place
 from baton.kv_transfer.transports import TransportParts, create_sending_halves
 
 NUM_BLOCKS = 3
@@ -177,3 +182,46 @@ def test_no_transport_that_reads_an_arena_by_itself_offers_to_send_what_is_in_pi
 
     assert names == {"gloo", "grpc", "tcp", "auto"}
     assert "shm" in create_sending_halves(TransportParts(), KvCache(WHOLE, NUM_BLOCKS).arena)
+
+
+class Launching(TorchFunctionMode):
+    """What is assigned to parts of tensors is launched under a name."""
+
+    def __init__(self, cuda: OrderedCuda, name: str) -> None:
+        super().__init__()
+        self._cuda, self._name = cuda, name
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.Tensor.__setitem__:
+            self._cuda.launch(self._name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_is_cleared_is_zero_before_it_is_read_or_computed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a GPU goes on by itself: `OrderedCuda`."""
+    cuda = pretend(monkeypatch)
+    layouts = SPLITS["two halves"]
+    cache, _ = sharded(WHOLE, layouts, is_at_once=True)
+    cache.own.staging = KvStaging(cache.own.planes, layouts[0])
+    seen: list[set[str]] = []
+    gathered = cache._gathered
+
+    def gather(planes: range, numbers: torch.Tensor) -> torch.Tensor:
+        seen.append(cuda.behind())
+        return gathered(planes, numbers)
+
+    monkeypatch.setattr(cache, "_gathered", gather)
+    with Launching(cuda, "a tail"):
+        cache.clear_tail(1, 1, 2)
+    cache.views((0, 1), range(1, 2))
+    with Launching(cuda, "blocks"):
+        cache.clear((0, 2), 1)
+    assert "blocks" not in cuda.awaited()
+    cache.settle()
+    assert "blocks" in cuda.awaited(), "other ranks may begin a pass now"
+    cache.views((0, 1), range(1, 2))
+    assert ["a tail" in seen[0], "blocks" in seen[1]] == [True, True]

@@ -1,4 +1,4 @@
-"""Two tensor ranks as threads of this process, over Gloo."""
+"""Two ranks as threads of this process, over Gloo."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from baton.engine.mesh.ranks import MeshGroups, Rendezvous, join, listen
 
 END_S = 60.0
 """Only keeps a failing test from hanging: Gloo waits for ever for a rank that does not come."""
+TENSOR = Mesh(tensor=2)
 Made = TypeVar("Made")
 
 
-def on_two_ranks(run: Callable[[MeshGroups], Made]) -> list[Made]:
+def on_two_ranks(run: Callable[[MeshGroups], Made], mesh: Mesh = TENSOR) -> list[Made]:
     """What each gives. Raises what the first raises that fails."""
     listener = listen(HOST)
-    mesh = Mesh(tensor=2)
     meeting = Rendezvous(host=HOST, port=listener.getsockname()[1], mesh=mesh, backend="gloo")
     joins = partial(join, meeting, 0, listener), partial(join, meeting, 1)
     ends: list[Future[Made]] = [Future() for _ in joins]

@@ -1,0 +1,79 @@
+"""What each rank of a model keeps of its KV, and the memory that it lies in.
+
+lead     makes the memory of every rank, on CPUs         SharedMemory, of a place
+ranks    open theirs by its place
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from baton.core.kv_layout import KvLayout
+from baton.kernels.cpu.shared_mapping import mapped
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """The memory of one rank, as the lead has it."""
+
+    layout: KvLayout
+    planes: Sequence[Tensor]
+    """Bytes [blocks, bytes of its heads], one a plane."""
+    first_plane: int = 0
+    """First plane, as the model numbers them."""
+
+    def of_plane(self, plane: int) -> PlaneShare | None:
+        """None of one that another stage keeps."""
+        own = plane - self.first_plane
+        if not 0 <= own < len(self.planes):
+            return None
+        return PlaneShare(self.layout.planes[own], self.planes[own])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlaneShare:
+    """What one rank keeps of one plane."""
+
+    layout: KvLayout
+    blocks: Tensor
+    """Bytes [blocks, bytes of its heads]."""
+
+    @property
+    def heads(self) -> range:
+        """KV heads, as the model numbers them."""
+        return range(self.layout.first_kv_head, self.layout.stop_kv_head)
+
+
+class SharedMemory:
+    """An anonymous file for a rank's KV, which it opens by a path of this process."""
+
+    def __init__(self, layout: KvLayout, num_blocks: int, first_plane: int = 0) -> None:
+        sizes = [num_blocks * plane.layer_block_bytes for plane in layout.planes]
+        self._fd = os.memfd_create("baton-kv-rank", os.MFD_CLOEXEC)
+        os.ftruncate(self._fd, sum(sizes))
+        memory = mapped(self._fd, sum(sizes))
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+        planes = whole.split(sizes)  # type: ignore[no-untyped-call]
+        by_plane = [plane.view(num_blocks, -1) for plane in planes]
+        self.share = Share(layout, by_plane, first_plane)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Process and descriptor, for `open_place`."""
+        return os.getpid(), self._fd
+
+    def close(self) -> None:
+        """Once the rank has opened it; what is mapped stays."""
+        os.close(self._fd)
+
+
+def open_place(place: tuple[int, int]) -> int:
+    """A descriptor of the memory that another process of this host shares. Raises OSError."""
+    pid, fd = place
+    return os.open(Path("/proc") / str(pid) / "fd" / str(fd), os.O_RDWR | os.O_CLOEXEC)
