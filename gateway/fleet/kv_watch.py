@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 import grpc
@@ -33,9 +32,6 @@ log = logging.getLogger(__name__)
 
 OnLearnt = Callable[[bool], None]
 
-ENTERING_S = 0.004
-"""Of one turn of the event loop: a part takes a tenth of it. One part a turn would come behind all
-connections of a start, each of which takes the loop longer."""
 MIN_RETRY_S = 0.2
 MAX_RETRY_S = 5.0
 
@@ -45,24 +41,8 @@ class Snapshots:
 
     def __init__(self) -> None:
         self.opening = OpeningSlots(SNAPSHOT_TURN_S)
-        self._spent_s = 0.0
-        """On entering parts, in this turn of the event loop."""
-
-    async def enter(self, part: Callable[[], None]) -> None:
-        """Enter a part into the index: in this turn of the event loop, or in the next with room."""
-        while self._spent_s >= ENTERING_S:
-            await asyncio.sleep(0)
-        loop = asyncio.get_running_loop()
-        if not self._spent_s:
-            loop.call_soon(self._begin_turn)
-        began = loop.time()
-        try:
-            part()
-        finally:
-            self._spent_s += loop.time() - began
-
-    def _begin_turn(self) -> None:
-        self._spent_s = 0.0
+        self.entering = asyncio.Lock()
+        """Held while a part is entered into the index: then the loop does other things."""
 
 
 class KvWatch:
@@ -175,7 +155,9 @@ class KvWatch:
             return False
         events = kv_events_from_proto(message)
         if events.is_snapshot:
-            await self._snapshots.enter(partial(self._receive, events))
+            async with self._snapshots.entering:
+                self._receive(events)
+                await asyncio.sleep(0)
         else:
             self._receive(events)
         return True

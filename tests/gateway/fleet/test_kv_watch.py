@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from itertools import pairwise
 
 import grpc
 import grpc.aio
@@ -18,7 +16,7 @@ from tests.router.test_kv_index import chain, events, evicted, snapshot, stored
 
 from baton.core.kv_events import KvEvents
 from baton.gateway.fleet import kv_watch
-from baton.gateway.fleet.kv_watch import KvWatch, Snapshots
+from baton.gateway.fleet.kv_watch import KvWatch
 from baton.proto import replica_pb2 as pb
 from baton.proto.channel_options import SERVER_OPTIONS
 from baton.proto.channels import Channels
@@ -223,23 +221,3 @@ def test_events_come_over_the_wire_as_they_were(message: KvEvents) -> None:
 def test_a_change_that_a_newer_replica_knows_is_refused_not_passed_over() -> None:
     with pytest.raises(ValueError, match="not known here"):
         kv_events_from_proto(pb.KvEvents(first_sequence=1, events=[pb.KvEvent()]))
-
-
-async def test_parts_of_snapshots_leave_turns_of_the_loop_to_others() -> None:
-    snapshots, happened = Snapshots(), list[str]()
-
-    def part() -> None:
-        time.sleep(1.5 * kv_watch.ENTERING_S)
-        happened.append("part")
-
-    def turn() -> None:
-        happened.append("turn")
-        if len(happened) < 100:
-            asyncio.get_running_loop().call_soon(turn)
-
-    turn()
-    await asyncio.gather(*(snapshots.enter(part) for _ in range(3)))
-
-    parts = [index for index, each in enumerate(happened) if each == "part"]
-    assert len(parts) == 3
-    assert all("turn" in happened[first:later] for first, later in pairwise(parts))
