@@ -47,12 +47,13 @@ class MeasuredGateway:
         self.fleet = self.dispatcher.fleet
 
     async def start(self, infos: Sequence[ReplicaInfo]) -> Figures:
-        memory, began = pss(), time.monotonic()
+        memory, began, thread_s = pss(), time.monotonic(), time.thread_time()
         async with stalls("start: ") as found:
             await self.fleet.apply(snapshot(*infos))
             while not self.fleet.warm_up.is_over:
                 await asyncio.sleep(TURN_S)
             found["start: requests are placed, s"] = time.monotonic() - began
+            found["start: CPU of the event loop until then, s"] = time.thread_time() - thread_s
             num_known = self._num_blocks
             await self._until(lambda: self._num_connected, infos)
             found["start: connected, s"] = time.monotonic() - began

@@ -18,7 +18,7 @@ from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch
 
 PAUSE_S = 0.5
-ENOUGH_AFTER_S, ENOUGH = 3.0, 0.5
+ENOUGH_AFTER_S, ENOUGH = 2.5, 0.5
 """Seconds from which on this share of the replicas is enough."""
 LIMIT_S = 10.0
 LATE_S = 0.1
@@ -85,7 +85,7 @@ class WarmUp:
     def lose(self, epoch: Epoch) -> None:
         """Nothing is awaited of it any more."""
         self._awaited.discard(epoch)
-        if not self._awaited:
+        if not self._awaited or self._is_enough():
             self._end()
 
     def go_on(self) -> None:
@@ -102,8 +102,7 @@ class WarmUp:
         now, late_s = self._clock(), asyncio.get_running_loop().time() - self._look_at
         assert self._began_at is not None
         under_way_s = now - self._began_at
-        is_enough = len(self._awaited) <= self._num_enough and under_way_s >= ENOUGH_AFTER_S
-        if is_enough or under_way_s >= LIMIT_S:
+        if self._is_enough() or under_way_s >= LIMIT_S:
             self._end()
         elif late_s >= LATE_S:  # our own loop stood still: what was said meanwhile lies unread
             self._look_in(PAUSE_S)
@@ -115,7 +114,16 @@ class WarmUp:
         else:
             self._look_in(self._heard_at + PAUSE_S - now)
 
+    def _is_enough(self) -> bool:
+        if self._began_at is None or len(self._awaited) > self._num_enough:
+            return False
+        return self._clock() - self._began_at >= ENOUGH_AFTER_S
+
     def _look_in(self, wait_s: float) -> None:
+        assert self._began_at is not None
+        enough_in_s = self._began_at + ENOUGH_AFTER_S - self._clock()
+        if enough_in_s > 0:
+            wait_s = min(wait_s, enough_in_s)
         loop = asyncio.get_running_loop()
         self._look_at = loop.time() + wait_s
         self._timer = loop.call_later(wait_s, self._look)

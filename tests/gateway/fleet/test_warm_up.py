@@ -84,7 +84,23 @@ async def test_half_of_the_caches_are_enough_after_a_while(monkeypatch: pytest.M
 
     warming.hear(B, is_all=True)
 
-    await over.wait()
+    assert over.is_set()
+
+
+async def test_that_half_is_known_is_seen_as_soon_as_it_is_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(warm_up, "PAUSE_S", 600.0)
+    monkeypatch.setattr(warm_up, "ENOUGH_AFTER_S", 0.05)
+    over = asyncio.Event()
+    warming = WarmUp(over.set)
+    warming.begin([A, B])
+
+    warming.hear(A, is_all=True)
+    assert not warming.is_over
+
+    async with asyncio.timeout(120):
+        await over.wait()
 
 
 async def test_a_gateway_is_ready_once_it_has_learnt_what_is_cached(
