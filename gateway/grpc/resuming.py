@@ -74,7 +74,7 @@ class StreamWriter(Generic[R]):
             stream_id, owner=owner, kinds=kinds, last_sequence=last_sequence
         )
         if reading is None:
-            with self._keeper.takes.begin(stream_id, owner) as held:
+            with self._keeper.takeovers.begin(stream_id, owner) as held:
                 parked = await self._timeouts.gateway.dispatcher.take_stream(
                     TakeStream(stream_id, owner, kinds)
                 )
