@@ -22,7 +22,7 @@ from baton.proto.channel_options import (
     UNPINGED_SERVER_OPTIONS,
     ChannelOptions,
 )
-from baton.proto.cluster_token import RefuseStrangers
+from baton.proto.cluster_token import ClusterTokenInterceptor
 from baton.proto.lasting_server import lasting_server
 from baton.proto.pulse import PingTiming, Pulse
 from baton.proto.relayed_channel import RelayedChannel
@@ -149,12 +149,17 @@ class Channels:
 
 
 def new_server(
-    security: WireSecurity = PLAIN, strangers: RefuseStrangers | None = None, *, pings: bool = True
+    security: WireSecurity = PLAIN,
+    strangers: ClusterTokenInterceptor | None = None,
+    *,
+    pings: bool = True,
 ) -> grpc.aio.Server:
     """A server for our own processes; see `listen`. `strangers`: who refuses them, if somebody
     wants to know how many."""
     options = SERVER_OPTIONS if pings else UNPINGED_SERVER_OPTIONS
-    return lasting_server(options=options, interceptors=(strangers or RefuseStrangers(security),))
+    return lasting_server(
+        options=options, interceptors=(strangers or ClusterTokenInterceptor(security),)
+    )
 
 
 def listen(server: grpc.aio.Server, address: str, security: WireSecurity = PLAIN) -> int:

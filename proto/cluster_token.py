@@ -25,7 +25,7 @@ REFUSAL = (
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class RefuseStrangers(grpc.aio.ServerInterceptor):
+class ClusterTokenInterceptor(grpc.aio.ServerInterceptor):
     """Before any work is done. Without a token of its own a server refuses calls that carry one:
     who calls takes it for somebody else."""
 

@@ -118,7 +118,7 @@ class Batches:
         """The oldest first. Raises StorageUnavailable."""
         unfinished = await self._unfinished(owner)  # first: one may end in between
         over = await self._storage.entries(KIND, owner)
-        return sorted({*unfinished, *(facts.id for facts in over)})
+        return sorted({*unfinished, *(metadata.id for metadata in over)})
 
     def _under_way(self, batch_id: str, owner: str) -> Batch | None:
         order = self._folder.order(batch_id)

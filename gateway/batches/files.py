@@ -70,7 +70,7 @@ class Files:
     async def check_room(self, owner: str, max_bytes: int) -> None:
         """Raises StorageFull if what is kept of one owner is as much; StorageUnavailable."""
         kept = await self._storage.entries(CONTENT, owner)
-        num_bytes = sum(facts.num_bytes for facts in kept)
+        num_bytes = sum(metadata.num_bytes for metadata in kept)
         if num_bytes >= max_bytes:
             raise StorageFull(
                 f"your files take {num_bytes} bytes, and gateway.batches.max_kept_bytes is "
@@ -123,7 +123,7 @@ class Files:
 
     async def ids(self, owner: str) -> list[str]:
         """The oldest first. Raises StorageUnavailable."""
-        return sorted(facts.id for facts in await self._storage.entries(INFO, owner))
+        return sorted(metadata.id for metadata in await self._storage.entries(INFO, owner))
 
     @asynccontextmanager
     async def reading(self, file_id: str, owner: str) -> AsyncIterator[Reading]:

@@ -69,7 +69,7 @@ class FirstToken:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlacementRecord:
     """One attempt, as it came."""
 
     owner: str
@@ -105,7 +105,7 @@ class DecisionLog:
         self._num_heard = 0
 
     def sent(
-        self, asked: Asked, request: GenerateRequest, placement: Placement
+        self, asked: PlacementRecord, request: GenerateRequest, placement: Placement
     ) -> FollowedDecision:
         """The attempt is on its way."""
         prompt, chosen = placement.prompt, placement.considered[0]
@@ -196,7 +196,9 @@ class DecisionLog:
 
 
 class FollowedDecision:
-    def __init__(self, log: DecisionLog, number: int, decision: Decision, asked: Asked) -> None:
+    def __init__(
+        self, log: DecisionLog, number: int, decision: Decision, asked: PlacementRecord
+    ) -> None:
         self._log = log
         self._number = number
         self._decision = decision

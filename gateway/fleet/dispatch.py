@@ -25,7 +25,7 @@ from baton.core.parking import TakeStream
 from baton.gateway.access.api_keys import BACKGROUND
 from baton.gateway.fleet.admission import AdmissionQueue
 from baton.gateway.fleet.admission_line import AdmissionTicket
-from baton.gateway.fleet.decision_log import Asked, DecisionLog, FirstToken
+from baton.gateway.fleet.decision_log import DecisionLog, FirstToken, PlacementRecord
 from baton.gateway.fleet.draining import drain, flip, reset_prefix_cache, undrain
 from baton.gateway.fleet.fleet import Fleet, RegistryClient
 from baton.gateway.fleet.fleet_report import knowledge_families, leaks_report, status_report
@@ -153,7 +153,9 @@ class ReplicaDispatcher:
             for _ in prompt.make(self.fleet.layouts):
                 await asyncio.sleep(0)  # it may be long: others go on in between
 
-            asked = Asked(generation.owner, asked_s, self._queued_s(generation), first_token, kept)
+            asked = PlacementRecord(
+                generation.owner, asked_s, self._queued_s(generation), first_token, kept
+            )
 
             def has_place(placed: Placed) -> None:
                 self._placed_by_request[generation.request_id] = placed

@@ -18,7 +18,7 @@ from math import inf
 from baton.core.clock import Clock
 from baton.core.ids import Epoch, RequestId
 from baton.core.messages import GenerateRequest
-from baton.gateway.fleet.decision_log import Asked, DecisionLog
+from baton.gateway.fleet.decision_log import DecisionLog, PlacementRecord
 from baton.gateway.fleet.fleet import Fleet
 from baton.gateway.fleet.placed import Placed
 from baton.router.cache.prompt_names import PromptNames, names_of
@@ -39,7 +39,7 @@ class PlacementAttempt:
     """Told in the same moment as the attempt is opened, with nothing in between."""
     lost: frozenset[Epoch]
     near: RequestId | None
-    asked: Asked
+    asked: PlacementRecord
     session: str = ""
     was_asked: bool = False
     """Whether it needs a prefill replica, when nobody more might wait for one: it did."""

@@ -13,16 +13,16 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthServicer
 
 import grpc
-from baton.gateway.grpc.arriving import Arriving
-from baton.gateway.grpc.patience import Context, Patience
+from baton.gateway.grpc.call_timeouts import CallTimeouts, Context
+from baton.gateway.grpc.incoming import IncomingRequest
 
 
 class Health(HealthServicer):  # type: ignore[misc]  # without types
     """The health of services that are well together, or not at all."""
 
-    def __init__(self, services: Iterable[str], patience: Patience) -> None:
+    def __init__(self, services: Iterable[str], timeouts: CallTimeouts) -> None:
         self._services = frozenset(services)
-        self._patience = patience
+        self._timeouts = timeouts
         self._is_serving = self._is_closed = False
         self._changed = asyncio.Event()
 
@@ -41,14 +41,14 @@ class Health(HealthServicer):  # type: ignore[misc]  # without types
         self._changed = asyncio.Event()
 
     async def Check(
-        self, request: Arriving[HealthCheckRequest], context: Context
+        self, request: IncomingRequest[HealthCheckRequest], context: Context
     ) -> HealthCheckResponse:
         service = (await request.read_of_anybody()).service
         if service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
         return self._response(service)
 
-    async def Watch(self, request: Arriving[HealthCheckRequest], context: Context) -> None:
+    async def Watch(self, request: IncomingRequest[HealthCheckRequest], context: Context) -> None:
         service = (await request.read_of_anybody()).service
         told = None
         while True:
@@ -58,7 +58,7 @@ class Health(HealthServicer):  # type: ignore[misc]  # without types
             )  # before the write, which takes a while
             response = self._response(service)
             if response != told:
-                await self._patience.write(context, response)
+                await self._timeouts.write(context, response)
                 told = response
             if is_last:
                 return

@@ -16,7 +16,7 @@ from baton.core.errors import StreamNotFound
 from baton.core.ids import new_request_id
 from baton.core.parking import TakeStream
 from baton.gateway.access.api_keys import Caller
-from baton.gateway.grpc.patience import Context, Patience
+from baton.gateway.grpc.call_timeouts import CallTimeouts, Context
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.resumable.keeper import StreamReading
 from baton.gateway.resumable.parked_request import ParkedRequest, order_of
@@ -32,17 +32,17 @@ Q = TypeVar("Q", pb.GenerateRequest, pb.ChatRequest)
 class StreamWriter(Generic[R]):
     """Writes one call's responses."""
 
-    def __init__(self, context: Context, patience: Patience, kind: type[R]) -> None:
+    def __init__(self, context: Context, timeouts: CallTimeouts, kind: type[R]) -> None:
         self._context = context
-        self._patience = patience
-        self._keeper = patience.gateway.keeper
+        self._timeouts = timeouts
+        self._keeper = timeouts.gateway.keeper
         self._kind: type[R] = kind
 
     async def write_all(self, responses: AsyncGenerator[R]) -> None:
         """A stream that ends with its connection."""
         async with aclosing(responses):
             async for response in responses:
-                await self._patience.write(self._context, response)
+                await self._timeouts.write(self._context, response)
 
     async def write_resumable(
         self, request: Q, caller: Caller, respond: Callable[[Q, Caller], AsyncGenerator[R]]
@@ -74,8 +74,8 @@ class StreamWriter(Generic[R]):
             stream_id, owner=owner, kinds=kinds, last_sequence=last_sequence
         )
         if reading is None:
-            with self._keeper.takes.begin(stream_id, owner) as held:
-                parked = await self._patience.gateway.dispatcher.take_stream(
+            with self._keeper.takeovers.begin(stream_id, owner) as held:
+                parked = await self._timeouts.gateway.dispatcher.take_stream(
                     TakeStream(stream_id, owner, kinds)
                 )
                 order = order_of(parked, kinds=kinds)
@@ -103,7 +103,7 @@ class StreamWriter(Generic[R]):
             async for sequence, data in reading:
                 response = self._kind.FromString(data)
                 response.stream_id, response.sequence = reading.stream.id, sequence
-                await self._patience.write(self._context, response)
+                await self._timeouts.write(self._context, response)
 
 
 async def end_stream(context: Context, request: pb.EndStreamRequest, gateway: Gateway) -> None:

@@ -12,9 +12,9 @@ from grpc_reflection.v1alpha import reflection
 import grpc.aio
 from baton.gateway.access.connections import Connections, num_affordable
 from baton.gateway.access.tls import TlsIdentity
-from baton.gateway.grpc.arriving import BeginAtOnce
+from baton.gateway.grpc.call_timeouts import CallTimeouts
 from baton.gateway.grpc.health import Health
-from baton.gateway.grpc.patience import Patience
+from baton.gateway.grpc.incoming import BeginAtOnce
 from baton.gateway.grpc.service import InferenceService
 from baton.gateway.requests.gateway import Gateway
 from baton.proto import inference_pb2 as pb
@@ -49,9 +49,9 @@ class GrpcServer:
     ) -> None:
         """`connections` counts those that are cut off here as well. gRPC has its own for places."""
         self._gateway = gateway
-        self._patience = Patience(gateway, connections)
+        self._timeouts = CallTimeouts(gateway, connections)
         self._tls = tls
-        self._health = Health(("", SERVICE), self._patience)
+        self._health = Health(("", SERVICE), self._timeouts)
         self._server: grpc.aio.Server | None = None
         self._watch: asyncio.Task[None] | None = None
         self.port = 0
@@ -62,7 +62,7 @@ class GrpcServer:
         config = self._gateway.config
         host = f"[{config.host}]" if ":" in config.host else config.host
         server = lasting_server(
-            interceptors=(BeginAtOnce(self._patience),),
+            interceptors=(BeginAtOnce(self._timeouts),),
             options=(
                 ("grpc.so_reuseport", 1),  # a successor starts beside this gateway
                 ("grpc.max_receive_message_length", config.max_body_bytes),
@@ -77,7 +77,7 @@ class GrpcServer:
                 ("grpc.server_handshake_timeout_ms", math.ceil(config.header_timeout_s * 1000)),
             ),
         )
-        add_InferenceServicer_to_server(InferenceService(self._patience), server)
+        add_InferenceServicer_to_server(InferenceService(self._timeouts), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (SERVICE, HEALTH, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
@@ -108,7 +108,7 @@ class GrpcServer:
             await self._close(self._server, grace_s)
 
     async def _close(self, server: grpc.aio.Server, grace_s: float) -> None:
-        calls, limit_s = self._patience.calls, self._gateway.config.unread_timeout_s
+        calls, limit_s = self._timeouts.calls, self._gateway.config.unread_timeout_s
         calls.leave()
         closing = asyncio.create_task(server.stop(grace_s))
         while not closing.done():

@@ -15,12 +15,12 @@ from baton.core.tracing import UNTRACED, TraceContext, TracedCall
 from baton.gateway.access.api_keys import ANYBODY, Caller
 from baton.gateway.access.call_log import EndedCall, log_call
 from baton.gateway.access.objectives import objective_of
-from baton.gateway.grpc.arriving import Arriving
+from baton.gateway.grpc.call_timeouts import CallTimeouts, Context
 from baton.gateway.grpc.chat import chatted
 from baton.gateway.grpc.errors import translation_of
 from baton.gateway.grpc.estimates import answer_estimate
 from baton.gateway.grpc.generate import generated
-from baton.gateway.grpc.patience import Context, Patience
+from baton.gateway.grpc.incoming import IncomingRequest
 from baton.gateway.grpc.resuming import StreamWriter, end_stream
 from baton.gateway.grpc.text import answer_detokenize, answer_embed, answer_tokenize
 from baton.gateway.requests.call_span import begin_call
@@ -50,44 +50,46 @@ class InferenceService(InferenceServicer):
     Streams are written here rather than returned: the stub knows generators only.
     """
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
-        self._gateway = patience.gateway
+    def __init__(self, timeouts: CallTimeouts) -> None:
+        self._timeouts = timeouts
+        self._gateway = timeouts.gateway
 
-    async def Generate(self, given: Arriving[pb.GenerateRequest], context: Context) -> None:
+    async def Generate(self, given: IncomingRequest[pb.GenerateRequest], context: Context) -> None:
         async with self._answering(context, "Generate") as caller:
             request = await given.read()
-            writer = StreamWriter(context, self._patience, pb.GenerateResponse)
+            writer = StreamWriter(context, self._timeouts, pb.GenerateResponse)
             respond = partial(generated, self._gateway, time_left_s=context.time_remaining())
             if request.resumable:
                 await writer.write_resumable(request, caller, respond)
             else:
                 await writer.write_all(respond(request, caller))
 
-    async def Chat(self, given: Arriving[pb.ChatRequest], context: Context) -> None:
+    async def Chat(self, given: IncomingRequest[pb.ChatRequest], context: Context) -> None:
         async with self._answering(context, "Chat") as caller:
             request = await given.read()
-            writer = StreamWriter(context, self._patience, pb.ChatResponse)
+            writer = StreamWriter(context, self._timeouts, pb.ChatResponse)
             respond = partial(chatted, self._gateway, time_left_s=context.time_remaining())
             if request.resumable:
                 await writer.write_resumable(request, caller, respond)
             else:
                 await writer.write_all(respond(request, caller))
 
-    async def ResumeGenerate(self, given: Arriving[pb.ResumeRequest], context: Context) -> None:
+    async def ResumeGenerate(
+        self, given: IncomingRequest[pb.ResumeRequest], context: Context
+    ) -> None:
         async with self._answering(context, "ResumeGenerate") as caller:
-            writer = StreamWriter(context, self._patience, pb.GenerateResponse)
+            writer = StreamWriter(context, self._timeouts, pb.GenerateResponse)
             respond = partial(generated, self._gateway, time_left_s=context.time_remaining())
             await writer.write_rest(await given.read(), pb.GenerateRequest, caller, respond)
 
-    async def ResumeChat(self, given: Arriving[pb.ResumeRequest], context: Context) -> None:
+    async def ResumeChat(self, given: IncomingRequest[pb.ResumeRequest], context: Context) -> None:
         async with self._answering(context, "ResumeChat") as caller:
-            writer = StreamWriter(context, self._patience, pb.ChatResponse)
+            writer = StreamWriter(context, self._timeouts, pb.ChatResponse)
             respond = partial(chatted, self._gateway, time_left_s=context.time_remaining())
             await writer.write_rest(await given.read(), pb.ChatRequest, caller, respond)
 
     async def EndStream(
-        self, given: Arriving[pb.EndStreamRequest], context: Context
+        self, given: IncomingRequest[pb.EndStreamRequest], context: Context
     ) -> pb.EndStreamResponse:
         async with self._answering(context, "EndStream"):
             request = await given.read()
@@ -95,33 +97,35 @@ class InferenceService(InferenceServicer):
             return pb.EndStreamResponse()
 
     async def Tokenize(
-        self, given: Arriving[pb.TokenizeRequest], context: Context
+        self, given: IncomingRequest[pb.TokenizeRequest], context: Context
     ) -> pb.TokenizeResponse:
         async with self._answering(context, "Tokenize") as caller:
             request = await given.read()
             return await answer_tokenize(self._gateway, request, caller)
 
     async def Detokenize(
-        self, given: Arriving[pb.DetokenizeRequest], context: Context
+        self, given: IncomingRequest[pb.DetokenizeRequest], context: Context
     ) -> pb.DetokenizeResponse:
         async with self._answering(context, "Detokenize") as caller:
             request = await given.read()
             return await answer_detokenize(self._gateway, request, caller)
 
-    async def Embed(self, given: Arriving[pb.EmbedRequest], context: Context) -> pb.EmbedResponse:
+    async def Embed(
+        self, given: IncomingRequest[pb.EmbedRequest], context: Context
+    ) -> pb.EmbedResponse:
         async with self._answering(context, "Embed") as caller:
             request = await given.read()
             return await answer_embed(self._gateway, request, caller, context.time_remaining())
 
     async def Estimate(
-        self, given: Arriving[pb.EstimateRequest], context: Context
+        self, given: IncomingRequest[pb.EstimateRequest], context: Context
     ) -> pb.EstimateResponse:
         async with self._answering(context, "Estimate") as caller:
             request = await given.read()
             return await answer_estimate(self._gateway, request, caller)
 
     async def ListModels(
-        self, given: Arriving[pb.ListModelsRequest], context: Context
+        self, given: IncomingRequest[pb.ListModelsRequest], context: Context
     ) -> pb.ListModelsResponse:
         async with self._answering(context, "ListModels") as caller:
             await given.read()
@@ -157,7 +161,7 @@ class InferenceService(InferenceServicer):
             outcome = StatusCode.OK
         except Exception as error:
             outcome = translation_of(error).code
-            await self._patience.abort(context, error)
+            await self._timeouts.abort(context, error)
         finally:
             self._gateway.metrics.calls.add(1, method, outcome.name)
             if watch is not None:

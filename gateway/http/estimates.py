@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from baton.core.errors import InvalidRequest
 from baton.gateway.http.completions.chat import chat_order
-from baton.gateway.http.completions.common_fields import asker
+from baton.gateway.http.completions.common_fields import request_context
 from baton.gateway.http.completions.completions import completion_order
 from baton.gateway.http.completions.schemas import ChatBody, CompletionBody
 from baton.gateway.http.errors import json_response
@@ -80,7 +80,7 @@ class EstimateApi:
 
     async def _order(self, request: Request, data: bytes) -> CompletionRequest:
         gateway = self._gateway
-        who = asker(request)
+        who = request_context(request)
         if decode_body(data, _Kind).messages is not None:
             order, _ = await chat_order(
                 gateway, known(request, gateway.config, data, ChatBody), who

@@ -16,7 +16,7 @@ from types import TracebackType
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import Cancelled, StreamMoved, Unavailable
 from baton.gateway.resumable.streams import HeldStream, ResumableStreams, StreamReader
-from baton.gateway.resumable.takes import Takes
+from baton.gateway.resumable.takeovers import StreamTakeovers
 
 ErrorEvents = Callable[[Exception], Iterable[bytes]]
 """How a stream that has begun says that it broke."""
@@ -27,7 +27,7 @@ class StreamKeeper:
 
     def __init__(self, *, max_bytes: int, window_s: float, clock: Clock = monotonic) -> None:
         self.streams = ResumableStreams(max_bytes=max_bytes, window_s=window_s)
-        self.takes = Takes()
+        self.takeovers = StreamTakeovers()
         self._clock = clock
         self._task_by_stream: dict[HeldStream, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -65,7 +65,7 @@ class StreamKeeper:
         """As `resume`; None if the stream is neither here nor on its way here. To take it then,
         begin at once."""
         while not self.streams.holds(stream_id):
-            if not await self.takes.other(stream_id, owner):
+            if not await self.takeovers.other(stream_id, owner):
                 return None
         return self.resume(stream_id, owner=owner, kinds=kinds, last_sequence=last_sequence)
 

@@ -9,7 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from baton.gateway.storage.record import Facts, Garbled, checksum, encode_facts, read_facts
+from baton.gateway.storage.record import (
+    CorruptRecord,
+    Metadata,
+    checksum,
+    encode_metadata,
+    read_metadata,
+)
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +65,9 @@ class FileWriter:
         self._checksum = checksum(data, self._checksum)
         self.num_bytes += len(data)
 
-    def commit(self, *, fsync: bool) -> Facts:
+    def commit(self, *, fsync: bool) -> Metadata:
         """`fsync`: it outlives the machine, not only the process. Raises OSError; then `abort`."""
-        facts = Facts(
+        metadata = Metadata(
             owner=self._owner,
             id=self._id,
             num_bytes=self.num_bytes,
@@ -69,19 +75,19 @@ class FileWriter:
             created_at=self.created_at,
             expires_at=self.expires_at,
         )
-        self._file.write(encode_facts(facts))
+        self._file.write(encode_metadata(metadata))
         self._file.flush()
         if fsync:
             os.fsync(self._file.fileno())
         self._file.close()
-        if facts.expires_at is not None:
-            os.utime(self._temporary, (facts.created_at, facts.expires_at))
+        if metadata.expires_at is not None:
+            os.utime(self._temporary, (metadata.created_at, metadata.expires_at))
         num_replaced = 0
         with suppress(OSError):
             num_replaced = self._path.stat().st_size
         os.replace(self._temporary, self._path)
         self._budget.count(-num_replaced)
-        return facts
+        return metadata
 
     def abort(self) -> None:
         """Safe to repeat, and after `commit`."""
@@ -93,26 +99,26 @@ class FileWriter:
 
 
 class FileReader:
-    def __init__(self, fd: int, facts: Facts, path: Path) -> None:
-        self.facts = facts
+    def __init__(self, fd: int, metadata: Metadata, path: Path) -> None:
+        self.metadata = metadata
         self._file = os.fdopen(fd, "rb", buffering=0)
         self._path = path
-        self._num_left = facts.num_bytes
+        self._num_left = metadata.num_bytes
         self._checksum = 0
 
     def read(self, max_bytes: int = CHUNK_BYTES) -> bytes:
-        """Empty at the end. Raises Garbled there if it is not what was written, or OSError."""
+        """Empty at the end. Raises CorruptRecord there if it is not what was written; OSError."""
         data = self._file.read(min(max_bytes, self._num_left))
         self._num_left -= len(data)
         self._checksum = checksum(data, self._checksum)
         is_cut = not data and self._num_left > 0
-        if is_cut or (not self._num_left and self._checksum != self.facts.checksum):
-            log.warning("%s is garbled: its checksum is wrong", self._path)
-            raise Garbled("its checksum is wrong")
+        if is_cut or (not self._num_left and self._checksum != self.metadata.checksum):
+            log.warning("%s is corrupt: its checksum is wrong", self._path)
+            raise CorruptRecord("its checksum is wrong")
         return data
 
     def read_all(self) -> bytes:
-        """Raises Garbled, OSError."""
+        """Raises CorruptRecord, OSError."""
         parts = []
         while data := self.read(max(CHUNK_BYTES, self._num_left)):
             parts.append(data)
@@ -122,17 +128,17 @@ class FileReader:
         self._file.close()
 
 
-def open_file(path: Path) -> tuple[int, Facts] | None:
+def open_file(path: Path) -> tuple[int, Metadata] | None:
     """None if it is not there, or not a whole file of ours. Raises OSError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
     try:
-        return fd, read_facts(fd)
-    except Garbled as error:
+        return fd, read_metadata(fd)
+    except CorruptRecord as error:
         os.close(fd)
-        log.warning("%s is garbled: %s", path, error)
+        log.warning("%s is corrupt: %s", path, error)
         return None
     except BaseException:
         os.close(fd)

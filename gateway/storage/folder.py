@@ -29,7 +29,7 @@ from pathlib import Path
 from baton.core.errors import StorageFull
 from baton.gateway.storage.file_locks import FileLocks
 from baton.gateway.storage.files import FileReader, FileWriter, open_file
-from baton.gateway.storage.record import Facts
+from baton.gateway.storage.record import Metadata
 
 log = logging.getLogger(__name__)
 
@@ -105,18 +105,19 @@ class StorageFolder:
         )
 
     def reader(self, place: Place) -> FileReader | None:
-        """None if it is not there, or garbled. Raises OSError if it cannot be told."""
+        """None if it is not there, or corrupt. Raises OSError if it cannot be told."""
         path = self._path(place)
         if path is None:
             return None
         opened = open_file(path)
         if opened is None:
             return None
-        fd, facts = opened
-        if (facts.owner, facts.id) != (place.owner, place.id) or facts.is_expired(self._now()):
+        fd, metadata = opened
+        is_others = (metadata.owner, metadata.id) != (place.owner, place.id)
+        if is_others or metadata.is_expired(self._now()):
             os.close(fd)
             return None
-        return FileReader(fd, facts, path)
+        return FileReader(fd, metadata, path)
 
     def lock(self, place: Place) -> AbstractContextManager[None]:
         """Within it nobody else locks or deletes what is there. Raises OSError."""
@@ -135,12 +136,12 @@ class StorageFolder:
             was_there = self._unlink(path) and opened is not None
         return was_there and opened is not None and not opened[1].is_expired(self._now())
 
-    def entries(self, kind: str, owner: str | None = None) -> list[Facts]:
+    def entries(self, kind: str, owner: str | None = None) -> list[Metadata]:
         """Values of `owner`, or of everybody; the oldest first. Raises OSError."""
         folder = self.folder / kind
         if owner is not None:
             folder = folder / _owner_name(owner)
-        found: list[Facts] = []
+        found: list[Metadata] = []
         found_files = _every(folder) if owner is None else _files(folder)
         for held in found_files:
             opened = None if _is_temporary(held.path) else open_file(held.path)
@@ -149,7 +150,7 @@ class StorageFolder:
             os.close(opened[0])
             if not opened[1].is_expired(self._now()):
                 found.append(opened[1])
-        return sorted(found, key=lambda facts: facts.created_at)
+        return sorted(found, key=lambda metadata: metadata.created_at)
 
     def make_room(self, num_bytes: int, *, evicted_kind: str | None = None) -> None:
         """Make room for `num_bytes` more: by what has expired, then by the oldest values of
@@ -257,8 +258,8 @@ def _files(owner: Path) -> Iterator[_Held]:
     for one in _inside(owner):
         if FILE.fullmatch(one.name) and one.is_file(follow_symlinks=False):
             with suppress(FileNotFoundError):
-                facts = one.stat(follow_symlinks=False)
-                yield _Held(Path(one.path), facts.st_size, facts.st_mtime)
+                stat = one.stat(follow_symlinks=False)
+                yield _Held(Path(one.path), stat.st_size, stat.st_mtime)
 
 
 def _folders(folder: Path, name: re.Pattern[str]) -> Iterator[Path]:

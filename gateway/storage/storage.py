@@ -21,7 +21,7 @@ from baton.core.metrics import Counter, Family, gauge
 from baton.gateway.storage.config import StorageConfig
 from baton.gateway.storage.files import FileReader, FileWriter
 from baton.gateway.storage.folder import Place, StorageFolder
-from baton.gateway.storage.record import Facts, Garbled
+from baton.gateway.storage.record import CorruptRecord, Metadata
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Storage:
         ttl_s: float | None,
         evicts: bool = False,
         fsync: bool = False,
-    ) -> Facts:
+    ) -> Metadata:
         """Keep it, in place of what is there. `ttl_s` None: until it is deleted. `evicts`: the
         oldest of its kind make room. Raises StorageFull, StorageUnavailable."""
         return await self._call(self._put, place, value, ttl_s, evicts, fsync)
@@ -114,7 +114,7 @@ class Storage:
         """Whether it was there. Raises StorageUnavailable."""
         return await self._call(self._folder.delete, place)
 
-    async def entries(self, kind: str, owner: str | None = None) -> list[Facts]:
+    async def entries(self, kind: str, owner: str | None = None) -> list[Metadata]:
         """Values of `owner`, or of everybody; the oldest first. Raises StorageUnavailable."""
         return await self._call(self._folder.entries, kind, owner, patience_s=LOOK_PATIENCE_S)
 
@@ -148,7 +148,7 @@ class Storage:
 
     def _put(
         self, place: Place, value: bytes, ttl_s: float | None, evicts: bool, fsync: bool
-    ) -> Facts:
+    ) -> Metadata:
         writer = self._folder.begin(place, ttl_s)
         try:
             writer.write(value, evicted_kind=place.kind if evicts else None)
@@ -177,7 +177,7 @@ class Storage:
             return None
         try:
             return reader.read_all()
-        except Garbled:
+        except CorruptRecord:
             return None
         finally:
             reader.close()
@@ -197,7 +197,7 @@ class Storage:
             if self._num_hanging:
                 raise TimeoutError
             result = await self._run(partial(work, *args), patience_s)
-        except (OSError, Garbled) as error:  # TimeoutError is among the first
+        except (OSError, CorruptRecord) as error:  # TimeoutError is among the first
             why = getattr(error, "strerror", None) or str(error) or "it does not answer"
             if not self._is_away:
                 log.error("%s cannot be used: %s", self._folder.folder, str(error) or why)
@@ -249,12 +249,12 @@ class Writing:
 
 
 class Reading:
-    """Iterate for its bytes, in chunks. Raises StorageUnavailable, at its end if it is garbled."""
+    """Iterate for its bytes, in chunks. Raises StorageUnavailable, at its end if it is corrupt."""
 
     def __init__(self, storage: Storage, reader: FileReader) -> None:
         self._storage = storage
         self._reader = reader
-        self.facts: Facts = reader.facts
+        self.metadata: Metadata = reader.metadata
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while data := await self._storage._call(self._reader.read):

@@ -46,13 +46,13 @@ CACHE_SECRET_CHANGED = (
 )
 
 
-class SharesRegistry(Protocol):
+class LimitShareRegistry(Protocol):
     async def share_limits(self, gateway: Epoch, demand: Mapping[str, float]) -> dict[str, float]:
         """Raises whatever Ray raises while it is away."""
 
 
 async def share_limits(
-    limits: RateLimits, registry: SharesRegistry, gateway: Epoch, each_s: float = REPORTS_S
+    limits: RateLimits, registry: LimitShareRegistry, gateway: Epoch, each_s: float = REPORTS_S
 ) -> None:
     """Keep a gateway's share of the tenants' limits up to date, for ever.
 
@@ -118,7 +118,7 @@ class GatewayNode:
                 is_ready=self.server.is_ready,
             )
         )
-        self._shares: SharesRegistry | None = None
+        self._shares: LimitShareRegistry | None = None
         self._planner_registry: PlannerRegistry | None = None
         self._following: asyncio.Task[None] | None = None
         self._sharing: asyncio.Task[None] | None = None
@@ -128,7 +128,7 @@ class GatewayNode:
     async def start(
         self,
         registry: RegistryClient,
-        shares: SharesRegistry | None = None,
+        shares: LimitShareRegistry | None = None,
         planner: PlannerRegistry | None = None,
     ) -> None:
         """`shares`: of tenants' limits, where other gateways have the others. `planner`: who sets

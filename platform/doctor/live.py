@@ -20,7 +20,7 @@ from baton.core.ids import Epoch, ReplicaId
 from baton.core.kv_layout import KvLayout
 from baton.core.replicas import Role
 from baton.platform.doctor.finding import Finding, fail
-from baton.platform.doctor.matrix import LiveReplica, Pair, Size, Way
+from baton.platform.doctor.matrix import LiveReplica, Pair, Size, TransportMeasurement
 from baton.platform.doctor.node_checks import unexamined
 from baton.platform.machine.node import NodeFacts
 from baton.proto import replica_pb2 as pb
@@ -88,10 +88,10 @@ class LiveSystem:
         examined = [answer for answer in answers if isinstance(answer, ReplicaExamination)]
         return examined, [answer for answer in answers if isinstance(answer, Finding)]
 
-    async def measure(self, pair: Pair, transport: str, chosen: str) -> Way:
+    async def measure(self, pair: Pair, transport: str, chosen: str) -> TransportMeasurement:
         """Small transfers first; the first error ends it."""
         receiver, sender = pair
-        way = Way(
+        way = TransportMeasurement(
             receiver=receiver.replica_id,
             sender=sender.replica_id,
             transport=transport,

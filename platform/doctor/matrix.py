@@ -47,7 +47,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class TransportMeasurement:
     """One transport from one sender to one receiver."""
 
     receiver: ReplicaId
@@ -113,9 +113,9 @@ def check_sample(pairs: Sequence[Pair], chosen: Sequence[Pair]) -> Finding:
     )
 
 
-def check_ways(ways: Sequence[Way], required: Sequence[str]) -> list[Finding]:
+def check_ways(ways: Sequence[TransportMeasurement], required: Sequence[str]) -> list[Finding]:
     """One finding a pair. With `required`, one of these transports must work; else any."""
-    by_pair: dict[tuple[ReplicaId, ReplicaId], list[Way]] = {}
+    by_pair: dict[tuple[ReplicaId, ReplicaId], list[TransportMeasurement]] = {}
     for way in ways:
         by_pair.setdefault((way.receiver, way.sender), []).append(way)
     return [
@@ -124,7 +124,9 @@ def check_ways(ways: Sequence[Way], required: Sequence[str]) -> list[Finding]:
     ]
 
 
-def _check_pair(where: str, ways: Sequence[Way], required: Sequence[str]) -> Finding:
+def _check_pair(
+    where: str, ways: Sequence[TransportMeasurement], required: Sequence[str]
+) -> Finding:
     usable = [way for way in ways if not required or way.transport in required]
     working = [way for way in usable if way.works]
     if not working:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from baton.platform.doctor.finding import Finding, Status, is_healthy, verdict
-from baton.platform.doctor.matrix import Size, Way
+from baton.platform.doctor.matrix import Size, TransportMeasurement
 
 MARK = {
     Status.OK: ("ok", "green"),
@@ -26,7 +26,7 @@ WHERE_WIDTH = 20
 """A pair of replicas takes two lines, so that a narrow terminal has room for what was seen."""
 
 
-def as_json(findings: Sequence[Finding], ways: Sequence[Way]) -> dict[str, Any]:
+def as_json(findings: Sequence[Finding], ways: Sequence[TransportMeasurement]) -> dict[str, Any]:
     return {
         "is_healthy": is_healthy(findings),
         "verdict": verdict(findings),
@@ -44,7 +44,9 @@ def as_json(findings: Sequence[Finding], ways: Sequence[Way]) -> dict[str, Any]:
     }
 
 
-def show(console: Console, findings: Sequence[Finding], ways: Sequence[Way]) -> None:
+def show(
+    console: Console, findings: Sequence[Finding], ways: Sequence[TransportMeasurement]
+) -> None:
     parts: list[RenderableType] = [_findings_table(findings)]
     parts += _ways_tables(ways)
     parts.append(Text(verdict(findings), style="bold" if is_healthy(findings) else "bold red"))
@@ -66,7 +68,7 @@ def _findings_table(findings: Sequence[Finding]) -> Table:
     return table
 
 
-def _ways_tables(ways: Sequence[Way]) -> Iterator[Table]:
+def _ways_tables(ways: Sequence[TransportMeasurement]) -> Iterator[Table]:
     """One a pair of replicas, a row a transport."""
     for (receiver, sender), pair in groupby(ways, key=lambda way: (way.receiver, way.sender)):
         title = f"{sender} -> {receiver}, in GB/s"

@@ -34,7 +34,7 @@ from baton.platform.doctor.live import LiveSystem, ReplicaExamination, replicas_
 from baton.platform.doctor.matrix import (
     MAX_PAIRS,
     Pair,
-    Way,
+    TransportMeasurement,
     check_sample,
     check_ways,
     pairs_of,
@@ -61,7 +61,7 @@ NOT_BETWEEN_PROCESSES = "memory"
 @dataclass(slots=True)
 class Diagnosis:
     findings: list[Finding] = field(default_factory=list)
-    ways: list[Way] = field(default_factory=list)
+    ways: list[TransportMeasurement] = field(default_factory=list)
 
 
 def examine_here(config: DeploymentConfig, *, is_serving: bool) -> tuple[NodeFacts, list[Finding]]:
@@ -182,17 +182,17 @@ async def _measure_pair(
     system: LiveSystem,
     pair: Pair,
     known: Sequence[pb.KnownWay],
-) -> list[Way]:
+) -> list[TransportMeasurement]:
     """One way at a time: two at once would measure each other."""
     receiver, sender = pair
-    ways: list[Way] = []
+    ways: list[TransportMeasurement] = []
     for name in TRANSPORTS:
         if name == NOT_BETWEEN_PROCESSES:
             continue
         if security.may_carry_kv(name):
             ways.append(await system.measure(pair, name, why_chosen(config, name, known)))
             continue
-        unmeasured = Way(
+        unmeasured = TransportMeasurement(
             receiver=receiver.replica_id,
             sender=sender.replica_id,
             transport=name,

@@ -44,7 +44,7 @@ class WatchedRegistry(Protocol):
     async def watch(self, incarnation: Epoch | None, version: int) -> Membership: ...
 
 
-class HeardRegistry(Protocol):
+class HeartbeatRegistry(Protocol):
     async def heartbeat(self, info: ReplicaInfo) -> float: ...
 
 
@@ -64,7 +64,7 @@ class ChaoticWatch:
         return await self._registry.watch(incarnation, version)
 
 
-async def heartbeat(registry: HeardRegistry, info: ReplicaInfo, chaos: Chaos | None) -> float:
+async def heartbeat(registry: HeartbeatRegistry, info: ReplicaInfo, chaos: Chaos | None) -> float:
     """Send one, unless it gets lost on purpose. Returns the seconds until the next."""
     rule = chaos.draw("registry.heartbeat") if chaos is not None else None
     match rule.fault if rule else None:

@@ -29,7 +29,7 @@ JSON = {"content-type": "application/json"}
 
 
 class Endpoint:
-    """An `Asker` over HTTP (`baton.platform.load_generator.outcome`)."""
+    """A `LoadTarget` over HTTP (`baton.platform.load_generator.outcome`)."""
 
     def __init__(
         self, session: aiohttp.ClientSession, url: str, api: Api, clock: Clock = monotonic

@@ -1,6 +1,6 @@
 """Sends a workload on time, and keeps what came of every request.
 
-    workload --a chain when it is due--> task of the chain --request by request--> Asker
+    workload --a chain when it is due--> task of the chain --request by request--> LoadTarget
                                               |  due: when the plan says, or gap_s after the
                                               |  answer before; never when the generator gets to it
                                               v
@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from baton.core.clock import Clock, monotonic
-from baton.platform.load_generator.outcome import Asker, Ending, Exchange, Outcome
+from baton.platform.load_generator.outcome import Ending, Exchange, LoadTarget, Outcome
 from baton.platform.load_generator.workload import Chain, PlannedRequest, Workload
 
 HEARTBEAT_S = 0.02
@@ -62,12 +62,12 @@ class Record:
 class LoadGenerator:
     def __init__(
         self,
-        asker: Asker,
+        target: LoadTarget,
         compose: Callable[[PlannedRequest], bytes],
         options: SendOptions,
         clock: Clock = monotonic,
     ) -> None:
-        self._asker = asker
+        self._target = target
         self._compose = compose
         self._options = options
         self._clock = clock
@@ -181,7 +181,7 @@ class LoadGenerator:
                     while True:
                         num_tries += 1
                         exchange = unanswered  # whatever an earlier try was told
-                        exchange = await self._asker.ask(body)
+                        exchange = await self._target.ask(body)
                         if exchange.ending is not Ending.REJECTED or not self._options.is_retried:
                             break
                         wait_s = exchange.retry_after_s

@@ -47,7 +47,7 @@ class Exchange:
     retry_after_s: float | None = None
 
 
-class Asker(Protocol):
+class LoadTarget(Protocol):
     """What takes a body to a server and comes back with what was answered."""
 
     async def ask(self, body: bytes) -> Exchange:

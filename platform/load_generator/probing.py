@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from baton.core.errors import InvalidConfig, Unavailable
 from baton.platform.load_generator.dialect import Api, Dialect
-from baton.platform.load_generator.outcome import Asker, Ending, Exchange
+from baton.platform.load_generator.outcome import Ending, Exchange, LoadTarget
 from baton.platform.load_generator.prompts import (
     COMMON_WORDS,
     IdWriter,
@@ -51,9 +51,9 @@ class Probe:
     """Raises InvalidConfig or Unavailable, with what the server said, if nothing can be asked."""
 
     def __init__(
-        self, asker: Asker, dialect: Dialect, *, seed: int, tokenizer: Tokenizer | None = None
+        self, target: LoadTarget, dialect: Dialect, *, seed: int, tokenizer: Tokenizer | None = None
     ) -> None:
-        self._asker = asker
+        self._target = target
         self._dialect = dialect
         self._seed = seed
         self._tokenizer = tokenizer
@@ -153,7 +153,7 @@ class Probe:
         for _ in range(TRIES_WHEN_BUSY):
             try:
                 async with asyncio.timeout(TIMEOUT_S):
-                    exchange = await self._asker.ask(self._dialect.body(prompt, 2))
+                    exchange = await self._target.ask(self._dialect.body(prompt, 2))
             except TimeoutError:
                 raise Unavailable(
                     f"{self._dialect.api.path}: no answer to a small request in {TIMEOUT_S:g} s"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from baton.core.errors import CheckpointError
 from baton.platform.models.listing import Listing
-from baton.platform.models.origins.origin import Lost
+from baton.platform.models.origins.origin import OriginUnreachable
 from baton.platform.models.peers import Peer
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,6 @@ def _are_whole(peers: Sequence[Peer], wants_weights: bool) -> bool:
     chosen = peers[0].listing.chosen(wants_weights=wants_weights)
     try:
         return all(any(peer.has(file) for peer in peers) for file in chosen)
-    except (Lost, CheckpointError) as error:
+    except (OriginUnreachable, CheckpointError) as error:
         log.warning("%s; what it has is not counted", error)
         return False

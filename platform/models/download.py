@@ -17,7 +17,7 @@ from baton.core.errors import CheckpointError, ModelUnreachable
 from baton.platform.models.digest import BLOCK_BYTES, Hasher, hasher, kind_of
 from baton.platform.models.listing import RemoteFile
 from baton.platform.models.node_cache import no_place, size_of
-from baton.platform.models.origins.origin import Lost, Origin
+from baton.platform.models.origins.origin import Origin, OriginUnreachable
 
 log = logging.getLogger(__name__)
 
@@ -76,11 +76,11 @@ class Download:
         for origin in others:
             try:
                 return self._from(origin, ())
-            except (Lost, CheckpointError, _WrongBytes) as error:
+            except (OriginUnreachable, CheckpointError, _WrongBytes) as error:
                 log.warning("%s: %s; it is asked for elsewhere", origin.name, error)
         try:
             return self._from(last, self._pauses_s)
-        except Lost as error:
+        except OriginUnreachable as error:
             raise ModelUnreachable(
                 f"{self._file.name} does not come from {last.name} ({error}); what has come is "
                 "kept: check the network and try again"
@@ -102,7 +102,7 @@ class Download:
                     raise
                 log.warning("%s: %s: %s; taken anew", origin.name, self._file.name, error)
                 is_second = True
-            except Lost as error:
+            except OriginUnreachable as error:
                 attempt = 0 if size_of(self._partial) > before else attempt
                 if attempt == len(pauses_s):
                     raise
@@ -135,7 +135,9 @@ class Download:
         except OSError as error:
             raise no_place(self._folder, error) from error
         if here < size:
-            raise Lost(f"{origin.name}/{self._file.name} ended after {here} of {size} bytes")
+            raise OriginUnreachable(
+                f"{origin.name}/{self._file.name} ended after {here} of {size} bytes"
+            )
         if here > size:
             raise _WrongBytes(f"more than the {size} bytes that are promised")
         return found

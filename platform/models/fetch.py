@@ -34,7 +34,7 @@ from baton.platform.models.node_cache import (
     no_place,
     size_of,
 )
-from baton.platform.models.origins.origin import Lost, Origin, Place
+from baton.platform.models.origins.origin import Origin, OriginUnreachable, Place
 from baton.platform.models.peers import Answers, NoPeers, Peer, Peers
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def _asked(source: Source) -> tuple[Listing | None, CheckpointError]:
         return None, CheckpointError(source.why_unreachable)
     try:
         return source.origin.look(), CheckpointError()
-    except Lost as error:
+    except OriginUnreachable as error:
         return None, ModelUnreachable(str(error))
     except CheckpointError as error:
         return None, error
@@ -239,7 +239,7 @@ class _Fetching:
                 if peer.has(known):
                     known = known if known.digest else peer.described(known)
                     origins.append(peer)
-            except (Lost, CheckpointError) as error:
+            except (OriginUnreachable, CheckpointError) as error:
                 log.warning("%s: %s; it is not asked", peer.name, error)
         random.shuffle(origins)
         if self._origin is not None:

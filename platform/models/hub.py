@@ -25,7 +25,7 @@ from baton.platform.models.listing import (
     list_files,
 )
 from baton.platform.models.node_cache import cache_root, size_of
-from baton.platform.models.origins.origin import Lost
+from baton.platform.models.origins.origin import OriginUnreachable
 from baton.platform.models.origins.web import AUTHORIZATION
 from baton.platform.models.origins.web_folder import read_from
 
@@ -77,7 +77,7 @@ class Hub:
                 f"{model} is neither a model folder nor a Hugging Face id (org/name); give one"
             ) from None
         except Exception as error:  # errors of the library, its HTTP client, and OSError
-            raise Lost(_reason(model, error)) from error
+            raise OriginUnreachable(_reason(model, error)) from error
         files = [
             RemoteFile(one.rfilename, one.size or 0, _digest(one))
             for one in found.siblings or ()

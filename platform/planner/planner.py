@@ -29,7 +29,7 @@ from baton.platform.planner.measured_models import measured_models
 from baton.platform.planner.observation import Memory, PoolCount
 from baton.platform.planner.plan import foreseen, plan
 from baton.platform.planner.planner_metrics import PlannerMetrics, PlannerReply
-from baton.platform.planner.proposal import Counts, Kept, Proposal, plain, shown
+from baton.platform.planner.proposal import Counts, DecidedProposal, Proposal, plain, shown
 from baton.platform.planner.traffic_watch import TrafficWatch
 
 log = logging.getLogger(__name__)
@@ -120,8 +120,8 @@ class Planner:
     """Replicas that were told to take a role, and until when that may take."""
     _no_flips_until_s: float = 0.0
     _memory: Memory = field(default_factory=Memory)
-    _kept: deque[Kept] = field(default_factory=lambda: deque(maxlen=KEPT))
-    _latest: Kept | None = None
+    _kept: deque[DecidedProposal] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _latest: DecidedProposal | None = None
     _watch: TrafficWatch = field(init=False)
     _pools: dict[Role, _Pool] = field(default_factory=lambda: {role: _Pool() for role in Role})
 
@@ -270,7 +270,7 @@ class Planner:
 
     def keep(self, proposal: Proposal, outcome: str) -> None:
         """Remember what came of it, and say so once."""
-        kept, before = Kept(proposal, self.wall_clock(), outcome), self._latest
+        kept, before = DecidedProposal(proposal, self.wall_clock(), outcome), self._latest
         self._latest = kept
         self.metrics.ended(outcome)
         is_news = before is None or (before.outcome, before.proposal.counts) != (

@@ -50,7 +50,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class DecidedProposal:
     """What came of a proposal."""
 
     proposal: Proposal
@@ -68,7 +68,7 @@ def shown(proposal: Proposal) -> str:
     return f"{shown}, {abs(proposal.flips)} by flips to {to}" if proposal.flips else shown
 
 
-def plain(kept: Kept) -> dict[str, Any]:
+def plain(kept: DecidedProposal) -> dict[str, Any]:
     proposal, seen = kept.proposal, kept.proposal.decision.seen
     return {
         "decided_at": kept.decided_at,

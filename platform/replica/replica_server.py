@@ -27,7 +27,7 @@ from baton.prefill_service.worker import PrefillWorker
 from baton.proto import replica_pb2 as pb
 from baton.proto.capacity_wire import capacity_to_proto
 from baton.proto.channels import listen, new_server
-from baton.proto.cluster_token import RefuseStrangers
+from baton.proto.cluster_token import ClusterTokenInterceptor
 from baton.proto.kv_events_wire import kv_events_to_proto
 from baton.proto.replica_pb2_grpc import ReplicaServicer, add_ReplicaServicer_to_server
 
@@ -230,7 +230,7 @@ class ReplicaServer:
         security: WireSecurity = PLAIN,
     ) -> None:
         self._security = security
-        self._strangers = RefuseStrangers(security)
+        self._strangers = ClusterTokenInterceptor(security)
         self._server = new_server(security, self._strangers)
         add_ReplicaServicer_to_server(inspect, self._server)
         register(self._server)

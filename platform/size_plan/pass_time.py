@@ -45,7 +45,7 @@ AS_WIDE = (Part.ATTENTION, Part.HEAD)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PassLoad:
     """Requests that are alike: each has so many tokens in the pass, and in the cache after it."""
 
     num_requests: int
@@ -79,7 +79,7 @@ class LayoutShape:
     head whole. So are the next."""
     attentions: Mapping[AttentionShape, float]
 
-    def work(self, asked: Sequence[Asked]) -> Mapping[Part, Work]:
+    def work(self, asked: Sequence[PassLoad]) -> Mapping[Part, Work]:
         shape, mesh = self.shape, self.models[0].mesh
         rows = sum(one.num_requests * one.num_tokens for one in asked)
         outputs = sum(one.num_requests for one in asked)
@@ -158,15 +158,15 @@ class LayoutPasses:
         self, num_requests: int, context: float, piece: int = 0, num_before: float = 0.0
     ) -> PassTime:
         """Each data place has so many requests, and a piece behind others of its prompt."""
-        decoding = Asked(num_requests, 1, max(round(context), 1))
+        decoding = PassLoad(num_requests, 1, max(round(context), 1))
         asked = (decoding,) if num_requests else ()
-        part = Asked(1, piece, round(num_before) + piece)
+        part = PassLoad(1, piece, round(num_before) + piece)
         return self._seconds((*asked, part) if piece else asked)
 
     def prompt(self, num_tokens: int, num_before: int) -> PassTime:
-        return self._seconds((Asked(1, num_tokens, num_before + num_tokens),))
+        return self._seconds((PassLoad(1, num_tokens, num_before + num_tokens),))
 
-    def _timed(self, asked: tuple[Asked, ...]) -> PassTime:
+    def _timed(self, asked: tuple[PassLoad, ...]) -> PassTime:
         """All data places compute as much as one."""
         stages = self._mesh.pipeline
         pieces = _pieces(asked, stages)
@@ -187,7 +187,7 @@ class LayoutPasses:
             seconds=together_s + self._efficiency.pass_s,
         )
 
-    def _stage(self, asked: Sequence[Asked]) -> tuple[Work, float]:
+    def _stage(self, asked: Sequence[PassLoad]) -> tuple[Work, float]:
         work = self._layout.work(asked)
         rate = self._accelerator.tflop_s[self._precision] * 1e12 * self._efficiency.arithmetic
         wide = self._accelerator.tflop_s.get("bf16", 0.0) or max(self._accelerator.tflop_s.values())
@@ -227,11 +227,11 @@ def _between(number: int, value: Callable[[int], float]) -> float:
 @dataclass(frozen=True, slots=True)
 class _Pieces:
     count: int
-    asked: tuple[Asked, ...]
+    asked: tuple[PassLoad, ...]
     """What one piece computes."""
 
 
-def _pieces(asked: tuple[Asked, ...], stages: int) -> _Pieces:
+def _pieces(asked: tuple[PassLoad, ...], stages: int) -> _Pieces:
     """Pieces of a pass: as many as there are stages, if there is enough for each."""
     if stages == 1:
         return _Pieces(1, asked)
@@ -257,7 +257,7 @@ def _product(product: Product, rows: int, shape: ModelShape, mesh: Mesh) -> Work
     return Work(everywhere.flops * share, read + (everywhere.num_bytes - read) * share)
 
 
-def _attention(attention: AttentionShape, asked: Asked, item_bytes: int) -> Work:
+def _attention(attention: AttentionShape, asked: PassLoad, item_bytes: int) -> Work:
     """What a further request that is like the first adds is what the second does: matrices that
     all share are read once."""
     chunk = Chunk(asked.num_tokens, asked.context)

@@ -14,11 +14,11 @@ from baton.gateway.chat.plan import ChatPlan, plan_chat
 from baton.gateway.chat.tool_definitions import ToolMode
 from baton.gateway.http.completions.chat_format import ChatFormat
 from baton.gateway.http.completions.common_fields import (
-    Asker,
+    RequestContext,
     answer_extras,
     answered_id,
-    asker,
     check_open_end,
+    request_context,
     shown_special,
 )
 from baton.gateway.http.completions.legacy_functions import offered_tools, with_tool_calls
@@ -53,7 +53,7 @@ class ChatApi:
             body.web_search_options = None
             request.state.ignored_fields.append("web_search_options")
         extras = answer_extras(request, body)
-        who = asker(request, is_resumable=bool(body.resumable))
+        who = request_context(request, is_resumable=bool(body.resumable))
         public_id = answered_id(body, who)
         order, plan = await chat_order(gateway, body, who)
         without_effect = fields_without_effect(body, plan.template)
@@ -81,7 +81,7 @@ class ChatApi:
 
 
 async def chat_order(
-    gateway: Gateway, body: ChatBody, who: Asker
+    gateway: Gateway, body: ChatBody, who: RequestContext
 ) -> tuple[CompletionRequest, ChatPlan]:
     """Raises InvalidRequest."""
     gateway.check_model(body.model, who.caller)

@@ -25,7 +25,7 @@ FALSE_WORDS = ("", "0", "false")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asker:
+class RequestContext:
     """What is known of a request before its body is read."""
 
     request_id: str
@@ -42,7 +42,9 @@ class Asker:
         )
 
 
-def asker(request: Request, *, is_resumable: bool = False, is_kept: bool = False) -> Asker:
+def request_context(
+    request: Request, *, is_resumable: bool = False, is_kept: bool = False
+) -> RequestContext:
     """`is_resumable`: its body wants the stream to be. `is_kept`: the answer is, by one gateway."""
     caller, created = request.state.caller, int(time.time())
     resumption = resumption_if_any(request.scope)
@@ -50,7 +52,7 @@ def asker(request: Request, *, is_resumable: bool = False, is_kept: bool = False
         created = resumption.created
         if not is_kept and (is_resumable or resumption.is_wanted):
             caller = resumption.caller(caller, request.state.request_id)
-    return Asker(
+    return RequestContext(
         request_id=request.state.request_id,
         caller=caller,
         session_id=request.headers.get(SESSION_HEADER),
@@ -79,7 +81,7 @@ def wants_receipt(request: Request, field: bool | None) -> bool:
     return bool(field) or request.headers.get(RECEIPT_HEADER, "").lower() not in FALSE_WORDS
 
 
-def answered_id(body: GenerationBody, who: Asker) -> str:
+def answered_id(body: GenerationBody, who: RequestContext) -> str:
     """What the answer's id is made of. Raises InvalidRequest."""
     if body.request_id is None:
         return who.request_id

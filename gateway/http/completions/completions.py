@@ -16,10 +16,10 @@ from baton.gateway.http.completions.answers import (
     usage_answer,
 )
 from baton.gateway.http.completions.common_fields import (
-    Asker,
+    RequestContext,
     answer_extras,
     answered_id,
-    asker,
+    request_context,
     shown_special,
 )
 from baton.gateway.http.completions.logprobs import (
@@ -51,7 +51,7 @@ class CompletionsApi:
         gateway = self._gateway
         body = await read_known(request, gateway.config, CompletionBody)
         extras = answer_extras(request, body)
-        who = asker(request, is_resumable=bool(body.resumable))
+        who = request_context(request, is_resumable=bool(body.resumable))
         public_id = answered_id(body, who)
         order = await completion_order(gateway, body, who)
         completion = gateway.complete(order)
@@ -75,7 +75,9 @@ class CompletionsApi:
         )
 
 
-async def completion_order(gateway: Gateway, body: CompletionBody, who: Asker) -> CompletionRequest:
+async def completion_order(
+    gateway: Gateway, body: CompletionBody, who: RequestContext
+) -> CompletionRequest:
     """Raises InvalidRequest."""
     gateway.check_model(body.model, who.caller)
     refuse_fields(body)

@@ -16,7 +16,7 @@ from baton.gateway.chat.tool_definitions import ToolMode, ToolUse, use_of
 from baton.gateway.grammars.structured_output import OutputRule, format_rule
 from baton.gateway.http.completions.common_fields import (
     answered_id,
-    asker,
+    request_context,
     shown_special,
     wants_receipt,
 )
@@ -60,7 +60,7 @@ class MessagesApi:
         gateway = self._gateway
         body = await self._read(request)
         shown = _thinking_shown(body)
-        who = asker(request, is_resumable=bool(body.resumable))
+        who = request_context(request, is_resumable=bool(body.resumable))
         public_id = answered_id(body, who)
         plan = await plan_chat(gateway, self._conversation(request, body), who.caller.parking)
         note_without_effect(request, gateway.config, plan.unheld_fields)

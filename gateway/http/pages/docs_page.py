@@ -68,13 +68,13 @@ def render(document: dict[str, Any]) -> str:
     return template.render(document=document, schemas=document["components"]["schemas"])
 
 
-class Told(NamedTuple):
+class DescribedFields(NamedTuple):
     fields: dict[str, Any]
     names_of_others: dict[str, list[str]]
     """Names of the other fields, whose type is `any`, by the description they share."""
 
 
-def told(schema: dict[str, Any], example: Mapping[str, Any]) -> Told:
+def told(schema: dict[str, Any], example: Mapping[str, Any]) -> DescribedFields:
     """The properties of a body, in the order in which a reader wants to know of them."""
     fields: dict[str, Any] = {}
     names_of_others: dict[str, list[str]] = {}
@@ -84,7 +84,7 @@ def told(schema: dict[str, Any], example: Mapping[str, Any]) -> Told:
         else:
             fields[name] = field
     first = [name for name in (*schema.get("required", ()), *example) if name in fields]
-    return Told({name: fields[name] for name in (*first, *fields)}, names_of_others)
+    return DescribedFields({name: fields[name] for name in (*first, *fields)}, names_of_others)
 
 
 def prose(text: str) -> Markup:

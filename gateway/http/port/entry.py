@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from baton.gateway.access.connections import Refusal
 from baton.gateway.access.tls import TlsIdentity
-from baton.gateway.http.port.patience import PatientProtocol
+from baton.gateway.http.port.timeout_protocol import TimeoutProtocol
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +33,11 @@ class Entry:
     def __init__(
         self,
         listener: socket.socket,
-        make_protocol: Callable[[], PatientProtocol],
+        make_protocol: Callable[[], TimeoutProtocol],
         tls: TlsIdentity | None,
         limit_s: float,
     ) -> None:
-        """Hands are shaken within `limit_s`, and so is farewell."""
+        """Hands are shaken within `limit_s`, and it is closed as soon."""
         self._listener = listener
         self._make_protocol = make_protocol
         self._tls = tls
@@ -51,16 +51,16 @@ class Entry:
         self._listener.listen(BACKLOG)
         self._go_on()
 
-    def close(self, patience_s: float = 0.0) -> None:
+    def close(self, grace_s: float = 0.0) -> None:
         """Accept who is at the door, and then nobody; let go of those who have not shaken hands
-        after `patience_s`. The listener is to be closed at once."""
+        after `grace_s`. The listener is to be closed at once."""
         self._is_closed = True
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._listener)
-        while patience_s and self._accept():
+        while grace_s and self._accept():
             pass
-        self._loop.call_later(patience_s, self._let_go)
+        self._loop.call_later(grace_s, self._let_go)
 
     async def wait_closed(self) -> None:
         await asyncio.gather(*self._newcomers, return_exceptions=True)

@@ -15,7 +15,11 @@ from baton.gateway.access.connections import Connections
 from baton.gateway.access.tls import TlsIdentity
 from baton.gateway.http.port.entry import Entry
 from baton.gateway.http.port.guest_server import GuestServer
-from baton.gateway.http.port.patience import PatientProtocol, farewell_s, patient_protocol
+from baton.gateway.http.port.timeout_protocol import (
+    TimeoutProtocol,
+    close_grace_s,
+    timeout_protocol,
+)
 
 START_POLL_S = 0.005
 
@@ -32,7 +36,7 @@ class HttpServer:
         self._server = _Guest(
             uvicorn.Config(
                 app,
-                http=patient_protocol(config, connections),
+                http=timeout_protocol(config, connections),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -87,16 +91,16 @@ class _Guest(GuestServer):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for entry in self._entries:
-            entry.close(farewell_s(self.config))
+            entry.close(close_grace_s(self.config))
         await super().shutdown(sockets)
 
     async def _wait_tasks_to_complete(self) -> None:
         await asyncio.gather(*(entry.wait_closed() for entry in self._entries))
         await super()._wait_tasks_to_complete()
 
-    def _make_protocol(self) -> PatientProtocol:
+    def _make_protocol(self) -> TimeoutProtocol:
         make: Any = self.config.http_protocol_class
-        made: PatientProtocol = make(
+        made: TimeoutProtocol = make(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
         return made

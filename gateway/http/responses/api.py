@@ -17,8 +17,8 @@ from baton.gateway.chat.tool_definitions import ToolMode, use_of
 from baton.gateway.grammars.structured_output import OutputRule, format_rule
 from baton.gateway.http.completions.common_fields import (
     answered_id,
-    asker,
     check_open_end,
+    request_context,
     shown_special,
     wants_receipt,
 )
@@ -66,7 +66,7 @@ class ResponsesApi:
         body = await self._read(request)
         is_kept = self._is_kept(body, request.state.caller)
         options = _options(body)
-        who = asker(request, is_resumable=bool(body.resumable), is_kept=is_kept)
+        who = request_context(request, is_resumable=bool(body.resumable), is_kept=is_kept)
         public_id = answered_id(body, who)
         earlier = await self._earlier(body, who.caller.owner)
         plan = await plan_chat(

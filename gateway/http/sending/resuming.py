@@ -191,7 +191,7 @@ class ResumableRequests:
             limit_s = self._gateway.config.request_timeout_s
             await ResumedResponse(reading, limit_s)(scope, receive, send)
             return
-        with keeper.takes.begin(stream_id, owner) as held:
+        with keeper.takeovers.begin(stream_id, owner) as held:
             parked = await self._gateway.dispatcher.take_stream(TakeStream(stream_id, owner, paths))
             order = order_of(parked, kinds=paths)
             if order is None:

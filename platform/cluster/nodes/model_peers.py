@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.models.lending import Lender, LentModel
 from baton.platform.models.listing import RemoteFile
-from baton.platform.models.origins.origin import CHUNK_BYTES, Lost
+from baton.platform.models.origins.origin import CHUNK_BYTES, OriginUnreachable
 from baton.platform.models.peers import Answers, NoPeers, Peers
 
 log = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class _NodePeer:
         try:
             return ray.get(answer, timeout=patience_s)
         except Exception as error:  # whatever Ray raises for what failed there, or on the way
-            raise Lost(f"{self.name}: {_first_line(error)}") from error
+            raise OriginUnreachable(f"{self.name}: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
@@ -101,9 +102,13 @@ class RegistryActor:
             name="planner",
         )
 
-    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> PlannerReply:
-        """Nothing where there is no planner."""
-        return PlannerReply() if self._planner is None else self._planner.hear(gateway, report)
+    async def report_traffic(self, gateway: Epoch, told: bytes) -> bytes:
+        """TrafficReport, PlannerReply, by field names: whoever told may be of another version."""
+        answer = PlannerReply()
+        if self._planner is not None:
+            report = msgspec.msgpack.decode(told, type=TrafficReport)
+            answer = self._planner.hear(gateway, report)
+        return msgspec.msgpack.encode(answer)
 
     async def unix_time(self) -> float:
         """The clock by which `baton scale` holds are kept."""
@@ -210,9 +215,9 @@ class RemoteRegistry:
         return shares
 
     async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> PlannerReply:
-        call = self.handle.report_traffic.remote(gateway, report)
-        told: PlannerReply = await _answer(call)
-        return told
+        told = msgspec.msgpack.encode(report)
+        answer = await _answer(self.handle.report_traffic.remote(gateway, told))
+        return msgspec.msgpack.decode(answer, type=PlannerReply)
 
     async def explain_planner(self) -> dict[str, Any]:
         told: dict[str, Any] = await _answer(self.handle.explain_planner.remote())

@@ -22,7 +22,7 @@ from baton.platform.models.listing import (
     list_files,
     parse_sums,
 )
-from baton.platform.models.origins.origin import CHUNK_BYTES, Lost
+from baton.platform.models.origins.origin import CHUNK_BYTES, OriginUnreachable
 
 NUM_AT_ONCE = 8
 """Files that are asked after."""
@@ -125,4 +125,4 @@ def _told(what: str, error: Exception) -> Exception:
         return CheckpointError(
             f"{what}: {reason}; correct the URL, or the credentials in the environment of the nodes"
         )
-    return Lost(f"{what}: {error!r}")
+    return OriginUnreachable(f"{what}: {error!r}")

@@ -10,14 +10,14 @@ from baton.platform.models.listing import Listing, RemoteFile
 CHUNK_BYTES = 4 << 20
 
 
-class Lost(Exception):
+class OriginUnreachable(Exception):
     """The bytes do not come now: no connection, a server that is down, a peer that left. What is
     asked for again may come."""
 
 
 class Origin(Protocol):
-    """Its methods raise `Lost`, and CheckpointError for what will not come however often it is
-    asked for. Called from several threads."""
+    """Its methods raise `OriginUnreachable`, and CheckpointError for what will not come however
+    often it is asked for. Called from several threads."""
 
     name: str
     """The origin as logs name it."""

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from baton.core.errors import CheckpointError
-from baton.platform.models.origins.origin import Lost
+from baton.platform.models.origins.origin import OriginUnreachable
 
 TIMEOUT_S = 30.0
 """Seconds of silence after which a connection is given up."""
@@ -55,7 +55,8 @@ class Answer:
         return headers.get("ETag") or headers.get("Last-Modified") or ""
 
     def pieces(self, most: int | None = None) -> Iterator[bytes]:
-        """The body. Raises `Lost` if it is cut, CheckpointError if it is longer than `most`."""
+        """The body. Raises `OriginUnreachable` if it is cut, CheckpointError if it is longer than
+        `most`."""
         num_bytes = 0
         while piece := self._read():
             num_bytes += len(piece)
@@ -63,7 +64,9 @@ class Answer:
                 raise CheckpointError(f"{self._url} is longer than {most} bytes")
             yield piece
         if self._num_bytes is not None and num_bytes < self._num_bytes:
-            raise Lost(f"{self._url} was cut after {num_bytes} of {self._num_bytes} bytes")
+            raise OriginUnreachable(
+                f"{self._url} was cut after {num_bytes} of {self._num_bytes} bytes"
+            )
 
     def from_byte(self, start: int) -> Iterator[bytes]:
         """The file from `start` on, whether the server knows ranges or not."""
@@ -79,7 +82,7 @@ class Answer:
         try:
             return self._response.read(_PIECE_BYTES)
         except (OSError, http.client.HTTPException) as error:
-            raise Lost(f"{self._url}: {error!r}") from error
+            raise OriginUnreachable(f"{self._url}: {error!r}") from error
 
 
 class _Redirects(HTTPRedirectHandler):
@@ -121,14 +124,14 @@ def ask(
         raise _refusal(url, error.code) from None
     except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
         reason = error.reason if isinstance(error, URLError) else error
-        raise Lost(f"{url}: {reason}") from error
+        raise OriginUnreachable(f"{url}: {reason}") from error
     with response:
         yield Answer(url, response)
 
 
 def _refusal(url: str, status: int) -> Exception:
     if status >= 500 or status in LATER:
-        return Lost(f"{url} answers {status}")
+        return OriginUnreachable(f"{url} answers {status}")
     remedy = ""
     if status in (401, 403):
         remedy = "; set BATON_MODEL_TOKEN (HF_TOKEN for the hub) in the environment of the nodes"

@@ -25,7 +25,7 @@ from baton.platform.models.listing import (
     parse_sums,
     shards_of,
 )
-from baton.platform.models.origins.origin import Lost
+from baton.platform.models.origins.origin import OriginUnreachable
 from baton.platform.models.origins.web import HIDDEN, NOT_THERE, Answer, ask
 from baton.platform.models.origins.web_token import token_headers
 
@@ -108,7 +108,7 @@ def read_from(
                 _check_same(url, file, answer)
                 yield from answer.from_byte(start)
                 return
-    raise Lost(f"{url} answers a part without saying which, where all was asked for")
+    raise OriginUnreachable(f"{url} answers a part without saying which, where all was asked for")
 
 
 def _range(file: RemoteFile, start: int) -> dict[str, str]:

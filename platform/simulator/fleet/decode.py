@@ -23,8 +23,8 @@ from baton.kv_transfer.config import DEFAULTS
 from baton.kv_transfer.handoff.lease import ReceiverEvent, ReceiverLease, SenderEvent
 from baton.platform.simulator.fleet.engine import EngineHooks, Step
 from baton.platform.simulator.fleet.handoff import Handoff
-from baton.platform.simulator.fleet.news import Listener, News
 from baton.platform.simulator.fleet.prefill import PrefillReplica, Wiring
+from baton.platform.simulator.fleet.replica_updates import Listener, ReplicaUpdates
 from baton.platform.simulator.fleet.turns import Turn
 from baton.replica_core.credits import Credits
 
@@ -41,7 +41,7 @@ class DecodeReplica:
     def __init__(
         self,
         info: ReplicaInfo,
-        news: News,
+        updates: ReplicaUpdates,
         wiring: Wiring,
         peers: Mapping[str, PrefillReplica],
         clients: Sequence[Client],
@@ -56,12 +56,12 @@ class DecodeReplica:
             )
         )
         self._reports = StepReports(
-            lambda: wiring.agenda.after(0.0, self._receive), clock=wiring.agenda
+            lambda: wiring.event_queue.after(0.0, self._receive), clock=wiring.event_queue
         )
         self.puller = wiring.make_puller(self.engine)
         self.num_computed_here = 0
         """Prompts."""
-        self._news = news
+        self._updates = updates
         self._wiring = wiring
         self._peers = peers
         self._clients = clients
@@ -80,12 +80,12 @@ class DecodeReplica:
     def join(self, number: int, gateway: Listener) -> None:
         """A gateway comes, which is lent something once all are told."""
         self._places.join(number)
-        self._news.join(number, gateway, self.engine.pool, self.engine.events)
+        self._updates.join(number, gateway, self.engine.pool, self.engine.events)
 
     def leave(self, number: int) -> None:
         """Forget a gateway that is gone. What it sent is computed, for nobody."""
         self._places.leave(number)
-        self._news.leave(number)
+        self._updates.leave(number)
         self._publish()
 
     def drain(self) -> None:
@@ -151,7 +151,7 @@ class DecodeReplica:
         handoff.lease, handoff.num_sent = ReceiverLease(), num_held
         handoff.num_fresh_blocks = num_blocks - num_held // pool.layout.block_size
         self._handoffs.append(handoff)
-        self.computed(handoff, self._wiring.agenda.now)  # before there were blocks for it
+        self.computed(handoff, self._wiring.event_queue.now)  # before there were blocks for it
 
     @property
     def _num_leased_blocks(self) -> int:
@@ -169,8 +169,10 @@ class DecodeReplica:
             handoff.num_sent = num_computed
             handoff.arrives_s = self.puller.arrives_s(num_new, since_s)
         if num_computed >= handoff.num_tokens:
-            arrives_s = max(handoff.arrives_s, self._wiring.agenda.now + self._wiring.latency_s)
-            self._wiring.agenda.at(arrives_s, lambda: self._seal(handoff))
+            arrives_s = max(
+                handoff.arrives_s, self._wiring.event_queue.now + self._wiring.latency_s
+            )
+            self._wiring.event_queue.at(arrives_s, lambda: self._seal(handoff))
 
     def got_first_token(self, handoff: Handoff) -> None:
         """It is final, whatever becomes of the KV."""
@@ -216,7 +218,7 @@ class DecodeReplica:
         """Have the prompt computed elsewhere, or here."""
         self._end(handoff)
         peers = () if handoff.turn.num_generated else handoff.others
-        self._wiring.agenda.after(0.0, lambda: self._ask(handoff.turn, peers))
+        self._wiring.event_queue.after(0.0, lambda: self._ask(handoff.turn, peers))
 
     def _end(self, handoff: Handoff) -> None:
         """Whatever blocks it has here are free, and P's as soon as it hears."""
@@ -292,12 +294,12 @@ class DecodeReplica:
         self._send(lambda: client.give(frame))
 
     def _publish(self) -> None:
-        self._news.tell_of_blocks(self.engine.events)
+        self._updates.tell_of_blocks(self.engine.events)
         engine, num_running = self.engine, self.engine.num_running
         num_open = Counter(gateway for _, gateway in self._open.values())
-        used = {gateway: num_open[gateway] for gateway in self._news.gateways}
-        lent = self._places.lend(used, self._wiring.agenda.now)
-        self._news.tell(
+        used = {gateway: num_open[gateway] for gateway in self._updates.gateways}
+        lent = self._places.lend(used, self._wiring.event_queue.now)
+        self._updates.tell(
             {
                 gateway: Capacity(
                     is_draining=self._is_draining,
@@ -315,4 +317,4 @@ class DecodeReplica:
         )
 
     def _send(self, message: Callable[[], None]) -> None:
-        self._wiring.agenda.after(self._wiring.latency_s, message)
+        self._wiring.event_queue.after(self._wiring.latency_s, message)

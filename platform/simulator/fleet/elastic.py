@@ -15,8 +15,8 @@ from math import inf
 from baton.core.replicas import Role
 from baton.platform.planner.observation import PoolCount
 from baton.platform.planner.plan import Decision
-from baton.platform.simulator.fleet.agenda import Agenda
 from baton.platform.simulator.fleet.decode import DecodeReplica
+from baton.platform.simulator.fleet.event_queue import EventQueue
 from baton.platform.simulator.fleet.prefill import PrefillReplica
 
 LOOK_S = 1.0
@@ -44,14 +44,14 @@ class ElasticPools:
         self,
         add: Callable[[Role], Replica],
         forget: Callable[[Replica], None],
-        agenda: Agenda,
+        event_queue: EventQueue,
         *,
         cold_start_s: float,
         flip_s: float,
     ) -> None:
         self._add = add
         self._forget = forget
-        self._agenda = agenda
+        self._event_queue = event_queue
         self._cold_start_s = cold_start_s
         self._flip_s = flip_s
         self._members: list[_Member] = []
@@ -61,7 +61,7 @@ class ElasticPools:
 
     def adopt(self, role: Role, replica: Replica) -> None:
         """One that is there from the beginning."""
-        self._members.append(_Member(role, self._agenda.now, replica))
+        self._members.append(_Member(role, self._event_queue.now, replica))
 
     def count(self, role: Role) -> PoolCount:
         """Replicas of a role by state; those that take this role next are starting in it."""
@@ -75,7 +75,7 @@ class ElasticPools:
 
     def replica_s(self, role: Role) -> float:
         """What replicas of it have cost until now."""
-        now = self._agenda.now
+        now = self._event_queue.now
         return self._spent_s[role] + sum(
             now - one.since_s for one in self._members if one.role is role
         )
@@ -112,14 +112,14 @@ class ElasticPools:
         return serving[-num:] if num > 0 else []
 
     def _start(self, role: Role, *, after_s: float) -> None:
-        member = _Member(role, self._agenda.now)
+        member = _Member(role, self._event_queue.now)
         self._members.append(member)
 
         def is_there() -> None:
             if not member.is_dropped:
                 member.replica = self._add(role)
 
-        self._agenda.after(after_s, is_there)
+        self._event_queue.after(after_s, is_there)
 
     def _drain(self, member: _Member) -> None:
         assert member.replica is not None
@@ -130,12 +130,12 @@ class ElasticPools:
     def _look_later(self) -> None:
         if not self._is_looking:
             self._is_looking = True
-            self._agenda.after(LOOK_S, self._look)
+            self._event_queue.after(LOOK_S, self._look)
 
     def _look(self) -> None:
         """Gone are those that had nothing for a while: words of theirs may be on their way."""
         self._is_looking = False
-        now = self._agenda.now
+        now = self._event_queue.now
         for member in list(self._draining()):
             assert member.replica is not None
             member.idle_s = min(member.idle_s, now) if member.replica.is_idle else inf
@@ -152,4 +152,4 @@ class ElasticPools:
 
     def _end(self, member: _Member) -> None:
         self._members.remove(member)
-        self._spent_s[member.role] += self._agenda.now - member.since_s
+        self._spent_s[member.role] += self._event_queue.now - member.since_s

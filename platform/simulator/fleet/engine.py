@@ -25,7 +25,7 @@ from baton.engine.schedule.drafted_chunks import ScheduledChunk
 from baton.engine.schedule.lineup import Lineup
 from baton.engine.schedule.scheduler import Reclaim, Scheduler
 from baton.engine.schedule.step_fit import work_of
-from baton.platform.simulator.fleet.agenda import Agenda
+from baton.platform.simulator.fleet.event_queue import EventQueue
 from baton.platform.simulator.fleet.setup import Device
 
 MEDIAN_OF_NORMAL = 0.6745
@@ -55,15 +55,15 @@ class EngineHooks:
 
 class SimulatedEngine:
     def __init__(
-        self, device: Device, agenda: Agenda, hooks: EngineHooks, noise: Random | None
+        self, device: Device, event_queue: EventQueue, hooks: EngineHooks, noise: Random | None
     ) -> None:
         self.device = device
-        self.pool = BlockPool(_NoBytes(device), clock=agenda)
+        self.pool = BlockPool(_NoBytes(device), clock=event_queue)
         self.events = KvEventLog()
         self.pool.record_in(self.events)
         self.busy_s = 0.0
         self.last_work = StepWork()
-        self._agenda = agenda
+        self._event_queue = event_queue
         self._hooks = hooks
         self._noise = noise
         self._deviation = device.step_times.spread / MEDIAN_OF_NORMAL
@@ -119,7 +119,7 @@ class SimulatedEngine:
             self._mailbox.popleft()()
         chunks, lineup = self._planned()
         if chunks:
-            self._begin(Step(chunks, lineup, work_of(chunks, lineup), self._agenda.now))
+            self._begin(Step(chunks, lineup, work_of(chunks, lineup), self._event_queue.now))
         else:
             self._is_awake = False
 
@@ -128,7 +128,7 @@ class SimulatedEngine:
         if self._scheduler.lineup is not None:
             return chunks, self._scheduler.lineup
         for request in [chunk.request for chunk in chunks if chunk.request.scheduled_at is None]:
-            request.scheduled_at = self._agenda.now
+            request.scheduled_at = self._event_queue.now
             self._hooks.on_scheduled(request)
         return chunks, None
 
@@ -138,7 +138,7 @@ class SimulatedEngine:
             seconds *= math.exp(self._noise.gauss(0.0, self._deviation))
         self.busy_s += seconds
         self.last_work = step.work
-        self._agenda.after(seconds, lambda: self._end(step))
+        self._event_queue.after(seconds, lambda: self._end(step))
 
     def _end(self, step: Step) -> None:
         if step.lineup is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from baton.platform.simulator.experiment import Row
-from baton.platform.simulator.fleet.knowledge import pull_rates
+from baton.platform.simulator.fleet.fleet_view import pull_rates
 from baton.platform.simulator.fleet.play import Fleet
 from baton.platform.simulator.fleet.setup import FleetSetup
 from baton.platform.traces.ticks import spread

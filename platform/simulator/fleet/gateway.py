@@ -2,7 +2,7 @@ r"""A gateway of a simulated fleet: the router's own placer, with what it has he
 
 come --> refused: over its tenant's limits, or too many wait
      \-> outside, in order --> placed at once, or in line for a prefill replica --> sent
-hear, hear_of_blocks --> Knowledge --> soon after: whose turn is it now?
+hear, hear_of_blocks --> FleetView --> soon after: whose turn is it now?
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from baton.core.kv_events import KvEvents
 from baton.core.replicas import Capacity, Role
 from baton.gateway.access.rate_limits import RateLimits
 from baton.gateway.fleet.admission_line import AdmissionLine, AdmissionTicket
-from baton.platform.simulator.fleet.agenda import Agenda
-from baton.platform.simulator.fleet.knowledge import Knowledge, Replica
+from baton.platform.simulator.fleet.event_queue import EventQueue
+from baton.platform.simulator.fleet.fleet_view import FleetView, Replica
 from baton.platform.simulator.fleet.setup import FleetSetup, Part
-from baton.platform.simulator.fleet.turns import Told, Turn
+from baton.platform.simulator.fleet.turns import TtftEstimate, Turn
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.placer import NOTHING, Placer, Routing
 from baton.router.prompt import Prompt
@@ -49,21 +49,21 @@ class SimulatedGateway:
         self,
         number: int,
         setup: FleetSetup,
-        agenda: Agenda,
+        event_queue: EventQueue,
         routing: Routing,
         speeds: Mapping[Role, Speed],
     ) -> None:
         self.number = number
         self._setup = setup
-        self._agenda = agenda
-        self._known = Knowledge(number, setup, agenda, speeds, routing.pull_rates)
+        self._event_queue = event_queue
+        self._known = FleetView(number, setup, event_queue, speeds, routing.pull_rates)
         self._placer = Placer(routing, self._known.num_cached)
         self._decodes: dict[Epoch, Decodes] = {}
         tenants = {tenant.name: tenant.config for tenant in setup.tenants}
         weights = {name: tenant.weight for name, tenant in tenants.items()}
         limit = sys.maxsize if setup.max_waiting is None else setup.max_waiting
         self._outside: AdmissionLine[Turn] = AdmissionLine(limit, weights)
-        self._limits = RateLimits(tenants, agenda)
+        self._limits = RateLimits(tenants, event_queue)
         self._limits.be_share(dict.fromkeys(tenants, 1 / setup.num_gateways))
         self._in_line: dict[int, Turn] = {}
         """Waiting turns by the prompt's number."""
@@ -121,7 +121,7 @@ class SimulatedGateway:
         except RateLimited:
             self._refuse(turn)
             return
-        now = self._agenda.now
+        now = self._event_queue.now
         self._under_way[turn.request_id] = turn
         ticket = AdmissionTicket(tenant=turn.tenant, due_in_s=turn.slo.due_in_s)
         entry = self._outside.enter(turn, ticket, now)
@@ -159,8 +159,11 @@ class SimulatedGateway:
         for turn, num_tokens in frame.items():
             if not turn.num_given:
                 self._known.got_first_token(turn)
-                if turn.told is not None:
-                    self._errors.hear(turn.told.predicted_s, self._agenda.now - turn.told.at_s)
+                if turn.ttft_estimate is not None:
+                    self._errors.hear(
+                        turn.ttft_estimate.predicted_s,
+                        self._event_queue.now - turn.ttft_estimate.at_s,
+                    )
                 self._change()
             self._outside.charge(turn.tenant, num_tokens)
             self._limits.charge(turn.tenant, num_tokens)
@@ -187,7 +190,7 @@ class SimulatedGateway:
             due_s=turn.slo.due_s(turn.arrived_s),
             itl_s=turn.slo.allowed_itl_s,
         )
-        now = self._agenda.now
+        now = self._event_queue.now
         found = self._placer.place(asked, turn.names, self._known.view(turn.names), now)
         match found:
             case None:
@@ -199,21 +202,21 @@ class SimulatedGateway:
                 _, foreseen_s = self._placer.foreseen(found, now)
                 self._in_line[found.number] = turn
                 self._look_later()
-        if turn.told is None:
-            turn.told = Told(now, foreseen_s, self._errors.interval(foreseen_s))
+        if turn.ttft_estimate is None:
+            turn.ttft_estimate = TtftEstimate(now, foreseen_s, self._errors.interval(foreseen_s))
         return True
 
     def _change(self) -> None:
         """Soon after a change, never within it."""
         if not self._is_serving and (self._in_line or len(self._outside)):
             self._is_serving = True
-            self._agenda.after(0.0, self._serve)
+            self._event_queue.after(0.0, self._serve)
 
     def _serve(self) -> None:
         self._is_serving = False
         if self._is_dead:
             return
-        now = self._agenda.now
+        now = self._event_queue.now
         for prompt in self._placer.stranded(self._known.view(NOTHING), now):
             turn = self._in_line.pop(prompt.number)
             if not self._enter(turn):
@@ -229,7 +232,7 @@ class SimulatedGateway:
         """Even if nothing is heard from anybody."""
         if not self._is_looking:
             self._is_looking = True
-            self._agenda.after(LOOK_S, self._look)
+            self._event_queue.after(LOOK_S, self._look)
 
     def _look(self) -> None:
         self._is_looking = False
@@ -242,7 +245,7 @@ class SimulatedGateway:
         self._outside.charge(turn.tenant, placement.num_prefill_tokens)
         self._known.sent(turn, placement)
         sent = partial(self._decodes[placement.decode.epoch].generate, turn, self.number)
-        self._agenda.after(self._setup.links.latency_s, sent)
+        self._event_queue.after(self._setup.links.latency_s, sent)
 
     def _want(self) -> None:
         num_requests = len(self._outside) + len(self._in_line)

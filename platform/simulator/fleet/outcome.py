@@ -87,9 +87,9 @@ class FleetOutcome:
                 tenant=turn.tenant,
             )
         )
-        if turn.told is not None:
+        if turn.ttft_estimate is not None:
             self.num_told += 1
-            self.num_held += turn.told.holds(turn.first_token_s)
+            self.num_held += turn.ttft_estimate.holds(turn.first_token_s)
         self.num_output_tokens += turn.num_given
         self.num_tokens += len(turn.prompt)
         self.num_cached += turn.num_cached

@@ -14,16 +14,16 @@ from random import Random
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.replicas import ReplicaInfo, Role
 from baton.platform.simulator.arrivals import Arrival, Arrivals
-from baton.platform.simulator.fleet.agenda import Agenda
 from baton.platform.simulator.fleet.decode import DecodeReplica
 from baton.platform.simulator.fleet.elastic import ElasticPools
 from baton.platform.simulator.fleet.engine import EngineHooks, SimulatedEngine
+from baton.platform.simulator.fleet.event_queue import EventQueue
+from baton.platform.simulator.fleet.fleet_view import pull_rates
 from baton.platform.simulator.fleet.gateway import SimulatedGateway
-from baton.platform.simulator.fleet.knowledge import pull_rates
-from baton.platform.simulator.fleet.news import News
 from baton.platform.simulator.fleet.outcome import FleetOutcome
 from baton.platform.simulator.fleet.prefill import PrefillReplica, Wiring
 from baton.platform.simulator.fleet.pulling import Puller
+from baton.platform.simulator.fleet.replica_updates import ReplicaUpdates
 from baton.platform.simulator.fleet.setup import Device, FleetSetup, Part
 from baton.platform.simulator.fleet.simulated_planner import Seen, SimulatedPlanner
 from baton.platform.simulator.fleet.tenants import tenant_of
@@ -42,7 +42,7 @@ class Fleet:
     def __init__(self, trace: Trace, setup: FleetSetup, policy_name: str, seed: int) -> None:
         """Raises InvalidConfig if there is no such policy."""
         self._setup = setup
-        self._agenda = Agenda()
+        self._event_queue = EventQueue()
         self._arrivals = Arrivals(trace)
         self._turns = Turns(trace)
         self._seed, self._random = seed, Random(seed)
@@ -65,7 +65,7 @@ class Fleet:
         pools = ElasticPools(
             self.add,
             self._forget,
-            self._agenda,
+            self._event_queue,
             cold_start_s=setup.cold_start_s,
             flip_s=setup.flip_s,
         )
@@ -74,9 +74,9 @@ class Fleet:
             for _ in range(num):
                 pools.adopt(role, self.add(role))
         if setup.gateway_dies_s is not None:
-            self._agenda.at(setup.gateway_dies_s, self._lose_gateway)
+            self._event_queue.at(setup.gateway_dies_s, self._lose_gateway)
         if setup.gateway_joins_s is not None:
-            self._agenda.at(setup.gateway_joins_s, self._add_gateway)
+            self._event_queue.at(setup.gateway_joins_s, self._add_gateway)
         self.planner = (
             None if setup.rules is None else SimulatedPlanner(setup, setup.rules, pools, self)
         )
@@ -86,13 +86,13 @@ class Fleet:
         is_decode = role is Role.DECODE
         device = self._setup.decode if is_decode else self._setup.prefill
         info = self._info(role, next(self._numbers_by_role[role]), device)
-        news, wiring = self._news(info), self._wiring(device)
+        updates, wiring = self._updates(info), self._wiring(device)
         replica: PrefillReplica | DecodeReplica
         if is_decode:
-            replica = DecodeReplica(info, news, wiring, self._prefill_by_id, self._gateways)
+            replica = DecodeReplica(info, updates, wiring, self._prefill_by_id, self._gateways)
             self._decode.append(replica)
         else:
-            replica = self._prefill_by_id[info.replica_id] = PrefillReplica(info, news, wiring)
+            replica = self._prefill_by_id[info.replica_id] = PrefillReplica(info, updates, wiring)
         if not is_decode or not self._setup.num_prefill:
             self._computing.append(replica)
         self._engine_by_id[info.replica_id] = replica.engine
@@ -142,10 +142,10 @@ class Fleet:
 
     @property
     def now_s(self) -> float:
-        return self._agenda.now
+        return self._event_queue.now
 
     def later(self, seconds: float, what: Callable[[], None]) -> None:
-        self._agenda.after(seconds, what)
+        self._event_queue.after(seconds, what)
 
     @property
     def is_over(self) -> bool:
@@ -163,12 +163,12 @@ class Fleet:
             self.planner.start()
         while True:
             arrival_s = self._arrivals.next_s
-            if self._agenda.next_s == arrival_s == inf:
+            if self._event_queue.next_s == arrival_s == inf:
                 break
-            if arrival_s <= self._agenda.next_s:
+            if arrival_s <= self._event_queue.next_s:
                 self._comes(self._arrivals.pop())
             else:
-                self._agenda.go_on()
+                self._event_queue.run_next()
         self.outcome.ended(
             busy_s=[replica.engine.busy_s for replica in self._computing],
             num_preempted=sum(replica.engine.num_preempted for replica in self._decode),
@@ -178,17 +178,17 @@ class Fleet:
 
     def give(self, turn: Turn, num_tokens: int) -> None:
         """Tokens have come to their client."""
-        turn.give(num_tokens, self._agenda.now)
+        turn.give(num_tokens, self._event_queue.now)
         if turn.is_over:
             self.outcome.serve(turn)
             self.seen.end(turn)
-            self._arrivals.answered(turn.arrival, self._agenda.now)
+            self._arrivals.answered(turn.arrival, self._event_queue.now)
 
     def _comes(self, arrival: Arrival) -> None:
         turn = self._turn(arrival)
         gateway = self._random.choice(self._living)
         at_s = arrival.at_s + self._setup.links.front_s
-        self._agenda.at(at_s, lambda: self._enters(turn, gateway))
+        self._event_queue.at(at_s, lambda: self._enters(turn, gateway))
 
     def _enters(self, turn: Turn, gateway: SimulatedGateway) -> None:
         if gateway not in self._living:  # it died while the request was on its way
@@ -204,7 +204,7 @@ class Fleet:
         """Its client is told to come again, and does not."""
         self.outcome.reject(turn)
         self.seen.reject()
-        self._arrivals.answered(turn.arrival, self._agenda.now)
+        self._arrivals.answered(turn.arrival, self._event_queue.now)
 
     def _turn(self, arrival: Arrival) -> Turn:
         """An arrival as its client sends it."""
@@ -221,7 +221,7 @@ class Fleet:
         gateway = SimulatedGateway(
             number,
             self._setup,
-            self._agenda,
+            self._event_queue,
             Routing(policy(name), pull_rates=rates, name=name),
             {role: self._speed(role) for role in Role},
         )
@@ -243,22 +243,22 @@ class Fleet:
             max_chunk=device.scheduler.max_chunk,
         )
 
-    def _news(self, info: ReplicaInfo) -> News:
-        return News(info, self._agenda, self._setup.links.latency_s)
+    def _updates(self, info: ReplicaInfo) -> ReplicaUpdates:
+        return ReplicaUpdates(info, self._event_queue, self._setup.links.latency_s)
 
     def _wiring(self, device: Device) -> Wiring:
         return Wiring(
-            agenda=self._agenda,
+            event_queue=self._event_queue,
             latency_s=self._setup.links.latency_s,
             make_engine=self._engine_maker(device),
-            make_puller=partial(Puller, agenda=self._agenda, links=self._setup.links),
+            make_puller=partial(Puller, event_queue=self._event_queue, links=self._setup.links),
             engine_of=self._engine_by_id.__getitem__,
         )
 
     def _engine_maker(self, device: Device) -> Callable[[EngineHooks], SimulatedEngine]:
         def make(hooks: EngineHooks) -> SimulatedEngine:
             noise = Random(self._random.random()) if self._setup.is_noisy else None
-            return SimulatedEngine(device, self._agenda, hooks, noise)
+            return SimulatedEngine(device, self._event_queue, hooks, noise)
 
         return make
 

@@ -14,11 +14,11 @@ from baton.core.errors import Overloaded
 from baton.core.replicas import Capacity, Demand, ReplicaInfo
 from baton.engine.request.request import Request
 from baton.kv_transfer.handoff.lease import SenderEvent
-from baton.platform.simulator.fleet.agenda import Agenda
 from baton.platform.simulator.fleet.engine import EngineHooks, SimulatedEngine, Step
+from baton.platform.simulator.fleet.event_queue import EventQueue
 from baton.platform.simulator.fleet.handoff import Handoff
-from baton.platform.simulator.fleet.news import Listener, News
 from baton.platform.simulator.fleet.pulling import Puller
+from baton.platform.simulator.fleet.replica_updates import Listener, ReplicaUpdates
 from baton.prefill_service.lending import lending_budget
 from baton.prefill_service.open_prompts import OpenPrompts
 from baton.replica_core.credits import Credits
@@ -41,7 +41,7 @@ class Receiver(Protocol):
 class Wiring:
     """What a simulated replica is given: its surroundings."""
 
-    agenda: Agenda
+    event_queue: EventQueue
     latency_s: float
     make_engine: Callable[[EngineHooks], SimulatedEngine]
     make_puller: Callable[[SimulatedEngine], Puller]
@@ -50,13 +50,13 @@ class Wiring:
 
 
 class PrefillReplica:
-    def __init__(self, info: ReplicaInfo, news: News, wiring: Wiring) -> None:
+    def __init__(self, info: ReplicaInfo, updates: ReplicaUpdates, wiring: Wiring) -> None:
         self.info = info
         self.engine = wiring.make_engine(
             EngineHooks(draw=self._draw, on_step=self._on_step, on_scheduled=self._on_scheduled)
         )
         self.puller = wiring.make_puller(self.engine)
-        self._news = news
+        self._updates = updates
         self._wiring = wiring
         self._is_draining = False
         self._prompts = OpenPrompts(info.max_queued_tokens)
@@ -75,12 +75,12 @@ class PrefillReplica:
     def join(self, number: int, gateway: Listener) -> None:
         """A gateway comes, which is lent something once all are told."""
         self._credits.join(number)
-        self._news.join(number, gateway, self.engine.pool, self.engine.events)
+        self._updates.join(number, gateway, self.engine.pool, self.engine.events)
 
     def leave(self, number: int) -> None:
         """Forget a gateway that is gone. What it sent is computed, for nobody."""
         self._credits.leave(number)
-        self._news.leave(number)
+        self._updates.leave(number)
         self._publish()
 
     def drain(self) -> None:
@@ -167,7 +167,7 @@ class PrefillReplica:
         self._send(lambda: receiver.got_first_token(handoff))
 
     def _publish(self) -> None:
-        self._news.tell_of_blocks(self.engine.events)
+        self._updates.tell_of_blocks(self.engine.events)
         pending: Counter[int] = Counter()
         computed: Counter[int] = Counter()
         for handoff, _ in self._handoffs.values():
@@ -175,11 +175,11 @@ class PrefillReplica:
             assert prompt is not None, "a handoff under way has its prompt here"
             pending[handoff.gateway] += prompt.num_queued_tokens
             computed[handoff.gateway] += prompt.num_computed_tokens
-        gateways = self._news.gateways
+        gateways = self._updates.gateways
         used = {gateway: pending[gateway] for gateway in gateways}
-        lent = self._credits.lend(used, self._wiring.agenda.now)
+        lent = self._credits.lend(used, self._wiring.event_queue.now)
         engine = self.engine
-        self._news.tell(
+        self._updates.tell(
             {
                 gateway: Capacity(
                     is_draining=self._is_draining,
@@ -196,4 +196,4 @@ class PrefillReplica:
         )
 
     def _send(self, message: Callable[[], None]) -> None:
-        self._wiring.agenda.after(self._wiring.latency_s, message)
+        self._wiring.event_queue.after(self._wiring.latency_s, message)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from baton.core.kv_pool import Holder, HolderKind
-from baton.platform.simulator.fleet.agenda import Agenda
 from baton.platform.simulator.fleet.engine import SimulatedEngine
+from baton.platform.simulator.fleet.event_queue import EventQueue
 from baton.platform.simulator.fleet.setup import Links
 
 SALT = b""
@@ -16,9 +16,9 @@ SALT = b""
 class Puller:
     """KV pulls of one replica: what it receives comes one after the other."""
 
-    def __init__(self, engine: SimulatedEngine, agenda: Agenda, links: Links) -> None:
+    def __init__(self, engine: SimulatedEngine, event_queue: EventQueue, links: Links) -> None:
         self._engine = engine
-        self._agenda = agenda
+        self._event_queue = event_queue
         self._links = links
         self._numbers = count()
         self._free_s = 0.0
@@ -27,7 +27,7 @@ class Puller:
         """Time at which KV of `num_tokens` is here that may travel from `since_s` on."""
         num_bytes = num_tokens * self._engine.device.token_bytes
         self._free_s = max(self._free_s, since_s) + num_bytes / self._links.bytes_per_s
-        return max(self._free_s, self._agenda.now) + self._links.latency_s
+        return max(self._free_s, self._event_queue.now) + self._links.latency_s
 
     def pull(
         self, source: SimulatedEngine, tokens: Sequence[int], then: Callable[[int], None]
@@ -38,7 +38,7 @@ class Puller:
 
         def offered() -> None:
             num_offered = source.pool.num_cached(tokens, SALT)
-            self._agenda.after(
+            self._event_queue.after(
                 self._links.latency_s, lambda: self._engine.call(lambda: reserve(num_offered))
             )
 
@@ -50,8 +50,8 @@ class Puller:
                 then(0)
                 return
             num_new = num_offered - num_held
-            arrived_s = self.arrives_s(num_new, self._agenda.now)
-            self._agenda.at(
+            arrived_s = self.arrives_s(num_new, self._event_queue.now)
+            self._event_queue.at(
                 arrived_s, lambda: self._engine.call(lambda: arrived(num_offered, num_new))
             )
 
@@ -60,4 +60,4 @@ class Puller:
             self._engine.pool.release(lease)
             then(num_new)
 
-        self._agenda.after(self._links.latency_s, lambda: source.call(offered))
+        self._event_queue.after(self._links.latency_s, lambda: source.call(offered))

@@ -26,7 +26,7 @@ OWN = 1 << 31
 """Tokens of one request alone are from here on; below, those that a hash id stands for."""
 
 
-class Told(NamedTuple):
+class TtftEstimate(NamedTuple):
     """An estimate of a request's time to first token."""
 
     at_s: float
@@ -59,7 +59,7 @@ class Turn:
     num_cached: int = 0
     """Tokens of the prompt that were there when it was computed, wherever that was."""
     num_pulled: int = 0
-    told: Told | None = None
+    ttft_estimate: TtftEstimate | None = None
     """What an estimate of its first token would have said."""
     first_token_s: float = 0.0
     last_token_s: float = 0.0

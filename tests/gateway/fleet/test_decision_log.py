@@ -24,7 +24,7 @@ from baton.core.messages import GenerateRequest, Receipt
 from baton.core.replicas import Role
 from baton.core.sampling import SamplingParams
 from baton.core.step_times import StepTimes
-from baton.gateway.fleet.decision_log import Asked, DecisionLog, FirstToken
+from baton.gateway.fleet.decision_log import DecisionLog, FirstToken, PlacementRecord
 from baton.router.placement import Placement
 from baton.router.prompt import Prompt
 from baton.router.speeds.prediction_errors import PredictionErrors
@@ -67,7 +67,7 @@ async def test_what_a_prompt_takes_is_known_from_the_first_one_on() -> None:
     replica, clock = ScriptedReplica("d", silent), ManualClock()
     async with dispatching_to(replica, clock=clock) as dispatcher:
         log = DecisionLog(dispatcher.fleet, "cost", 0, clock)
-        asked = Asked("", 0.0, 0.0, FirstToken(log.ttft_errors, clock))
+        asked = PlacementRecord("", 0.0, 0.0, FirstToken(log.ttft_errors, clock))
         prompt = Prompt(number=1, num_tokens=3, arrived_s=0.0)
         for work_s in (3.0, 1.0):
             chosen = CHOSEN._replace(work_s=work_s)
@@ -95,7 +95,7 @@ async def test_where_guesses_are_right_a_step_gives_several_tokens() -> None:
         request = GenerateRequest(request_id=RequestId("r"), attempt=1, prompt=(1, 2, 3))
 
         def predicted() -> float | None:
-            asked = Asked("", 0.0, 0.0, FirstToken(log.ttft_errors, clock))
+            asked = PlacementRecord("", 0.0, 0.0, FirstToken(log.ttft_errors, clock))
             followed = log.sent(asked, request, placement)
             followed.deliver(1)
             followed.hear(Receipt(output_tokens=1), epoch)

@@ -133,7 +133,7 @@ async def test_a_large_value_is_there_once_it_is_whole(storage: Storage, tmp_pat
         await file.write(b"cd" * 500)
         assert file.num_bytes == 2000
     async with storage.reading(place) as found:
-        assert found is not None and found.facts.num_bytes == 2000
+        assert found is not None and found.metadata.num_bytes == 2000
         await storage.delete(place)  # a reader reads on
         assert b"".join([chunk async for chunk in found]) == b"ab" * 500 + b"cd" * 500
     assert files_in(tmp_path) == []

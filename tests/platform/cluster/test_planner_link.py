@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from baton.core.clock import ManualClock
 from baton.core.ids import Epoch
-from baton.gateway.fleet.traffic import TrafficReport
+from baton.core.metrics import gauge
+from baton.core.step_times import StepTimes
+from baton.gateway.fleet.traffic import ReplicaSpeed, TrafficReport
 from baton.platform.cluster.registry.planner_link import PlannerLink
+from baton.platform.cluster.registry.registry_actor import RegistryActor, RemoteRegistry
 from baton.platform.planner.planner_metrics import PlannerReply
 from baton.platform.planner.traffic_watch import REPORTS_S
 
@@ -41,3 +46,33 @@ async def test_a_report_that_takes_its_time_does_not_put_the_next_one_off(
     link.follow(None)
 
     assert pauses[: len(took_s)] == [0.75 * REPORTS_S, 0.0, REPORTS_S]
+
+
+async def test_reports_and_answers_are_read_by_the_version_before_and_after() -> None:
+    told = TrafficReport(
+        age_s=1.0, num_waiting=3, speeds={Epoch("d"): ReplicaSpeed(StepTimes(token_s=1e-3), 2.0)}
+    )
+    answer = PlannerReply({"prefill": 7}, (gauge("baton_planner_x", "", 3.0, role="decode"),))
+    heard: list[TrafficReport] = []
+
+    def hear(gateway: Epoch, report: TrafficReport) -> PlannerReply:
+        heard.append(report)
+        return answer
+
+    actor = cast(Any, SimpleNamespace(_planner=SimpleNamespace(hear=hear)))
+
+    def changed(message: bytes, missing: str) -> bytes:
+        """As a version sends it that knows one field more, and one less."""
+        fields = msgspec.msgpack.decode(message)
+        del fields[missing]
+        return msgspec.msgpack.encode({"new": 1, **fields})
+
+    async def report_traffic(gateway: Epoch, message: bytes) -> bytes:
+        reply = await RegistryActor.report_traffic(actor, gateway, changed(message, "num_open"))
+        return changed(reply, "planned")
+
+    handle = SimpleNamespace(report_traffic=SimpleNamespace(remote=report_traffic))
+    registry = RemoteRegistry(cast(Any, handle))
+
+    assert await registry.report_traffic(Epoch("g"), told) == replace(answer, planned={})
+    assert heard == [told]

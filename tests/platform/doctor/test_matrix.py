@@ -14,7 +14,7 @@ from baton.platform.doctor.finding import Status
 from baton.platform.doctor.matrix import (
     LiveReplica,
     Size,
-    Way,
+    TransportMeasurement,
     check_sample,
     check_ways,
     pairs_of,
@@ -27,14 +27,14 @@ P, D, E = (
 )
 
 
-def way(transport: str, gb_per_s: float | None, **details: Any) -> Way:
+def way(transport: str, gb_per_s: float | None, **details: Any) -> TransportMeasurement:
     """None: it does not work."""
     sizes: tuple[Size, ...] = ()
     if gb_per_s is None:
         details.setdefault("error", "nobody listens")
     else:
         sizes = (Size(num_bytes=1 << 20, rounds_s=((1 << 20) / gb_per_s / 1e9,)),)
-    return Way(
+    return TransportMeasurement(
         receiver=D.replica_id, sender=P.replica_id, transport=transport, sizes=sizes, **details
     )
 
@@ -98,7 +98,9 @@ def test_a_slow_way_taken_beside_a_fast_one_is_warned_about() -> None:
 
 
 def test_each_pair_is_judged_alone() -> None:
-    other = Way(receiver=E.replica_id, sender=P.replica_id, transport="grpc", error="refused")
+    other = TransportMeasurement(
+        receiver=E.replica_id, sender=P.replica_id, transport="grpc", error="refused"
+    )
 
     found = check_ways([way("grpc", 1.0), other], ())
 

@@ -8,18 +8,18 @@ from rich.console import Console
 
 from baton.core.ids import ReplicaId
 from baton.platform.doctor.finding import ok
-from baton.platform.doctor.matrix import Size, Way
+from baton.platform.doctor.matrix import Size, TransportMeasurement
 from baton.platform.doctor.report import show
 
 RECEIVER, SENDER = ReplicaId("decode-wl9ptua4"), ReplicaId("prefill-ona8bam7")
 
 
-def way(transport: str, rate: float, *, chosen: str = "") -> Way:
+def way(transport: str, rate: float, *, chosen: str = "") -> TransportMeasurement:
     sizes = tuple(
         Size(num_bytes=num_bytes, rounds_s=(num_bytes / rate,))
         for num_bytes in (64 << 10, 4 << 20, 16 << 20)
     )
-    return Way(
+    return TransportMeasurement(
         receiver=RECEIVER,
         sender=SENDER,
         transport=transport,
@@ -29,7 +29,7 @@ def way(transport: str, rate: float, *, chosen: str = "") -> Way:
     )
 
 
-def shown(*ways: Way) -> str:
+def shown(*ways: TransportMeasurement) -> str:
     out = io.StringIO()
     show(Console(file=out, width=80), [ok("ports", "8000 is free")], ways)
     return out.getvalue()

@@ -17,7 +17,7 @@ from baton.core.errors import CheckpointError, ModelUnreachable
 from baton.platform.models.lending import Lender, LentModel
 from baton.platform.models.listing import RemoteFile
 from baton.platform.models.model_folder import find_model
-from baton.platform.models.origins.origin import Lost
+from baton.platform.models.origins.origin import OriginUnreachable
 from baton.platform.models.peers import Answers, Peer
 
 
@@ -58,7 +58,7 @@ class OtherNode:
             start += len(piece)
             yield piece[:-1] + b"?" if self._lies else piece
             if self._is_lost:
-                raise Lost(f"{self.name}: gone")
+                raise OriginUnreachable(f"{self.name}: gone")
 
 
 def fetched_by_another(web: FileServer, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:

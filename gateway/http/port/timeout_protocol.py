@@ -41,7 +41,7 @@ from baton.gateway.http.translations import translate
 MAX_PIPELINED = 16
 """Requests sent before the first of them is answered: each costs more here than it did to send."""
 
-FAREWELL_S = 2.0
+CLOSE_GRACE_S = 2.0
 """How long a connection on which nothing is asked outlives the wish to close it: a request may be
 on its way already. It is answered, with `connection: close`."""
 
@@ -62,7 +62,7 @@ class TooManyPipelined(InvalidRequest):
         super().__init__(f"more than {MAX_PIPELINED} requests were sent before an answer")
 
 
-class PatientProtocol(HttpToolsProtocol):
+class TimeoutProtocol(HttpToolsProtocol):
     """One connection. At most one of its timers runs: ours, or uvicorn's for idle ones; and the one
     for looking after what is not read."""
 
@@ -198,24 +198,24 @@ class PatientProtocol(HttpToolsProtocol):
             self._unset_keepalive_if_required()
             self._wait(self._limits.body_timeout_s, self.transport.close)
         elif self._is_leaving and self._is_answered and not self.transport.is_closing():
-            self._bid_farewell()
+            self._close_soon()
 
     def shutdown(self) -> None:
         """Called by uvicorn when the connection is to end."""
-        if not farewell_s(self.config) or self.transport.is_closing():
+        if not close_grace_s(self.config) or self.transport.is_closing():
             super().shutdown()
             return
         self._is_leaving = True
         if self._is_answered:
-            self._bid_farewell()
+            self._close_soon()
         elif not self.cycle.response_started:  # or its headers have promised to keep it alive
             self.cycle.keep_alive = False
 
-    def _bid_farewell(self) -> None:
+    def _close_soon(self) -> None:
         self._unset_keepalive_if_required()
         if not self._has_asked:  # or the rest of a request is awaited, with a limit of its own
             self._stop_waiting()
-            self._wait(farewell_s(self.config), self._on_farewell)
+            self._wait(close_grace_s(self.config), self._on_close_grace)
 
     def resume_writing(self) -> None:
         self._unread = None
@@ -272,7 +272,7 @@ class PatientProtocol(HttpToolsProtocol):
             self._refuse(Refusal.LATE_HEADERS, late)
         self.transport.close()
 
-    def _on_farewell(self) -> None:
+    def _on_close_grace(self) -> None:
         if self._has_asked or self._num_unseen():  # just now
             self._wait(self._limits.header_timeout_s, self._on_late_headers)
         else:
@@ -294,15 +294,15 @@ class PatientProtocol(HttpToolsProtocol):
             self._timer = None
 
 
-def farewell_s(config: uvicorn.Config) -> float:
+def close_grace_s(config: uvicorn.Config) -> float:
     """At most what is left for the requests under way."""
-    return min(FAREWELL_S, config.timeout_graceful_shutdown or 0.0)
+    return min(CLOSE_GRACE_S, config.timeout_graceful_shutdown or 0.0)
 
 
-def patient_protocol(gateway: GatewayConfig, connections: Connections) -> type[PatientProtocol]:
+def timeout_protocol(gateway: GatewayConfig, connections: Connections) -> type[TimeoutProtocol]:
     """A class, as that is what uvicorn wants: it makes one of it for each connection."""
 
-    class Protocol(PatientProtocol):
+    class Protocol(TimeoutProtocol):
         def __init__(self, **uvicorns: Any) -> None:
             super().__init__(gateway, connections, **uvicorns)
 

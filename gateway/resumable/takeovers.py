@@ -1,4 +1,4 @@
-"""Streams on their way here from other gateways: of each, one take at a time.
+"""Streams on their way here from other gateways: of each, one takeover at a time.
 
 begin -> held(): the stream is in the table, and whoever waited looks there
       -> raised: whoever waited gets the same error
@@ -14,16 +14,16 @@ from contextlib import contextmanager
 from baton.core.errors import BatonError
 
 
-class Takes:
+class StreamTakeovers:
     """Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._pending: dict[tuple[str, bytes], asyncio.Future[None]] = {}
-        """Takes under way, by stream id and owner: nobody waits for what a stranger asks."""
+        """Takeovers under way, by stream id and owner: nobody waits for what a stranger asks."""
 
     async def other(self, stream_id: str, owner: bytes) -> bool:
-        """Wait for the end of another take of the stream: whether there was one. Raises what that
-        one failed with."""
+        """Wait for the end of another takeover of the stream: whether there was one. Raises what
+        that one failed with."""
         pending = self._pending.get((stream_id, owner))
         if pending is None:
             return False
@@ -35,7 +35,7 @@ class Takes:
         """Gives `held`, to be called once the stream is in the table. To be entered in the moment
         in which there is no other."""
         key, pending = (stream_id, owner), asyncio.get_running_loop().create_future()
-        assert key not in self._pending, "one take at a time"
+        assert key not in self._pending, "one takeover at a time"
         self._pending[key] = pending
 
         def held() -> None:

@@ -14,7 +14,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from tests.gateway.scripted import MODEL, Script, Serving, serving, soon, tokens_of
 
-from baton.gateway.grpc import patience, server
+from baton.gateway.grpc import call_timeouts, server
 from baton.proto import inference_pb2 as pb
 from baton.proto.inference_pb2_grpc import InferenceStub
 
@@ -144,14 +144,14 @@ async def test_who_reads_nothing_keeps_nobody_from_draining(
 async def test_who_sends_no_request_keeps_nobody_from_draining(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "LAST_REQUESTS_S", 0.05)
-    is_awaited, reading = asyncio.Event(), patience.OpenCalls.reading
+    monkeypatch.setattr(call_timeouts, "LAST_REQUESTS_S", 0.05)
+    is_awaited, reading = asyncio.Event(), call_timeouts.OpenCalls.reading
 
-    def seen(calls: patience.OpenCalls, limit_s: float) -> AbstractAsyncContextManager[None]:
+    def seen(calls: call_timeouts.OpenCalls, limit_s: float) -> AbstractAsyncContextManager[None]:
         is_awaited.set()
         return reading(calls, limit_s)
 
-    monkeypatch.setattr(patience.OpenCalls, "reading", seen)
+    monkeypatch.setattr(call_timeouts.OpenCalls, "reading", seen)
     async with (
         serving(body_timeout_s=600) as gateway,
         grpc.aio.insecure_channel(gateway.grpc_target) as channel,

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 import grpc.aio
 from baton.core.errors import BatonError, InvalidRequest
-from baton.gateway.grpc.patience import Context, Patience
+from baton.gateway.grpc.call_timeouts import CallTimeouts, Context
 
 M = TypeVar("M")
 
@@ -24,26 +24,26 @@ ServedCall = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Arriving(Generic[M]):
+class IncomingRequest(Generic[M]):
     """What methods get for a request."""
 
     parse: Callable[[bytes], M]
     messages: AsyncIterator[bytes]
     context: Context
-    patience: Patience
+    timeouts: CallTimeouts
 
     async def read(self) -> M:
         """Read the message of a caller who may ask: it has the time of the largest body over HTTP,
         as nobody sees how much of it has come. Raises InvalidRequest, or RequestTooSlow."""
-        config = self.patience.gateway.config
+        config = self.timeouts.gateway.config
         return await self._read(config.body_limit_s(config.max_body_bytes))
 
     async def read_of_anybody(self) -> M:
         """Read a small message that needs no key. Raises as `read` does."""
-        return await self._read(self.patience.gateway.config.body_limit_s(0))
+        return await self._read(self.timeouts.gateway.config.body_limit_s(0))
 
     async def _read(self, limit_s: float) -> M:
-        data = await self.patience.read(self.messages, self.context, limit_s)
+        data = await self.timeouts.read(self.messages, self.context, limit_s)
         if data is None:
             raise InvalidRequest("the call ended before its request came")
         return parsed(self.parse, data)
@@ -61,8 +61,8 @@ class BeginAtOnce(grpc.aio.ServerInterceptor):
     """Begins calls before their requests have come, and ends them with Baton's errors. Each is a
     stream to gRPC, also of one message: on the wire it is the same."""
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+    def __init__(self, timeouts: CallTimeouts) -> None:
+        self._timeouts = timeouts
 
     async def intercept_service(
         self,
@@ -88,22 +88,22 @@ class BeginAtOnce(grpc.aio.ServerInterceptor):
         as long as its client likes."""
 
         async def served(messages: AsyncIterator[bytes], context: Context) -> None:
-            with self._patience.calls.one():
+            with self._timeouts.calls.one():
                 try:
                     await call(messages, context)
                 except BatonError as error:
-                    await self._patience.abort(context, error)
+                    await self._timeouts.abort(context, error)
 
         return served
 
     def _calling(self, method: Any, parse: Callable[[bytes], Any]) -> ServedCall:
-        """Serve a method that gets what is Arriving, and returns its response or writes it."""
+        """Serve a method that gets an IncomingRequest, and returns its response or writes it."""
 
         async def call(messages: AsyncIterator[bytes], context: Context) -> None:
-            arriving = Arriving(parse, messages, context, self._patience)
-            response = await method(arriving, context)
+            incoming = IncomingRequest(parse, messages, context, self._timeouts)
+            response = await method(incoming, context)
             if response is not None:
-                await self._patience.write(context, response)
+                await self._timeouts.write(context, response)
 
         return call
 
@@ -111,12 +111,12 @@ class BeginAtOnce(grpc.aio.ServerInterceptor):
         """Serve a method that is a generator, and gets requests as they come."""
 
         async def each(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
-            limit_s = self._patience.gateway.config.body_limit_s(0)
-            while (data := await self._patience.read(messages, context, limit_s)) is not None:
+            limit_s = self._timeouts.gateway.config.body_limit_s(0)
+            while (data := await self._timeouts.read(messages, context, limit_s)) is not None:
                 yield parsed(parse, data)
 
         async def call(messages: AsyncIterator[bytes], context: Context) -> None:
             async for response in method(each(messages, context), context):
-                await self._patience.write(context, response)
+                await self._timeouts.write(context, response)
 
         return call

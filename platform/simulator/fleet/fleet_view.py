@@ -17,7 +17,7 @@ from typing import Protocol
 from baton.core.ids import Epoch
 from baton.core.kv_events import KvEvents
 from baton.core.replicas import Capacity, Demand, ReplicaInfo, Role
-from baton.platform.simulator.fleet.agenda import Agenda
+from baton.platform.simulator.fleet.event_queue import EventQueue
 from baton.platform.simulator.fleet.setup import FleetSetup, Part
 from baton.platform.simulator.fleet.turns import Turn
 from baton.router.cache.expected_blocks import Expected
@@ -65,19 +65,19 @@ class _Booked:
     on_prefill: Expected | None
 
 
-class Knowledge:
+class FleetView:
     def __init__(
         self,
         number: int,
         setup: FleetSetup,
-        agenda: Agenda,
+        event_queue: EventQueue,
         speeds: Mapping[Role, Speed],
         rates: PullRates,
     ) -> None:
         """`number`: of the gateway. `speeds`: what it believes of replicas of each role."""
         self._number = number
         self._setup = setup
-        self._agenda = agenda
+        self._event_queue = event_queue
         self._speeds = speeds
         self._rates = rates
         self._links: dict[Epoch, _Link] = {}
@@ -121,7 +121,7 @@ class Knowledge:
         else:
             num_running = max(capacity.num_running, link.known.num_open)
         if is_told:
-            candidate.hear(capacity.num_queued_tokens, num_running, self._agenda.now)
+            candidate.hear(capacity.num_queued_tokens, num_running, self._event_queue.now)
         self._demand(link, link.wanted.num_requests, link.wanted.num_tokens)
 
     def hear_of_blocks(self, epoch: Epoch, events: KvEvents) -> None:
@@ -145,14 +145,14 @@ class Knowledge:
         )
         prompt = placement.prompt
         num_held = prompt.num_tokens - placement.num_prefill_tokens
-        self._links[computes].candidate.book(prompt, num_held, self._agenda.now)
+        self._links[computes].candidate.book(prompt, num_held, self._event_queue.now)
 
     def got_first_token(self, turn: Turn) -> None:
         booked = self._booked[turn.request_id]
         if booked.on_prefill is not None:
             self._index.release(booked.on_prefill)
         candidate = self._links[booked.computes].candidate
-        candidate.finished(booked.placement.prompt, self._agenda.now)
+        candidate.finished(booked.placement.prompt, self._event_queue.now)
 
     def ended(self, turn: Turn) -> None:
         booked = self._booked.pop(turn.request_id)
@@ -190,7 +190,7 @@ class Knowledge:
         if wanted != link.wanted:
             link.wanted = wanted
             heard = partial(link.replica.hear, self._number, wanted)
-            self._agenda.after(self._setup.links.latency_s, heard)
+            self._event_queue.after(self._setup.links.latency_s, heard)
 
 
 def _own(told: Capacity) -> Capacity:

@@ -15,7 +15,7 @@ from baton.core.kv_events import KvChange, KvEvent, KvEvents
 from baton.core.replicas import Capacity, ReplicaInfo
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.blocks.kv_event_log import KvEventLog
-from baton.platform.simulator.fleet.agenda import Agenda
+from baton.platform.simulator.fleet.event_queue import EventQueue
 from baton.replica_core.capacity_reporter import COALESCE_S
 
 
@@ -27,7 +27,7 @@ class Listener(Protocol):
     def hear_of_blocks(self, epoch: Epoch, events: KvEvents) -> None: ...
 
 
-class _Ear:
+class _Subscriber:
     """What one gateway has been told."""
 
     def __init__(self, listener: Listener) -> None:
@@ -37,18 +37,18 @@ class _Ear:
         self.is_word_due = False
 
 
-class News:
-    def __init__(self, info: ReplicaInfo, agenda: Agenda, latency_s: float) -> None:
+class ReplicaUpdates:
+    def __init__(self, info: ReplicaInfo, event_queue: EventQueue, latency_s: float) -> None:
         self._epoch = info.epoch
-        self._ear_by_gateway: dict[int, _Ear] = {}
-        self._agenda = agenda
+        self._subscriber_by_gateway: dict[int, _Subscriber] = {}
+        self._event_queue = event_queue
         self._latency_s = latency_s
         self._next_sequence = 1
 
     @property
     def gateways(self) -> Collection[int]:
         """Numbers of those who listen."""
-        return self._ear_by_gateway.keys()
+        return self._subscriber_by_gateway.keys()
 
     def join(self, number: int, gateway: Listener, pool: BlockPool, log: KvEventLog) -> None:
         """From now on it is told of what is new; of what is cached already, a snapshot."""
@@ -58,45 +58,47 @@ class News:
             self._epoch,
             KvEvents(first_sequence=self._next_sequence, events=(names,), is_snapshot=True),
         )
-        self._ear_by_gateway[number] = _Ear(gateway)
+        self._subscriber_by_gateway[number] = _Subscriber(gateway)
 
     def leave(self, number: int) -> None:
-        del self._ear_by_gateway[number]
+        del self._subscriber_by_gateway[number]
 
     def tell(self, capacity_by_gateway: Mapping[int, Capacity]) -> None:
         """One for each gateway that listens, with what that is lent."""
         for gateway, capacity in capacity_by_gateway.items():
-            ear = self._ear_by_gateway[gateway]
-            ear.current = capacity
-            if ear.told is None or ear.told.credit_id != capacity.credit_id:
-                self._say(ear)
-            elif not ear.is_word_due and capacity != ear.told:
-                ear.is_word_due = True
-                self._agenda.after(COALESCE_S, self._due(ear))
+            subscriber = self._subscriber_by_gateway[gateway]
+            subscriber.current = capacity
+            if subscriber.told is None or subscriber.told.credit_id != capacity.credit_id:
+                self._say(subscriber)
+            elif not subscriber.is_word_due and capacity != subscriber.told:
+                subscriber.is_word_due = True
+                self._event_queue.after(COALESCE_S, self._due(subscriber))
 
     def tell_of_blocks(self, log: KvEventLog) -> None:
         if not log.flush():
             return
         events = log.read(self._next_sequence)
         while events is not None and events.events:
-            for ear in self._ear_by_gateway.values():
-                self._agenda.after(self._latency_s, self._heard(ear, events))
+            for subscriber in self._subscriber_by_gateway.values():
+                self._event_queue.after(self._latency_s, self._heard(subscriber, events))
             self._next_sequence = events.next_sequence
             events = log.read(self._next_sequence)
         assert events is not None, "each step is told of: nothing is forgotten before"
 
-    def _due(self, ear: _Ear) -> Callable[[], None]:
+    def _due(self, subscriber: _Subscriber) -> Callable[[], None]:
         def say() -> None:
-            ear.is_word_due = False
-            if ear.current != ear.told:
-                self._say(ear)
+            subscriber.is_word_due = False
+            if subscriber.current != subscriber.told:
+                self._say(subscriber)
 
         return say
 
-    def _say(self, ear: _Ear) -> None:
-        capacity = ear.told = ear.current
+    def _say(self, subscriber: _Subscriber) -> None:
+        capacity = subscriber.told = subscriber.current
         assert capacity is not None
-        self._agenda.after(self._latency_s, lambda: ear.listener.hear(self._epoch, capacity))
+        self._event_queue.after(
+            self._latency_s, lambda: subscriber.listener.hear(self._epoch, capacity)
+        )
 
-    def _heard(self, ear: _Ear, events: KvEvents) -> Callable[[], None]:
-        return lambda: ear.listener.hear_of_blocks(self._epoch, events)
+    def _heard(self, subscriber: _Subscriber, events: KvEvents) -> Callable[[], None]:
+        return lambda: subscriber.listener.hear_of_blocks(self._epoch, events)

@@ -8,7 +8,7 @@ from itertools import count
 from math import inf
 
 
-class Agenda:
+class EventQueue:
     """A `baton.core.clock.Clock`, too."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Agenda:
     def after(self, seconds: float, what: Callable[[], None]) -> None:
         self.at(self.now + seconds, what)
 
-    def go_on(self) -> None:
-        """Let the next thing happen."""
+    def run_next(self) -> None:
+        """Let the next event happen."""
         self.now, _, what = heappop(self._entries)
         what()

@@ -37,7 +37,7 @@ LAST_REQUESTS_S = 5.0
 """Seconds to wait for requests that are on their way when this gateway leaves."""
 
 
-class Unread(Cancelled):
+class SlowReader(Cancelled):
     """The client takes no answer."""
 
 
@@ -103,7 +103,7 @@ def _shorten(timeout: asyncio.Timeout) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class CallTimeouts:
     gateway: Gateway
     connections: Connections
     calls: OpenCalls = field(default_factory=OpenCalls)
@@ -125,7 +125,7 @@ class Patience:
             raise RequestTooSlow(f"the request did not arrive within {limit_s:g} s") from error
 
     async def write(self, context: Context, response: Message) -> None:
-        """A large one has longer. Raises Unread if it is not taken."""
+        """A large one has longer. Raises SlowReader if it is not taken."""
         config = self.gateway.config
         num_bytes = max(response.ByteSize(), WINDOW_BYTES)
         limit_s = config.unread_timeout_s + num_bytes / config.min_body_bytes_per_s
@@ -134,13 +134,13 @@ class Patience:
                 await context.write(response)
         except TimeoutError as error:
             self.connections.refuse(Refusal.UNREAD, address_of(context))
-            raise Unread(f"the client has read too little for {limit_s:.1f} s") from error
+            raise SlowReader(f"the client has read too little for {limit_s:.1f} s") from error
 
     async def abort(self, context: Context, error: Exception) -> None:
         """End the call with `error`. Raises grpc.aio.AbortError, but for a status that is not taken
         either: nobody waits for that."""
         status = grpc_status(error)
-        limit_s = 0.0 if isinstance(error, Unread) else self.gateway.config.unread_timeout_s
+        limit_s = 0.0 if isinstance(error, SlowReader) else self.gateway.config.unread_timeout_s
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await context.abort(status.code, status.details, status.trailing_metadata)
