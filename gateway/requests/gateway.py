@@ -20,7 +20,7 @@ from baton.gateway.requests.completion_request import CompletionRequest, Prompt
 from baton.gateway.requests.generations.choices import Completion, PromptChoices
 from baton.gateway.requests.generations.completion_plan import plan_completion
 from baton.gateway.requests.generations.completion_stream import CompletionStream
-from baton.gateway.requests.generations.generation import Dispatcher, Generation, Patience
+from baton.gateway.requests.generations.generation import Dispatcher, Generation, TimeLimits
 from baton.gateway.requests.generations.generation_run import GenerationRun
 from baton.gateway.requests.metrics import GatewayMetrics
 from baton.gateway.requests.readiness import NOBODY, Missing, Wanted
@@ -205,7 +205,7 @@ class Gateway:
             self.sampling_rules(order),
             salt=self.salts.salt(order.caller.tenant, order.cache_salt),
             max_choices=self.config.max_choices,
-            patience=self.patience(order.caller, order.time_left_s),
+            time_limits=self.time_limits(order.caller, order.time_left_s),
         )
         prompts = [
             PromptChoices(
@@ -218,11 +218,11 @@ class Gateway:
         keeps_logprobs = order.options.logprobs is not None
         return Completion(prompts, num_returned=plan.num_returned, keeps_logprobs=keeps_logprobs)
 
-    def patience(self, caller: Caller, asked_s: float | None) -> Patience:
+    def time_limits(self, caller: Caller, asked_s: float | None) -> TimeLimits:
         """How long one of its requests may take that asks for `asked_s`."""
         limit_s, max_wait_s = caller.time_limit_s, caller.max_wait_s
         limit_s = self.config.request_timeout_s if limit_s is None else limit_s
-        return Patience(
+        return TimeLimits(
             time_left_s=max(0.0, limit_s if asked_s is None else min(limit_s, asked_s)),
             max_wait_s=self.config.max_wait_s if max_wait_s is None else max_wait_s,
         )

@@ -12,7 +12,7 @@ import msgspec
 
 from baton.core.sampling import SamplingParams
 from baton.gateway.requests.completion_request import CompletionRequest, Prompt
-from baton.gateway.requests.generations.generation import Generation, Patience
+from baton.gateway.requests.generations.generation import Generation, TimeLimits
 from baton.gateway.requests.options import SamplingOptions
 from baton.gateway.requests.request_ids import unique_request_id
 from baton.gateway.requests.sampling_options import (
@@ -42,7 +42,7 @@ def plan_completion(
     *,
     salt: bytes,
     max_choices: int,
-    patience: Patience,
+    time_limits: TimeLimits,
 ) -> CompletionPlan:
     """Raises InvalidRequest, naming the field as the caller did."""
     num_returned, num_drawn = num_choices(order.options, rules)
@@ -62,7 +62,9 @@ def plan_completion(
         sampling = resolve_sampling(
             options, rules, num_prompt=len(prompt.tokens), grammar=order.grammar
         )
-        choices = _choices(order, prompt, sampling, salt=salt, priority=priority, patience=patience)
+        choices = _choices(
+            order, prompt, sampling, salt=salt, priority=priority, time_limits=time_limits
+        )
         generations.append(tuple(next(choices) for _ in range(num_drawn)))
     return CompletionPlan(
         generations=tuple(generations),
@@ -79,7 +81,7 @@ def _choices(
     *,
     salt: bytes,
     priority: int,
-    patience: Patience,
+    time_limits: TimeLimits,
 ) -> Iterator[Generation]:
     first = Generation(
         request_id=unique_request_id(order.request_id),
@@ -92,8 +94,8 @@ def _choices(
         cache_points=prompt.cache_points,
         priority=priority,
         slo=order.caller.slo,
-        time_left_s=patience.time_left_s,
-        max_wait_s=patience.max_wait_s,
+        time_left_s=time_limits.time_left_s,
+        max_wait_s=time_limits.max_wait_s,
         call=order.caller.call,
     )
     first = _as_parked(first, order)

@@ -25,7 +25,7 @@ from baton.router.speeds.prediction_errors import Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class TimeLimits:
     """How long a caller lets a request take."""
 
     time_left_s: float

@@ -55,7 +55,7 @@ async def run_pooled(
     """Raises InvalidRequest and RateLimited before anything runs, and what a run raises."""
     _check(gateway, inputs, order)
     gateway.admit(order.caller, sum(len(one.tokens) for one in inputs))
-    patience = gateway.patience(order.caller, order.time_left_s)
+    time_limits = gateway.time_limits(order.caller, order.time_left_s)
     priority = order.caller.priority(order.priority, "priority")
     salt = gateway.salts.salt(order.caller.tenant, order.cache_salt)
     room = asyncio.Semaphore(MAX_RUNNING)
@@ -74,8 +74,8 @@ async def run_pooled(
             owner=order.caller.owner,
             priority=priority,
             pooling=order.pooling,
-            time_left_s=patience.time_left_s,
-            max_wait_s=patience.max_wait_s,
+            time_left_s=time_limits.time_left_s,
+            max_wait_s=time_limits.max_wait_s,
             call=order.caller.call,
         )
 
