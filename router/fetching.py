@@ -126,9 +126,10 @@ def lender_with_most(replicas: PoolView, request: PlacementRequest, least: float
     columns = pool.candidates.columns
     found = library_without_torch()
     if found is not None:
-        draws = columns.draws_address
-        lenders = compiled.Lenders(replicas.cached, pool.is_connected, is_away, draws)
-        return compiled.most_of(found, lenders, draw, least)
+        can_lend = pool.is_connected, is_away
+        return compiled.most_of(
+            found, replicas.cached, can_lend, columns.draws_address, draw, least
+        )
     cached = np.where(pool.is_connected & ~is_away, replicas.cached, -math.inf)
     most = cached.max()
     if most < least:

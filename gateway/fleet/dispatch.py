@@ -231,7 +231,7 @@ class ReplicaDispatcher:
 
     def captured(self) -> Iterator[bytes]:
         replicas = captured_replicas(self.fleet.view(PromptNames()))
-        return capture(tuple(self.decisions), self._log.policy, replicas)
+        return capture(iter(self.decisions), self._log.policy, replicas)
 
     async def estimate(self, generation: Generation) -> Estimate:
         prompt = PromptNames(generation.prompt, generation.salt)

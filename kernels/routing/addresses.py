@@ -8,9 +8,10 @@ from typing import Any, TypeAlias
 Writable: TypeAlias = Any
 """An array whose items lie end to end, whosever it is: nothing here knows numpy."""
 
-_of, _first = ctypes.byref, ctypes.c_char.from_buffer
+_of, _first = ctypes.addressof, ctypes.c_char.from_buffer
 
 
-def address(numbers: Writable) -> Any:
-    """An array's own word of its address takes longer than most calls."""
+def address(numbers: Writable) -> int:
+    """An array's own word of its address takes longer than most calls. It holds for as long as the
+    array is there."""
     return _of(_first(numbers))

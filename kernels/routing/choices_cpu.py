@@ -79,21 +79,20 @@ def least_to_decode(
     return found
 
 
-class Lenders(NamedTuple):
-    """All replicas of a pool, by row."""
+def most_of(
+    library: ctypes.CDLL,
+    cached: Writable,
+    can_lend: tuple[Writable, Writable],
+    draws: int,
+    draw: int,
+    least: float,
+) -> int:
+    """The row of a pool that has most of a prompt, of those that can lend it; equals by draw. -1:
+    no row has `least` tokens.
 
-    cached: Writable
-    """Leading tokens of the prompt that each has."""
-    is_connected: Writable
-    is_away: Writable
-    draws: int
-    """Address of their draws."""
-
-
-def most_of(library: ctypes.CDLL, lenders: Lenders, draw: int, least: float) -> int:
-    """The row that has most of a prompt, of those that can lend it; equals by draw. -1: no row has
-    `least` tokens."""
-    cached, is_connected, is_away, draws = lenders
+    `can_lend`: whether each is connected, and whether it is away. `draws`: their address.
+    """
+    is_connected, is_away = can_lend
     row: int = _calls(library).most_of(
         *(address(cached), address(is_connected), address(is_away), len(cached)),
         *(draws, draw, least),

@@ -10,7 +10,7 @@ nothing else is told of the prompts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -77,7 +77,7 @@ class CapturedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def capture(
-    decisions: Sequence[Decision], policy: str, replicas: Sequence[CapturedReplica]
+    decisions: Iterable[Decision], policy: str, replicas: Sequence[CapturedReplica]
 ) -> Iterator[bytes]:
     """Each line with its end. First attempts alone: what came after them was no arrival; and only
     those of which it is known still what their prompts have in common."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import starmap
 from typing import NamedTuple
 
 from baton.core.clock import Clock, monotonic
@@ -156,6 +157,8 @@ class Decisions:
         self.max_kept = max_kept
         self._clock = clock
         self._by_number: OrderedDict[int, Decision] = OrderedDict()
+        self._came_by_number: dict[int, Came] = {}
+        """Beside them: few decisions are ever asked for, and only those are copied."""
         self._recorded_s: deque[float] = deque()
         """When, by the clock, in the same order."""
         self._numbers_by_id: dict[str, list[int]] = {}
@@ -168,9 +171,10 @@ class Decisions:
         return len(self._by_number)
 
     def __iter__(self) -> Iterator[Decision]:
-        """The oldest first."""
+        """The oldest first, as they are now."""
         self._forget()
-        return iter(tuple(self._by_number.values()))
+        came = self._came_by_number
+        return starmap(_told, [(one, came.get(number)) for number, one in self._by_number.items()])
 
     def record(self, decision: Decision) -> int:
         """Keep it; the number says which one it is from now on."""
@@ -185,22 +189,15 @@ class Decisions:
 
     def conclude(self, number: int, came: Came) -> None:
         """Nothing happens to one that is forgotten."""
-        decision = self._by_number.get(number)
-        if decision is not None:
-            self._by_number[number] = replace(decision, came=came)
+        if number in self._by_number:
+            self._came_by_number[number] = came
 
     def finish(self, number: int, *, num_output_tokens: int, itl_s: float | None) -> None:
         """Its last token is there, or it was ended. One without any token came to nothing."""
-        decision = self._by_number.get(number)
-        if decision is not None and decision.came is not None:
-            self._by_number[number] = replace(
-                decision,
-                came=replace(
-                    decision.came,
-                    num_output_tokens=num_output_tokens,
-                    itl_s=itl_s,
-                    is_over=True,
-                ),
+        came = self._came_by_number.get(number)
+        if came is not None:
+            self._came_by_number[number] = replace(
+                came, num_output_tokens=num_output_tokens, itl_s=itl_s, is_over=True
             )
 
     def of(self, public_id: str) -> tuple[Decision, ...]:
@@ -208,7 +205,8 @@ class Decisions:
         made."""
         self._forget()
         numbers = self._numbers_by_id.get(public_id, ())
-        return tuple(self._by_number[number] for number in numbers)
+        came = self._came_by_number
+        return tuple(_told(self._by_number[number], came.get(number)) for number in numbers)
 
     def _forget(self) -> None:
         now = self._clock()
@@ -218,6 +216,7 @@ class Decisions:
                 break
             self._recorded_s.popleft()
             del self._by_number[number]
+            self._came_by_number.pop(number, None)
             self._num_names -= len(oldest.names or ())
             left = self._numbers_by_id[oldest.public_id]
             left.remove(number)
@@ -229,3 +228,7 @@ class Decisions:
                 self._num_names -= len(oldest_named.names)
                 self._by_number[self._first_named] = replace(oldest_named, names=None)
             self._first_named += 1
+
+
+def _told(decision: Decision, came: Came | None) -> Decision:
+    return decision if came is None else replace(decision, came=came)
