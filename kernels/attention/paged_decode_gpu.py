@@ -4,7 +4,8 @@
 context is cut into splits, read side by side.
 
     splits of a request    | 0 .. L - 1 | L .. 2L - 1 | ... context - 1      L keys each
-    a program              one request, rows of one KV head; every W-th split
+    items                  the splits of all requests, one after the other: those that there are
+    a program              rows of one KV head; every W-th item
     a row                  one query head of one new token; those before it are all it sees
     of each split          softmax within it [rows, H] and log2 of its total weight
     merged                 sum 2^lse out / sum 2^lse, the sink being a split without a value
@@ -16,8 +17,9 @@ on L and its keys alone, and they are merged in order, so W changes no result, n
 while L stays: it follows from how many tokens a table can hold, which in passes outside of graphs
 is what the longest context wants, if that is above 65,536 tokens; several new tokens whose splits
 would be more than MAX_PARTIAL_BYTES have longer ones. The grid follows from upper bounds that the
-host knows, so that a captured graph fits all contexts below; programs without a split end at once,
-and W keeps them few. First tokens that are seen beside a window, and lie in a split before it, are
+host knows, so that a captured graph fits all contexts below; which items there are each program
+works out from the lengths, on the device, so long and short contexts share all programs evenly.
+First tokens that are seen beside a window, and lie in a split before it, are
 a split of their own: the one before the window's first. Splits begin where those of the first new
 token do; one in which a row sees nothing has no weight. A request that is one split alone is
 written as it is, and not merged.
@@ -43,6 +45,7 @@ from baton.kernels.attention.softmax_tile_gpu import (
     split_of_first,
     weigh,
 )
+from baton.kernels.attention.split_items_gpu import find_item
 from baton.kernels.gpu.dot import dot
 from baton.kernels.paging.arena_gpu import PagedCache, as_computed, load_tile
 from baton.kernels.paging.sequences import MAX_RUN, Sequences
@@ -52,8 +55,13 @@ MIN_SPLIT_KEYS = 256
 MAX_SPLITS = 256
 MAX_ROWS = 64
 MAX_PARTIAL_BYTES = 256 << 20
-ENOUGH_PROGRAMS = 4096
-"""Several for each place on the device, so that long and short contexts even out."""
+ENOUGH_PROGRAMS = 12 * 132
+"""Whole waves on a Hopper's 132 multiprocessors, whether one takes two, three, four or six programs
+at once: each has as many items as any other, or one more."""
+REGISTERS_OF_THREE = 168
+"""Registers of a thread of which a Hopper has enough for three programs of four warps."""
+REQUESTS_AT_ONCE = 128
+"""Requests whose splits a program counts at once: one for each thread, or two threads."""
 
 
 def split_keys(sequences: Sequences) -> int:
@@ -97,32 +105,40 @@ def paged_decode(
     rows = max(16, min(MAX_ROWS, triton.next_power_of_2(group * longest)))
     tiles = triton.cdiv(group * longest, rows)
     programs = cache.num_kv_heads * tiles
-    workers = min(num_splits, triton.cdiv(ENOUGH_PROGRAMS, num_requests * programs))
+    workers = min(num_requests * num_splits, triton.cdiv(ENOUGH_PROGRAMS, programs))
     partial, lse = out, out
     if num_splits > 1:
         shape = num_requests, longest, num_heads, num_splits
         partial = torch.empty(*shape, cache.width, dtype=torch.float32, device=q.device)
         lse = torch.empty(shape, dtype=torch.float32, device=q.device)
-    _attend_splits[workers, programs, num_requests](
+    _attend_splits[workers, programs](
         q, *q.stride()[:2], out, *out.stride()[:2],
         cache.items, cache.block_stride, cache.head_stride,
         cache.scales, *cache.scale_strides,
         sequences.block_tables, sequences.block_tables.stride(0),
-        sequences.context_lens, sequences.query_starts,
+        sequences.context_lens, sequences.query_starts, num_requests,
         partial, lse, num_splits, longest, tiles, rules.sinks, *rules.numbers(cache.width),
         GROUP=group, WIDTH=cache.width, BLOCK_SIZE=cache.block_size, SPLIT=split,
         HAS_SCALES=cache.has_scales, HAS_SOFTCAP=rules.has_softcap,
         HAS_WINDOW=rules.window is not None, HAS_SINKS=rules.sinks is not None,
         IS_CHUNKED=rules.is_chunked, NUM_FIRST=rules.num_first,
         HAS_RUNS=longest > 1, IS_SPLIT=num_splits > 1,
+        REQUESTS=REQUESTS_AT_ONCE,
         ROWS=rows, COLUMNS=cache.column_tile, KEYS=min(split, keys_a_tile(q, cache)),
         num_warps=8 if rows == MAX_ROWS else 4,  # or accumulators of so many rows would spill
         # One tile of K and V (32 KB) is read ahead, its table entries one earlier. Registers let
-        # four programs share a multiprocessor: enough bytes under way to hide the latency.
-        num_stages=3,
+        # three programs share a multiprocessor: enough bytes under way to hide the latency.
+        num_stages=3, maxnreg=_max_registers(rows, longest, cache),
     )  # fmt: skip
     if num_splits > 1:
         merge_splits(partial, lse, out, sequences, rules, split)
+
+
+def _max_registers(rows: int, longest: int, cache: PagedCache) -> int | None:
+    """Registers of a thread for few rows of drafts, of which the compiler would else take just too
+    many for a third program at once; None: as many as it takes."""
+    is_small = rows == 16 and cache.column_tile <= 128 and not cache.has_scales
+    return REGISTERS_OF_THREE if is_small and longest > 1 else None
 
 
 def _num_splits(sequences: Sequences, rules: ScoringRules, split: int, longest: int) -> int:
@@ -199,56 +215,58 @@ def _attend_keys(
     return acc, top, total
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_splits", "longest", "tiles"])
+@triton.jit(do_not_specialize=["table_stride", "num_requests", "num_splits", "longest", "tiles"])
 def _attend_splits(
     q, q_token_stride, q_head_stride, out, out_token_stride, out_head_stride,
     items, block_stride, head_stride,
     scales, scale_block_stride, scale_head_stride,
-    tables, table_stride, context_lens, query_starts,
+    tables, table_stride, context_lens, query_starts, num_requests,
     partial, lse, num_splits, longest, tiles, sinks, scale, softcap, window,
     GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr,
     HAS_SCALES: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr, IS_CHUNKED: tl.constexpr, NUM_FIRST: tl.constexpr,
-    HAS_RUNS: tl.constexpr, IS_SPLIT: tl.constexpr,
+    HAS_RUNS: tl.constexpr, IS_SPLIT: tl.constexpr, REQUESTS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(1) // tiles
-    row = (tl.program_id(1) % tiles) * ROWS + tl.arange(0, ROWS)
-    request = tl.program_id(2).to(tl.int64)
-    starts_at = tl.load(query_starts + request)
-    num_tokens = (tl.load(query_starts + request + 1) - starts_at).to(tl.int32)
-    if (num_tokens > longest) | ((tl.program_id(1) % tiles) * ROWS >= num_tokens * GROUP):
-        return
-    context = tl.load(context_lens + request).to(tl.int32)
-    past = context - num_tokens
+    first_row = (tl.program_id(1) % tiles) * ROWS
+    row = first_row + tl.arange(0, ROWS)
     of_request = row // GROUP
-    used = of_request < num_tokens
-    positions = past + tl.minimum(of_request, num_tokens - 1)
-    first = first_seen(past, window, IS_CHUNKED) if HAS_WINDOW else 0
     heads = kv_head * GROUP + row % GROUP
     columns = tl.arange(0, COLUMNS)
-    kept = used[:, None] & (columns < WIDTH)[None, :]
-    tokens = starts_at + of_request
-    q_rows = tokens * q_token_stride + heads * q_head_stride
-    q_tile = load_tile(q, q_rows, used, WIDTH, COLUMNS)
     items += kv_head * head_stride
     scales += kv_head * scale_head_stride
-    first_split = split_of_first(first, SPLIT, NUM_FIRST)
-    end_split = tl.cdiv(context, SPLIT)
-    # A request of one split has no other to be merged with: its sink is there from the start.
-    is_alone = end_split - first_split == 1
-    for split in range(first_split + tl.program_id(0), end_split, tl.num_programs(0)):
-        begin, stop = _keys_of(split, first, context, SPLIT, KEYS, NUM_FIRST)
+    item = tl.program_id(0)
+    request, place = find_item(
+        item, num_requests, context_lens, query_starts, longest, first_row, window,
+        GROUP, SPLIT, HAS_WINDOW, IS_CHUNKED, NUM_FIRST, REQUESTS,
+    )  # fmt: skip
+    while request < num_requests:
+        starts_at = tl.load(query_starts + request)
+        num_tokens = (tl.load(query_starts + request + 1) - starts_at).to(tl.int32)
+        context = tl.load(context_lens + request).to(tl.int32)
+        past = context - num_tokens
+        used = of_request < num_tokens
+        positions = past + tl.minimum(of_request, num_tokens - 1)
+        first = first_seen(past, window, IS_CHUNKED) if HAS_WINDOW else 0
+        kept = used[:, None] & (columns < WIDTH)[None, :]
+        tokens = starts_at + of_request
+        q_rows = tokens * q_token_stride + heads * q_head_stride
+        q_tile = load_tile(q, q_rows, used, WIDTH, COLUMNS)
+        first_split = split_of_first(first, SPLIT, NUM_FIRST)
+        # A request of one split has no other to be merged with: its sink is there from the start.
+        is_alone = tl.cdiv(context, SPLIT) - first_split == 1
+        begin, stop = _keys_of(first_split + place, first, context, SPLIT, KEYS, NUM_FIRST)
         top, total = first_top(sinks, heads, used, HAS_SINKS)
         if HAS_SINKS:
             top = tl.where(is_alone, top, float("-inf"))
             total = tl.where(is_alone, total, 0.0)
         acc, top, total = _attend_keys(
             tl.zeros([ROWS, COLUMNS], tl.float32), top, total, q_tile, positions, first, begin,
-            stop, items, block_stride, scales, scale_block_stride, tables + request * table_stride,
-            scale, softcap, window,
-            WIDTH, BLOCK_SIZE, HAS_SCALES, HAS_SOFTCAP, HAS_WINDOW, IS_CHUNKED, NUM_FIRST, HAS_RUNS,
-            ROWS, COLUMNS, KEYS,
+            stop, items, block_stride, scales, scale_block_stride,
+            tables + request * table_stride, scale, softcap, window,
+            WIDTH, BLOCK_SIZE, HAS_SCALES, HAS_SOFTCAP, HAS_WINDOW, IS_CHUNKED, NUM_FIRST,
+            HAS_RUNS, ROWS, COLUMNS, KEYS,
         )  # fmt: skip
         weight = tl.where(total == 0.0, 1.0, total)  # of rows that saw nothing `top` is -inf
         share = acc / weight[:, None]
@@ -258,7 +276,11 @@ def _attend_splits(
             tl.store(out_at, share.to(out.dtype.element_ty), mask=kept)
         elif IS_SPLIT:
             num_heads = tl.num_programs(1) // tiles * GROUP
-            at = ((request * longest + of_request) * num_heads + heads) * num_splits
-            at += split - first_split
+            at = ((request * longest + of_request) * num_heads + heads) * num_splits + place
             tl.store(lse + at, top + tl.log2(weight), mask=used)
             tl.store(partial + at[:, None] * WIDTH + columns[None, :], share, mask=kept)
+        item += tl.num_programs(0)
+        request, place = find_item(
+            item, num_requests, context_lens, query_starts, longest, first_row, window,
+            GROUP, SPLIT, HAS_WINDOW, IS_CHUNKED, NUM_FIRST, REQUESTS,
+        )  # fmt: skip

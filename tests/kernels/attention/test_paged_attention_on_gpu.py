@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -10,12 +13,14 @@ from tests.kernels.paged_passes import Heads, PagedPass
 
 from baton.kernels.attention import library_prefill_gpu as library_prefill
 from baton.kernels.attention import paged_attention_gpu as paged_attention
+from baton.kernels.attention import paged_decode_gpu as decode
 from baton.kernels.attention.layer_kv import LayerKv
 from baton.kernels.attention.merge_splits_gpu import merge_splits
 from baton.kernels.attention.paged_decode_gpu import paged_decode, split_keys
 from baton.kernels.attention.scoring import Scoring
 from baton.kernels.attention.scoring_gpu import ScoringRules
 from baton.kernels.paging.arena_gpu import PagedCache
+from baton.kernels.paging.sequences import MAX_RUN
 from baton.kernels.paging.window import Chunks, Streaming, Window
 
 BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
@@ -60,6 +65,19 @@ PASSES = [
 ]
 each_kind = pytest.mark.parametrize("kind", KINDS)
 each_pass = pytest.mark.parametrize("requests", PASSES)
+
+
+def grids_of(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[Any]:
+    """The grids that a kernel of `module` is launched over."""
+    kernel, grids = getattr(module, name), list[Any]()
+
+    class Noting:
+        def __getitem__(self, grid: Any) -> Any:
+            grids.append(grid)
+            return kernel[grid]
+
+    monkeypatch.setattr(module, name, Noting())
+    return grids
 
 
 def attended(made: PagedPass) -> torch.Tensor:
@@ -199,6 +217,40 @@ def test_programs_take_several_splits_where_there_are_many(
     monkeypatch.setattr("baton.kernels.attention.paged_decode_gpu.ENOUGH_PROGRAMS", 5)
 
     assert torch.equal(decoded(made, 16), expected)
+
+
+@pytest.mark.parametrize(
+    ("requests", "rules", "split"),
+    [
+        pytest.param([(1, 16)] * 20 + [(1, 4096)] + [(1, 16)] * 11, {}, 512, id="one is long"),
+        pytest.param([(1, 75), (20, 20), (1, 40)], {"window": 20}, 16, id="beside a prompt"),
+        pytest.param([(2, 35), (12, 40), (1, 1)], {}, 16, id="drafts of two tiles and of one"),
+    ],
+)
+def test_programs_share_the_splits_that_there_are_however_long_contexts_may_become(
+    requests: Sequence[tuple[int, int]],
+    rules: dict[str, Any],
+    split: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a graph: the grid follows from the longest that may be, and a few requests are looked
+    through at a time."""
+    made = PagedPass(
+        requests, Heads(6, 1, 8), 16, BFLOAT16, rules=ScoringRules(**rules), entries=torch.int32
+    )
+    sequences = replace(made.sequences(), max_context_len=10 * split)
+    monkeypatch.setattr(decode, "REQUESTS_AT_ONCE", 16 if len(requests) > 16 else 2)
+    monkeypatch.setattr(decode, "ENOUGH_PROGRAMS", 4)
+    grids = grids_of(monkeypatch, decode, "_attend_splits")
+    out = torch.full_like(made.q, torch.nan)
+
+    paged_decode(made.q, out, PagedCache.of(made.arena()), sequences, made.rules, split)
+
+    is_taken = sequences.max_query_len <= MAX_RUN
+    taken = torch.cat([torch.full((count,), is_taken or count == 1) for count, _ in requests])
+    torch.testing.assert_close(out[taken], made.expected()[taken], rtol=0, atol=ATOL[BFLOAT16])
+    assert out[~taken].isnan().all()
+    assert [workers * programs for workers, programs in grids] == [4]
 
 
 @pytest.mark.parametrize(

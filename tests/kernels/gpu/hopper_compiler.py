@@ -40,7 +40,7 @@ TYPES = {
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
-OPTIONS = ("num_warps", "num_stages", "num_ctas")
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 
 @dataclass(frozen=True)
