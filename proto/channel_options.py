@@ -10,7 +10,7 @@ second.
 
 Nobody sends a message larger than what can be said of a prompt, and nobody takes one: the largest
 is the logprobs of a prompt of 2^20 tokens. Prompts themselves (5 bytes a token), the names of all
-blocks of a cache (16 bytes each) and pieces of KV (4 MiB, or one block of a plane) stay far below.
+blocks of a cache (16 bytes each) and pieces of KV (2 MiB, or one block of a plane) stay far below.
 """
 
 from __future__ import annotations

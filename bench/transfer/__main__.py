@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS)
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="MiB of a handoff")
     parser.add_argument("--timeline", type=Path, help="also draw one prompt's way, by the first")
-    parser.add_argument("--piece-kib", type=int, default=MAX_PIECE_BYTES >> 10, help="by gloo")
+    parser.add_argument("--piece-kib", type=int, default=MAX_PIECE_BYTES >> 10)
     parser.add_argument("--quick", action="store_true", help="few rounds")
     arguments = parser.parse_args()
     keep_freed_memory()  # as a replica does

@@ -30,7 +30,6 @@ from baton.kv_transfer.handoff.reservation import KvSource, WantedKv
 from baton.kv_transfer.layouts.integrity import checksums_of, unit_checksums
 from baton.kv_transfer.receiving.fetch import Fetcher
 from baton.kv_transfer.receiving.receiver import Receiver, ReceiverConfig
-from baton.kv_transfer.transport.grpc import GrpcSending
 from baton.kv_transfer.transports import TransportParts, Transports
 from baton.proto.channels import Channels
 
@@ -141,7 +140,7 @@ class BenchReceiver:
 
     async def bare_stream(self, num_bytes: int) -> float:
         """gRPC messages of bytes, each as long as a piece, dropped as they come."""
-        size = min(GrpcSending.max_piece_bytes, num_bytes)
+        size = min(self._piece_bytes, num_bytes)
         request = json.dumps([-(-num_bytes // size), size]).encode()
         started = time.perf_counter()
         stream: Any = self._channels.to(self._address).unary_stream("/bench/Stream")

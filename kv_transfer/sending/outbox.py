@@ -12,7 +12,7 @@ until then the blocks cannot be reused. A piece that travels in its message is a
 back once that is written.
 
 Hashing has a few threads of its own, and a stream has a few pieces ahead of its receiver, of copies
-about 16 MiB: a slow one holds up nobody but itself. The first bytes of a stream, all of a short
+about 8 MiB: a slow one holds up nobody but itself. The first bytes of a stream, all of a short
 prompt, are hashed on the event loop: no hop to a thread and back.
 """
 
@@ -38,7 +38,8 @@ from baton.kv_transfer.sending.sender import Sender
 log = logging.getLogger(__name__)
 
 MAX_PIECE_BYTES = 2 << 20
-"""Most bytes of a piece, where its transport says nothing else."""
+"""Most bytes of a piece that travels in its message. Each costs both ends Python; a short prompt is
+one."""
 MAX_BYTES_AT_ONCE = 2 << 20
 """Bytes of a stream, from the first on, that are hashed on the event loop."""
 NUM_HASHING_THREADS = 2

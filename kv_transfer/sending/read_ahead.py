@@ -47,8 +47,6 @@ BATCH_BYTES = 4 << 20
 GROWTH = 2
 """Each piece costs both event loops some time: they are as long as this part of what was read
 before, if the transport allows it, and a batch at first, for D copies while P hashes on."""
-COPIED_AT_FIRST_BYTES = 2 << 20
-"""The first pieces that are copies: D places each while the next one is on its way."""
 
 
 class Source(Protocol):
@@ -212,8 +210,7 @@ class ReadAhead:
         return [_Share(cut, _once(loan.give_back)) for cut in found]
 
     def _piece_bytes(self) -> int:
-        at_first = COPIED_AT_FIRST_BYTES if self._is_copied else BATCH_BYTES
-        return min(self._max_piece_bytes, max(at_first, self._num_bytes // GROWTH))
+        return min(self._max_piece_bytes, max(BATCH_BYTES, self._num_bytes // GROWTH))
 
     def _produced(self, producing: asyncio.Task[None]) -> None:
         """Note that producing has ended, or failed, or has no listener any more."""

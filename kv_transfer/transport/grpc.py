@@ -52,8 +52,7 @@ def _by_block(data: memoryview, num_views: int) -> BlockViews:
 
 
 class GrpcSending:
-    max_piece_bytes = 4 << 20
-    """Each message costs both ends Python; longer ones cost as much by the caches."""
+    max_piece_bytes = 0
     carry = staticmethod(write_carried)
 
     async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:

@@ -27,12 +27,11 @@ from baton.engine.engine_thread import EngineThread
 from baton.engine.request.step_report import StepReport
 from baton.kv_transfer.handoff.lease import Computation
 from baton.kv_transfer.handoff.messages import Outcome
-from baton.kv_transfer.handoff.transport import Carry, LentPiece
+from baton.kv_transfer.handoff.transport import LentPiece
 from baton.kv_transfer.sending import read_ahead
 from baton.kv_transfer.sending.outbox import Outbox
 from baton.kv_transfer.sending.pieces import Contents, Cut, read_together
 from baton.kv_transfer.sending.read_ahead import MAX_AHEAD
-from baton.kv_transfer.transport.control.wire import write_carried
 
 
 def dwell(thread: EngineThread, until: threading.Event) -> None:
@@ -248,26 +247,17 @@ async def test_a_receiver_that_takes_nothing_holds_up_no_other_and_is_not_read_f
     owner.stop()
 
 
-@pytest.mark.parametrize(
-    ("max_blocks", "carry", "lengths"),
-    [
-        (2, None, [2] * 6),
-        (4, None, [2, 2, 2, 3, 3]),
-        (4, write_carried, [1, 1, 1, 1, 2, 3, 3]),
-    ],
-)
+@pytest.mark.parametrize(("max_blocks", "lengths"), [(2, [2] * 6), (4, [2, 2, 2, 3, 3])])
 async def test_pieces_grow_with_the_stream_up_to_what_the_transport_allows(
-    monkeypatch: pytest.MonkeyPatch, max_blocks: int, carry: Carry | None, lengths: list[int]
+    monkeypatch: pytest.MonkeyPatch, max_blocks: int, lengths: list[int]
 ) -> None:
     block_bytes = LAYOUT.layer_block_bytes
     monkeypatch.setattr(read_ahead, "BATCH_BYTES", 2 * block_bytes)
-    monkeypatch.setattr(read_ahead, "COPIED_AT_FIRST_BYTES", block_bytes)
     prefill, decode = computed_replica(TRANSFER)
     owner = OneThread()
     outbox = Outbox(prefill.sender, owner, max_piece_bytes=max_blocks * block_bytes)
     found, lasts = list[int](), list[bool]()
-    request = replace(opening(prefill, decode), carry=carry)
-    async with aclosing(outbox.pieces(request)) as pieces:
+    async with aclosing(outbox.pieces(opening(prefill, decode))) as pieces:
         async for piece in pieces:
             found.append(len(piece.blocks))
             lasts.append(piece.is_last)
