@@ -53,6 +53,8 @@ MAX_REMOVED_AT_ONCE = 256
 MAX_REMOVAL_DELAY = 128
 """In pauses. A store that is read-only here would else be paused for its removals for ever: each
 that fails doubles the time until the next."""
+CLOSE_WITHIN_S = 5.0
+"""How long overdue removals may hold up the end of a replica."""
 
 
 class StoreTier:
@@ -160,7 +162,9 @@ class StoreTier:
         return []  # it is all still there for whoever comes next
 
     def close(self) -> None:
-        self._remove_overdue()
+        if self._overdue:
+            with suppress(TimeoutError, RuntimeError):  # the far side hangs; it is closed already
+                self._at_once.submit(self._remove_overdue).result(CLOSE_WITHIN_S)
         self._at_once.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -246,10 +250,12 @@ class StoreTier:
         if self._try(lambda: self._unlink(key)):
             with self._lock:
                 self._overdue.pop(key, None)
-            self._removal_delay = 1
-        else:
-            self._removes_after_s = self._clock() + RETRY_AFTER_S * self._removal_delay
-            self._removal_delay = min(2 * self._removal_delay, MAX_REMOVAL_DELAY)
+                self._removal_delay = 1
+            return
+        with self._lock:
+            if self._clock() >= self._removes_after_s:  # of several at once the first has said so
+                self._removes_after_s = self._clock() + RETRY_AFTER_S * self._removal_delay
+                self._removal_delay = min(2 * self._removal_delay, MAX_REMOVAL_DELAY)
 
     def _unlink(self, key: str) -> bool:
         with suppress(FileNotFoundError):  # another replica was first

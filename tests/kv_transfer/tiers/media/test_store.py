@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import uuid
 from pathlib import Path
 
@@ -17,7 +18,13 @@ from tests.kv_transfer.tiers.blocks import (
 
 from baton.core.clock import ManualClock
 from baton.core.errors import InvalidConfig
-from baton.kv_transfer.tiers.media.store import MAX_REMOVAL_DELAY, RETRY_AFTER_S, StoreTier
+from baton.kv_transfer.tiers.media import store
+from baton.kv_transfer.tiers.media.store import (
+    MAX_AT_ONCE,
+    MAX_REMOVAL_DELAY,
+    RETRY_AFTER_S,
+    StoreTier,
+)
 
 
 @pytest.fixture(params=["folder", "bucket"])
@@ -159,7 +166,7 @@ def test_what_is_struck_while_the_store_is_let_alone_is_removed_after_that(
     for _ in range(64):  # a store that cannot be changed here is read all the same
         clock.advance(RETRY_AFTER_S)
         tier.read(names_of(1))
-    assert tier.stats.num_errors < 10
+    assert tier.stats.num_errors < 16  # of two at once, after 1, 2, 4 ... 32 pauses
     monkeypatch.undo()
 
     clock.advance(RETRY_AFTER_S * MAX_REMOVAL_DELAY)
@@ -171,6 +178,56 @@ def test_what_is_struck_while_the_store_is_let_alone_is_removed_after_that(
 
     assert tier.put(record_of(1))
     assert [is_record_of(record, 1) for record in tier.read(names_of(1))] == [True]
+
+
+def test_removals_that_fail_at_once_put_off_the_next_as_one(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    tier = opened(url, clock=clock)
+    for number in range(MAX_AT_ONCE):
+        tier.put(record_of(number))
+    all_try = threading.Barrier(1)
+
+    def refuse(*args: object) -> None:
+        all_try.wait(60)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(tier, "_unlink", refuse)
+    for number in range(MAX_AT_ONCE):
+        tier.remove(name_of(number))
+    all_try = threading.Barrier(MAX_AT_ONCE)
+    clock.advance(RETRY_AFTER_S)
+    tier.read(names_of(99))
+    assert tier.stats.num_errors == 1 + MAX_AT_ONCE
+    monkeypatch.undo()
+
+    clock.advance(2 * RETRY_AFTER_S)
+    tier.read(names_of(99))
+    assert objects_in(url) == []
+
+
+def test_a_store_that_hangs_does_not_keep_overdue_removals_from_closing(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, goes_on = ManualClock(), threading.Event()
+    tier = opened(url, clock=clock)
+    tier.put(record_of(1))
+
+    def refuse(*args: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(tier, "_unlink", refuse)
+    tier.remove(name_of(1))
+    monkeypatch.setattr(tier, "_unlink", lambda key: goes_on.wait(300))
+    monkeypatch.setattr(store, "CLOSE_WITHIN_S", 0.01)
+    clock.advance(RETRY_AFTER_S)
+    closing = threading.Thread(target=tier.close, daemon=True)
+    closing.start()
+    closing.join(60)
+    hangs = closing.is_alive()
+    goes_on.set()
+    assert not hangs
 
 
 def test_a_url_that_nothing_can_open_names_the_setting() -> None:
