@@ -225,10 +225,8 @@ class RemotePrefill:
                 tenant=message.tenant,
                 time_left_s=self.timeout_s,
             )
-            reservation = self.receiver.reserve(wanted, self.clock())
-            while reservation is None and self._call_back_loan(message.tenant):
-                reservation = self.receiver.reserve(wanted, self.clock())
-            return reservation
+            call_back = partial(self._call_back_loan, message.tenant)
+            return self.receiver.reserve(wanted, self.clock(), reclaim=call_back)
 
         if generating.read_ahead is not None:  # what it brings need not be sent
             await asyncio.wait((generating.read_ahead,))

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 
 from baton.core.errors import TransferAborted, TransferError, UnknownTransfer
 from baton.core.ids import Epoch, TransferId
@@ -106,8 +107,11 @@ class Receiver:
         filling = self._leases.get(transfer_id)
         return filling is not None and filling.num_missing == 0
 
-    def reserve(self, wanted: WantedKv, now: float) -> Reservation | None:
-        """Take blocks for the tokens; None, with nothing changed, if too few may be had.
+    def reserve(
+        self, wanted: WantedKv, now: float, *, reclaim: Callable[[], bool] = lambda: False
+    ) -> Reservation | None:
+        """Take blocks for the tokens; None, with nothing changed, if too few may be had. `reclaim`:
+        whether some more come back to the pool, asked as long as it is they that are missing.
 
         Raises LayoutMismatch if the sources' KV cannot become KV of this pool, and ValueError for
         a transfer id that was used before.
@@ -121,9 +125,12 @@ class Receiver:
         holder = _holder(HolderKind.LEASE, transfer_id)
         num_cached = None
         if self.num_leased_blocks + num_blocks <= max_leased and self._may_reserve():
-            num_cached = self._pool.reserve(
-                holder, wanted.tokens, wanted.salt, tenant=wanted.tenant
+            take = partial(
+                self._pool.reserve, holder, wanted.tokens, wanted.salt, tenant=wanted.tenant
             )
+            num_cached = take()
+            while num_cached is None and reclaim():
+                num_cached = take()
         if num_cached is None:
             self.counters.num_refused += 1
             return None

@@ -191,6 +191,7 @@ class DecodeReplica:
         sender_epoch: Epoch,
         transfer_id: TransferId = TRANSFER,
         prompt: tuple[int, ...] = PROMPT,
+        reclaim: Callable[[], bool] = lambda: False,
     ) -> Reservation | None:
         source = KvSource(
             epoch=sender_epoch, address=self.sender_address, layout=self.sender_layout
@@ -202,7 +203,7 @@ class DecodeReplica:
             salt=b"",
             time_left_s=TIME_LEFT_S,
         )
-        return self.receiver.reserve(wanted, self.clock())
+        return self.receiver.reserve(wanted, self.clock(), reclaim=reclaim)
 
     def accept(self, piece: KvPiece) -> Fill:
         """Begin, place and end, as a writer does. Raises what they raise."""

@@ -22,7 +22,7 @@ from baton.core.errors import (
     UnknownTransfer,
 )
 from baton.core.ids import Epoch, TransferId, new_epoch
-from baton.core.kv_pool import Holder
+from baton.core.kv_pool import Holder, HolderKind
 from baton.engine.blocks.block_bytes import Targets
 from baton.kv_transfer.handoff.lease import ReceiverState
 from baton.kv_transfer.handoff.messages import KvPiece
@@ -309,6 +309,24 @@ def test_a_full_pool_refuses_and_changes_nothing() -> None:
 
     assert decode.reserve(SENDER) is None
     assert decode.audit().leased == 3
+
+
+def test_blocks_come_back_for_a_lease_only_as_long_as_it_is_they_that_are_missing() -> None:
+    every = ReceiverConfig(max_leased_fraction=1)
+    decode = DecodeReplica(num_blocks=NUM_BLOCKS + 4, config=every)
+    lent = [Holder(HolderKind.LEASE, f"lent-{number}") for number in range(4)]
+    for lease in lent:
+        assert decode.pool.reserve(lease, (1,), b"") is not None
+
+    def call_back() -> bool:
+        if lent:
+            decode.pool.release(lent.pop())
+        return bool(lent)
+
+    assert decode.reserve(SENDER, prompt=tuple(range(4 * NUM_BLOCKS + 8)), reclaim=call_back)
+    assert len(lent) == 2 and decode.receiver.counters.num_refused == 0
+    assert decode.reserve(SENDER, TransferId("kv-2"), tuple(range(12)), call_back) is None
+    assert len(lent) == 2 and decode.receiver.counters.num_refused == 1
 
 
 def test_blocks_that_cannot_be_made_ready_are_the_pools_again(
