@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.engine.ranks.greedy_answers import CONFIG
-from tests.engine.ranks.test_graphs_on_ranks import on_two_ranks
+from tests.engine.ranks.two_ranks import on_two_ranks
 from tests.tiny_checkpoints import FAMILIES
 from torch import Tensor
 
