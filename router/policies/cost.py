@@ -96,7 +96,8 @@ FEW_BEGUN = 4.0
 they are."""
 FEW_TURNS, MANY_TURNS = 0.5, 0.75
 """The fractions of prompts that are later turns up to which those who come can go elsewhere, and
-from which on they go where their conversations are."""
+from which on they go where their conversations are. Tried: 0 and 0.5, 0 and 1, 0.5 and 2/3
+(docs/policies.md)."""
 SPARE, HASTE = 0.1, 10.0
 """Once no conversations begin, what a candidate has beyond so much more than the mean is charged so
 many times on top. Tried: 0.03 to 0.1, and 5 to 30."""
