@@ -24,6 +24,10 @@ def read_prompts(
 ) -> Tensor:
     """Let each request read the rows its chunk asked for; return those to sample from: of the last
     known token, and of what is drafted behind it."""
+    if not any([r.embedding is not None or r.prompt_logprobs is not None for r in requests]):
+        drafting = zip(requests, nums_drafted, strict=True)
+        if sum([1 + num for request, num in drafting if not request.num_pending]) == len(hidden):
+            return hidden  # all rows are sampled from
     to_sample: list[int] = []
     judged: list[tuple[Embedding, int, int]] = []  # (embedding, start of its logits, row)
     end = 0

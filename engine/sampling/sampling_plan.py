@@ -4,8 +4,8 @@
                -> top-k -> typical-p -> top-p -> min-p -> tokens
 
 The draw takes the largest of score plus Gumbel noise; the noise is a function of (seed, choice,
-position, token), so a row draws the same token in any batch, on any replica. Rows of temperature 0
-take the largest score before temperature, without noise.
+position, token), so the same scores give the same token in any batch, on any replica. Rows of
+temperature 0 take the largest score before temperature, without noise.
 
 What changes from draw to draw (positions of noise, tokens seen) is on the device and moves on
 there: a draw does not wait for the host to know the one before, unless a row `needs_host`.

@@ -26,7 +26,7 @@ SURE_GAIN = 0.3
 """Share of the time saved from which on `PLAIN_SELDOM` holds."""
 MAX_NAP = 32.0
 """Steps of a rest that are added up together: one may take longer than those before."""
-MIN_COMPARED = 16
+MIN_COMPARED = 8
 """Drafts that nobody verified from which on they tell that a trial would come to nothing."""
 
 

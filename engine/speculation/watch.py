@@ -17,7 +17,7 @@ from baton.engine.request.request import Request
 from baton.engine.speculation.drafter import Draft, Drafter
 from baton.engine.speculation.survival import Survival
 
-SHARE, LEAST_SHARE = 0.002, 0.0005
+SHARE, LEAST_SHARE = 0.001, 0.00025
 """Share of the time that looking may take at first, and however often it came to nothing."""
 HALVING = 32
 """Drafts that were not worth it behind which the share is half."""

@@ -13,16 +13,16 @@ context is cut into splits, read side by side.
 Bound by memory: a program reads K and V of a KV head once for all query heads that share it, and
 for all new tokens; these are the rows of its products, padded to the 16 that tensor cores take, 64
 at most: more go to further programs, which find K and V in the L2 cache. What a split gives depends
-on L and its keys alone, and they are merged in order, so W changes no result, nor does the batch
-while L stays: it follows from how many tokens a table can hold, which in passes outside of graphs
-is what the longest context wants, if that is above 65,536 tokens; several new tokens whose splits
-would be more than MAX_PARTIAL_BYTES have longer ones. The grid follows from upper bounds that the
-host knows, so that a captured graph fits all contexts below; which items there are each program
-works out from the lengths, on the device, so long and short contexts share all programs evenly.
-First tokens that are seen beside a window, and lie in a split before it, are
-a split of their own: the one before the window's first. Splits begin where those of the first new
-token do; one in which a row sees nothing has no weight. A request that is one split alone is
-written as it is, and not merged.
+on L and its keys alone, and they are merged in order, so W changes no result, nor does the batch of
+requests with one new token each while L stays: it follows from how many tokens a table can hold,
+which in passes outside of graphs is what the longest context wants, if that is above 65,536 tokens;
+several new tokens whose splits would be more than MAX_PARTIAL_BYTES have longer ones. The grid
+follows from upper bounds that the host knows, so that a captured graph fits all contexts below;
+which items there are each program works out from the lengths, on the device, so long and short
+contexts share all programs evenly. First tokens that are seen beside a window, and lie in a split
+before it, are a split of their own: the one before the window's first. Splits begin where those of
+the first new token do; one in which a row sees nothing has no weight. A request that is one split
+alone is written as it is, and not merged.
 
     partial [R, Q, N, splits, H], lse [R, Q, N, splits] float32    from the window's first split on
 

@@ -23,7 +23,7 @@ def find_item(
     GROUP: tl.constexpr, SPLIT: tl.constexpr, HAS_WINDOW: tl.constexpr, IS_CHUNKED: tl.constexpr,
     NUM_FIRST: tl.constexpr, REQUESTS: tl.constexpr,
 ):  # fmt: skip
-    """Of which request an item is, and which of its splits; behind the last item there is none.
+    """Find the request of an item, and which of its splits it is; behind the last there is none.
     Requests count that have rows from `first_row` on, of which a program has some.
 
     Worked out for each item again: what is kept meanwhile would take registers from tiles.

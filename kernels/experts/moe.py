@@ -8,9 +8,10 @@ out. `shared` is what a feed-forward that all tokens go through has made of x, g
 
     grouped product     y[i] = W[e of pair i] x[i]   pairs by expert: see kernels/experts/routing.py
 
-Where the groups end stays on the device: no pass waits for it, and graphs can hold it. What a token
-gives depends on itself alone: operators add its experts in the order of their numbers, torch adds
-them in the order of its choices.
+Where the groups end stays on the device: no pass waits for it, and graphs can hold it. Compiled
+operators of a CPU add a token's experts in the order of their numbers, so what it gives depends on
+itself alone; torch and GPUs add them in the order of its choices, of products that are cut by how
+many pairs there are.
 
 T tokens, C choices a token, P = T C pairs, E experts, D width, F feed-forward width.
 """

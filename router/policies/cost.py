@@ -14,7 +14,9 @@
               everybody who waits, so the longer the line, the more a cached prefix is worth; of
               equal delays, the one with less work
     harm      work * (prompts in line that would go after it + requests that decode there + half of
-              those who come while it is computed)
+              those who come while it is computed and have to wait: all, where most are turns of
+              conversations, which come to where those are; where few are, the fraction of the time
+              that candidates are busy: the rest go elsewhere)
     share     what the candidate was sent lately, and what its other conversations will bring that
               go on there, as turns of others did (`ongoing.py`; three typical prompts' work, while
               few are known): over the mean
@@ -49,6 +51,7 @@ from baton.router.prompt import Prompt
 from baton.router.replicas.candidate import Candidate
 from baton.router.replicas.candidates import Candidates
 from baton.router.table.columns import RECENT_HALF_LIFE_S
+from baton.router.table.ongoing import Ongoing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,10 @@ WEIGHT = 0.02
 FEW_BEGUN = 4.0
 """Conversations a candidate, besides one: fewer can not be spread evenly, and had better stay where
 they are."""
+FEW_TURNS, MANY_TURNS = 0.5, 0.75
+"""The fractions of prompts that are later turns up to which those who come can go elsewhere, and
+from which on they go where their conversations are. Tried: 0 and 0.5, 0 and 1, 0.5 and 2/3
+(docs/policies.md)."""
 SPARE, HASTE = 0.1, 10.0
 """Once no conversations begin, what a candidate has beyond so much more than the mean is charged so
 many times on top. Tried: 0.03 to 0.1, and 5 to 30."""
@@ -113,10 +120,10 @@ class Cost:
         return self._turns if self._weights.is_late else None
 
     def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
+        num, ongoing = len(candidates), candidates.columns.ongoing
+        ongoing.pass_to(now)  # before anything is read that it changes
         in_line = candidates.mean_num_waiting if candidates.has_lines else 0.0
         mean_s, num_recent = candidates.mean_recent(now)
-        num, ongoing = len(candidates), candidates.columns.ongoing
-        ongoing.pass_to(now)
         home = self._home(prompt, candidates)
         num_others = candidates.mean_num_ongoing - (home is not None) / num
         future_s = ongoing.future_s(SUPPOSED * self._turns.typical_s)
@@ -129,7 +136,7 @@ class Cost:
             later_s=later_s(prompt.priority),
             due_by_s=self._turns.due_by_s(prompt),
             price=BASE_PRICE + self._weights.scarcity * in_line,
-            coming_per_s=ongoing.sent_per_s / num / 2.0,
+            coming_per_s=_coming_per_s(ongoing, mean_s, num) / 2.0,
             balance_s=self._balance_unit_s(num_recent) if prompt.is_first_turn else 0.0,
             evenness=self._evenness(num, now) if mean_share_s else 0.0,
             spare=SPARE,
@@ -212,3 +219,11 @@ class Cost:
     def _begun(self, now: float) -> float:
         """Conversations that began lately: older ones count less and less."""
         return self._num_begun * math.exp2((self._begun_at_s - now) / RECENT_HALF_LIFE_S)
+
+
+def _coming_per_s(ongoing: Ongoing, recent_s: float, num_candidates: int) -> float:
+    """Prompts that come to a candidate and would have to wait there, a second. `recent_s`: what one
+    was sent lately, so that it was busy for that fraction of the time."""
+    is_busy = min(recent_s * math.log(2) / RECENT_HALF_LIFE_S, 1.0)
+    is_bound = min(max((ongoing.turn_share - FEW_TURNS) / (MANY_TURNS - FEW_TURNS), 0.0), 1.0)
+    return ongoing.sent_per_s * (is_bound + (1.0 - is_bound) * is_busy) / num_candidates

@@ -70,6 +70,12 @@ class Ongoing:
         """Prompts, to all replicas."""
         return 1.0 / self._between_s if self._between_s else 0.0
 
+    @property
+    def turn_share(self) -> float:
+        """The fraction of prompts, of late, that go on with a conversation; the others begin
+        one."""
+        return self._num_turns / ((self._num_begun + self._num_turns) or 1.0)
+
     def home(self, session: str) -> Home | None:
         """Where it was last."""
         last = self._last_by_session.get(session)

@@ -18,8 +18,10 @@ from baton.router.policies.cost import (
     BASE_PRICE,
     DEFAULTS,
     FEW_BEGUN,
+    FEW_TURNS,
     HASTE,
     MANY,
+    MANY_TURNS,
     SPARE,
     SUPPOSED,
     Cost,
@@ -124,7 +126,10 @@ def plain_costs(
     mean_s = sum(brought) / len(brought)
     mean_sent = sum(count for _, count in recent) / len(recent)
     few = min(mean_sent / MANY, 1.0) * prompt.is_first_turn
-    coming = ongoing.sent_per_s / len(candidates) / 2
+    busy = min(sum(s for s, _ in recent) / len(recent) * math.log(2) / RECENT_HALF_LIFE_S, 1.0)
+    bound = (ongoing.turn_share - FEW_TURNS) / (MANY_TURNS - FEW_TURNS)
+    bound = min(max(bound, 0.0), 1.0)
+    coming = ongoing.sent_per_s / len(candidates) / 2 * (bound + (1 - bound) * busy)
     begun = NUM_BEGUN * 2 ** ((prompt.arrived_s - NOW) / RECENT_HALF_LIFE_S) / len(candidates)
     evenness = DEFAULTS.evenness * min(max(begun - 1.0, 0.0) / FEW_BEGUN, 1.0)
     num_missing = NUM_BEGUN * math.log(2) / RECENT_HALF_LIFE_S * max(NOW - prompt.arrived_s, 0.0)

@@ -88,8 +88,10 @@ def test_one_that_is_forgotten_comes_to_nothing_and_the_others_are_told_apart() 
     first, second, third = (decisions.record(DECISION) for _ in range(3))
     for number, seconds in ((first, 1.0), (second, 2.0), (third, 3.0)):
         decisions.conclude(number, Came(first_token_s=seconds, best_other_s=2.5))
+    before = iter(decisions)
     decisions.finish(third, num_output_tokens=7, itl_s=0.1)
 
+    assert [one.came.is_over for one in before if one.came] == [False, False]
     came = [one.came for one in decisions.of("req-1")]
     assert [one.first_token_s for one in came if one] == [2.0, 3.0]
     assert [one.regret_s for one in came if one] == [0.0, 0.5]

@@ -73,6 +73,7 @@ def test_a_conversation_brings_as_many_turns_as_others_had_and_work_where_it_is(
 
     assert ongoing.future_s() == pytest.approx(2.0 * 2 / (2 + NUM_SUPPOSED_BEGUN), rel=0.02)
     assert 1 / ongoing.sent_per_s == pytest.approx(10.0)
+    assert ongoing.turn_share == pytest.approx(2 / 4, rel=0.02)
 
 
 def test_what_conversations_bring_is_supposed_until_many_are_known() -> None:

@@ -241,6 +241,9 @@ def test_what_conversations_begin_with_is_charged_to_all_of_them() -> None:
     assert charge.before(np.array(450.0)) == pytest.approx(200 / 1.5 + 250)
     later = heat.charge(prompt(5, 450, "uvwx"), 4, 600.0)  # half as many, half a life later
     assert later.before(np.array(200.0)) == pytest.approx(200 / (1 + 0.5 / 4))
+    heat.hear(prompt(6, 450, "uv"), 600.0)
+    again = heat.charge(prompt(5, 450, "uvwx"), 4, 600.0)
+    assert again.before(np.array(200.0)) == pytest.approx(200 / (1 + 1.5 / 4))
     assert heat.charge(prompt(5, 450, "uvwx"), 0, 0.0).before(np.array(450.0)) == 450
 
 

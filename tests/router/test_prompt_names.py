@@ -6,9 +6,14 @@ from dataclasses import replace
 
 from tests.gateway.fleet.known_replicas import make_replica
 
-from baton.core.block_hash import block_hashes, root_hash
+from baton.core.block_hash import BlockNames, block_hashes, root_hash
+from baton.core.ids import Epoch
+from baton.core.kv_events import KvChange, KvEvent, KvEvents
+from baton.router.cache.kv_index import KvIndex
+from baton.router.cache.matches import Matches
 from baton.router.cache.prompt_names import STRETCH, PromptNames, way_to_name
 
+A = Epoch("a")
 SALT = b"tenant"
 NARROW = replace(make_replica("d").layout, block_size=16)
 WIDE = replace(NARROW, block_size=32)
@@ -47,3 +52,21 @@ def test_a_prompt_that_goes_on_keeps_the_names_that_it_had() -> None:
         2,
         4,
     ]
+
+
+def test_what_a_replica_has_of_prompts_in_line_is_remembered_until_its_cache_changes() -> None:
+    index, tokens = KvIndex(), range(32)
+    longer, other = PromptNames((*range(48),)), PromptNames((*range(100, 148),))
+    matches = Matches(index, lambda epoch: NARROW)
+
+    def tell(first_sequence: int, names: BlockNames, *, is_snapshot: bool = False) -> list[int]:
+        told = KvEvent(KvChange.STORED, names.packed)
+        index.apply(
+            A, KvEvents(first_sequence=first_sequence, events=(told,), is_snapshot=is_snapshot)
+        )
+        return matches.num_tokens([longer, other], A)
+
+    assert matches.num_tokens([longer, other], A) == [0, 0]
+    assert tell(1, PromptNames((*tokens,)).under(NARROW), is_snapshot=True) == [32, 0]
+    assert matches.num_tokens([other, longer], A) == [0, 32]
+    assert tell(1, other.under(NARROW)) == [32, 48]

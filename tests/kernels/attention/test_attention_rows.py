@@ -267,6 +267,36 @@ def test_what_wider_queries_left_behind_is_not_read(
     assert torch.equal(narrow.attend(q, arena, table, 80), good)
 
 
+@each_dtype
+def test_a_scale_below_zero_is_as_defined(dtype: torch.dtype) -> None:
+    layer = Layer(scoring=Scoring(scale=-9.0))
+    q, arena, table = given_prompt(layer, dtype, 130)
+    assert isinstance(arena, Tensor)
+
+    out = layer.attend(q, arena, table, 130)
+
+    expected = reference(q, arena, [(table.tolist(), 130, 130)], None, layer.scoring)
+    atol = 1e-4 if dtype is torch.float32 else 2e-2
+    torch.testing.assert_close(out, expected, rtol=2**-6, atol=atol)
+
+
+def test_zero_has_one_sign_whatever_was_summed_up_before() -> None:
+    layer = Layer(heads=1, kv_heads=1, window=100)
+    length, rising = 700, 640
+    at = torch.arange(length)
+    block, slot = at // layer.block_size, at % layer.block_size
+    arena = torch.zeros(int(block[-1]) + 1, 1, 2, layer.block_size, layer.width)
+    arena[block, 0, 0, slot] = (at >= rising).float()[:, None]
+    arena[block, 0, 1, slot] = torch.where(at < rising, -1e-45, -0.0)[:, None]
+    table = torch.arange(len(arena))
+    q = torch.ones(length, 1, layer.width)
+
+    whole = layer.attend(q, arena, table, length)
+
+    alone = layer.attend(q[-1:], arena, table, length)
+    assert torch.equal(alone[0].signbit(), whole[-1].signbit())
+
+
 @pytest.mark.parametrize("has_sinks", [False, True], ids=["no sinks", "sinks"])
 @each_dtype
 def test_a_query_gone_bad_spoils_itself_alone(dtype: torch.dtype, has_sinks: bool) -> None:
