@@ -92,12 +92,13 @@ async def test_that_half_is_known_is_seen_as_soon_as_it_is_enough(
 ) -> None:
     monkeypatch.setattr(warm_up, "PAUSE_S", 600.0)
     monkeypatch.setattr(warm_up, "ENOUGH_AFTER_S", 0.05)
-    over = asyncio.Event()
-    warming = WarmUp(over.set)
+    clock, over = ManualClock(), asyncio.Event()
+    warming = WarmUp(over.set, clock)
     warming.begin([A, B])
 
     warming.hear(A, is_all=True)
     assert not warming.is_over
+    clock.advance(warm_up.ENOUGH_AFTER_S)
 
     async with asyncio.timeout(120):
         await over.wait()
