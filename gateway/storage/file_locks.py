@@ -2,6 +2,7 @@
 
     held by another --SHORT_S--> one of the few that may wait longer --LOCK_S--> TimeoutError
                            `---> as many wait already: TimeoutError
+    held by another thread of this gateway --LOCK_S--> TimeoutError
 
 A gateway that is stuck while it holds a lock takes few of the others' threads with it, and no
 longer than that.
@@ -14,6 +15,7 @@ import fcntl
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,6 +36,9 @@ class FileLocks:
         """`max_waiting`: threads that may wait long at once, whichever files they want."""
         self._may_wait = threading.BoundedSemaphore(max_waiting)
         self._clock = clock
+        self._own = Counter[Path]()
+        """Files that threads of this gateway have locked: two, while one of them is replaced."""
+        self._counting = threading.Lock()
 
     @contextmanager
     def locked(self, path: Path) -> Iterator[None]:
@@ -46,17 +51,21 @@ class FileLocks:
         deadline = self._clock() + LOCK_S
         while (fd := _opened(path)) is not None:
             try:
-                self._lock(fd, deadline)
+                self._lock(fd, path, deadline)
                 if _is_named(fd, path):
-                    yield
+                    with self._held_by_us(path):
+                        yield
                     return
             finally:
                 os.close(fd)
         yield
 
-    def _lock(self, fd: int, deadline: float) -> None:
+    def _lock(self, fd: int, path: Path, deadline: float) -> None:
         """Raises OSError, TimeoutError."""
-        if self._lock_until(fd, min(deadline, self._clock() + SHORT_S)):
+        while not self._lock_until(fd, min(deadline, self._clock() + SHORT_S)):
+            if not self._own[path] or self._clock() > deadline:
+                break
+        else:
             return
         if not self._may_wait.acquire(blocking=False):
             raise TimeoutError(
@@ -67,6 +76,18 @@ class FileLocks:
                 raise TimeoutError("another gateway does not let go of the file's lock")
         finally:
             self._may_wait.release()
+
+    @contextmanager
+    def _held_by_us(self, path: Path) -> Iterator[None]:
+        with self._counting:
+            self._own[path] += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._own[path] -= 1
+                if not self._own[path]:
+                    del self._own[path]
 
     def _lock_until(self, fd: int, deadline: float) -> bool:
         """Whether it is locked by then. Raises OSError."""

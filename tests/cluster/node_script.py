@@ -7,7 +7,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -37,7 +37,8 @@ class NodeScript:
                 must not wait for ever: the event loop waits for its threads when it is closed.
         """
         assert self.process.stdin is not None
-        print(command, file=self.process.stdin, flush=True)
+        with suppress(BrokenPipeError):  # it has ended: so says its answer
+            print(command, file=self.process.stdin, flush=True)
         return self.answer(limit_s)
 
     def answer(self, limit_s: float = 180.0) -> str:
@@ -60,7 +61,8 @@ def node_script(name: str, *arguments: str | Path) -> Iterator[NodeScript]:
     try:
         yield NodeScript(process)
     finally:
-        process.stdin.close()
+        with suppress(BrokenPipeError):  # what it was told last it did not read
+            process.stdin.close()
         try:
             status = process.wait(180)
         except subprocess.TimeoutExpired:

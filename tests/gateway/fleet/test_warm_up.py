@@ -98,7 +98,7 @@ async def test_that_half_is_known_is_seen_as_soon_as_it_is_enough(
 
     warming.hear(A, is_all=True)
     assert not warming.is_over
-    clock.advance(0.05)
+    clock.advance(warm_up.ENOUGH_AFTER_S)
 
     async with asyncio.timeout(120):
         await over.wait()

@@ -292,7 +292,8 @@ async def test_a_client_that_cancels_stops_its_generation() -> None:
         call.cancel()
         await soon(gateway.dispatcher.stopped)
 
-    assert gateway.dispatcher.stops == [2]
+    [num_tokens] = gateway.dispatcher.stops
+    assert num_tokens in (1, 2)  # the second may have been on its way
 
 
 async def test_the_callers_deadline_reaches_the_dispatcher_and_ends_the_generation() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -270,3 +271,18 @@ async def test_a_gateway_that_is_stuck_with_a_lock_keeps_no_others_storage_from_
         assert not any(one.done() for one in waiting)
     assert len(await asyncio.gather(*waiting)) == MAX_LOCK_WAITERS
     assert await storage.get(MINE) == b"x!!"
+
+
+async def test_who_changes_one_value_at_once_waits_for_a_slow_disk_and_is_not_refused(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.gateway.storage.file_locks.SHORT_S", 0.005)
+    await storage.put(MINE, b"x", ttl_s=60)
+
+    def slowly(old: bytes | None) -> bytes:
+        time.sleep(0.05)
+        return (old or b"") + b"!"
+
+    await asyncio.gather(*(storage.change(MINE, slowly, ttl_s=60) for _ in range(6)))
+
+    assert await storage.get(MINE) == b"x" + 6 * b"!"
