@@ -125,11 +125,11 @@ def measure(
     engines = {PLAIN: plain, AGAIN: engine_of(load.model)}
     engines |= {name: make() for name, make in load.methods.items()}
     measured = {name: Measured() for name in engines}
-    random = Random(batch)
+    random, turns = Random(batch), Random(batch)  # prompts do not hang on how long others took
     for round_ in range(num_rounds + 1):
         if round_ > 1 and time.monotonic() > ends_at:
             break
-        runs = _round(load, engines, load.prompts(random, batch), round_, random)
+        runs = _round(load, engines, load.prompts(random, batch), round_, random, turns)
         for name, run in runs.items():
             if round_:
                 measured[name].add(run, runs[PLAIN])
@@ -149,6 +149,7 @@ def _round(
     prompts: Sequence[list[int]],
     round_: int,
     random: Random,
+    turns: Random,
 ) -> dict[str, Run]:
     if load.edits is not None:
         for engine in engines.values():
@@ -164,7 +165,7 @@ def _round(
             drafter.answers = expected
             drafter.step_s = sum(seconds for _, seconds in known.turns) / known.num_steps
     runs = {name: Run(engine, _requests(load, round_, prompts)) for name, engine in engines.items()}
-    _take_turns(list(runs.values()), random)
+    _take_turns(list(runs.values()), turns)
     for name, run in runs.items():
         if run.finish() != expected:
             sys.exit(f"{load.name}, {name}: other tokens than without drafts")
