@@ -21,8 +21,10 @@ from bench.report import surroundings, table
 from tests.gateway.fleet.known_replicas import LAYOUT, make_replica
 
 from baton.core.ids import Epoch
-from baton.core.replicas import Membership, ReplicaInfo
+from baton.core.replicas import Membership
 from baton.platform.cluster.local_cluster import OBJECT_STORE_BYTES, ray_environment
+from baton.proto.membership_wire import heartbeat_from_proto, heartbeat_to_proto
+from baton.proto.replica_pb2 import HeartbeatReply, HeartbeatRequest
 
 NUM_CPUS = 2
 """Of Serve's controller and of who answers."""
@@ -35,10 +37,11 @@ class Answering:
         known = tuple(replace(info, layout=replace(LAYOUT)) for info in infos)
         self._known = Membership(incarnation=Epoch("r"), version=1, age_s=1.0, replicas=known)
 
-    async def heartbeat(self, info: ReplicaInfo) -> str:
-        return info.address
+    async def heartbeat(self, told: bytes) -> bytes:
+        info = heartbeat_from_proto(HeartbeatRequest.FromString(told))
+        return HeartbeatReply(address=info.address).SerializeToString()
 
-    async def watch(self) -> Membership:
+    async def membership(self) -> Membership:
         return self._known
 
     async def cpu(self) -> tuple[int, float]:
@@ -60,7 +63,7 @@ async def main(seconds: float, per_second: float) -> None:
     options = {"num_cpus": 1}
     deployment = serve.deployment(name="Answering", ray_actor_options=options)
     handle = serve.run(deployment(Answering).bind(), name="calls", route_prefix=None)
-    info = make_replica("decode-1")
+    told = heartbeat_to_proto(make_replica("decode-1"), 0).SerializeToString()
     pid, _ = await handle.cpu.remote()
     process = psutil.Process(pid)
 
@@ -80,12 +83,12 @@ async def main(seconds: float, per_second: float) -> None:
         await asyncio.sleep(0)
 
     for _ in range(50):
-        await handle.heartbeat.remote(info)
+        await handle.heartbeat.remote(told)
     at_rest, _ = await pace(rest, 1.0)
     rows = []
     for name, call, rate in (
-        ("a heartbeat", lambda: handle.heartbeat.remote(info), per_second),
-        (f"a list of {NUM_REPLICAS:,}", handle.watch.remote, per_second / 5),
+        ("a heartbeat", lambda: handle.heartbeat.remote(told), per_second),
+        (f"a list of {NUM_REPLICAS:,}", handle.membership.remote, per_second / 5),
     ):
         cpu_s, num = await pace(call, rate)
         rows.append((name, num / seconds, 1e3 * (cpu_s - at_rest) / num))
