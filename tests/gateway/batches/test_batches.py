@@ -1,25 +1,30 @@
-"""Files and batches by the official `openai` package, on gateways that share a folder."""
+"""Batches by the official `openai` package, on gateways that share a folder."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import openai
 import pytest
 from openai.types import Batch
+from tests.gateway.batches.batch_client import (
+    CHAT,
+    DyingDispatcher,
+    begun,
+    chat_line,
+    ended,
+    keeping,
+    lines_of,
+    openai_of,
+)
 from tests.gateway.http.test_scores import JUDGE
 from tests.gateway.scripted import (
     MODEL,
     Script,
-    ScriptedDispatcher,
-    Serving,
     make_model,
     serving,
     tokens_of,
@@ -36,65 +41,18 @@ from baton.gateway.batches import runner as runner_module
 from baton.gateway.batches import work as work_module
 from baton.gateway.batches.batches import Batches, NewBatch
 from baton.gateway.batches.disk import Disk
-from baton.gateway.batches.files import Files, NewFile
 from baton.gateway.batches.records import Batch as KeptBatch
 from baton.gateway.batches.records import BatchOrder
 from baton.gateway.batches.work_folder import WorkFolder
-from baton.gateway.requests.generations.generation import Generation
 from baton.gateway.requests.readiness import NOBODY
-from baton.gateway.storage.config import StorageConfig
 from baton.gateway.storage.folder import StorageFolder
 from baton.gateway.storage.storage import Storage
-
-CHAT: Final = "/v1/chat/completions"
 
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "LOOK_S", 0.02)
     monkeypatch.setattr(work_module, "LOOK_S", 0.02)
-
-
-@asynccontextmanager
-async def keeping(folder: Path, **settings: Any) -> AsyncIterator[Serving]:
-    storage = StorageConfig(folder=str(folder))
-    settings = {"batches": BatchConfig(takeover_s=0.2), **settings}
-    async with serving(storage=storage, **settings) as gateway:
-        yield gateway
-
-
-def openai_of(gateway: Serving, key: str = "none") -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0)
-
-
-def chat_line(name: str, **body: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": name}]
-    body = {"model": MODEL, "messages": messages, "max_tokens": 3, **body}
-    return {"custom_id": name, "method": "POST", "url": CHAT, "body": body}
-
-
-async def begun(client: openai.AsyncOpenAI, lines: Sequence[Any], *, endpoint: Any = CHAT) -> Batch:
-    data = "\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines)
-    file = await client.files.create(file=("in.jsonl", data.encode()), purpose="batch")
-    return await client.batches.create(
-        input_file_id=file.id, endpoint=endpoint, completion_window="24h", metadata={"for": "me"}
-    )
-
-
-async def ended(client: openai.AsyncOpenAI, batch: Batch) -> Batch:
-    async with asyncio.timeout(60):
-        while batch.status not in ("failed", "completed", "expired", "cancelled"):
-            await asyncio.sleep(0.02)
-            batch = await client.batches.retrieve(batch.id)
-    return batch
-
-
-async def lines_of(client: openai.AsyncOpenAI, file_id: str | None) -> dict[str, Any]:
-    assert file_id is not None
-    lines = [json.loads(one) for one in (await client.files.content(file_id)).text.splitlines()]
-    by_name = {line["custom_id"]: line for line in lines}
-    assert len(by_name) == len(lines)
-    return by_name
 
 
 async def test_a_batch_that_goes_while_all_are_listed_is_left_out(
@@ -250,35 +208,6 @@ async def test_an_end_that_could_not_be_kept_is_kept_once(
     assert sorted(names) == [f"{batch.id}_output.jsonl", "in.jsonl"]
 
 
-async def test_a_file_that_is_to_expire_early_is_gone_early(tmp_path: Path) -> None:
-    clock = ManualClock(1e9)
-    storage = Storage(StorageFolder(tmp_path, 10_000, unix_time=clock))
-    new = NewFile(owner="", filename="in.jsonl", purpose="batch", ttl_s=1e6)
-    async with Files(storage, clock).writing(new) as file:
-        await file.write(b"{}")
-        file.ttl_s = 3600.0
-    clock.advance(3601)
-    StorageFolder(tmp_path, 10_000, unix_time=clock).sweep()
-
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-class DyingDispatcher(ScriptedDispatcher):
-    """Answers some requests, and no more."""
-
-    def __init__(self, num_before: int) -> None:
-        super().__init__(Script(tokens=tokens_of("the fox")))
-        self._num_before = num_before
-        self.is_stuck = asyncio.Event()
-
-    async def start(self, generation: Generation) -> Any:
-        if len(self.generations) == self._num_before:
-            self.generations.append(generation)
-            self.is_stuck.set()
-            await asyncio.Event().wait()
-        return await super().start(generation)
-
-
 @pytest.mark.wide
 async def test_tenants_see_only_their_own_and_keep_half_of_their_limits(tmp_path: Path) -> None:
     tenants = {
@@ -419,30 +348,6 @@ async def test_a_refused_line_is_tried_again_until_the_window_is_over(
     assert 1 < len(gateway.dispatcher.generations) < 10  # however soon it may ask again
     assert failures["a"]["error"]["code"] == "batch_expired"
     assert failures["a"]["response"] is None
-
-
-async def test_uploads_are_bounded_and_whole(tmp_path: Path) -> None:
-    settings = {"batches": BatchConfig(max_file_bytes=100_000, max_kept_bytes=150_000)}
-    async with keeping(tmp_path, max_body_bytes=1000, **settings) as gateway:
-        client = openai_of(gateway)
-        with pytest.raises(openai.APIStatusError) as large:
-            await client.files.create(file=("in.jsonl", bytes(100_001)), purpose="batch")
-        with pytest.raises(openai.BadRequestError) as purpose:
-            await client.files.create(file=("in.jsonl", b"{}"), purpose="vision")
-        cut = b'--x\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\nhalf'
-        headers = {"content-type": "multipart/form-data; boundary=x"}
-        half = await gateway.http.post("/v1/files", content=cut, headers=headers)
-        assert [one async for one in client.files.list()] == []
-        for _ in range(2):
-            kept = await client.files.create(file=("in.jsonl", bytes(100_000)), purpose="batch")
-        with pytest.raises(openai.RateLimitError):
-            await client.files.create(file=("in.jsonl", b"{}"), purpose="batch")
-        content = await client.files.content(kept.id)
-
-    assert large.value.status_code == 413
-    assert purpose.value.param == "purpose"
-    assert (half.status_code, "cut" in half.text) == (400, True)
-    assert content.content == bytes(100_000)
 
 
 async def test_without_a_folder_it_is_said_what_is_missing() -> None:

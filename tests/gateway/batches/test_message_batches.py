@@ -10,7 +10,7 @@ from typing import Any
 import anthropic
 import pytest
 from anthropic.types.messages import MessageBatch
-from tests.gateway.batches.test_batches import DyingDispatcher, begun, keeping, openai_of
+from tests.gateway.batches.batch_client import DyingDispatcher, begun, keeping, openai_of
 from tests.gateway.chat_models import chat_model, dispatcher, said
 from tests.gateway.http.messages.asking import BODY, anthropic_of
 
