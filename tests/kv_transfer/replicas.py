@@ -140,7 +140,7 @@ class PrefillReplica:
                 data = kv_of(done, block, plane, self.layout)
                 if self.pool.view(holder, block, plane) != data:
                     self.cache.write(self.pool.table(holder)[block], plane, memoryview(data))
-            self.sender.publish(transfer_id, len(done), layer)
+            self.sender.publish(transfer_id, len(done), [layer])
             on_layer(layer)
         self.pool.commit(holder, prompt, len(done), b"")
 
