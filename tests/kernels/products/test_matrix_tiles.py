@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import cast
 
@@ -22,12 +22,14 @@ from baton.kernels.cpu.matrix_tiles import (
     use_tiles,
 )
 from baton.kernels.experts import packed_experts
+from baton.kernels.experts import packed_quantized_experts as quantized_experts
 from baton.kernels.experts.moe import SWIGLU, ExpertWeights, moe
 from baton.kernels.experts.routing import Routing, route
-from baton.kernels.products import int8_weight
+from baton.kernels.products import int4_weight, int8_weight
 from baton.kernels.products.head_linear import head_linear, pack_heads
 from baton.kernels.products.linear import gated_linear, logits
 from baton.kernels.products.packed_weight import pack
+from baton.kernels.products.weight import Weight
 
 LIBRARY = library()
 
@@ -165,16 +167,40 @@ def test_a_token_has_the_same_bits_from_experts_beside_any_number_of_tokens() ->
         assert torch.equal(run(slice(count)), alone[:count])
 
 
+@pytest.mark.parametrize("quantize", [int8_weight.quantize, int4_weight.quantize])
 @pytest.mark.parametrize("width", [32, 96, 320])
-def test_whole_numbers_are_exact_by_tiles_and_by_vectors(width: int, tiles: Tiles) -> None:
-    x, weight = random(70, width), int8_weight.quantize(random(77, width, seed=1))
+def test_whole_numbers_are_exact_by_tiles_and_by_vectors(
+    width: int, quantize: Callable[..., Weight], tiles: Tiles
+) -> None:
+    x, weight = random(70, width), quantize(random(77, width, seed=1))
+    gate_up = quantize(random(44, width, seed=2), is_gated=True)
     use(Tiles.NONE)
-    by_vectors = logits(x, weight)
+    by_vectors, gates = logits(x, weight), gated_linear(x, gate_up, "silu")
 
     use(tiles)
 
-    for count in (1, 2, 16, 17, 32, 33, 70):
+    for count in range(1, 71):
         assert torch.equal(logits(x[:count], weight), by_vectors[:count])
+    for count in (6, 7, 33, 70):
+        assert torch.equal(gated_linear(x[:count], gate_up, "silu"), gates[:count])
+
+
+@pytest.mark.parametrize("way", ["int8", "int4"])
+def test_experts_of_few_bits_are_exact_by_tiles_and_by_vectors(way: str, tiles: Tiles) -> None:
+    gate_up = quantized_experts.empty(way, (3, 96, 64), torch.bfloat16, is_gated=True)
+    down = quantized_experts.empty(way, (3, 64, 48), torch.bfloat16, is_gated=False)
+    for expert in range(3):
+        gate_up.put(expert, random(96, 64, seed=expert))
+        down.put(expert, random(64, 48, seed=expert))
+    weights = ExpertWeights(gate_up=gate_up, down=down, gating=SWIGLU)
+    x = random(80, 64)
+    routed = route(random(80, 3, seed=9).float(), Routing(num_experts=3, num_choices=2))
+    use(Tiles.NONE)
+    by_vectors = moe(x, weights, routed)
+
+    use(tiles)
+
+    assert torch.equal(moe(x, weights, routed), by_vectors)
 
 
 @pytest.mark.usefixtures("leave_as_found")

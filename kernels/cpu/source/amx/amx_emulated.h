@@ -29,13 +29,13 @@ class EmulatedTiles {
   template <int TILE>
   static void load(const void* rows, int64_t stride) {
     for (int row = 0; row < shapes_.rows[TILE]; row++)
-      memcpy(tiles_[TILE][row], static_cast<const char*>(rows) + row * stride, TILE_ROW_BYTES);
+      memcpy(tiles_[TILE][row], static_cast<const char*>(rows) + row * stride, shapes_.row_bytes[TILE]);
   }
 
   template <int TILE>
   static void store(void* rows, int64_t stride) {
     for (int row = 0; row < shapes_.rows[TILE]; row++)
-      memcpy(static_cast<char*>(rows) + row * stride, tiles_[TILE][row], TILE_ROW_BYTES);
+      memcpy(static_cast<char*>(rows) + row * stride, tiles_[TILE][row], shapes_.row_bytes[TILE]);
   }
 
   template <int SUMS, int A, int B>

@@ -4,6 +4,8 @@
 //                [16, 32)                                    2 3
 //   x       rows [0, 16) [16, 32)                            4 5    16 steps: 64 bytes of a row
 //   panel   columns [0, 16) [16, 32)                         6 7    16 steps of 128 bytes
+//
+// Of a group of int4 weights, which has a scale, there are 8 steps.
 #include "amx_product.h"
 
 #include <algorithm>
@@ -17,24 +19,29 @@ std::atomic<Tiles> tiles_in_use{Tiles::NONE};
 
 namespace {
 
-constexpr int64_t STEPS = 16;  // of a tile
+constexpr int64_t STEPS = 16, GROUP_STEPS = 8;  // of a tile
 constexpr int64_t PANEL_STEP_BYTES = 2 * TILE_ROW_BYTES;
 
-thread_local int64_t configured_rows = 0;  // 0 where tiles are released
+thread_local int64_t configured_rows = 0, configured_steps = 0;  // no rows where tiles are released
 
 template <typename T>
-void configure(int64_t rows) {
-  if (rows == configured_rows) return;
+void configure(int64_t rows, int64_t steps) {
+  if (rows == configured_rows && steps == configured_steps) return;
   const int64_t upper = std::min(rows, TILE_ROWS_MOST), lower = rows - upper;
   TileShapes shapes;
-  for (int tile : {0, 1, 4}) shapes.set(tile, upper);
-  for (int tile : {2, 3, 5}) shapes.set(tile, lower);
-  for (int tile : {6, 7}) shapes.set(tile, STEPS);
+  for (int tile : {0, 1}) shapes.set(tile, upper);
+  for (int tile : {2, 3}) shapes.set(tile, lower);
+  shapes.set(4, upper, steps * 4);
+  shapes.set(5, lower, steps * 4);
+  for (int tile : {6, 7}) shapes.set(tile, steps);
   T::configure(shapes);
   configured_rows = rows;
+  configured_steps = steps;
 }
 
 struct Bf16 {
+  static constexpr bool HAS_GROUPS = false;
+
   template <typename T, int SUMS, int A, int B>
   static void dot() {
     T::template dot_bf16<SUMS, A, B>();
@@ -42,13 +49,15 @@ struct Bf16 {
 };
 
 struct Int8 {
+  static constexpr bool HAS_GROUPS = true;
+
   template <typename T, int SUMS, int A, int B>
   static void dot() {
     T::template dot_int8<SUMS, A, B>();
   }
 };
 
-// 16 steps more.
+// The steps of a tile more.
 template <typename T, typename Items, bool IS_LOWER>
 inline void add_steps(const char* x, int64_t stride, const char* panel) {
   T::template load<6>(panel, PANEL_STEP_BYTES);
@@ -63,14 +72,14 @@ inline void add_steps(const char* x, int64_t stride, const char* panel) {
   }
 }
 
-void fetch_lines(TilesAhead& ahead) {
-  const char* end = ahead.next + STEPS * ahead.advance;
+void fetch_lines(TilesAhead& ahead, int64_t steps) {
+  const char* end = ahead.next + steps * ahead.advance;
   for (const char* line = ahead.next; line < end; line += ahead.apart) __builtin_prefetch(line, 0, 2);
   ahead.next = end;
 }
 
 template <typename T, typename Items, bool IS_LOWER>
-void multiply_rows(int64_t rows, const TileFactors& factors, TilesAhead ahead, void* sums) {
+void multiply_rows(int64_t rows, const TileFactors& factors, int64_t steps, TilesAhead ahead, void* sums) {
   const char* x = static_cast<const char*>(factors.x);
   const char* panel = static_cast<const char*>(factors.panel);
   T::template zero<0>();
@@ -80,9 +89,9 @@ void multiply_rows(int64_t rows, const TileFactors& factors, TilesAhead ahead, v
     T::template zero<3>();
   }
   int64_t left = factors.num_steps;
-  for (; left >= STEPS; left -= STEPS) {
+  for (; left >= steps; left -= steps) {
     add_steps<T, Items, IS_LOWER>(x, factors.stride, panel);
-    fetch_lines(ahead);
+    fetch_lines(ahead, steps);
     x += TILE_ROW_BYTES;
     panel += STEPS * PANEL_STEP_BYTES;
   }
@@ -104,11 +113,12 @@ void multiply_rows(int64_t rows, const TileFactors& factors, TilesAhead ahead, v
 
 template <typename T, typename Items>
 void multiply(int64_t rows, const TileFactors& factors, TilesAhead ahead, void* sums) {
-  configure<T>(rows);
+  const int64_t steps = Items::HAS_GROUPS && factors.num_steps == GROUP_STEPS ? GROUP_STEPS : STEPS;
+  configure<T>(rows, steps);
   if (rows > TILE_ROWS_MOST)
-    multiply_rows<T, Items, true>(rows, factors, ahead, sums);
+    multiply_rows<T, Items, true>(rows, factors, steps, ahead, sums);
   else
-    multiply_rows<T, Items, false>(rows, factors, ahead, sums);
+    multiply_rows<T, Items, false>(rows, factors, steps, ahead, sums);
 }
 
 template <typename Items>
