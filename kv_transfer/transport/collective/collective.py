@@ -2,13 +2,15 @@
 
     D: CollectiveTransport -- Meet: key, host ---> CollectiveSending: P      once for the two
                            <-- port --------------                           both join (joint.py)
-       expect(number) <----- ticket: number, size, on the control stream --- pack: copy, post
+       expect(number) <----- ticket: number, size, on the control stream --- pack: lend
+            '--------------- Meet: which may be sent, in what order ------->  post: copy, send
             ^ <============= bytes, over the pair (pair.py) ================ /
 
 A pair is made when D first opens a transfer of an incarnation of P, and again at the next opening
-after it broke. P copies a piece before it announces it, so its blocks are free at once; D receives
-into buffers of its own. What a slow D has not taken is bounded by the control stream's window, for
-each transfer; D receives all of it, so no transfer waits for another's reader.
+after it broke. A piece stays lent until D grants it; P copies it then, so its blocks are free
+before it has arrived. D receives into buffers of its own, and has memory for what it grants. What a
+slow reader of D's has not taken is bounded by the control stream's window, for each transfer; all
+of that is received, so no transfer waits for another's reader.
 
 The bytes travel in plain text, whatever secures the control stream.
 """
@@ -18,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import struct
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -38,22 +40,26 @@ from baton.kv_transfer.transport.collective.joint import (
     join_as_receiver,
     join_as_sender,
 )
-from baton.kv_transfer.transport.collective.pair import Pair, ReceivingPair, SendingPair
+from baton.kv_transfer.transport.collective.pair import Pair
+from baton.kv_transfer.transport.collective.receiving_pair import ReceivingPair
+from baton.kv_transfer.transport.collective.sending_pair import SendingPair, Wanted
 from baton.kv_transfer.transport.collective.staging import DeviceStaging, HostStaging, Staging
 from baton.kv_transfer.transport.control.ahead import ahead
 from baton.kv_transfer.transport.control.client import Announced, ControlClient
+from baton.kv_transfer.transport.lent import SECRET_BYTES
 
 MAX_PAIRS = 64
 """Beyond it the one that was not used for longest goes, if it is idle."""
 
-_TICKET = struct.Struct("<QQ")  # number, size in bytes
+_TICKET = struct.Struct(f"<Q{SECRET_BYTES}sQ")
+"""Number, secret, size in bytes."""
 _Answer = TypeVar("_Answer", bound=msgspec.Struct)
 _Key = TypeVar("_Key")
 _SomePair = TypeVar("_SomePair", bound=Pair)
 
 
-class _Join(msgspec.Struct, frozen=True, tag=True):
-    """Answered as soon as P listens."""
+class _JoinWithGrants(msgspec.Struct, frozen=True, tag=True):
+    """Answered as soon as P listens. Who sends without being granted knows no such question."""
 
     key: str
     host: str
@@ -63,15 +69,18 @@ class _Joining(msgspec.Struct, frozen=True):
     port: int
 
 
-class _Inquiry(msgspec.Struct, frozen=True, tag=True):
-    """What are the sizes of the pieces [first, stop), or of all from `first` on?"""
+class _Granting(msgspec.Struct, frozen=True, tag=True):
+    """Post these, in this order, behind the `num_before` that were granted before."""
 
-    first: int
-    stop: int | None
+    key: str
+    num_before: int
+    pieces: list[Wanted]
 
 
-class _Sizes(msgspec.Struct, frozen=True):
-    sizes: list[int]
+class _Posted(msgspec.Struct, frozen=True):
+    """Those of them that were still lent."""
+
+    numbers: list[int]
 
 
 class CollectiveTransport:
@@ -87,7 +96,6 @@ class CollectiveTransport:
 
     async def open(self, address: str, request: OpenTransfer) -> AsyncGenerator[KvPiece, None]:
         pair = await self._pair(address, request)
-        has_ended = False
         pair.num_users += 1
         try:
             announcements = self._announcements(address, request, pair)
@@ -96,13 +104,8 @@ class CollectiveTransport:
             ) as arrivals:
                 async for announced, claim in arrivals:
                     yield await _landed(pair, announced, claim)
-            has_ended = True
         finally:
             pair.num_users -= 1
-            if not pair.num_users:
-                pair.forget_unclaimed()
-            if not has_ended:
-                pair.catch_up()
 
     async def settle(self, address: str, request: SettleTransfer) -> Outcome:
         return await self._control.settle(address, request)
@@ -150,15 +153,16 @@ class CollectiveTransport:
     async def _meet(self, address: str, sender: Epoch, receiver: Epoch) -> ReceivingPair:
         ask = partial(self._control.meet, address, self.name, sender, receiver)
         key, host = f"{sender}/{receiver}/{secrets.token_hex(16)}", host_of(address)
-        answer = _read(await ask(_encode(_Join(key, host))), _Joining)
+        answer = _read(await ask(_encode(_JoinWithGrants(key, host))), _Joining)
         joint = Joint(backend=self.name, key=key, host=host, port=answer.port)
 
-        async def inquire(first: int, stop: int | None) -> list[int]:
-            return _read(await ask(_encode(_Inquiry(first, stop))), _Sizes).sizes
+        async def grant(num_before: int, pieces: Sequence[Wanted]) -> list[int]:
+            granting = _Granting(key, num_before, list(pieces))
+            return _read(await ask(_encode(granting)), _Posted).numbers
 
         name = f"{self.name} from {address}"
         staging = self._staging.of_pair()
-        pair = ReceivingPair(name, partial(join_as_receiver, joint), staging, inquire)
+        pair = ReceivingPair(name, partial(join_as_receiver, joint), staging, grant)
         try:
             await pair.joined()
         except BaseException:
@@ -179,35 +183,31 @@ class CollectiveSending:
         self._pairs: dict[Epoch, SendingPair] = {}
 
     async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
-        pair = self._pair(request.receiver_epoch)
-        pair.num_users += 1
-        try:
-            ticket = _TICKET.pack(*await pair.send(piece))
-        finally:
-            pair.num_users -= 1
-        piece.give_back()
-        return Parcel(ticket=ticket)
+        loan, lent = self._pair(request.receiver_epoch).lend(piece)
+        ticket = _TICKET.pack(loan.number, loan.secret, piece.num_bytes)
+        return Parcel(ticket=ticket, lent=lent)
 
     async def meet(self, receiver_epoch: Epoch, payload: bytes) -> bytes:
         try:
-            question = msgspec.msgpack.decode(payload, type=_Join | _Inquiry)
+            question = msgspec.msgpack.decode(payload, type=_JoinWithGrants | _Granting)
         except msgspec.DecodeError as error:
             raise TransportFailed(f"{self._name}: {error}") from error
-        if isinstance(question, _Inquiry):
-            sizes = self._pair(receiver_epoch).sizes(question.first, question.stop)
-            return _encode(_Sizes(sizes))
+        if isinstance(question, _Granting):
+            pair = self._pair(receiver_epoch, question.key)
+            return _encode(_Posted(await pair.post(question.num_before, question.pieces)))
         return await self._join(receiver_epoch, question)
 
     async def close(self) -> None:
         await _close(self._pairs)
 
-    def _pair(self, receiver_epoch: Epoch) -> SendingPair:
+    def _pair(self, receiver_epoch: Epoch, key: str = "") -> SendingPair:
+        """The pair with that incarnation of D, which may say by which key it knows it."""
         pair = self._pairs.get(receiver_epoch)
-        if pair is None or pair.is_broken:
+        if pair is None or pair.is_broken or key not in ("", pair.key):
             raise TransportFailed(f"{self._name}: the pair is gone; meet again")
         return pair
 
-    async def _join(self, receiver_epoch: Epoch, question: _Join) -> bytes:
+    async def _join(self, receiver_epoch: Epoch, question: _JoinWithGrants) -> bytes:
         if self._name == "nccl" and self._arena.device == "cpu":
             raise TransportFailed("nccl: the sender's KV is not on a GPU")
         self._staging = self._staging or _staging(self._name, self._arena)
@@ -219,7 +219,8 @@ class CollectiveSending:
         port: int = listener.getsockname()[1]
         joint = Joint(backend=self._name, key=question.key, host=host, port=port)
         join = partial(join_as_sender, joint, listener)
-        pair = SendingPair(f"{self._name} to {receiver_epoch}", join, self._staging.of_pair())
+        name, staging = f"{self._name} to {receiver_epoch}", self._staging.of_pair()
+        pair = SendingPair(name, question.key, join, staging)
         if (former := self._pairs.pop(receiver_epoch, None)) is not None:
             former.break_("the receiver met anew")
         _keep(self._pairs, receiver_epoch, pair)
@@ -257,7 +258,7 @@ def _staging(name: str, arena: KvArena | None) -> Staging:
 def _keep(pairs: dict[_Key, _SomePair], key: _Key, pair: _SomePair) -> None:
     pairs[key] = pair
     for other_key, other in list(pairs.items())[:-1]:
-        if other.is_broken or (len(pairs) > MAX_PAIRS and not other.num_users):
+        if other.is_broken or (len(pairs) > MAX_PAIRS and not other.is_in_use):
             other.break_("others are used more often")
             del pairs[other_key]
 

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 
 from baton.core.errors import TransferCut
 from baton.core.ids import Epoch
+from baton.kv_transfer.transport.lent import SECRET_BYTES, Loan
 
 MAGIC = b"baton-kv"
 WELCOME = b"\1"
 EPOCH_BYTES = 64
-SECRET_BYTES = 16
 MAX_PIECE_BYTES = 1 << 30
 MAX_PARTS = 1024
 """Memory areas in one system call: IOV_MAX of Linux."""
@@ -57,6 +57,10 @@ class Ticket:
     @property
     def ask(self) -> bytes:
         return ASK.pack(self.number, self.secret)
+
+
+def ticket_of(loan: Loan) -> Ticket:
+    return Ticket(loan.number, loan.secret, loan.piece.views[0].nbytes)
 
 
 def read_ticket(data: bytes, num_blocks: int) -> Ticket:

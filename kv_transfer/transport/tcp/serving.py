@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from baton.core.block_views import stretches
 from baton.core.clock import monotonic
+from baton.kv_transfer.transport.lent import Loan, Loans
 from baton.kv_transfer.transport.tcp.frames import (
     ASK,
     HEADER,
@@ -19,7 +20,6 @@ from baton.kv_transfer.transport.tcp.frames import (
     make_blocking,
     seconds_for,
 )
-from baton.kv_transfer.transport.tcp.lent import Loan, Loans
 
 ENOUGH_BYTES = 1 << 20
 """Pieces are sent in one call until they have so many together."""

@@ -36,6 +36,7 @@ from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, S
 from baton.kv_transfer.handoff.transport import LentPiece, Parcel
 from baton.kv_transfer.transport.addresses import listen
 from baton.kv_transfer.transport.control.client import Announced, ControlClient
+from baton.kv_transfer.transport.lent import Loans
 from baton.kv_transfer.transport.tcp.connection import DataConnection
 from baton.kv_transfer.transport.tcp.frames import (
     HELLO,
@@ -43,8 +44,8 @@ from baton.kv_transfer.transport.tcp.frames import (
     admission_of,
     is_admitted,
     read_ticket,
+    ticket_of,
 )
-from baton.kv_transfer.transport.tcp.lent import Loans
 from baton.kv_transfer.transport.tcp.pool import ConnectionPool, Door, Knock
 from baton.kv_transfer.transport.tcp.readers import Share
 from baton.kv_transfer.transport.tcp.serving import ServedConnection
@@ -186,8 +187,8 @@ class TcpSending:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
-        ticket, lent = self._loans.lend(piece)
-        return Parcel(ticket=ticket.pack(), lent=lent)
+        loan, lent = self._loans.lend(piece)
+        return Parcel(ticket=ticket_of(loan).pack(), lent=lent)
 
     async def meet(self, receiver_epoch: Epoch, payload: bytes) -> bytes:
         if not self._security.may_carry_kv(TcpTransport.name):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,6 +13,8 @@ from multiprocessing.connection import Connection
 
 import torch
 from tests.warm_processes import warm_processes
+from torch import Tensor
+from torch.distributed import Work
 
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_arena import KvArena
@@ -23,8 +25,9 @@ from baton.kv_transfer.transport.collective.joint import (
     join_as_receiver,
     join_as_sender,
 )
-from baton.kv_transfer.transport.collective.pair import ReceivingPair, SendingPair
-from baton.kv_transfer.transport.collective.staging import DeviceStaging, HostStaging
+from baton.kv_transfer.transport.collective.receiving_pair import ReceivingPair
+from baton.kv_transfer.transport.collective.sending_pair import SendingPair, Wanted
+from baton.kv_transfer.transport.collective.staging import DeviceStaging, HostStaging, PointToPoint
 
 LOOPBACK = "127.0.0.1"
 
@@ -47,33 +50,69 @@ def a_joint(port: int) -> Joint:
     return Joint(backend="gloo", key=secrets.token_hex(8), host=LOOPBACK, port=port)
 
 
-async def nobody_knows(first: int, stop: int | None) -> Sequence[int]:
-    raise AssertionError(f"asked for pieces from {first} on")
+async def nobody_grants(num_before: int, pieces: Sequence[Wanted]) -> Sequence[int]:
+    raise AssertionError(f"granted {len(pieces)} pieces")
+
+
+async def grants_in_vain(num_before: int, pieces: Sequence[Wanted]) -> Sequence[int]:
+    """P says that it sends, and does not."""
+    return [number for number, _ in pieces]
+
+
+class Counting(HostStaging):
+    num_sent = 0
+
+    def send(self, group: PointToPoint, data: Tensor) -> Work:
+        self.num_sent += 1
+        return super().send(group, data)
+
+
+@dataclass(frozen=True)
+class Announcement:
+    number: int
+    secret: bytes
+    size: int
+    lent: LentPiece
 
 
 @dataclass
 class Ends:
     p: SendingPair
     d: ReceivingPair
-    asked: list[tuple[int, int | None]] = field(default_factory=list)
+    may_grant: asyncio.Event
+    """Cleared, D's grants do not reach P."""
+    granted: list[list[int]] = field(default_factory=list)
+
+    def announce(self, data: bytes, give_back: Callable[[], None] = lambda: None) -> Announcement:
+        """Lend a piece, and say how it is granted."""
+        loan, lent = self.p.lend(replace(a_piece(data), give_back=give_back))
+        return Announcement(loan.number, loan.secret, len(data), lent)
+
+    def expect(self, announced: Announcement) -> asyncio.Future[Tensor]:
+        return self.d.expect(announced.number, announced.secret, announced.size)
 
 
 @asynccontextmanager
-async def two_ends() -> AsyncIterator[Ends]:
+async def two_ends(staging: HostStaging | None = None) -> AsyncIterator[Ends]:
+    """`staging` is P's."""
     listener = listen(LOOPBACK)
     joint = a_joint(listener.getsockname()[1])
-    p = SendingPair("p", partial(join_as_sender, joint, listener), HostStaging())
-    asked: list[tuple[int, int | None]] = []
+    join = partial(join_as_sender, joint, listener)
+    p = SendingPair("p", joint.key, join, staging or HostStaging())
+    granted: list[list[int]] = []
+    may_grant = asyncio.Event()
+    may_grant.set()
 
-    async def inquire(first: int, stop: int | None) -> list[int]:
-        asked.append((first, stop))
-        return p.sizes(first, stop)
+    async def grant(num_before: int, pieces: Sequence[Wanted]) -> list[int]:
+        await may_grant.wait()
+        granted.append([number for number, _ in pieces])
+        return await p.post(num_before, pieces)
 
-    d = ReceivingPair("d", partial(join_as_receiver, joint), HostStaging(), inquire)
+    d = ReceivingPair("d", partial(join_as_receiver, joint), HostStaging(), grant)
     await asyncio.gather(p.joined(), d.joined())
     d.num_users = 1
     try:
-        yield Ends(p, d, asked)
+        yield Ends(p, d, may_grant, granted)
     finally:
         await asyncio.gather(p.close("the test is over"), d.close("the test is over"))
 
@@ -88,11 +127,16 @@ class FarSender:
         self.process.start()
         self.joint: Joint = self._pipe.recv()
 
-    async def send(self, size: int) -> tuple[int, int]:
-        """So many random bytes; return their number and size."""
+    async def lend(self, size: int) -> tuple[int, bytes, int]:
+        """So many random bytes; return how they are asked for."""
         self._pipe.send(size)
-        numbered: tuple[int, int] = await asyncio.to_thread(self._pipe.recv)
-        return numbered
+        ticket: tuple[int, bytes, int] = await asyncio.to_thread(self._pipe.recv)
+        return ticket
+
+    async def grant(self, num_before: int, pieces: Sequence[Wanted]) -> Sequence[int]:
+        self._pipe.send((num_before, pieces))
+        numbers: Sequence[int] = await asyncio.to_thread(self._pipe.recv)
+        return numbers
 
     def end(self) -> None:
         self.process.kill()
@@ -126,19 +170,27 @@ async def _send_from_gpu(pipe: Connection) -> None:
     )
     listener = listen(LOOPBACK)
     joint = replace(a_joint(listener.getsockname()[1]), backend="nccl")
-    pair = SendingPair("p", partial(join_as_sender, joint, listener), DeviceStaging(arena))
+    join = partial(join_as_sender, joint, listener)
+    pair = SendingPair("p", joint.key, join, DeviceStaging(arena))
     pipe.send(joint)
-    while True:
-        await asyncio.to_thread(pipe.recv)
-        views = [bytes(block.numpy().data) for block in blocks]
-        pipe.send(await pair.send(a_piece(*views)))
+    views = [bytes(block.numpy().data) for block in blocks]
+    await _answer(pipe, pair, lambda _: a_piece(*views))
 
 
 async def _send_on_request(pipe: Connection) -> None:
     listener = listen(LOOPBACK)
     joint = a_joint(listener.getsockname()[1])
-    pair = SendingPair("p", partial(join_as_sender, joint, listener), HostStaging())
+    pair = SendingPair("p", joint.key, partial(join_as_sender, joint, listener), HostStaging())
     pipe.send(joint)
+    await _answer(pipe, pair, lambda size: a_piece(os.urandom(size)))
+
+
+async def _answer(pipe: Connection, pair: SendingPair, make: Callable[[int], LentPiece]) -> None:
     while True:
-        size = await asyncio.to_thread(pipe.recv)
-        pipe.send(await pair.send(a_piece(os.urandom(size))))
+        match await asyncio.to_thread(pipe.recv):
+            case int(size):
+                piece = make(size)
+                loan, _ = pair.lend(piece)
+                pipe.send((loan.number, loan.secret, piece.num_bytes))
+            case (num_before, pieces):
+                pipe.send(await pair.post(num_before, pieces))

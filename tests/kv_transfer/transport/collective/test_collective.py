@@ -13,11 +13,10 @@ from tests.kv_transfer.transport.collective.pairs import LOOPBACK, a_piece
 
 from baton.core.errors import StaleEpoch, TransferCut, TransportFailed
 from baton.core.ids import Epoch, TransferId
-from baton.core.kv_arena import KvArena
 from baton.engine.memory.kv_cache import KvCache
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import LentPiece
-from baton.kv_transfer.transport.collective import collective
+from baton.kv_transfer.transport.collective import collective, receiving_pair
 from baton.kv_transfer.transport.collective.collective import CollectiveSending, CollectiveTransport
 from baton.kv_transfer.transport.control.client import ControlClient
 from baton.kv_transfer.transport.control.servicer import KvTransferServicer
@@ -40,11 +39,11 @@ class ManyPieces:
         return Outcome.UNKNOWN
 
 
-def asking_for(num_pieces: int, sender: Epoch = P) -> OpenTransfer:
+def asking_for(num_pieces: int, sender: Epoch = P, receiver: Epoch = D) -> OpenTransfer:
     return OpenTransfer(
         transfer_id=TransferId(str(num_pieces)),
         sender_epoch=sender,
-        receiver_epoch=D,
+        receiver_epoch=receiver,
         layout=LAYOUT,
         first_block=0,
     )
@@ -55,9 +54,12 @@ class Joined:
     address: str
     transport: CollectiveTransport
     half: CollectiveSending
+    sender: Epoch
+    receiver: Epoch
 
     def open(self, num_pieces: int) -> AsyncGenerator[KvPiece, None]:
-        return self.transport.open(self.address, asking_for(num_pieces))
+        asked = asking_for(num_pieces, self.sender, self.receiver)
+        return self.transport.open(self.address, asked)
 
     async def fetch(self, num_pieces: int) -> list[int]:
         """What each piece is filled with."""
@@ -76,15 +78,15 @@ class Joined:
 
 
 @asynccontextmanager
-async def joined(arena: KvArena | None = None) -> AsyncIterator[Joined]:
-    half = CollectiveSending("gloo", arena or KvCache(LAYOUT, 1).arena)
+async def joined(sender: Epoch = P, receiver: Epoch = D) -> AsyncIterator[Joined]:
+    half = CollectiveSending("gloo", KvCache(LAYOUT, 1).arena)
     server, channels = new_server(), Channels()
-    KvTransferServicer(ManyPieces(), P, {"gloo": half}).serve(server)
+    KvTransferServicer(ManyPieces(), sender, {"gloo": half}).serve(server)
     port = listen(server, f"{LOOPBACK}:0")
     await server.start()
     transport = CollectiveTransport("gloo", ControlClient(channels))
     try:
-        yield Joined(f"{LOOPBACK}:{port}", transport, half)
+        yield Joined(f"{LOOPBACK}:{port}", transport, half, sender, receiver)
     finally:
         await transport.close()
         await half.close()
@@ -107,6 +109,22 @@ async def test_a_reader_that_takes_nothing_holds_up_no_other() -> None:
         assert await it.fetch(100) == list(range(100))
 
         assert [piece.views[0][0] for piece in held] == list(range(MAX_UNTAKEN))
+
+
+async def test_transfers_in_both_directions_at_once_do_not_wait_for_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(receiving_pair, "MAX_GRANTED_BYTES", 2 * BLOCK_BYTES)
+    async with joined() as there, joined(D, P) as back:
+        unread = [it.open(ENDLESS) for it in (there, back)]
+        held = [await anext(pieces) for pieces in unread for _ in range(MAX_UNTAKEN)]
+
+        found = await asyncio.gather(*(it.fetch(60) for it in (there, back) for _ in range(2)))
+
+        assert found == [list(range(60))] * 4
+        assert len(held) == 2 * MAX_UNTAKEN
+        for pieces in unread:
+            await pieces.aclose()
 
 
 async def test_streams_that_are_closed_early_leave_the_pair_in_step() -> None:
@@ -161,7 +179,9 @@ async def test_another_incarnation_of_the_sender_is_not_met() -> None:
 
 async def test_a_sender_that_cannot_listen_where_it_is_reached_says_so() -> None:
     async with joined() as it:
-        question = collective._encode(collective._Join("key", "192.0.2.1"))  # nobody's address
+        question = collective._encode(
+            collective._JoinWithGrants("key", "192.0.2.1")
+        )  # nobody's address
 
         with pytest.raises(TransportFailed, match=r"cannot listen at '192.0.2.1'"):
             await it.half.meet(D, question)
@@ -217,4 +237,4 @@ async def test_a_sender_without_kv_on_a_gpu_does_not_send_by_nccl() -> None:
     half = CollectiveSending("nccl", KvCache(LAYOUT, 1).arena)
 
     with pytest.raises(TransportFailed, match="not on a GPU"):
-        await half.meet(D, collective._encode(collective._Join("key", LOOPBACK)))
+        await half.meet(D, collective._encode(collective._JoinWithGrants("key", LOOPBACK)))

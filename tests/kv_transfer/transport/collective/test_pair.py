@@ -6,23 +6,26 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import pytest
+import torch
 from tests.kv_transfer.replicas import LAYOUT
 from tests.kv_transfer.transport.collective.pairs import (
     LOOPBACK,
+    Counting,
     FarGpuSender,
     FarSender,
     a_joint,
     a_piece,
-    nobody_knows,
+    grants_in_vain,
     two_ends,
 )
+from tests.kv_transfer.transport.tcp.sharing import until
 from torch import Tensor
 
 from baton.core.errors import TransferCut, TransportFailed
@@ -30,17 +33,14 @@ from baton.engine.memory.kv_cache import KvCache
 from baton.kv_transfer.handoff.transport import LentPiece
 from baton.kv_transfer.transport.addresses import listen
 from baton.kv_transfer.transport.collective import joint as joint_module
+from baton.kv_transfer.transport.collective import receiving_pair
 from baton.kv_transfer.transport.collective.joint import (
     Group,
     join_as_receiver,
     join_as_sender,
 )
-from baton.kv_transfer.transport.collective.pair import (
-    MAX_REMEMBERED,
-    MAX_UNCLAIMED,
-    ReceivingPair,
-    SendingPair,
-)
+from baton.kv_transfer.transport.collective.receiving_pair import ReceivingPair
+from baton.kv_transfer.transport.collective.sending_pair import SendingPair, Wanted
 from baton.kv_transfer.transport.collective.staging import (
     Copied,
     DeviceStaging,
@@ -62,19 +62,24 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint_module, "PATIENCE_S", 0.2)
 
 
+def _is_here(arrived: Tensor | BaseException) -> TypeGuard[Tensor]:
+    return isinstance(arrived, torch.Tensor)
+
+
 def _bytes(data: Tensor) -> bytes:
     return data.numpy().tobytes()
 
 
-async def test_a_piece_arrives_as_it_was_lent() -> None:
+async def test_a_piece_arrives_as_it_was_lent_and_goes_back_once_it_is_copied() -> None:
     async with two_ends() as it:
-        blocks = os.urandom(100_000), os.urandom(100_000)
+        data, back = os.urandom(200_000), list[int]()
 
-        number, size = await it.p.send(a_piece(*blocks))
-        data = await it.d.expect(number, size)
+        announced = it.announce(data, lambda: back.append(1))
+        assert not back
+        arrived = await it.expect(announced)
 
-        assert (number, size) == (0, 200_000)
-        assert _bytes(data) == b"".join(blocks)
+        assert _bytes(arrived) == data
+        assert back
 
 
 class Slowly(HostStaging):
@@ -88,26 +93,22 @@ class Slowly(HostStaging):
         return super().outgoing(piece)[0], self.gate.wait
 
 
-@pytest.mark.parametrize("is_cancelled", [False, True])
-async def test_a_copy_that_is_yet_to_be_made_is_waited_for_and_holds_up_no_event_loop(
-    is_cancelled: bool,
-) -> None:
-    async with two_ends() as it:
-        staging = it.p._staging = Slowly()
-        sending = asyncio.create_task(it.p.send(a_piece(b"a copy")))
+async def test_a_copy_that_is_yet_to_be_made_is_waited_for_and_holds_up_no_event_loop() -> None:
+    staging = Slowly()
+    async with two_ends(staging) as it:
+        back = list[int]()
+        announced = it.announce(b"a copy", lambda: back.append(1))
+        arrival = it.expect(announced)
+        await until(lambda: it.granted == [[announced.number]])
+        announced.lent.give_back()  # its stream has ended
         for _ in range(100):  # the loop goes on
             await asyncio.sleep(0.001)
-        if is_cancelled:
-            sending.cancel()
-            await asyncio.sleep(0.05)
-        assert not sending.done()  # its blocks are still read
+        assert not back  # its blocks are still read
 
         staging.gate.set()
-        if is_cancelled:
-            with pytest.raises(asyncio.CancelledError):
-                await sending
-        else:
-            assert _bytes(await it.d.expect(*await sending)) == b"a copy"
+
+        assert _bytes(await arrival) == b"a copy"
+        assert back
 
 
 def test_what_a_device_sends_is_what_was_lent() -> None:
@@ -126,100 +127,115 @@ def test_what_a_device_sends_is_what_was_lent() -> None:
     assert _bytes(sent) == b"".join(piece.views)
 
 
-async def test_pieces_may_be_announced_in_any_order() -> None:
+async def test_pieces_may_be_granted_in_any_order() -> None:
     async with two_ends() as it:
-        sent = [bytes([number]) * 1000 for number in range(4)]
-        for data in sent:
-            await it.p.send(a_piece(data))
+        announced = [it.announce(bytes([number]) * 1000) for number in range(4)]
 
-        claims = [it.d.expect(number, 1000) for number in (2, 0, 3, 1)]
+        claims = [it.expect(announced[number]) for number in (2, 0, 3, 1)]
 
-        arrived = [_bytes(data) for data in await asyncio.gather(*claims)]
-        assert arrived == [sent[number] for number in (2, 0, 3, 1)]
-        assert it.asked == []
+        arrived = [_bytes(data)[0] for data in await asyncio.gather(*claims)]
+        assert arrived == [2, 0, 3, 1]
 
 
-async def test_a_piece_that_is_never_announced_is_received_all_the_same() -> None:
+async def test_what_the_receiver_does_not_grant_is_not_sent_and_blocks_nobody() -> None:
+    async with two_ends(counting := Counting()) as it, two_ends() as others:
+        it.may_grant.clear()
+        back = set[int]()
+        announced = [
+            it.announce(bytes([number]) * 1000, partial(back.add, number)) for number in range(8)
+        ]
+        claims = [it.expect(each) for each in announced]
+
+        assert _bytes(await others.expect(others.announce(b"another pair"))) == b"another pair"
+        assert counting.num_sent == 0
+        announced[3].lent.give_back()  # P's lease has ended
+        assert back == {3}
+        claims[5].cancel()  # D's has
+        it.may_grant.set()
+
+        arrived = await asyncio.gather(*claims, return_exceptions=True)
+
+        came = {number: _bytes(data)[0] for number, data in enumerate(arrived) if _is_here(data)}
+        assert came == {number: number for number in (0, 1, 2, 4, 6, 7)}
+        with pytest.raises(TransferCut, match="taken back"):
+            claims[3].result()
+        assert not it.d.is_broken
+
+
+async def test_no_more_is_sent_than_the_receiver_has_memory_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(receiving_pair, "MAX_GRANTED_BYTES", 4000)
+    async with two_ends(counting := Counting()) as it:
+        claims = [it.expect(it.announce(bytes([n]) * 1000)) for n in range(40)]
+        posted: list[int] = []
+        for claim in claims:
+            claim.add_done_callback(
+                lambda _: posted.append(counting.num_sent - sum(c.done() for c in claims))
+            )
+
+        arrived = await asyncio.gather(*claims, it.expect(it.announce(bytes(9000))))
+
+        assert [_bytes(data)[0] for data in arrived[:40]] == list(range(40))
+        assert max(posted) <= 4
+        assert it.d.num_granted == it.d.num_bytes_granted == 0
+
+
+async def test_a_piece_that_is_dropped_while_it_comes_disturbs_nothing() -> None:
     async with two_ends() as it:
-        await it.p.send(a_piece(b"lost" * 10))  # its stream was cut
-        number, size = await it.p.send(a_piece(b"next" * 20))
-
-        data = await it.d.expect(number, size)
-
-        assert _bytes(data) == b"next" * 20
-        assert it.asked == [(0, 1)]
-
-
-async def test_a_piece_that_is_not_announced_in_time_is_given_up() -> None:
-    async with two_ends() as it:
-        sent = [await it.p.send(a_piece(b"early"))]
-        for _ in range(MAX_UNCLAIMED + 1):
-            sent.append(await it.p.send(a_piece(b"early")))
-            it.d.catch_up()
-        await it.d.expect(*await it.p.send(a_piece(b"last")))
-
-        with pytest.raises(TransferCut, match="piece 0 was given up"):
-            await it.d.expect(*sent[0])
-        assert _bytes(await it.d.expect(*sent[-1])) == b"early"
-
-
-async def test_a_stream_that_ends_early_leaves_nothing_on_the_way() -> None:
-    async with two_ends() as it:
-        for _ in range(2 * MAX_UNCLAIMED):  # none of them is ever announced
-            await it.p.send(a_piece(b"unheard of"))
-            it.d.catch_up()
-
-        data = await it.d.expect(*await it.p.send(a_piece(b"heard")))
-
-        assert _bytes(data) == b"heard"
-
-
-async def test_what_was_dropped_before_it_landed_disturbs_nothing() -> None:
-    async with two_ends() as it:
-        dropped = it.d.expect(*await it.p.send(a_piece(b"dropped")))
+        it.may_grant.clear()
+        dropped = it.expect(it.announce(b"dropped"))
+        await until(lambda: it.d.num_granted)
         it.d.drop(dropped)
+        it.may_grant.set()
 
-        data = await it.d.expect(*await it.p.send(a_piece(b"wanted")))
+        data = await it.expect(it.announce(b"wanted"))
 
         assert dropped.cancelled()
         assert _bytes(data) == b"wanted"
 
 
-async def test_an_impossible_announcement_breaks_the_pair() -> None:
-    for number, size in ((0, 0), (0, 1 << 40), (MAX_REMEMBERED + 1, 1)):
+async def test_an_impossible_announcement_breaks_the_pair_and_leaves_nobody_waiting() -> None:
+    for size in (0, 1 << 40):
         async with two_ends() as it:
+            it.may_grant.clear()
+            waiting = it.expect(it.announce(b"on its way"))
             with pytest.raises(TransportFailed, match="impossible"):
-                it.d.expect(number, size)
+                it.d.expect(0, b"", size)
 
-            assert it.d.is_broken
-
-
-async def test_a_piece_announced_twice_breaks_the_pair_and_leaves_nobody_waiting() -> None:
-    async with two_ends() as it:
-        first = it.d.expect(0, 4)  # on its way, says P
-
-        with pytest.raises(TransportFailed, match="impossible"):
-            it.d.expect(0, 4)
-
-        with pytest.raises(TransportFailed):
-            await first
+            with pytest.raises(TransportFailed):
+                await waiting
 
 
-async def test_an_answer_that_cannot_be_breaks_the_pair() -> None:
+@pytest.mark.parametrize("numbers", [[7], [0, 0]])
+async def test_an_answer_that_cannot_be_breaks_the_pair(numbers: list[int]) -> None:
     async with two_ends() as it:
 
-        async def say_nothing(first: int, stop: int | None) -> list[int]:
-            return []
+        async def answer(num_before: int, pieces: Sequence[Wanted]) -> list[int]:
+            return numbers
 
-        it.d._inquire = say_nothing
+        it.d._grant = answer
 
-        with pytest.raises(TransportFailed, match="piece 0 on is not known"):
-            await it.d.expect(1, 1)
+        with pytest.raises(TransportFailed, match="an answer that cannot be"):
+            await it.d.expect(1, b"", 1)
+
+
+async def test_a_grant_that_was_lost_on_its_way_breaks_the_pair() -> None:
+    async with two_ends() as it:
+        await it.expect(it.announce(b"first"))
+        announced = it.announce(b"second")
+
+        with pytest.raises(TransportFailed, match="1 pieces were granted, and not 2"):
+            await it.p.post(2, [(announced.number, announced.secret)])
+
+        assert it.p.is_broken
 
 
 async def test_closing_one_end_breaks_the_other() -> None:
     async with two_ends() as it:
-        waiting = it.d.expect(0, 1)
+        it.d._grant = grants_in_vain
+        waiting = it.d.expect(0, b"", 1)
+        await asyncio.sleep(0)
 
         await it.p.close("P closes")
 
@@ -230,7 +246,8 @@ async def test_closing_one_end_breaks_the_other() -> None:
 
 async def test_whoever_waits_hears_at_once_of_a_pair_that_is_closed() -> None:
     async with two_ends() as it:
-        waiting = it.d.expect(0, 1)
+        it.may_grant.clear()
+        waiting = it.expect(it.announce(b"on its way"))
 
         it.d.break_("D closes")
 
@@ -238,10 +255,12 @@ async def test_whoever_waits_hears_at_once_of_a_pair_that_is_closed() -> None:
 
 
 async def test_a_sender_that_is_killed_is_noticed_at_once(far: FarSender) -> None:
-    pair = ReceivingPair("d", partial(join_as_receiver, far.joint), HostStaging(), nobody_knows)
+    pair = ReceivingPair("d", partial(join_as_receiver, far.joint), HostStaging(), far.grant)
     await pair.joined()
-    await pair.expect(*await far.send(1000))
-    waiting = pair.expect(1, 1000)
+    await pair.expect(*await far.lend(1000))
+    pair._grant = grants_in_vain
+    waiting = pair.expect(1, b"", 1000)
+    await asyncio.sleep(0)
 
     far.end()
 
@@ -258,12 +277,12 @@ async def test_a_sender_that_stands_still_is_given_up(far: FarSender) -> None:
         gloo.set_timeout(timedelta(seconds=0.2))  # only now: who joins may take its time
         return group
 
-    pair = ReceivingPair("d", join, HostStaging(), nobody_knows)
+    pair = ReceivingPair("d", join, HostStaging(), grants_in_vain)
     await pair.joined()
     os.kill(far.process.pid or 0, signal.SIGSTOP)
 
     with pytest.raises(TransportFailed, match="Timed out"):
-        await pair.expect(0, 1000)
+        await pair.expect(0, b"", 1000)
 
     await pair.close("the test is over")
 
@@ -272,10 +291,11 @@ async def test_closing_does_not_wait_for_a_sender_that_stands_still(
     far: FarSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(joint_module, "PATIENCE_S", 600.0)
-    pair = ReceivingPair("d", partial(join_as_receiver, far.joint), HostStaging(), nobody_knows)
+    pair = ReceivingPair("d", partial(join_as_receiver, far.joint), HostStaging(), grants_in_vain)
     await pair.joined()
     os.kill(far.process.pid or 0, signal.SIGSTOP)
-    waiting = pair.expect(0, 1000)
+    waiting = pair.expect(0, b"", 1000)
+    await asyncio.sleep(0)
 
     async with asyncio.timeout(60):
         await pair.close("the test is over")
@@ -287,10 +307,11 @@ async def test_closing_does_not_wait_for_a_sender_that_stands_still(
 async def test_two_that_do_not_find_each_other_are_no_pair() -> None:
     listener = listen(LOOPBACK)
     joint = a_joint(listener.getsockname()[1])
-    pair = SendingPair("p", partial(join_as_sender, joint, listener), HostStaging())
+    join = partial(join_as_sender, joint, listener)
+    pair = SendingPair("p", joint.key, join, HostStaging())
 
     with pytest.raises(TransportFailed, match="did not find each other"):
-        await pair.send(a_piece(b"x"))
+        await pair.post(0, [])
 
     await pair.close("the test is over")
 
@@ -299,7 +320,7 @@ async def test_whom_nobody_listens_to_hears_of_it() -> None:
     with listen(LOOPBACK) as listener:
         joint = a_joint(listener.getsockname()[1])
     join = partial(join_as_receiver, joint)
-    pair = ReceivingPair("d", join, HostStaging(), nobody_knows)
+    pair = ReceivingPair("d", join, HostStaging(), grants_in_vain)
 
     with pytest.raises(TransportFailed, match="did not find each other"):
         await pair.joined()
@@ -310,13 +331,11 @@ async def test_whom_nobody_listens_to_hears_of_it() -> None:
 @pytest.mark.multi_gpu
 async def test_a_piece_goes_from_gpu_to_gpu() -> None:
     far = FarGpuSender()
-    pair = ReceivingPair(
-        "d", partial(join_as_receiver, far.joint), DeviceStaging(None), nobody_knows
-    )
+    pair = ReceivingPair("d", partial(join_as_receiver, far.joint), DeviceStaging(None), far.grant)
     try:
         await pair.joined()
 
-        data = await pair.expect(*await far.send(0))
+        data = await pair.expect(*await far.lend(0))
 
         assert _bytes(data) == far.BLOCKS
     finally:

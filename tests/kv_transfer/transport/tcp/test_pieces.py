@@ -26,11 +26,11 @@ from baton.core.errors import TransferAborted, TransferCut
 from baton.kv_transfer.handoff.lease import ReceiverState
 from baton.kv_transfer.handoff.messages import OpenTransfer
 from baton.kv_transfer.handoff.transport import LentPiece, Parcel
+from baton.kv_transfer.transport.lent import SECRET_BYTES, Loan, Loans
 from baton.kv_transfer.transport.tcp import connection as connections
 from baton.kv_transfer.transport.tcp import serving
 from baton.kv_transfer.transport.tcp.connection import DataConnection
-from baton.kv_transfer.transport.tcp.frames import HEADER, SECRET_BYTES, Ticket
-from baton.kv_transfer.transport.tcp.lent import Loan, Loans
+from baton.kv_transfer.transport.tcp.frames import HEADER, Ticket, ticket_of
 from baton.kv_transfer.transport.tcp.serving import ServedConnection
 from baton.kv_transfer.transport.tcp.tcp import TcpSending, TcpTransport
 
@@ -53,7 +53,8 @@ async def test_a_piece_is_sent_once_to_who_knows_its_secret() -> None:
         connection = await transport._pool.take(it.address, request)
         async with aclosing(it.side.pieces(request)) as pieces:
             piece = await anext(pieces)
-            ticket, lent = half._loans.lend(piece)
+            loan, lent = half._loans.lend(piece)
+            ticket = ticket_of(loan)
             memory = memoryview(bytearray(LAYOUT.layer_block_bytes))
 
             guessed = connection.expect(replace(ticket, secret=NO_SECRET), 1)
@@ -72,9 +73,8 @@ async def test_a_piece_is_sent_once_to_who_knows_its_secret() -> None:
 def test_a_piece_given_back_while_it_is_sent_is_kept_until_that_is_over() -> None:
     back: list[int] = []
     loans, piece = Loans(), a_piece(lambda: back.append(1))
-    ticket, lent = loans.lend(piece)
-    loan = loans.claim(ticket.number, ticket.secret)
-    assert loan is not None
+    loan, lent = loans.lend(piece)
+    assert loans.claim(loan.number, loan.secret) is loan
 
     lent.give_back()
 
@@ -82,7 +82,7 @@ def test_a_piece_given_back_while_it_is_sent_is_kept_until_that_is_over() -> Non
     assert loan.is_wanted_back
     loans.sent(loan)
     assert back == [1]
-    assert loans.claim(ticket.number, ticket.secret) is None
+    assert loans.claim(loan.number, loan.secret) is None
 
 
 def a_piece(give_back: Callable[[], None]) -> LentPiece:
@@ -107,9 +107,9 @@ async def test_a_receiver_that_reads_nothing_does_not_keep_what_is_wanted_back(
     back, loans = threading.Event(), Loans()
     ours, theirs = pair()
     large = replace(a_piece(back.set), views=(memoryview(bytes(64 << 20)),))
-    ticket, lent = loans.lend(large)
+    loan, lent = loans.lend(large)
     served = ServedConnection(theirs, loans, lambda _: None)
-    ours.sendall(ticket.ask)
+    ours.sendall(ticket_of(loan).ask)
     await until(lambda: not len(loans))
 
     lent.give_back()
@@ -129,7 +129,7 @@ async def test_every_piece_is_given_back_when_a_receiver_leaves_in_the_middle() 
         for number in range(3)
     ]
     ServedConnection(theirs, loans, lambda _: over.set())
-    ours.sendall(b"".join(ticket.ask for ticket, _ in lent))
+    ours.sendall(b"".join(ticket_of(loan).ask for loan, _ in lent))
     await until(lambda: len(loans) < 3)
 
     lent[1][1].give_back()
@@ -151,7 +151,7 @@ async def test_a_piece_that_was_taken_does_not_cut_those_sent_together_with_it(
     data = (memoryview(bytes(size)),)
     lent = [loans.lend(replace(a_piece(lambda: None), views=data)) for _ in range(2)]
     connection = DataConnection(ours, "tcp from here")
-    arrivals = [connection.expect(ticket, 1) for ticket, _ in lent]
+    arrivals = [connection.expect(ticket_of(loan), 1) for loan, _ in lent]
     ServedConnection(theirs, loans, lambda _: over.set())
     memory = memoryview(bytearray(size))
 

@@ -1,10 +1,10 @@
-"""The pieces that P lends by TCP: each is sent to who shows its secret, once.
+"""Pieces that P sends when D asks for them: each to who shows its secret, once.
 
     lend --> [waiting] --claim--> [being sent] --sent--> [with D] --give_back--> over
                  `--------- give_back --------> over
 
-A piece that is given back while a call still sends it is kept until that call is over, within
-`SLICE_S`: nothing else is put into its blocks before. So no byte of another request can leave.
+A piece that is given back while its bytes are being sent, or copied to be sent, is kept until that
+is over: nothing else is put into its blocks before. So no byte of another request can leave.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from baton.kv_transfer.handoff.transport import LentPiece
-from baton.kv_transfer.transport.tcp.frames import SECRET_BYTES, Ticket
+
+SECRET_BYTES = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -41,13 +42,12 @@ class Loans:
         """Pieces that nobody has asked for yet."""
         return len(self._waiting)
 
-    def lend(self, piece: LentPiece) -> tuple[Ticket, LentPiece]:
-        """How to ask for it, and the piece as its lender is to give it back."""
+    def lend(self, piece: LentPiece) -> tuple[Loan, LentPiece]:
+        """What it is asked for by, and the piece as its lender is to give it back."""
         loan = Loan(next(self._numbers), secrets.token_bytes(SECRET_BYTES), piece)
         with self._lock:
             self._waiting[loan.number] = loan
-        ticket = Ticket(loan.number, loan.secret, piece.views[0].nbytes)
-        return ticket, replace(piece, give_back=partial(self._give_back, loan))
+        return loan, replace(piece, give_back=partial(self._give_back, loan))
 
     def claim(self, number: int, secret: bytes) -> Loan | None:
         """To be sent now; None for what is not lent, and for who does not know its secret.
