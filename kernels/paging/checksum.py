@@ -41,6 +41,7 @@ SUMS = (P32_3, P64_1, P64_2, P64_3, P64_4, P32_2, P64_5, P32_1)
 """Before the first stripe."""
 AVALANCHE = 0x165667919E3779F9
 STRIPE_BYTES, BLOCK_BYTES = 64, 1024
+WORD_BYTES = 8
 MIN_LONG_BYTES = 241
 """Shorter units are summed up otherwise; only the compiled kernel knows how."""
 _WORD64 = 2**64 - 1
@@ -81,6 +82,19 @@ def device_checksums(units: Tensor) -> Tensor:
         return torch.frombuffer(packed, dtype=torch.int64)
     sums = [reference(bytes(unit.tolist())) for unit in units]
     return torch.tensor([signed(each) for each in sums], dtype=torch.int64)
+
+
+def can_sum_up(unit_bytes: int) -> bool:
+    """Whether `device_checksums` works, on any device, for units of this length."""
+    return unit_bytes >= MIN_LONG_BYTES and not unit_bytes % WORD_BYTES
+
+
+def row_checksums(rows: Tensor, unit_bytes: int) -> bytes:
+    """The checksums of the units in uint8 [R, bytes], contiguous, as `checksums` gives them.
+
+    Summed up where the rows lie, on the current stream, for which this waits.
+    """
+    return device_checksums(rows.view(-1, unit_bytes)).cpu().numpy().tobytes()
 
 
 def signed(checksum: int) -> int:

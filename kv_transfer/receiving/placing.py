@@ -2,6 +2,7 @@
 
     equal layouts   piece --copied and verified in one pass--> D's blocks
       on a device   piece --likewise--> pinned scratch --one copy, one launch--> D's blocks
+                    piece of that device --summed up there--> D's blocks
     others          piece --likewise--> scratch --> converted --> D's blocks
 
 A piece that has yet to come (`ArrivingBlocks`) is read into the same places, and verified there.
@@ -12,10 +13,10 @@ that its sender can write while we read. So the bytes that were verified are the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from baton.core.block_views import ArrivingBlocks, BlockViews, part_of
+from baton.core.block_views import ArrivingBlocks, BlockViews, DeviceBlocks, part_of
 from baton.kv_transfer.layouts.convert import converted
 from baton.kv_transfer.layouts.integrity import (
     CHECKSUM_BYTES,
@@ -91,15 +92,32 @@ def _place_on_device(fill: Fill) -> list[Unit]:
     """All blocks together: to reach a device costs as much for one as for many."""
     if not fill.blocks:  # all of them have come before
         return []
+    views, unit_bytes = fill.views(fill.blocks), fill.placement.arriving.unit_bytes
+    if isinstance(views, DeviceBlocks) and fill.targets.takes_rows(views.rows, unit_bytes):
+        return _place_rows(fill, views)
     size = fill.placement.arriving.layer_block_bytes
     own = fill.targets.scratch(len(fill.piece.planes) * len(fill.blocks) * size)
     targets = BlockViews(own, range(0, own.nbytes, size), size)
-    actual = _written(fill.views(fill.blocks), targets, fill.placement.arriving.unit_bytes)
+    actual = _written(views, targets, unit_bytes)
     bad_by_target = _compared(fill, fill.blocks, actual)
     for index in bad_by_target:
         targets[index][:] = bytes(size)  # they must be finite, as above
     fill.targets.write_blocks(fill.blocks, fill.piece.planes, own)
     return [unit for units in bad_by_target.values() for unit in units]
+
+
+def _place_rows(fill: Fill, views: DeviceBlocks) -> list[Unit]:
+    """As above, of memory of our own on the blocks' device: only checksums come to this host."""
+    bad: list[Unit] = []
+
+    def judge(actual: bytes) -> Iterable[int]:
+        bad_by_target = _compared(fill, fill.blocks, actual)
+        bad.extend(unit for units in bad_by_target.values() for unit in units)
+        return bad_by_target
+
+    unit_bytes = fill.placement.arriving.unit_bytes
+    fill.targets.write_rows(fill.blocks, fill.piece.planes, views.rows, unit_bytes, judge)
+    return bad
 
 
 def _place_by_scratch(fill: Fill) -> list[Unit]:

@@ -175,6 +175,7 @@ class CollectiveTransport:
 class CollectiveSending:
     max_piece_bytes = 0
     carry = None
+    reads_in_place = False
 
     def __init__(self, name: str, arena: KvArena) -> None:
         self._name = name

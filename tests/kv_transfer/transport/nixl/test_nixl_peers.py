@@ -42,9 +42,8 @@ class Announcing:
 
     async def meet(self, address: str, transport: str, sender: Epoch, receiver: Epoch) -> bytes:
         self.num_met += 1
-        [(start, size, device)] = self.source.stretches
         return msgspec.msgpack.encode(
-            nixl._Arena(sender.encode(), [start], 1, [size], "DRAM", device)
+            nixl._Arena(sender.encode(), [self.source.address], 1, [1000], "DRAM", 0)
         )
 
     async def open(
