@@ -5,7 +5,7 @@
                      KV sealed ----> adopted: the request joins the running batch
 
 Whatever happens in between (refused, lost, silent, stuck, cancelled, bad KV), no lease outlives
-`run`.
+`run`; what had come of a prompt whose first token is known stays in the prefix cache.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import partial
 from typing import TypeVar
 
 from baton.core.clock import Clock
-from baton.core.errors import BatonError, TransferAborted, Unavailable
+from baton.core.errors import BatonError, TransferAborted, TransferError, Unavailable
 from baton.core.ids import TransferId, new_transfer_id
 from baton.core.messages import (
     GenerateRequest,
@@ -123,6 +123,8 @@ class RemotePrefill:
                     fetching = await self._start_fetch(generating, peer, granted, watch)
                     done = await self._next(events, PrefillDone, peer, watch)
                     self._check_done(done, request, peer)
+                    with suppress(TransferError):  # it has failed already, which `fetching` tells
+                        self.receiver.filling(transfer_id).note_computed()
                     watch.is_coming()
                     on_first_token(generating, done)
                     if generating.is_over:
@@ -137,6 +139,8 @@ class RemotePrefill:
         except BatonError as error:
             asking.end(str(error))
             self._release(transfer_id, AbortReason.FAILED)
+            if generating.prefill is not None:
+                await self._note_kept(generating, transfer_id)
             _raise_cause(fetching)
             raise
         finally:
@@ -241,6 +245,13 @@ class RemotePrefill:
         """Whether blocks of a tenant that is at its limit were lent, and come back: others may have
         what could be evicted, and no more. On the engine's thread."""
         return self.engine.pool.supply.is_at_limit(tenant) and self.lender.call_back(tenant)
+
+    async def _note_kept(self, generating: Generating, transfer_id: TransferId) -> None:
+        """Behind its release: what had come by then is not computed again."""
+        with suppress(BatonError):  # nothing is kept of an engine that has died
+            kept = await self.thread.call(lambda: self.receiver.kept(transfer_id))
+            if kept:
+                generating.notes.append(f"kept the KV of {len(kept)} tokens that had come")
 
     def _release(self, transfer_id: TransferId, reason: AbortReason) -> None:
         """Nothing happens to a transfer that was adopted or aborted before."""

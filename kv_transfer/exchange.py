@@ -197,6 +197,7 @@ class KvExchange:
             **self._aborted(),
             "pieces_corrupt_total": received.num_corrupt.total(),
             "pieces_asked_again_total": received.num_asked_again,
+            "kv_tokens_kept_total": received.num_kept_tokens,
             "kv_bytes_received_total": received.num_bytes,
             "kv_bytes_sent_total": self.outbox.num_bytes_sent,
             "tokens_lent_total": self.lender.num_lent_tokens,

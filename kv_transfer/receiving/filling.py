@@ -29,7 +29,7 @@ from baton.kv_transfer.handoff.lease import (
     next_receiver_lease,
 )
 from baton.kv_transfer.handoff.messages import KvPiece
-from baton.kv_transfer.handoff.reservation import Reservation, ReservedStream
+from baton.kv_transfer.handoff.reservation import Reservation, ReservedStream, WantedKv
 from baton.kv_transfer.handoff.slots import Slots
 from baton.kv_transfer.layouts.integrity import CHECKSUM_BYTES, combined_checksums
 from baton.kv_transfer.layouts.plan import BlockPlacement
@@ -115,14 +115,14 @@ class Filling:
         targets: BlockTargets,
         expires_at: float,
         counters: FillCounters,
-        *,
-        tenant: str = "",
+        wanted: WantedKv,
     ) -> None:
-        """`tenant`: on whose account the blocks are."""
         num_planes = reservation.streams[0].wanted.num_planes
         self.reservation = reservation
         self.expires_at = expires_at
-        self.tenant = tenant
+        self.wanted = wanted
+        self.is_computed = wanted.is_computed
+        """Whether the source has computed all of it, with outputs that can be right."""
         self._targets = targets
         self._counters = counters
         self._lock = threading.Lock()
@@ -154,6 +154,20 @@ class Filling:
     def num_missing(self) -> int:
         """(plane, block)s that are not there, counted in the senders' blocks."""
         return sum(slots.num_missing for slots in self._slots)
+
+    @property
+    def num_verified(self) -> int:
+        """Leading tokens whose KV is here in all planes: it came, or was cached before."""
+        with self._lock:
+            firsts = [slots.first_missing() for slots in self._slots]
+        tokens, streams = self.reservation.tokens, self.reservation.streams
+        sizes = [stream.placement.arriving.block_size for stream in streams]
+        ends = [first * size for first, size in zip(firsts, sizes, strict=True)]
+        return max(tokens.start, min(tokens.stop, *ends))
+
+    def note_computed(self) -> None:
+        """The source has computed all of it: from now on what has come is worth keeping."""
+        self.is_computed = True
 
     def is_plain(self, stream: int) -> bool:
         """Whether the stream's pieces are copied to memory of this host as they are."""

@@ -25,6 +25,10 @@ from baton.kv_transfer.handoff.messages import BlockRange, OpenTransfer
 from baton.kv_transfer.handoff.transport import Carry, LentPiece
 from baton.kv_transfer.layouts.integrity import checksums_together
 
+MAX_SPAN_BLOCKS = 128
+"""Blocks of a plane that are read before those of the next planes, however many are there: what
+comes of a transfer that ends early is worth something only where all planes have come."""
+
 
 class Advancing(Protocol):
     """How far one stream has read."""
@@ -59,7 +63,7 @@ class Progress:
         for start, plane in sorted(self._behind(published)):
             if not max_blocks:
                 break
-            stop = min(published[plane], start + max_blocks)
+            stop = min(published[plane], start + max_blocks, start + MAX_SPAN_BLOCKS)
             self._cursors[plane] = stop
             self._num_left -= stop == self._num_blocks
             max_blocks -= stop - start

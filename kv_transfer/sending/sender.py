@@ -313,6 +313,11 @@ class Sender:
             self.abort(transfer_id, "its time is up")
         return expired
 
+    def is_read(self, transfer_id: TransferId) -> bool:
+        """Whether blocks of it are being read: then they stay where they are, also if it ends."""
+        offer = self._offers.get(transfer_id)
+        return offer is not None and offer.state.num_reads > 0
+
     def computation(self, transfer_id: TransferId) -> Computation | None:
         """Whether the source still computes; None for a transfer that holds nothing."""
         offer = self._offers.get(transfer_id)

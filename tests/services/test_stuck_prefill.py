@@ -25,6 +25,7 @@ from baton.core.ids import ReplicaId, RequestId, TransferId
 from baton.core.messages import PrefillDone, PrefillRequest
 from baton.engine.passes.echo import echo_output
 from baton.kv_transfer.receiving import source_patience, source_watch
+from baton.kv_transfer.sending import pieces
 from baton.prefill_service.worker import PrefillWorker
 
 PROMPT = list(range(3, 83))
@@ -109,6 +110,46 @@ async def test_kv_that_stops_to_come_costs_the_silence_and_no_second_first_token
         assert answer.tokens == echo_output(PROMPT, 12, VOCAB_SIZE)
         assert any("prefill-1 got nowhere" in note for note in answer.receipt.notes)
         assert answer.receipt.prefill_replica == "prefill-1"  # whose first token it is
+        await fleet.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("second", ["nobody", "another replica"])
+async def test_of_kv_that_stops_to_come_what_has_come_is_kept_and_the_rest_alone_is_got(
+    monkeypatch: pytest.MonkeyPatch, second: str
+) -> None:
+    monkeypatch.setattr(pieces, "MAX_SPAN_BLOCKS", 4)  # five pieces or more
+    async with running_fleet(decode=2, changes={"chaos": {"enabled": True}}) as fleet:
+        source = fleet.replicas[ReplicaId("decode-2")].info.endpoint
+        await ask_at(fleet, "decode-2", PROMPT)
+        chaos = fleet.replicas[ReplicaId("decode-3")].chaos
+        assert chaos is not None
+        silent = ChaosRule(
+            at="transfer.piece", fault=Fault.PARTITION, rate=0.2, delay_s=50.0, max_times=1
+        )
+        chaos.set((silent,), 2)  # strikes the third piece
+
+        answer = await ask_at(
+            fleet,
+            "decode-3",
+            PROMPT,
+            prefill=(fleet.replicas[ReplicaId("prefill-1")].info.endpoint,),
+            source=source if second == "another replica" else None,
+        )
+
+        chaos.set((), 0)
+        assert answer.tokens == echo_output(PROMPT, 12, VOCAB_SIZE)
+        receipt = answer.receipt
+        [note] = [note for note in receipt.notes if note.startswith("kept the KV of")]
+        num_kept = int(note.split()[4])
+        assert 0 < num_kept < len(PROMPT)
+        num_missing, num_told = len(PROMPT) - num_kept, len(answer.tokens)
+        if second == "nobody":
+            assert receipt.computed_tokens == len(PROMPT) + num_missing + num_told - 1
+        else:  # the prefill replica, too, asked it for all full blocks but the last
+            assert receipt.pulled_tokens == num_missing
+            assert receipt.computed_tokens == 4 + num_told - 1
+        metrics = fleet.replicas[ReplicaId("decode-3")].worker.metrics()
+        assert metrics["kv_tokens_kept_total"] == num_kept
         await fleet.assert_nothing_is_held()
 
 
