@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,14 +22,19 @@ from baton.platform.cluster.actor_log import start_actor_log
 from baton.platform.cluster.applications.applications import apply_planned, flip_any, messages
 from baton.platform.cluster.nodes.node_places import node_places
 from baton.platform.cluster.own_address import own_address
+from baton.platform.cluster.registry.all_registries import AllRegistries
+from baton.platform.cluster.registry.gateway_registries import GatewayRegistries
 from baton.platform.cluster.registry.groups_account import groups_account
 from baton.platform.cluster.registry.planning import keep_planned, planned
 from baton.platform.config.deployment import DeploymentConfig
-from baton.platform.config.live import Plain, with_live
+from baton.platform.config.live import REGISTRY, Plain, registry_names, with_live
 from baton.platform.observe.logs import set_level
 from baton.platform.planner.planner import Planned, Planner
 from baton.platform.planner.planner_metrics import PlannerReply
+from baton.platform.planner.traffic_watch import REPORTS_S, SILENT_S
 from baton.platform.registry.registry import Registry
+from baton.platform.registry.union_watch import UnionWatch, WatchedRegistry
+from baton.platform.security.config import SecurityConfig
 
 if TYPE_CHECKING:
     from baton.platform.cluster.registry.heartbeat_client import HeartbeatClient
@@ -46,15 +51,18 @@ REGISTRY_TIMEOUT_S = 5.0
 class RegistryActor:
     """All methods are async so that Serve runs them on one event loop, one at a time."""
 
-    def __init__(self, config: DeploymentConfig) -> None:
+    def __init__(self, config: DeploymentConfig, name: str = REGISTRY) -> None:
+        """`name`: of its deployment; each of several registries has one of its own."""
         self._config = config
+        self._name = name
         self._registry = Registry()
         self._port: RegistryPort | None = None
         self._rules = config.planner
+        self._planned: Planned | None = None
         self._planner: Planner | None = None
         self._planning: asyncio.Task[None] | None = None
         self._is_told = False
-        start_actor_log(config, "registry")
+        start_actor_log(config, name.lower())
 
     async def reconfigure(self, told: Plain) -> None:
         """Raises InvalidConfig at the first: a registry that runs Serve would stop for that."""
@@ -79,35 +87,87 @@ class RegistryActor:
         await self._port.start(own_address(config), config.security)
 
     def _plan(self, wanted: Planned | None) -> None:
-        """Plan by these rules from now on; None: not at all."""
+        """Plan by these rules from now on; None: not at all. One of several registries plans only
+        while gateways tell it of traffic, which they do of one."""
+        self._planned = wanted
         if wanted is None:
             if self._planning is not None:
                 self._planning.cancel()
             self._planner = self._planning = None
-            return
-        if self._planner is not None:
+        elif self._planner is not None:
             self._planner.planned = wanted
-            return
-        self._planner = Planner(wanted)
+        elif self._is_alone:
+            self._begin_planning(wanted)
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._config.registry.replicas == 1
+
+    def _begin_planning(self, wanted: Planned) -> Planner:
+        planner = self._planner = Planner(wanted)
+        plan = self._plan_alone if self._is_alone else self._plan_while_told
+        self._planning = asyncio.create_task(plan(planner), name="planner")
+        return planner
+
+    async def _plan_alone(self, planner: Planner) -> None:
+        await self._keep_planned(planner, self._registry.membership)
+
+    async def _keep_planned(self, planner: Planner, membership: Callable[[], Membership]) -> None:
         name = serve.get_replica_context().app_name
-        self._planning = asyncio.create_task(
-            keep_planned(
-                self._planner,
-                self._registry.membership,
-                partial(apply_planned, name),
-                partial(flip_any, name),
-                partial(messages, name),
-                partial(node_places, self._config),
-            ),
-            name="planner",
+        await keep_planned(
+            planner,
+            membership,
+            partial(apply_planned, name),
+            partial(flip_any, name),
+            partial(messages, name),
+            partial(node_places, self._config),
         )
+
+    async def _plan_while_told(self, planner: Planner) -> None:
+        """Plan by what all registries say of replicas. One that begins again has forgotten for how
+        long fewer were enough, as if it had been started anew."""
+        union = UnionWatch(self._all_registries())
+        union.start()
+        planning = asyncio.create_task(
+            self._keep_planned(planner, lambda: union.membership() or self._registry.membership())
+        )
+        log.info("%s plans, as gateways tell it of traffic", self._name)
+        try:
+            await asyncio.sleep(SILENT_S)
+            while planner.num_heard:
+                await asyncio.sleep(REPORTS_S)
+            log.info("%s plans no more: gateways tell it of no traffic", self._name)
+        finally:
+            planning.cancel()
+            union.close()
+            if self._planner is planner:
+                self._planner = self._planning = None
+
+    def _all_registries(self) -> dict[str, WatchedRegistry]:
+        from baton.platform.cluster.registry.registry_watch import RegistryWatch  # see `deploy.py`
+
+        application = serve.get_replica_context().app_name
+        security = self._config.security
+        return {
+            name: self._registry
+            if name == self._name
+            else RegistryWatch(serve.get_deployment_handle(name, application), security)
+            for name in registry_names(self._config.registry.replicas)
+        }
+
+    @property
+    def _planner_if_any(self) -> Planner | None:
+        """Whoever asks for it makes it the one that plans."""
+        if self._planner is None and self._planned is not None:
+            return self._begin_planning(self._planned)
+        return self._planner
 
     async def report_traffic(self, gateway: Epoch, told: bytes) -> bytes:
         """TrafficReport, PlannerReply, by field names: whoever told may be of another version."""
-        answer = PlannerReply()
-        if self._planner is not None:
+        answer, planner = PlannerReply(), self._planner_if_any
+        if planner is not None:
             report = msgspec.msgpack.decode(told, type=TrafficReport)
-            answer = self._planner.hear(gateway, report)
+            answer = planner.hear(gateway, report)
         return msgspec.msgpack.encode(answer)
 
     async def unix_time(self) -> float:
@@ -116,8 +176,8 @@ class RegistryActor:
 
     async def explain_planner(self) -> dict[str, Any]:
         told: dict[str, Any] = {"is_enabled": False}
-        if self._planner is not None:
-            told = self._planner.explain()
+        if (planner := self._planner_if_any) is not None:
+            told = planner.explain()
         if self._rules.nodes == "kuberay":
             told["groups"] = await asyncio.to_thread(groups_account, self._rules.groups_url)
         return told
@@ -222,6 +282,29 @@ class RemoteRegistry:
     async def explain_planner(self) -> dict[str, Any]:
         told: dict[str, Any] = await _answer(self.handle.explain_planner.remote())
         return told
+
+
+def replicas_registry(
+    handles: Sequence[Handle], heartbeats: SecurityConfig | None = None
+) -> RemoteRegistry | AllRegistries:
+    """The registries as one replica reaches them. `heartbeats`: by what the connections for those
+    that need not go through Serve are secured; None: there are none."""
+    lines = [RemoteRegistry(handle, _heartbeats(heartbeats)) for handle in handles]
+    return lines[0] if len(lines) == 1 else AllRegistries(lines)
+
+
+def _heartbeats(security: SecurityConfig | None) -> HeartbeatClient | None:
+    if security is None:
+        return None
+    from baton.platform.cluster.registry.heartbeat_client import HeartbeatClient  # see `deploy.py`
+
+    return HeartbeatClient(security)
+
+
+def gateways_registry(handles: Sequence[Handle]) -> RemoteRegistry | GatewayRegistries:
+    """The registries as one gateway calls them."""
+    lines = [RemoteRegistry(handle) for handle in handles]
+    return lines[0] if len(lines) == 1 else GatewayRegistries(lines)
 
 
 async def _answer(call: Awaitable[Any]) -> Any:

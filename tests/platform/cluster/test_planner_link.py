@@ -59,7 +59,7 @@ async def test_reports_and_answers_are_read_by_the_version_before_and_after() ->
         heard.append(report)
         return answer
 
-    actor = cast(Any, SimpleNamespace(_planner=SimpleNamespace(hear=hear)))
+    actor = cast(Any, SimpleNamespace(_planner_if_any=SimpleNamespace(hear=hear)))
 
     def changed(message: bytes, missing: str) -> bytes:
         """As a version sends it that knows one field more, and one less."""
