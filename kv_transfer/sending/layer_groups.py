@@ -13,7 +13,7 @@ more."""
 
 
 class LayerGroups:
-    """Of one pass after the other, each told of from its layer 0 on."""
+    """Layers of one pass after the other, each told of from layer 0 on."""
 
     def __init__(self, layout: KvLayout) -> None:
         self.min_bytes = MIN_BYTES
