@@ -31,7 +31,7 @@ FAREWELL_S = 0.8
 """Likewise of a farewell: less than who leaves has for it."""
 SPARE_S = 1.5
 """Likewise of the question whether one may leave: less than who asks has for it."""
-STARTING_S = 4.0
+STARTING_S = 2.0
 EARLY = 0.15
 """Share of its interval by which a heartbeat may come too early, as callers spread theirs."""
 
