@@ -128,6 +128,8 @@ class AllRegistries:
             pulse.due_s = self._clock() + beat_s
 
     async def leave(self, epoch: Epoch) -> None:
+        for pulse in self._pulses:
+            pulse.asked = None  # one that stays after all, or is another by now, is told at once
         await self._of_all(lambda line: line.leave(epoch), FAREWELL_S)
 
     async def report_starting(self, starting: StartingReplica) -> float:

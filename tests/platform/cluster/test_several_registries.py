@@ -159,6 +159,8 @@ async def test_a_farewell_and_a_start_are_told_to_all_who_hear_them() -> None:
     await registries.leave(A.epoch)
 
     assert [line.registry.membership().left for line in (first, third)] == [(A.epoch,)] * 2
+    await registries.heartbeat(A)  # it has stayed after all
+    assert first.registry.membership().replicas == third.registry.membership().replicas == (A,)
 
 
 class Patient(Line):
