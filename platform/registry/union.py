@@ -144,7 +144,7 @@ def _is_news(before: Membership, after: Membership) -> bool:
         return True
     known = {info.epoch: info for info in before.replicas}
     return len(known) != len(after.replicas) or any(
-        known.get(info.epoch) != info for info in after.replicas
+        (same := known.get(info.epoch)) is not info and same != info for info in after.replicas
     )
 
 

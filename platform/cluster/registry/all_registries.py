@@ -31,7 +31,7 @@ FAREWELL_S = 0.8
 """Likewise of a farewell: less than who leaves has for it."""
 SPARE_S = 1.5
 """Likewise of the question whether one may leave: less than who asks has for it."""
-STARTING_S = 4.0
+STARTING_S = 2.0
 EARLY = 0.15
 """Share of its interval by which a heartbeat may come too early, as callers spread theirs."""
 
@@ -128,6 +128,8 @@ class AllRegistries:
             pulse.due_s = self._clock() + beat_s
 
     async def leave(self, epoch: Epoch) -> None:
+        for pulse in self._pulses:
+            pulse.asked = None  # one that stays after all, or is another by now, is told at once
         await self._of_all(lambda line: line.leave(epoch), FAREWELL_S)
 
     async def report_starting(self, starting: StartingReplica) -> float:

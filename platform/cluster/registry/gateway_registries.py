@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 SHARES_S = 0.5
 """Seconds for which a report of demand waits for the answers; later ones count with the next."""
-FIRST_S = 2.0
+FIRST_S = 2.5
 """Seconds for one registry to answer before the next is asked, which then is the planner."""
 AVOIDED_S = 10.0
 """Seconds for which one that did not answer is left out."""
