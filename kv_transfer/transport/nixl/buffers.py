@@ -46,6 +46,13 @@ def place_of(device: torch.device) -> tuple[str, int]:
     return ("DRAM", 0) if device.type == "cpu" else ("VRAM", device.index or 0)
 
 
+def bind_thread(device: torch.device) -> None:
+    """Make a GPU this thread's own: UCX asks CUDA for the current one when it starts, and when
+    memory is registered."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
     memory: Tensor
