@@ -62,6 +62,16 @@ class Holdings:
     num_free: int
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceWrite:
+    """Whole blocks for planes that are alike."""
+
+    indices: Sequence[int]
+    planes: range
+    rows: Any
+    """A torch tensor uint8 [planes x blocks, bytes] on the blocks' own device."""
+
+
 class BlockSource(Protocol):
     """Some blocks of one holder in one plane, or in several that are alike, to be read on any
     thread while it keeps them."""
@@ -116,16 +126,14 @@ class BlockTargets(Protocol):
 
     def write_rows(
         self,
-        indices: Sequence[int],
-        planes: range,
-        rows: Any,
+        writes: Sequence[DeviceWrite],
         unit_bytes: int,
-        judge: Callable[[bytes], Iterable[int]],
+        judge: Callable[[int, bytes], Iterable[int]],
     ) -> None:
-        """As `write_blocks`, of a torch tensor uint8 [planes x blocks, bytes].
+        """As `write_blocks`, for all of the writes.
 
-        `judge` is told the checksums of its units first, and says which rows are wrong: these
-        become zero, and are written as zeros.
+        `judge` is told the checksums of each one's units first, and says which of its rows are
+        wrong: these become zero, and are written as zeros.
         """
 
 

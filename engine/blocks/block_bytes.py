@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from baton.core.kv_arena import KvArena
 from baton.core.kv_layout import KvLayout
+from baton.core.kv_pool import DeviceWrite
 from baton.kernels.paging.checksum import can_sum_up
 
 
@@ -26,11 +26,9 @@ class RowsOnDevice(Protocol):
 
     def write_rows(
         self,
-        blocks: Sequence[int],
-        planes: range,
-        rows: Tensor,
+        writes: Sequence[DeviceWrite],
         unit_bytes: int,
-        judge: Callable[[bytes], Iterable[int]],
+        judge: Callable[[int, bytes], Iterable[int]],
     ) -> None: ...
 
 
@@ -165,16 +163,18 @@ class Targets:
 
     def write_rows(
         self,
-        indices: Sequence[int],
-        planes: range,
-        rows: Any,
+        writes: Sequence[DeviceWrite],
         unit_bytes: int,
-        judge: Callable[[bytes], Iterable[int]],
+        judge: Callable[[int, bytes], Iterable[int]],
     ) -> None:
         own = self.memory.device_rows
         if own is None:
             raise ValueError("these blocks are on no device that rows could be on as well")
-        own.write_rows([self._block(index) for index in indices], planes, rows, unit_bytes, judge)
+        to_blocks = [
+            replace(write, indices=[self._block(index) for index in write.indices])
+            for write in writes
+        ]
+        own.write_rows(to_blocks, unit_bytes, judge)
 
     def _block(self, index: int) -> int:
         if not self.start <= index < len(self.blocks):

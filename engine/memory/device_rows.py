@@ -11,11 +11,13 @@ waits. No event loop does: what goes through here is never in this host's memory
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from math import prod
 
 import torch
 from torch import Tensor
 
+from baton.core.kv_pool import DeviceWrite
 from baton.engine.memory.kv_staging import KvStaging
 from baton.kernels.gpu.upload import uploaded
 from baton.kernels.paging.checksum import row_checksums
@@ -50,25 +52,35 @@ class DeviceRows:
         """
         shape = self._shape(blocks, planes, data.nbytes)
         on_host = torch.frombuffer(data, dtype=torch.uint8).view(shape)
-        self._write(lambda: on_host.to(self.device, non_blocking=True), blocks, planes)
+
+        def copied() -> list[DeviceWrite]:
+            return [DeviceWrite(blocks, planes, on_host.to(self.device, non_blocking=True))]
+
+        self._write(copied)
 
     def write_rows(
         self,
-        blocks: Sequence[int],
-        planes: range,
-        rows: Tensor,
+        writes: Sequence[DeviceWrite],
         unit_bytes: int,
-        judge: Callable[[bytes], Iterable[int]],
+        judge: Callable[[int, bytes], Iterable[int]],
     ) -> None:
-        """See `BlockTargets.write_rows`. Raises ValueError on any other length."""
-        shape = self._shape(blocks, planes, rows.nbytes)
+        """See `BlockTargets.write_rows`; `indices` are blocks. Raises ValueError on any other
+        length."""
+        shaped = [
+            replace(
+                each, rows=each.rows.view(self._shape(each.indices, each.planes, each.rows.nbytes))
+            )
+            for each in writes
+        ]
 
-        def verified() -> Tensor:
-            for index in judge(row_checksums(rows, unit_bytes)):
-                rows[index] = 0
-            return rows.view(shape)
+        def verified() -> list[DeviceWrite]:
+            rows = [each.rows for each in writes]
+            for number, sums in enumerate(row_checksums(rows, unit_bytes)):
+                for index in judge(number, sums):
+                    rows[number][index] = 0
+            return shaped
 
-        self._write(verified, blocks, planes)
+        self._write(verified)
 
     def checksums(
         self, blocks: Sequence[int], planes: range, part: slice, unit_bytes: int
@@ -77,15 +89,19 @@ class DeviceRows:
 
         def summed_up(numbers: Tensor) -> bytes:
             rows = self._gather(planes, numbers)[:, part]
-            return row_checksums(rows.contiguous(), unit_bytes)
+            return row_checksums((rows.contiguous(),), unit_bytes)[0]
 
         if self._staging is not None:
             return self._staging.look(blocks, planes, summed_up)
         return summed_up(uploaded(torch.tensor(blocks), self.device))
 
-    def _write(self, prepare: Callable[[], Tensor], blocks: Sequence[int], planes: range) -> None:
-        def scatter(staged: Tensor) -> None:
-            self._scatter(staged, planes, uploaded(torch.tensor(blocks), self.device))
+    def _write(self, prepare: Callable[[], list[DeviceWrite]]) -> None:
+        """What is prepared has its rows by plane and block."""
+
+        def scatter(prepared: list[DeviceWrite]) -> None:
+            for each in prepared:
+                numbers = uploaded(torch.tensor(each.indices), self.device)
+                self._scatter(each.rows, each.planes, numbers)
 
         if self._staging is not None:
             self._staging.write(prepare, scatter)

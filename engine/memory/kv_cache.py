@@ -124,7 +124,7 @@ class KvCache:
             num_blocks=self.num_blocks,
             block_bytes=tuple(self._sizes),
             planes=self.planes,
-            device=str(self.device),
+            device=str(self.planes[0].device),
             fd=self._fd,
         )
 

@@ -97,7 +97,7 @@ class KvStaging:
                     self._stream.wait_event(computed)
             return launch(uploaded(torch.tensor(blocks), self._device))
 
-    def write(self, prepare: Callable[[], Tensor], scatter: Callable[[Tensor], None]) -> None:
+    def write(self, prepare: Callable[[], T], scatter: Callable[[T], None]) -> None:
         """On the write stream: `scatter` what `prepare` gives there, behind what passes have
         launched by now. Waits until it is done."""
         with torch.cuda.device(self._device):

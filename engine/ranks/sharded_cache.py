@@ -92,7 +92,7 @@ class ShardedCache:
             num_blocks=self.num_blocks,
             block_bytes=tuple(plane.layer_block_bytes for plane in self.layout.planes),
             planes=(),
-            device=str(self.device),
+            device=str(self.own.planes[0].device),
             fd=None,
         )
 

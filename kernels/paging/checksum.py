@@ -17,6 +17,8 @@ modulo 2^64; fold(a, b) is the upper half of the product of 128 bits xor its low
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -89,12 +91,15 @@ def can_sum_up(unit_bytes: int) -> bool:
     return unit_bytes >= MIN_LONG_BYTES and not unit_bytes % WORD_BYTES
 
 
-def row_checksums(rows: Tensor, unit_bytes: int) -> bytes:
-    """The checksums of the units in uint8 [R, bytes], contiguous, as `checksums` gives them.
+def row_checksums(groups: Sequence[Tensor], unit_bytes: int) -> list[bytes]:
+    """The checksums of the units of each uint8 [R, bytes], contiguous, as `checksums` gives them.
 
-    Summed up where the rows lie, on the current stream, for which this waits.
+    Summed up where the rows lie, on the current stream, for which this waits, once.
     """
-    return device_checksums(rows.view(-1, unit_bytes)).cpu().numpy().tobytes()
+    launched = [device_checksums(rows.view(-1, unit_bytes)) for rows in groups]
+    packed = memoryview(torch.cat(launched).cpu().numpy().tobytes())
+    stops = list(accumulate(WORD_BYTES * len(sums) for sums in launched))
+    return [bytes(packed[start:stop]) for start, stop in pairwise([0, *stops])]
 
 
 def signed(checksum: int) -> int:

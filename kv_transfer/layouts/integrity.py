@@ -57,10 +57,10 @@ def checksums_on_device(rows: Tensor, unit_bytes: int) -> bytes | None:
     if not checksum.can_sum_up(unit_bytes):
         return None
     if not rows.is_cuda:
-        return checksum.row_checksums(rows, unit_bytes)
+        return checksum.row_checksums((rows,), unit_bytes)[0]
     own = torch.cuda.Stream(rows.device)  # type: ignore[no-untyped-call]
     with torch.cuda.device(rows.device), torch.cuda.stream(own):
-        return checksum.row_checksums(rows, unit_bytes)
+        return checksum.row_checksums((rows,), unit_bytes)[0]
 
 
 def copied_together(

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from baton.core.block_views import ArrivingBlocks, BlockViews, DeviceBlocks, part_of
+from baton.core.kv_pool import DeviceWrite
 from baton.kv_transfer.layouts.convert import converted
 from baton.kv_transfer.layouts.integrity import (
     CHECKSUM_BYTES,
@@ -44,9 +45,12 @@ def place_together(fills: Sequence[Fill]) -> dict[Fill, list[Unit]]:
     """Write the blocks of all fills; return, of each that came out wrong, the wrong units."""
     bad: dict[Fill, list[Unit]] = {}
     directly: dict[int, list[Fill]] = {}
+    in_rows: dict[int, list[Fill]] = {}
     for fill in fills:
         if fill.placement.is_direct and fill.targets.is_in_memory:
             directly.setdefault(fill.placement.arriving.unit_bytes, []).append(fill)
+        elif _are_rows(fill):
+            in_rows.setdefault(fill.placement.arriving.unit_bytes, []).append(fill)
         elif _are_whole_blocks(fill):
             if units := _place_on_device(fill):
                 bad[fill] = units
@@ -54,6 +58,8 @@ def place_together(fills: Sequence[Fill]) -> dict[Fill, list[Unit]]:
             bad[fill] = units
     for unit_bytes, of_one_size in directly.items():
         bad |= _place_directly(of_one_size, unit_bytes)
+    for unit_bytes, of_one_size in in_rows.items():
+        bad |= _place_rows(of_one_size, unit_bytes)
     return bad
 
 
@@ -92,13 +98,10 @@ def _place_on_device(fill: Fill) -> list[Unit]:
     """All blocks together: to reach a device costs as much for one as for many."""
     if not fill.blocks:  # all of them have come before
         return []
-    views, unit_bytes = fill.views(fill.blocks), fill.placement.arriving.unit_bytes
-    if isinstance(views, DeviceBlocks) and fill.targets.takes_rows(views.rows, unit_bytes):
-        return _place_rows(fill, views)
     size = fill.placement.arriving.layer_block_bytes
     own = fill.targets.scratch(len(fill.piece.planes) * len(fill.blocks) * size)
     targets = BlockViews(own, range(0, own.nbytes, size), size)
-    actual = _written(views, targets, unit_bytes)
+    actual = _written(fill.views(fill.blocks), targets, fill.placement.arriving.unit_bytes)
     bad_by_target = _compared(fill, fill.blocks, actual)
     for index in bad_by_target:
         targets[index][:] = bytes(size)  # they must be finite, as above
@@ -106,17 +109,36 @@ def _place_on_device(fill: Fill) -> list[Unit]:
     return [unit for units in bad_by_target.values() for unit in units]
 
 
-def _place_rows(fill: Fill, views: DeviceBlocks) -> list[Unit]:
-    """As above, of memory of our own on the blocks' device: only checksums come to this host."""
-    bad: list[Unit] = []
+def _are_rows(fill: Fill) -> bool:
+    """Whole blocks that have come, all of their piece, to the device where they belong."""
+    views, unit_bytes = fill.piece.views, fill.placement.arriving.unit_bytes
+    return (
+        isinstance(views, DeviceBlocks)
+        and len(fill.blocks) == fill.piece.num_blocks
+        and _are_whole_blocks(fill)
+        and fill.targets.takes_rows(views.rows, unit_bytes)
+    )
 
-    def judge(actual: bytes) -> Iterable[int]:
-        bad_by_target = _compared(fill, fill.blocks, actual)
-        bad.extend(unit for units in bad_by_target.values() for unit in units)
+
+def _place_rows(fills: Sequence[Fill], unit_bytes: int) -> dict[Fill, list[Unit]]:
+    """As above, from memory of our own on the blocks' device: only checksums come to this host.
+
+    All fills go together: the device is waited for twice, however many they are.
+    """
+    bad: dict[Fill, list[Unit]] = {}
+    writes = [
+        DeviceWrite(fill.blocks, fill.piece.planes, fill.piece.views.rows)
+        for fill in fills
+        if isinstance(fill.piece.views, DeviceBlocks)
+    ]
+
+    def judge(number: int, actual: bytes) -> Iterable[int]:
+        fill = fills[number]
+        if bad_by_target := _compared(fill, fill.blocks, actual):
+            bad[fill] = [unit for units in bad_by_target.values() for unit in units]
         return bad_by_target
 
-    unit_bytes = fill.placement.arriving.unit_bytes
-    fill.targets.write_rows(fill.blocks, fill.piece.planes, views.rows, unit_bytes, judge)
+    fills[0].targets.write_rows(writes, unit_bytes, judge)  # of one lease
     return bad
 
 

@@ -22,6 +22,8 @@ from baton.core.errors import TransferCut, TransportFailed
 CPU = torch.device("cpu")
 OWN = ""
 """This agent, where NIXL asks for the name of one."""
+MAX_CUTS = 16
+"""Prepared lists of one buffer."""
 MIN_BUFFER_BYTES = 1 << 16
 MAX_BUFFER_BYTES = 1 << 30
 """Registered, of one replica, in use or not; on a GPU beside what its cache was given."""
@@ -44,6 +46,13 @@ class Registrar(Protocol):
 def place_of(device: torch.device) -> tuple[str, int]:
     """NIXL's type of memory there, and its number of the device."""
     return ("DRAM", 0) if device.type == "cpu" else ("VRAM", device.index or 0)
+
+
+def bind_thread(device: torch.device) -> None:
+    """Make a GPU this thread's own: UCX asks CUDA for the current one when it starts, and when
+    memory is registered."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,6 +99,8 @@ class Buffers:
     def cut(self, agent: Registrar, buffer: Buffer, size: int) -> Any:
         """The prepared list of stretches of `size` bytes that lie in the buffer end to end."""
         if size not in buffer.cut_by:
+            if len(buffer.cut_by) >= MAX_CUTS:
+                buffer.cut_by.clear()
             start, count = buffer.memory.data_ptr(), buffer.num_bytes // size
             grid = np.array([(start, size, self._index, size, count)], dtype=np.uint64)
             buffer.cut_by[size] = agent.prep_xfer_dlist(OWN, grid, self._mem_type)

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import struct
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -40,10 +39,10 @@ from baton.kv_transfer.handoff.transport import LentPiece, Parcel
 from baton.kv_transfer.transport.control.ahead import ahead
 from baton.kv_transfer.transport.control.client import Announced, ControlClient
 from baton.kv_transfer.transport.daemon import DaemonThread
-from baton.kv_transfer.transport.nixl.buffers import BuffersInUse, place_of
+from baton.kv_transfer.transport.nixl.arena import Arena, ticket_of
+from baton.kv_transfer.transport.nixl.buffers import BuffersInUse, bind_thread, place_of
 from baton.kv_transfer.transport.nixl.reads import (
     Agent,
-    Grid,
     Landed,
     Name,
     NixlReads,
@@ -55,71 +54,12 @@ PATIENCE_S = 10.0
 MAX_PEERS = 64
 """Beyond it the one that was not used for longest is forgotten, unless it is in use."""
 
-_SPAN = struct.Struct("<II")  # where in its block a view begins, and how long it is
 CreateAgent = Callable[[str], Agent]
-
-
-class _Arena(msgspec.Struct, frozen=True):
-    """P's answer: how to reach its memory."""
-
-    agent: bytes
-    planes: list[int]
-    """Addresses."""
-    num_blocks: int
-    block_bytes: list[int]
-    """Bytes of a block, by plane."""
-    mem_type: str
-    device: int
-
-    def where(self, announced: Announced) -> tuple[Grid, list[int]]:
-        """The memory that the planes of a piece lie in, and which of its stretches the blocks are.
-
-        Raises TransferError for what is not in the arena.
-        """
-        message = announced.message
-        try:
-            offset, size = _SPAN.unpack_from(message.ticket)
-            blocks = memoryview(message.ticket)[_SPAN.size :].cast("I")
-        except (struct.error, TypeError) as error:
-            raise TransferError(f"a ticket that cannot be read: {error}") from error
-        first, stop = message.plane, message.plane + announced.num_planes
-        is_inside = (
-            len(blocks) == message.num_blocks > 0
-            and size > 0
-            and first < stop <= len(self.planes)
-            and {*self.block_bytes[first:stop]} == {self.block_bytes[first]}
-            and offset + size <= self.block_bytes[first]
-            and max(blocks) < self.num_blocks
-        )
-        if not is_inside:
-            raise TransferError("a ticket for what is not in the sender's memory")
-        first_alike, stop_alike = self._alike(first)
-        grid = Grid(
-            starts=tuple(start + offset for start in self.planes[first_alike:stop_alike]),
-            count=self.num_blocks,
-            size=size,
-            stride=self.block_bytes[first],
-            mem_type=self.mem_type,
-            device=self.device,
-        )
-        rows = range(
-            (first - first_alike) * self.num_blocks, (stop - first_alike) * self.num_blocks
-        )
-        return grid, [row + block for row in rows[:: self.num_blocks] for block in blocks]
-
-    def _alike(self, plane: int) -> tuple[int, int]:
-        """The planes around this one whose blocks are as long: one grid serves all of them."""
-        sizes, first, stop = self.block_bytes, plane, plane + 1
-        while first and sizes[first - 1] == sizes[plane]:
-            first -= 1
-        while stop < len(sizes) and sizes[stop] == sizes[plane]:
-            stop += 1
-        return first, stop
 
 
 class _Peer(msgspec.Struct, frozen=True):
     name: Name
-    arena: _Arena
+    arena: Arena
 
 
 @dataclass(slots=True, eq=False)
@@ -251,7 +191,7 @@ class NixlTransport:
         sender, receiver = request.sender_epoch, request.receiver_epoch
         answer = await self._control.meet(address, self.name, sender, receiver)
         try:
-            arena = msgspec.msgpack.decode(answer, type=_Arena)
+            arena = msgspec.msgpack.decode(answer, type=Arena)
         except msgspec.DecodeError as error:
             raise TransportFailed(f"an answer that cannot be read: {error}") from error
         return _Peer(await self._agent().add_peer(arena.agent), arena)
@@ -294,8 +234,7 @@ class NixlSending:
         self._agent: Agent | None = None
 
     async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
-        span = _SPAN.pack(piece.block_offset, piece.num_bytes // len(piece.views))
-        return Parcel(ticket=span + struct.pack(f"={len(piece.blocks)}I", *piece.blocks))
+        return Parcel(ticket=ticket_of(piece))
 
     async def meet(self, receiver_epoch: Epoch, payload: bytes) -> bytes:
         if self._introduction is None:
@@ -314,7 +253,9 @@ class NixlSending:
     def _introduce(self) -> bytes:
         """On the thread: to start UCX and register much memory takes a while."""
         arena = self._arena
-        mem_type, index = place_of(torch.device(arena.device))
+        device = torch.device(arena.device)
+        bind_thread(device)
+        mem_type, index = place_of(device)
         addresses = [plane.data_ptr() for plane in arena.planes]
         agent = self._create(f"baton-{secrets.token_hex(8)}")
         sizes = [arena.num_blocks * size for size in arena.block_bytes]
@@ -324,7 +265,7 @@ class NixlSending:
         agent.register_memory(stretches, mem_type)
         self._agent = agent
         return msgspec.msgpack.encode(
-            _Arena(
+            Arena(
                 agent=agent.get_agent_metadata(),
                 planes=addresses,
                 num_blocks=arena.num_blocks,

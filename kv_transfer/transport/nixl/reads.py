@@ -31,7 +31,13 @@ import torch
 from torch import Tensor
 
 from baton.core.errors import TransferCut, TransportFailed
-from baton.kv_transfer.transport.nixl.buffers import CPU, Buffer, Buffers, Registrar
+from baton.kv_transfer.transport.nixl.buffers import (
+    CPU,
+    Buffer,
+    Buffers,
+    Registrar,
+    bind_thread,
+)
 
 MIN_POLL_S, MAX_POLL_S = 0.0001, 0.002
 CLOSING_S = 1.0
@@ -120,6 +126,7 @@ class NixlReads:
         # What follows is the thread's.
         self._agent: Agent | None = None
         self._why_none = "it was closed"
+        self._device = device
         self._buffers = Buffers(device)
         self._grids: dict[Name, dict[Grid, Any]] = {}
         """Prepared lists of peers."""
@@ -166,6 +173,7 @@ class NixlReads:
 
     def _run(self, create: Callable[[], Agent]) -> None:
         try:
+            bind_thread(self._device)
             self._agent = create()
         except Exception as error:
             self._why_none = str(error)

@@ -16,6 +16,7 @@ from tests.engine.memory.ordered_cuda import OrderedCuda, pretend
 from torch.overrides import TorchFunctionMode
 
 from baton.core.kv_layout import KvLayout
+from baton.core.kv_pool import DeviceWrite
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.memory.kv_staging import KvStaging
 from baton.engine.ranks.sharded_cache import ShardedCache
@@ -134,17 +135,19 @@ def test_rows_on_the_device_are_summed_up_and_put_but_for_those_that_are_wrong()
     plain, blocks, size = KvCache(whole, NUM_BLOCKS), [2, 0], whole.layer_block_bytes
     data = memoryview(os.urandom(4 * size))
     rows = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(4, size)
-    told: list[bytes] = []
+    writes = [DeviceWrite(blocks, range(1), rows[:2]), DeviceWrite(blocks, range(1, 2), rows[2:])]
+    told = b""
 
-    def judge(checksums: bytes) -> list[int]:
-        told.append(checksums)
-        return [1]
+    def judge(number: int, checksums: bytes) -> list[int]:
+        nonlocal told
+        told += checksums
+        return [] if number else [1]
 
     assert cache.device_rows is not None
-    cache.device_rows.write_rows(blocks, range(2), rows, whole.unit_bytes, judge)
+    cache.device_rows.write_rows(writes, whole.unit_bytes, judge)
 
     fills = [data[at : at + size] for at in range(0, 4 * size, size)]
-    assert told == [unit_checksums(data, whole.unit_bytes)]
+    assert told == unit_checksums(data, whole.unit_bytes)
     fills[1] = memoryview(bytes(size))
     for (plane, block), fill in zip(product(range(2), blocks), fills, strict=True):
         plain.write(block, plane, fill)
@@ -157,7 +160,7 @@ def test_rows_on_the_device_are_summed_up_and_put_but_for_those_that_are_wrong()
     sums = cache.device_rows.checksums(blocks, range(2), part, whole.unit_bytes)
     assert sums == checksums_of([fill[part] for fill in fills], whole.unit_bytes)
     with pytest.raises(ValueError, match="bytes for"):
-        cache.device_rows.write_rows([1], range(2), rows, whole.unit_bytes, judge)
+        cache.device_rows.write_rows([DeviceWrite([1], range(2), rows)], whole.unit_bytes, judge)
 
 
 def test_latents_are_written_to_all_ranks_and_read_from_one() -> None:
