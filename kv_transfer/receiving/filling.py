@@ -156,6 +156,15 @@ class Filling:
         return sum(slots.num_missing for slots in self._slots)
 
     @property
+    def num_missing_bytes(self) -> int:
+        """Bytes of these, of the average plane."""
+        streams = zip(self.reservation.streams, self._slots, strict=True)
+        return sum(
+            slots.num_missing * stream.placement.arriving.block_bytes // stream.wanted.num_planes
+            for stream, slots in streams
+        )
+
+    @property
     def num_verified(self) -> int:
         """Leading tokens whose KV is here in all planes: it came, or was cached before."""
         with self._lock:
