@@ -175,9 +175,8 @@ class PrefillWorker:
                     message.output
                 )
             known = (*message.prompt, *message.output)
-            async with self.core.kv.prefix_of(
-                known, message.salt, message.source, tenant=message.tenant
-            ):
+            sources = () if message.source is None else (message.source,)
+            async with self.core.kv.prefix_of(known, message.salt, sources, tenant=message.tenant):
                 await self._thread.call(lambda: self._begin(prompt))
         except Exception as error:
             prompt.events.put_nowait(error)

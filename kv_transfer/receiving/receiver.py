@@ -12,9 +12,8 @@ the pool; the filling of a lease (`filling.py`), which has a lock, may be used a
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
@@ -28,7 +27,8 @@ from baton.kv_transfer.handoff.messages import Outcome
 from baton.kv_transfer.handoff.outcomes import Ended, RecentOutcomes
 from baton.kv_transfer.handoff.reservation import KvSource, Reservation, ReservedStream, WantedKv
 from baton.kv_transfer.layouts.plan import RankStream, placement, plan_streams
-from baton.kv_transfer.receiving.filling import FillCounters, Filling
+from baton.kv_transfer.receiving.counters import ReceiverCounters
+from baton.kv_transfer.receiving.filling import Filling
 
 
 class AbortReason(StrEnum):
@@ -50,19 +50,6 @@ class ReceiverConfig:
     def __post_init__(self) -> None:
         if not 0 < self.max_leased_fraction <= 1:
             raise ValueError(f"max_leased_fraction must be in (0, 1]: {self.max_leased_fraction}")
-
-
-@dataclass(slots=True, kw_only=True)
-class ReceiverCounters(FillCounters):
-    num_reserved: int = 0
-    num_refused: int = 0
-    """Reservations that did not fit."""
-    num_sealed: int = 0
-    num_adopted: int = 0
-    num_aborted: Counter[str] = field(default_factory=Counter)
-    """Aborted transfers by reason."""
-    num_kept_tokens: int = 0
-    """Tokens of these that came, and stayed in the prefix cache."""
 
 
 class Receiver:
