@@ -149,7 +149,7 @@ class Attending {
       attend_many(tile, first, count, keys, values);
   }
 
-  static bool is_few(const Tile& tile) { return tile.rows() <= FEW_ROWS; }
+  bool is_few(const Tile& tile) const { return tile.rows() <= problem_.few_rows(); }
 
   void attend_few(int64_t rows, int64_t first, int64_t count, const uint8_t* const* keys,
                   const uint8_t* const* values) {

@@ -161,7 +161,7 @@ void with_kind(Items kind, Call call) {
 void score_few_bytes(Items kind, int64_t rows, Cells queries, const uint8_t* const* keys, int64_t num_cells,
                      Floats scores, Upcoming& upcoming) {
   with_kind(kind, [&]<Items KIND>(std::integral_constant<Items, KIND>) {
-    with_rows<int(FEW_ROWS)>(rows, [&]<int ROWS>(std::integral_constant<int, ROWS>) {
+    with_rows<int(FEW_BYTE_ROWS)>(rows, [&]<int ROWS>(std::integral_constant<int, ROWS>) {
       score_rows<KIND, ROWS>(queries, keys, num_cells, scores, upcoming);
     });
   });
@@ -170,13 +170,10 @@ void score_few_bytes(Items kind, int64_t rows, Cells queries, const uint8_t* con
 void mix_few_bytes(Items kind, int64_t rows, const Cell* weights, const uint8_t* const* values, int64_t depth,
                    int64_t width, const float* factors, Floats out, Upcoming& upcoming) {
   with_kind(kind, [&]<Items KIND>(std::integral_constant<Items, KIND>) {
-    for (int64_t row = 0; row < rows; row += MIXED_ROWS) {
-      const int64_t count = std::min<int64_t>(rows - row, MIXED_ROWS);
-      with_rows<MIXED_ROWS>(count, [&]<int ROWS>(std::integral_constant<int, ROWS>) {
-        mix_rows<KIND, ROWS>(weights + row * WEIGHT_CELLS<bf16>, values, depth, width, factors + row,
-                             {out.floats + row * out.stride, out.stride}, upcoming);
-      });
-    }
+    in_parts<MIXED_ROWS>(rows, [&]<int ROWS>(std::integral_constant<int, ROWS>, int64_t row) {
+      mix_rows<KIND, ROWS>(weights + row * WEIGHT_CELLS<bf16>, values, depth, width, factors + row,
+                           {out.floats + row * out.stride, out.stride}, upcoming);
+    });
   });
 }
 

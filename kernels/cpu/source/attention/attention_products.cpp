@@ -37,6 +37,7 @@ inline Lanes add_product(Lanes sum, Words a, Words b) {
 
 // As many rows and vectors at once as their sums stay in registers.
 constexpr int TILE_ROWS = LANES == 16 ? 8 : 4;
+constexpr int SCORED_ROWS = 8;
 constexpr int tile_vectors(int rows) { return LANES == 4 || rows < TILE_ROWS ? 4 : 2; }
 constexpr int mix_vectors(int rows) {
   if (LANES == 16) return rows <= 2 ? 8 : rows <= 4 ? 4 : 2;
@@ -245,21 +246,19 @@ void multiply(int64_t rows, const Cell* a, int64_t group_stride, Cells b, int64_
 template <typename T>
 void score_few(int64_t rows, Cells queries, const uint8_t* const* keys, int64_t num_cells, Floats scores,
                Upcoming& upcoming) {
-  with_rows<int(FEW_ROWS)>(rows, [&]<int ROWS>(std::integral_constant<int, ROWS>) {
-    score_rows<T, ROWS>(queries, keys, num_cells, scores, upcoming);
+  in_parts<SCORED_ROWS>(rows, [&]<int ROWS>(std::integral_constant<int, ROWS>, int64_t row) {
+    score_rows<T, ROWS>({queries.cells + row * queries.stride, queries.stride}, keys, num_cells,
+                        {scores.floats + row * scores.stride, scores.stride}, upcoming);
   });
 }
 
 template <typename T>
 void mix_few(int64_t rows, const Cell* weights, const uint8_t* const* values, int64_t depth, int64_t width,
              const float* factors, Floats out, Upcoming& upcoming) {
-  for (int64_t row = 0; row < rows; row += TILE_ROWS) {
-    const int64_t count = std::min<int64_t>(rows - row, TILE_ROWS);
-    with_rows<TILE_ROWS>(count, [&]<int ROWS>(std::integral_constant<int, ROWS>) {
-      mix_rows<T, ROWS>(weights + row * WEIGHT_CELLS<T>, values, depth, width, factors + row,
-                        {out.floats + row * out.stride, out.stride}, upcoming);
-    });
-  }
+  in_parts<TILE_ROWS>(rows, [&]<int ROWS>(std::integral_constant<int, ROWS>, int64_t row) {
+    mix_rows<T, ROWS>(weights + row * WEIGHT_CELLS<T>, values, depth, width, factors + row,
+                      {out.floats + row * out.stride, out.stride}, upcoming);
+  });
 }
 
 void group_queries(const uint8_t* const* rows, int64_t num_cells, Cell* groups) {

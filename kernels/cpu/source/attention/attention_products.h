@@ -6,6 +6,7 @@
 // types take the same loops, and differ in what happens to a pair of cells.
 #pragma once
 
+#include "lanes.h"
 #include "simd.h"
 #include "upcoming.h"
 
@@ -49,7 +50,7 @@ void multiply(int64_t rows, const Cell* a, int64_t group_stride, Cells b, int64_
 // interleaved, in registers, and used at once. Each sum runs over the same cells in the same order as in
 // `multiply`, so it is the same to the last bit. What will be read next is fetched meanwhile: as many lines
 // as are used, half of them with the keys.
-constexpr int64_t FEW_ROWS = 8;
+constexpr int64_t FEW_ROWS = LANES == 16 ? 16 : 8;
 
 // scores [rows][CHUNK] = queries [rows][num_cells] times CHUNK keys.
 template <typename T>

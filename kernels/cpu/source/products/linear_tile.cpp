@@ -70,7 +70,7 @@ void multiply_rows(int64_t rows, const T* x, int64_t x_stride, const T* panel, i
       return multiply_bf16_by_tiles(rows, factors, {ahead.next, ahead.advance}, sums);
     }
   }
-  multiply_some<MAX_TILE_ROWS>(rows, x, x_stride, panel, num_steps, ahead, sums);
+  multiply_some<MAX_PLAIN_ROWS>(rows, x, x_stride, panel, num_steps, ahead, sums);
 }
 
 template void multiply_rows(int64_t, const float*, int64_t, const float*, int64_t, Ahead<1>, float*);
