@@ -88,10 +88,15 @@ def request_holder(request_id: str) -> Holder:
 
 class PrefillReplica:
     def __init__(
-        self, *, num_blocks: int = 32, layout: KvLayout = LAYOUT, config: SenderConfig | None = None
+        self,
+        *,
+        num_blocks: int = 32,
+        layout: KvLayout = LAYOUT,
+        config: SenderConfig | None = None,
+        device: str = "cpu",
     ) -> None:
         self.layout = layout
-        self.cache = KvCache(layout, num_blocks)
+        self.cache = KvCache(layout, num_blocks, device)
         self.pool = BlockPool(self.cache)
         self.on_ended: Callable[[TransferId], None] = lambda _: None
         self.sender = Sender(
@@ -175,10 +180,11 @@ class DecodeReplica:
         num_blocks: int = 32,
         layout: KvLayout = LAYOUT,
         config: ReceiverConfig | None = None,
+        device: str = "cpu",
     ) -> None:
         self.layout = layout
         self.clock = ManualClock()
-        self.cache = KvCache(layout, num_blocks)
+        self.cache = KvCache(layout, num_blocks, device)
         self.pool = BlockPool(self.cache)
         self.receiver = Receiver(self.pool, new_epoch(), config)
         self.requests: dict[TransferId, tuple[int, ...]] = {}

@@ -92,7 +92,7 @@ def unaltered(number: int, piece: KvPiece) -> KvPiece:
 class World:
     """P and D, each with an engine's thread, joined by one transport."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what both sides are like, each by name
         self,
         name: str,
         alter: Alter,
@@ -101,12 +101,13 @@ class World:
         fetching: FetchConfig = QUICK,
         *,
         joins_planes: bool = False,
+        device: str = "cpu",
     ) -> None:
         self.name = name
         # Small readings and pieces, so that a prompt is several of each.
         limits = SenderConfig() if joins_planes else SenderConfig(max_blocks_per_read=4)
-        self.prefill = PrefillReplica(config=limits, layout=layout)
-        self.decode = DecodeReplica(layout=decode_layout)
+        self.prefill = PrefillReplica(config=limits, layout=layout, device=device)
+        self.decode = DecodeReplica(layout=decode_layout, device=device)
         self.decode.sender_layout = layout
         self.on_p, self.on_d = OneThread(), OneThread()
         max_piece_bytes = 1 << 20 if joins_planes else 2 * LAYOUT.layer_block_bytes
@@ -117,7 +118,8 @@ class World:
         self.address = "prefill"
         self._server: grpc.aio.Server | None = None
         self.halves: list[SendingHalf] = []
-        self.parts = TransportParts(switchboard=self.switchboard)
+        own_device = self.decode.cache.arena.device
+        self.parts = TransportParts(switchboard=self.switchboard, device=own_device)
         self.inner = create_transport(name, self.parts)
         self.transport = Altering(self.inner, alter)
         self.fetcher = Fetcher(
@@ -202,7 +204,7 @@ class World:
 
 
 @asynccontextmanager
-async def connected(
+async def connected(  # noqa: PLR0913 - what both sides are like, each by name
     name: str,
     *,
     alter: Alter = unaltered,
@@ -210,12 +212,21 @@ async def connected(
     decode_layout: KvLayout | None = None,
     fetching: FetchConfig = QUICK,
     joins_planes: bool = False,
+    device: str = "cpu",
 ) -> AsyncIterator[World]:
-    """With P's layout on D as well, unless D has another.
+    """With P's layout on D as well, unless D has another; the KV of both is on `device`.
 
     `joins_planes`: a piece is of all planes that are alike, where the transport takes such.
     """
-    it = World(name, alter, layout, decode_layout or layout, fetching, joins_planes=joins_planes)
+    it = World(
+        name,
+        alter,
+        layout,
+        decode_layout or layout,
+        fetching,
+        joins_planes=joins_planes,
+        device=device,
+    )
     await it.start_serving()
     try:
         yield it

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from tests.kv_transfer.replicas import LAYOUT, PROMPT
 from tests.kv_transfer.transport.nixl.test_nixl import Handle, ObedientAgent, Stretch
@@ -119,6 +120,7 @@ async def on_devices(
     *,
     is_looked_at: bool = False,
 ) -> AsyncIterator[World]:
+    """`is_looked_at`: whether D may copy bytes of pieces to the host."""
     kind = TransportKind(
         lambda parts: NixlTransport(
             ControlClient(parts.channels), fabric.create, parts.device, is_on_device=True
@@ -151,6 +153,28 @@ async def test_no_byte_of_kv_comes_to_this_host_and_a_wrong_one_is_read_again(
 
         kv_bytes = WIDE.num_blocks_for(len(PROMPT)) * WIDE.block_bytes
         assert (report.num_bytes, report.num_asked_again) == (2 * kv_bytes, 1)
+        await it.on_d.call(it.decode.adopt)
+        assert it.decode.holds_kv()
+        await it.assert_nothing_is_left()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["nixl", "grpc"])
+async def test_on_a_gpu_kv_comes_by_the_library_and_by_the_host(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "nixl":
+        pytest.importorskip("nixl")
+        monkeypatch.setattr(DeviceBlocks, "__getitem__", on_host)
+    async with connected(name, layout=WIDE, joins_planes=True, device="cuda") as it:
+        reservation = await it.grant()
+        await it.compute()
+
+        report = await it.fetch(reservation)
+
+        kv_bytes = WIDE.num_blocks_for(len(PROMPT)) * WIDE.block_bytes
+        assert (report.num_bytes, report.num_asked_again) == (kv_bytes, 0)
         await it.on_d.call(it.decode.adopt)
         assert it.decode.holds_kv()
         await it.assert_nothing_is_left()
