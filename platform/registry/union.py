@@ -6,9 +6,9 @@
     one began anew           those its last incarnation knew count as said by it until it has had
                              time to hear everybody; one that begins again and again gets that once
 
-Each registry hears each replica, and they say nothing to each other: so a registry that some
-replicas cannot reach takes nobody away, and one that comes back with an old list brings nobody back
-for longer than it takes to find them silent, by its own monotonic clock.
+Each registry hears each replica, and goes by no other one: so a registry that some replicas cannot
+reach takes nobody away, and one that comes back with an old list brings nobody back for longer than
+it takes to find them silent, by its own monotonic clock.
 
 Where they differ about one replica it counts as ready: one that drains says so itself, on its
 streams.

@@ -256,10 +256,13 @@ async def test_a_registry_that_hangs_holds_up_none_of_the_others(
         first = await watch.watch(None, -1)
         lively.heartbeat(make_replica("b"))
         second = await watch.watch(first.incarnation, first.version)
+        monkeypatch.setattr(union_watch, "WATCH_S", 0.01)
+        third = await watch.watch(second.incarnation, second.version)  # nothing is new
         await until(lambda: watch.told()[0]["trouble"])
 
     watch.close()
-    assert [len(one.replicas) for one in (first, second)] == [1, 2]
+    assert [len(one.replicas) for one in (first, second, third)] == [1, 2, 2]
+    assert third.version == second.version > first.version
     assert [one["is_heard"] for one in watch.told()] == [False, True]
 
 
