@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.core.replicas import ReplicaAddress
 from baton.core.tracing import Span
@@ -91,8 +91,10 @@ class Pulling:
 
     def _take_note(self, generating: Generating, brought_in: FetchedPrefix) -> None:
         generating.num_pulled += brought_in.num_new
-        if brought_in.report is not None:
-            generating.transfer = brought_in.report
+        if (report := brought_in.report) is not None:
+            # Or the router would take a handoff that ended early for a quick one.
+            whole_ms = generating.lost_ms + report.transfer_ms
+            generating.transfer = replace(report, transfer_ms=whole_ms)
         if brought_in.note:
             generating.notes.append(brought_in.note)
 

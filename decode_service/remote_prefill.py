@@ -81,6 +81,7 @@ class RemotePrefill:
         asking = generating.span.child("ask for prefill", "client")
         request = self._request(generating, transfer_id, peer, asking)
         fetching: asyncio.Task[TransferReport] | None = None
+        opened_at = self.clock()
         events = self.client.prefill(peer, request)
         watch = SourceWatch(self.patience, peer)
         try:
@@ -93,6 +94,7 @@ class RemotePrefill:
                     watch.granted()
                     generating.num_cached_by_sender = granted.num_cached
                     generating.is_arriving = True
+                    opened_at = self.clock()
                     fetching = await self._start_fetch(generating, peer, granted, watch)
                     done = await self._next(events, PrefillDone, peer, watch)
                     self._check_done(done, request, peer)
@@ -111,6 +113,7 @@ class RemotePrefill:
             asking.end(str(error))
             self._release(transfer_id, AbortReason.FAILED)
             if generating.prefill is not None:
+                generating.lost_ms = (self.clock() - opened_at) * 1e3
                 await self._note_kept(generating, transfer_id)
             _raise_cause(fetching)
             raise

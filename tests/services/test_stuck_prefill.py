@@ -162,6 +162,7 @@ async def test_of_kv_that_stops_to_come_what_has_come_is_kept_and_the_rest_alone
 ) -> None:
     monkeypatch.setattr(pieces, "MAX_SPAN_BLOCKS", 4)  # five pieces or more
     monkeypatch.setattr(pulling, "MIN_ASKED_TOKENS", 4)
+    monkeypatch.setattr(source_patience, "LATE_PART", 1.0)
     chaotic = {"chaos": {"enabled": True}}
     async with running_fleet(prefill=2, decode=2, changes=chaotic) as fleet:
         source, *peers = (at(fleet, name) for name in ("decode-3", "prefill-1", "prefill-2"))
@@ -190,6 +191,7 @@ async def test_of_kv_that_stops_to_come_what_has_come_is_kept_and_the_rest_alone
         # Of the named source the prefill replica, too, had all full blocks but the last.
         num_there = 4 if second == "the named source" else len(PROMPT)
         num_here = 0 if is_found else num_missing
+        assert (receipt.transfer_ms >= 100) == is_found  # the silence is part of it
         assert receipt.computed_tokens == num_there + num_here + num_told - 1
         metrics = fleet.replicas[ReplicaId("decode-4")].worker.metrics()
         assert metrics["kv_tokens_kept_total"] == num_kept
