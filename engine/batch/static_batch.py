@@ -69,6 +69,7 @@ class PassLimits:
 
 
 DEFAULT_LIMITS = PassLimits()
+MAX_KEPT_VIEWS = 256
 
 
 class _Words:
@@ -81,6 +82,17 @@ class _Words:
             self._host = torch.zeros(count, dtype=torch.int64, pin_memory=device.type == "cuda")
         memory = (ctypes.c_int64 * count).from_address(self._host.data_ptr())
         self.words = memoryview(memory).cast("B").cast("q")
+        self._views: dict[int, Tensor] = {}
+        """Of few words, by their number: to make one takes longer than to write them."""
+
+    def first(self, count: int) -> Tensor:
+        """The first `count` of them."""
+        view = self._views.get(count)
+        if view is None:
+            view = self.tensor[:count]
+            if count <= MAX_KEPT_VIEWS:
+                self._views[count] = view
+        return view
 
     def write(self, start: int, values: array[int]) -> None:
         self.words[start : start + len(values)] = memoryview(values)
@@ -229,4 +241,4 @@ class StaticBatch:
 def _written(words: _Words, values: array[int]) -> Tensor:
     words.write(0, values)
     words.upload(len(values))
-    return words.tensor[: len(values)]
+    return words.first(len(values))
