@@ -48,7 +48,7 @@ class CachePlan:
                 self.layout.num_blocks_for(8),
             ),
             max_drafted=self.max_drafted,
-            max_run=self.max_run,
+            max_run=min(self.max_run, longest),
             micro_batch_tokens=self.scheduler.micro_batch_tokens,
             graph_sizes=self.graph_sizes,
         )

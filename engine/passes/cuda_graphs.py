@@ -74,6 +74,10 @@ class DecodeGraphs:
         self.taps = taps
         self._batch = batch
         self._block_size = cache.layout.block_size
+        self.max_context = batch.limits.max_blocks * self._block_size
+        """Tokens of a request, those made up behind it included."""
+        if model.positions is not None:
+            self.max_context = min(self.max_context, model.positions.size)
         self._spare_block = spare_block
         self._capture = capture
         self._graphs: dict[GraphSize, tuple[Graph, Outputs]] = {}
@@ -82,6 +86,7 @@ class DecodeGraphs:
         """The decoding whose rows, and rows for nobody behind them, lie in the batch."""
         sizes = batch.limits.graph_sizes
         sizes = all_sizes(batch.limits) if sizes is None else sizes
+        sizes = tuple(size for size in sizes if size.run <= self.max_context)
         sizes = tuple(sorted(sizes, key=lambda size: size.num_rows))
         for size in reversed(sizes):
             chunks = [nobody(size.run, spare_block, self._block_size)] * size.num_requests
@@ -135,11 +140,10 @@ class DecodeGraphs:
     def _verifies(self, chunks: Sequence[Chunk], size: GraphSize) -> bool:
         """Whether all tokens' outputs are wanted, those made up find room behind each request, and
         they are not too many."""
-        most = self._batch.limits.max_blocks * self._block_size
         num_tokens = 0
         for tokens, start, _, num_outputs, _ in chunks:
             num_tokens += len(tokens)
-            if num_outputs != len(tokens) or start + size.run > most:
+            if num_outputs != len(tokens) or start + size.run > self.max_context:
                 return False
         return size.num_rows <= max(FEW_ROWS, 2 * num_tokens)
 

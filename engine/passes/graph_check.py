@@ -61,7 +61,8 @@ def _difference(
         _write(past, model, cache)
     for size in _checked(graphs.sizes):
         with launched_by_all(ranks):
-            chunks = _checked_rows(size, past, cache, spare_block)
+            most = (graphs.max_context - size.run) // cache.layout.block_size
+            chunks = _checked_rows(size, past[:most], len(past), cache, spare_block)
             hidden = graphs.forward(chunks, size)
             logits = graphs.logits_of(hidden)
             assert logits is not None
@@ -109,16 +110,18 @@ def _own_blocks(size: GraphSize, cache: KvCache) -> int:
     return -(-size.run // cache.layout.block_size)
 
 
-def _checked_rows(size: GraphSize, past: range, cache: KvCache, spare_block: int) -> list[Chunk]:
-    """Requests that share a past, each up to another block, and then have blocks of their own; of
-    drafts one has fewer than the next.
+def _checked_rows(
+    size: GraphSize, past: range, first_own: int, cache: KvCache, spare_block: int
+) -> list[Chunk]:
+    """Requests that share a past, each up to another block, and then have blocks of their own, from
+    `first_own` on; of drafts one has fewer than the next.
 
     Those that no block is left for are as rows for nobody.
     """
     rows: list[Chunk] = []
     num_own = _own_blocks(size, cache)
     for row in range(size.num_requests):
-        own = range(len(past) + row * num_own, len(past) + (row + 1) * num_own)
+        own = range(first_own + row * num_own, first_own + (row + 1) * num_own)
         if own.stop > cache.num_blocks:
             break
         shared = past[: len(past) - row * 5 % (len(past) + 1)]

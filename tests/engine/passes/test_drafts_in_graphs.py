@@ -52,7 +52,7 @@ def drafted(runner: ModelRunner, nums_tokens: Sequence[int]) -> list[Chunk]:
     return chunks
 
 
-@pytest.mark.parametrize("family", ["llama", "deepseek v3.2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "deepseek v3.2"])
 @pytest.mark.parametrize("nums_tokens", [[4], [1, 4, 2], [3, 3, 1, 2, 3]])
 @torch.inference_mode()
 def test_drafts_are_verified_by_a_graph_as_by_the_model(
@@ -114,6 +114,19 @@ def test_which_drafts_have_a_graph(folder: Path) -> None:
     end = 8 * BLOCK_SIZE
     assert size_for(Chunk([1] * 3, end - 3, range(8), 3)) == GraphSize(1, 3)
     assert size_for(Chunk([1] * 3, end - 3, range(8), 3), Chunk([1] * 4, 0, [9], 4)) is None
+
+
+@torch.inference_mode()
+def test_nothing_is_made_up_at_positions_that_a_model_never_learnt(tmp_path: Path) -> None:
+    runner = make_runner(FAMILIES["gpt2"](tmp_path))
+    assert runner.model.positions is not None
+    most = runner.model.positions.size
+    graphs = graphs_of(runner, replace(LIMITS, max_blocks=most), SPARE_BLOCK)
+    short, blocks = Chunk([1] * 4, 3, [0, 1], 4), range(most)
+
+    assert graphs.size_for([short, Chunk([1, 2], most - 4, blocks, 2)]) == GraphSize(2, 4)
+    assert graphs.size_for([short, Chunk([1, 2], most - 3, blocks, 2)]) is None
+    assert disagreement(graphs, runner.model, runner.cache, SPARE_BLOCK) is None
 
 
 @torch.inference_mode()
