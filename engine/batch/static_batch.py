@@ -83,7 +83,7 @@ class _Words:
         memory = (ctypes.c_int64 * count).from_address(self._host.data_ptr())
         self.words = memoryview(memory).cast("B").cast("q")
         self._views: dict[int, Tensor] = {}
-        """Of few words, by their number: to make one takes longer than to write them."""
+        """Views of few words, by their number: to make one takes longer than to write them."""
 
     def first(self, count: int) -> Tensor:
         """The first `count` of them."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
+from tests.kernels.tile_order import sums_of_tiles
 from torch import Tensor
 
 from baton.kernels.cpu.library import library
@@ -34,38 +34,6 @@ from baton.kernels.products.weight import Weight
 LIBRARY = library()
 
 
-def has(tiles: Tiles) -> bool:
-    if LIBRARY is None:
-        return False
-    before = tiles_in_use()
-    answer = use_tiles(LIBRARY, tiles)
-    use_tiles(LIBRARY, before)
-    return answer is Answer.IN_USE
-
-
-KINDS = [
-    pytest.param(
-        tiles, marks=pytest.mark.skipif(not has(tiles), reason=f"no tiles here: {tiles.name}")
-    )
-    for tiles in (Tiles.EMULATED, Tiles.AMX)
-]
-
-
-@pytest.fixture
-def leave_as_found() -> Iterator[None]:
-    before = tiles_in_use()
-    yield
-    if LIBRARY is not None:
-        use_tiles(LIBRARY, before)
-
-
-@pytest.fixture(params=KINDS)
-def tiles(request: pytest.FixtureRequest, leave_as_found: None) -> Tiles:
-    assert LIBRARY is not None
-    use_tiles(LIBRARY, request.param)
-    return cast(Tiles, request.param)
-
-
 def use(wanted: Tiles) -> None:
     assert LIBRARY is not None
     assert use_tiles(LIBRARY, wanted) is Answer.IN_USE
@@ -75,24 +43,6 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def defined(x: Tensor, weight: Tensor) -> NDArray[np.float32]:
-    """By Intel's definition: of each 32 items the even and the odd ones apart, then both, then on.
-
-    A fused multiplication and addition is one of float64, rounded once: of such items it is exact.
-    """
-    padding = (0, -x.shape[1] % 32)
-    a = torch.nn.functional.pad(x, padding).double().numpy()[:, None, :]
-    b = torch.nn.functional.pad(weight, padding).double().numpy()[None, :, :]
-    sums = np.zeros((len(x), len(weight)), np.float32)
-    for first in range(0, a.shape[2], 32):
-        even, odd = np.zeros_like(sums), np.zeros_like(sums)
-        for k in range(first, first + 32, 2):
-            even = (even + a[..., k] * b[..., k]).astype(np.float32)
-            odd = (odd + a[..., k + 1] * b[..., k + 1]).astype(np.float32)
-        sums += even + odd
-    return sums
-
-
 @pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("width", [2, 30, 34, 64, 300])
 def test_sums_are_in_the_order_of_tiles(width: int) -> None:
@@ -100,7 +50,7 @@ def test_sums_are_in_the_order_of_tiles(width: int) -> None:
 
     found = logits(x, pack(weight)).numpy()
 
-    assert np.array_equal(found, defined(x, weight))
+    assert np.array_equal(found, sums_of_tiles(x, weight))
 
 
 @pytest.mark.usefixtures("tiles")

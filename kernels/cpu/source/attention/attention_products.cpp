@@ -4,6 +4,7 @@
 
 #include "attention_pack.h"
 #include "attention_products.h"
+#include "attention_tiles.h"
 #include "neon.h"
 
 namespace {
@@ -215,6 +216,8 @@ void mix_rows(const Cell* weights, const uint8_t* const* values, int64_t depth, 
 template <typename T, Rowwise LAYOUT>
 void multiply(int64_t rows, const Cell* a, int64_t group_stride, Cells b, int64_t depth, int64_t width,
               const float* factors, Floats out) {
+  if (attends_by_tiles<T>())
+    return multiply_by_tiles(rows, {a, group_stride / QUERY_GROUP}, b, depth, width, factors, out);
   for (int64_t row = 0, done; row < rows; row += done) {
     const int64_t left = rows - row;
     const Cell* first = a + row / QUERY_GROUP * group_stride;
@@ -246,6 +249,7 @@ void multiply(int64_t rows, const Cell* a, int64_t group_stride, Cells b, int64_
 template <typename T>
 void score_few(int64_t rows, Cells queries, const uint8_t* const* keys, int64_t num_cells, Floats scores,
                Upcoming& upcoming) {
+  if (attends_by_tiles<T>()) return score_few_as_tiles(rows, queries, keys, num_cells, scores, upcoming);
   in_parts<SCORED_ROWS>(rows, [&]<int ROWS>(std::integral_constant<int, ROWS>, int64_t row) {
     score_rows<T, ROWS>({queries.cells + row * queries.stride, queries.stride}, keys, num_cells,
                         {scores.floats + row * scores.stride, scores.stride}, upcoming);
@@ -255,6 +259,7 @@ void score_few(int64_t rows, Cells queries, const uint8_t* const* keys, int64_t 
 template <typename T>
 void mix_few(int64_t rows, const Cell* weights, const uint8_t* const* values, int64_t depth, int64_t width,
              const float* factors, Floats out, Upcoming& upcoming) {
+  if (attends_by_tiles<T>()) return mix_few_as_tiles(rows, weights, values, depth, width, factors, out, upcoming);
   in_parts<TILE_ROWS>(rows, [&]<int ROWS>(std::integral_constant<int, ROWS>, int64_t row) {
     mix_rows<T, ROWS>(weights + row * WEIGHT_CELLS<T>, values, depth, width, factors + row,
                       {out.floats + row * out.stride, out.stride}, upcoming);

@@ -2,6 +2,9 @@
 //
 // They are compiled once, in attention_products.cpp, for all kinds of attention.
 //
+// Of bfloat16 they go by matrix tiles where the process uses those, in an order of sums of their own:
+// attention_tiles.h.
+//
 // A cell is 32 bits: one float32, or two bfloat16 that lie next to each other along the sum. So both
 // types take the same loops, and differ in what happens to a pair of cells.
 #pragma once
@@ -30,7 +33,7 @@ struct Floats {
 // all of them are found from one address, whatever the width.
 //
 //   WEIGHTS   [rows][WEIGHT_CELLS]                              of a chunk of keys
-//   QUERIES   [rows / QUERY_GROUP][depth][QUERY_GROUP]
+//   QUERIES   [rows / QUERY_GROUP][depth][QUERY_GROUP], for tiles [rows][depth]
 enum class Rowwise { WEIGHTS, QUERIES };
 
 constexpr int64_t CHUNK = 64;  // keys at once
