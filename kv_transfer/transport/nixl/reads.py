@@ -11,8 +11,8 @@ any more stays, with its buffer, until NIXL says that it is over. All calls of a
 one thread: some block while a peer is being connected to, and completions have to be polled for.
 
 What is read is named by numbers in a `Grid`, of which NIXL keeps a prepared list for each peer:
-that takes a third of the time of a list made for each read, and blocks that are neighbours are read
-as one. Bytes land where the buffers are: on a GPU they never see this host's memory.
+that takes less than half of the time of a list made for each read, and blocks that are neighbours
+are read as one. Bytes land where the buffers are: on a GPU they never see this host's memory.
 """
 
 from __future__ import annotations

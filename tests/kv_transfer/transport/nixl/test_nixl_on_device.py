@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.kv_transfer.replicas import LAYOUT, PROMPT
+from tests.kv_transfer.replicas import LAYOUT, PROMPT, TRANSFER
 from tests.kv_transfer.transport.nixl.test_nixl import Handle, ObedientAgent, Stretch
 from tests.kv_transfer.world import World, connected
 
 from baton.core.block_views import DeviceBlocks
-from baton.core.errors import TransferError
+from baton.core.errors import TransferAborted, TransferError
 from baton.core.ids import TransferId
 from baton.core.kv_layout import KvLayout
 from baton.engine.memory.kv_cache import KvCache
 from baton.kv_transfer import transports
+from baton.kv_transfer.receiving.receiver import AbortReason
 from baton.kv_transfer.transport.auto.probe import Prober
 from baton.kv_transfer.transport.control.client import ControlClient
 from baton.kv_transfer.transport.nixl.nixl import NixlSending, NixlTransport
@@ -257,6 +260,35 @@ async def test_a_read_that_was_given_up_writes_to_nobodys_blocks_and_keeps_its_b
                 await asyncio.sleep(0.001)
         await it.on_d.call(lambda: it.decode.adopt(SECOND))
         assert it.decode.holds_kv(SECOND)
+
+
+async def test_blocks_that_a_device_still_writes_stay_in_quarantine_when_their_lease_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with on_devices(monkeypatch, Fabric()) as it:
+        rows = it.decode.cache.device_rows
+        assert rows is not None
+        is_writing, may_end, write_rows = threading.Event(), threading.Event(), rows.write_rows
+
+        def slowly(*arguments: Any) -> None:
+            write_rows(*arguments)
+            is_writing.set()
+            may_end.wait(60)
+
+        monkeypatch.setattr(rows, "write_rows", slowly)
+        reservation = await it.grant()
+        await it.compute()
+        fetching = asyncio.create_task(it.fetch(reservation))
+        await asyncio.to_thread(is_writing.wait, 60)
+
+        await it.on_d.call(lambda: it.decode.receiver.abort(TRANSFER, AbortReason.PRESSURE))
+
+        num_blocks = WIDE.num_blocks_for(len(PROMPT))
+        assert (await it.on_d.call(it.decode.audit)).quarantined == num_blocks
+        may_end.set()
+        with pytest.raises(TransferAborted):
+            await fetching
+        await it.assert_nothing_is_left()
 
 
 async def test_memory_that_nixl_cannot_register_ends_the_transfer_with_its_reason(
