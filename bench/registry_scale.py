@@ -40,9 +40,10 @@ from baton.core.replicas import HEARTBEAT_S, Membership, ReplicaInfo
 from baton.platform.cluster.registry import registry_port
 from baton.platform.cluster.registry.all_registries import AllRegistries
 from baton.platform.cluster.registry.heartbeat_client import HeartbeatClient
-from baton.platform.cluster.registry.registry_actor import RegistryActor, RemoteRegistry
+from baton.platform.cluster.registry.registry_actor import RegistryActor
 from baton.platform.cluster.registry.registry_port import RegistryPort
 from baton.platform.cluster.registry.registry_watch import RegistryWatch
+from baton.platform.cluster.registry.remote_registry import RemoteRegistry
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.live import REGISTRY, divide
 from baton.platform.registry.union_watch import UnionWatch, WatchedRegistry

@@ -16,7 +16,7 @@ from baton.core.errors import InvalidConfig
 from baton.platform.cluster.actor_log import start_actor_log
 from baton.platform.cluster.cluster_secret import cluster_secret
 from baton.platform.cluster.nodes.node_model import find_on_node
-from baton.platform.cluster.registry.registry_actor import Handle, gateways_registry
+from baton.platform.cluster.registry.remote_registry import Handle, gateways_registry
 from baton.platform.cluster.serve_calls import ServeCalls, are_ray_metrics_on
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.config.live import Plain, registry_names, with_live

@@ -20,7 +20,7 @@ from baton.platform.cluster.nodes.node_model import FetchStages, model_here, own
 from baton.platform.cluster.operator_gauges import keep_gauges
 from baton.platform.cluster.own_address import own_address
 from baton.platform.cluster.ranks.ranks import OtherRanks, call_others, together
-from baton.platform.cluster.registry.registry_actor import Handle, replicas_registry
+from baton.platform.cluster.registry.remote_registry import Handle, replicas_registry
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.config.live import Plain, with_live
 from baton.platform.machine.heap import keep_freed_memory

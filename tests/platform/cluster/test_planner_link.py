@@ -16,7 +16,8 @@ from baton.core.metrics import gauge
 from baton.core.step_times import StepTimes
 from baton.gateway.fleet.traffic import ReplicaSpeed, TrafficReport
 from baton.platform.cluster.registry.planner_link import PlannerLink
-from baton.platform.cluster.registry.registry_actor import RegistryActor, RemoteRegistry
+from baton.platform.cluster.registry.registry_actor import RegistryActor
+from baton.platform.cluster.registry.remote_registry import RemoteRegistry
 from baton.platform.planner.planner_metrics import PlannerReply
 from baton.platform.planner.traffic_watch import REPORTS_S
 
