@@ -41,6 +41,7 @@ class ModelOptions(TypedDict, total=False):
     device: str
     load_format: str
     quantize: str
+    deterministic: bool
     streaming: Streaming | None
 
 
@@ -164,7 +165,12 @@ def engine_around(
         own = lead_runner(loaded, plan, taps)
     else:
         cache = KvCache(
-            plan.layout, plan.num_blocks, device, dtype=loaded.info.dtype, limits=plan.limits
+            plan.layout,
+            plan.num_blocks,
+            device,
+            dtype=loaded.info.dtype,
+            limits=plan.limits,
+            is_deterministic=loaded.is_deterministic,
         )
         own = ModelRunner(loaded, cache, taps)
     if loaded.held is not None:

@@ -8,6 +8,7 @@ quantised, they are packed so.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from baton.kernels.experts import quantized_experts as quantized_experts
 from baton.kernels.experts.moe import ExpertWeight
 from baton.kernels.latent_attention.latent_heads import LatentWeights
 from baton.kernels.products import int4_weight, int8_weight
+from baton.kernels.products.fixed_weight import FixedWeight
 from baton.kernels.products.head_linear import PackedHeads
 from baton.kernels.products.packed_weight import can_pack, pack
 from baton.kernels.products.quantized_weight import QuantizedWeight, to_int4, to_int8
@@ -41,9 +43,16 @@ HEADS = ("embed.weight", "head.weight")
 
 
 def install(
-    model: nn.Module, target: str, tensor: Tensor, device: str, quantize: str = "none"
+    model: nn.Module,
+    target: str,
+    tensor: Tensor,
+    device: str,
+    quantize: str = "none",
+    *,
+    is_fixed: bool = False,
 ) -> None:
-    """Make a copy of `tensor` the weight, or the bias, that is called `target`."""
+    """Make a copy of `tensor` the weight, or the bias, that is called `target`; `is_fixed`: what
+    a GPU multiplies a row by gives the same beside any others."""
     prefix, _, name = target.rpartition(".")
     module = model.get_submodule(prefix)
     if isinstance(module, HashRouter) and name in module.integer_names:
@@ -53,8 +62,10 @@ def install(
         kept = module.prepared(tensor.to(device, copy=True))
     elif quantize not in AS_STORED and name == "weight" and may_be_rounded(module):
         kept = _rounded(module, target, tensor, device, quantize)
+        if isinstance(kept, QuantizedWeight):
+            kept = replace(kept, is_fixed=is_fixed)
     else:
-        kept = _keep(module, name, tensor, device)
+        kept = _keep(module, name, tensor, device, is_fixed=is_fixed)
     delattr(module, name)
     setattr(module, name, nn.Parameter(kept, False) if isinstance(kept, Tensor) else kept)
 
@@ -160,10 +171,12 @@ def _quantized_for_gpu(target: str, tensor: Tensor, device: str, way: str) -> Qu
         raise InvalidConfig(f"quantize {way!r}: {target}: {error}; int8 takes it") from error
 
 
-def _keep(module: nn.Module, name: str, tensor: Tensor, device: str) -> Weight:
+def _keep(module: nn.Module, name: str, tensor: Tensor, device: str, *, is_fixed: bool) -> Weight:
     if device == "cpu" and name == "weight" and can_pack(tensor) and _is_multiplied(module):
         return pack(tensor, is_gated=isinstance(module, Linear) and module.is_gated)
-    return tensor.to(device, copy=True, memory_format=torch.contiguous_format)
+    kept = tensor.to(device, copy=True, memory_format=torch.contiguous_format)
+    is_matrix = name == "weight" and _is_multiplied(module)
+    return FixedWeight(kept) if is_fixed and device != "cpu" and is_matrix else kept
 
 
 def may_be_rounded(module: nn.Module) -> bool:

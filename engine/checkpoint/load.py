@@ -19,6 +19,7 @@ import torch
 from baton.core.errors import InvalidConfig
 from baton.core.kv_layout import KvLayout
 from baton.engine.checkpoint.active_parameters import active_parameters
+from baton.engine.checkpoint.deterministic import WORD, check_deterministic
 from baton.engine.checkpoint.dummy import dummy_entries
 from baton.engine.checkpoint.files.tensor_files import StoredEntry, TensorEntry, read_entries
 from baton.engine.checkpoint.fingerprint import fingerprint
@@ -77,6 +78,8 @@ class LoadedModel:
     """The layers of each, if they are several."""
     held: HeldExperts | None = None
     """The experts of this rank, where others have other experts."""
+    is_deterministic: bool = False
+    """Whether a request's results are to follow from it alone on a GPU, too."""
 
     def own(self, layout: KvLayout) -> KvLayout:
         """What this rank keeps of the whole model's KV."""
@@ -102,6 +105,7 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     device: str = "cpu",
     load_format: str = "auto",
     quantize: str = "none",
+    deterministic: bool = False,
     max_model_len: int | None = None,
     streaming: Streaming | None = None,
     progress: Progress | None = None,
@@ -113,10 +117,11 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     `streaming` is what tokens see in layers where they would see all before them.
     The load format `dummy` makes up weights from config.json alone. Weights may be quantised on the
     way, to `int8` or `int4`; those that come quantised are kept so where the device multiplies
-    them, unless quantize is `wide`.
+    them, unless quantize is `wide`. With `deterministic` a GPU adds up in one order, too: see
+    deterministic.py.
     Each rank of `groups` reads its part. Raises CheckpointError, with what was found and what is
-    supported, if it cannot be served, and InvalidConfig if it cannot be quantised for the device or
-    split among so many.
+    supported, if it cannot be served, and InvalidConfig if it cannot be quantised for the device,
+    split among so many, or deterministic.
     """
     config, model, entries, placements = plan_weights(folder, load_format, max_model_len, streaming)
     num_active = active_parameters(model)
@@ -129,6 +134,8 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
             wanted,
         )
     _check_quantize(quantize, device, wanted)
+    if deterministic:
+        check_deterministic(model, config, device, wanted, groups)
     _tell_of_slowness(quantize, device, wanted)
     cutter = None
     stages: Stages = ()
@@ -142,7 +149,7 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     own_entries = {p.source: entries[p.source] for p in placements}
     reading = CheckpointReader(config.heads, placements, own_entries, progress, cutter)
     installer = QuantizedInstaller(
-        placements, own_entries, getattr(torch, wanted), device, quantize
+        placements, own_entries, getattr(torch, wanted), device, quantize, is_fixed=deterministic
     )
     for (target, slot), found in groupby(placements, lambda each: (each.target, each.slot)):
         sources = list(found)
@@ -152,7 +159,7 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
             continue
         with reading.assembled(sources, dtype_of(model, target, wanted)) as tensor:
             if slot is None:
-                install(model, target, tensor, device, quantize)
+                install(model, target, tensor, device, quantize, is_fixed=deterministic)
             else:
                 install_expert(model, target, slot, tensor, device, quantize)
     installer.report()
@@ -163,6 +170,8 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
         rounding = installer.rounding(is_of_experts=groups.mesh.tensor > 1)
     rounding += order_of_sums(device, getattr(torch, wanted))
     rounding += attention_of(device, getattr(torch, wanted))
+    is_deterministic = deterministic and device != "cpu"
+    rounding += WORD if is_deterministic else ""
     return LoadedModel(
         model=model.to(device).eval(),
         info=_info(config, wanted, quantize, fingerprint(config, entries, wanted, rounding)),
@@ -172,6 +181,7 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
         groups=groups,
         stages=stages,
         held=held if held.modules else None,
+        is_deterministic=is_deterministic,
     )
 
 
@@ -229,24 +239,28 @@ def _tell_of_slowness(quantize: str, device: str, dtype: str) -> None:
         logger.warning("nothing is compiled for %s weights in %s: they are slow", quantize, dtype)
 
 
-def check_model(
+def check_model(  # noqa: PLR0913  # what the configuration says of a model
     folder: Path,
     *,
     load_format: str = "auto",
     dtype: str = "auto",
     quantize: str = "none",
+    deterministic: bool = False,
     device: str | None = None,
     streaming: Streaming | None = None,
 ) -> None:
-    """Raise the error that `load_model` would raise, without reading any weights.
+    """Raise the error that `load_model` would raise on one rank, without reading any weights.
 
-    Whether a device multiplies what is quantised is asked only if one is named.
+    Whether a device multiplies what is quantised, and adds up in one order, is asked only if one is
+    named.
     """
-    config, _, entries, placements = plan_weights(folder, load_format, streaming=streaming)
+    config, model, entries, placements = plan_weights(folder, load_format, streaming=streaming)
     declared = _declared_dtype(config, entries[placements[0].source])
     wanted = serving_dtype(dtype, declared, device or "cpu")
     if device is not None:
         _check_quantize(quantize, device, wanted)
+        if deterministic:
+            check_deterministic(model, config, device, wanted)
 
 
 def plan_weights(

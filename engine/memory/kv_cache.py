@@ -46,7 +46,7 @@ class KvCache:
     given the file to read; and memory is used only once a block is written.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what is kept, where, and for which passes
         self,
         layout: KvLayout,
         num_blocks: int,
@@ -55,8 +55,10 @@ class KvCache:
         *,
         dtype: str | None = None,
         limits: PassLimits = DEFAULT_LIMITS,
+        is_deterministic: bool = False,
     ) -> None:
-        """`dtype` is what the model computes in, `limits` those of its passes.
+        """`dtype` is what the model computes in, `limits` those of its passes; `is_deterministic`:
+        what reads it adds up in one order.
 
         On a CPU the `memory` may be that of another process: a descriptor of its file.
         """
@@ -69,6 +71,7 @@ class KvCache:
         self.device = torch.device(device)
         self.dtype = layout.dtype if dtype is None and layout.dtype in WIDE else dtype
         """What the layers' queries are of; None where no model computes over few bits."""
+        self._is_deterministic = is_deterministic
         self.limits = limits
         """The largest pass over it that is prepared for."""
         self._memory: list[memoryview] = []
@@ -231,7 +234,11 @@ class KvCache:
         own, *others = self.layout.planes_of(layer)
         if not self.layout.is_latent:
             assert not others and self.dtype is not None, "side caches are kept beside latents"
-            return LayerKv.of(self._by_plane[own], _torch_dtype(self.dtype))
+            return LayerKv.of(
+                self._by_plane[own],
+                _torch_dtype(self.dtype),
+                is_deterministic=self._is_deterministic,
+            )
         if not others:
             return self._whole[own]
         names = [side.name for side in self.layout.side_caches_of(layer)]

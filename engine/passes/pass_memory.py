@@ -72,7 +72,9 @@ class Device(Protocol):
     def peak_bytes(self, run: Callable[[], None]) -> int:
         """How much more than before is taken while it runs."""
 
-    def scratch(self, layout: KvLayout, num_blocks: int, dtype: str) -> KvCache:
+    def scratch(
+        self, layout: KvLayout, num_blocks: int, dtype: str, *, is_deterministic: bool
+    ) -> KvCache:
         """A cache with a spare block."""
 
     def capture(self) -> Capture: ...
@@ -93,8 +95,12 @@ class CudaDevice:
         torch.cuda.synchronize(self._device)
         return torch.cuda.max_memory_reserved(self._device) - before
 
-    def scratch(self, layout: KvLayout, num_blocks: int, dtype: str) -> KvCache:
-        return KvCache(layout, num_blocks, self._device, dtype=dtype)
+    def scratch(
+        self, layout: KvLayout, num_blocks: int, dtype: str, *, is_deterministic: bool
+    ) -> KvCache:
+        return KvCache(
+            layout, num_blocks, self._device, dtype=dtype, is_deterministic=is_deterministic
+        )
 
     def capture(self) -> Capture:
         return CudaCapture(self._device)
@@ -117,7 +123,9 @@ def measure(
     small_passes = warm_up_passes(limits, layout.block_size, loaded.info.max_model_len)
     every = [*passes, *small_passes]
     blocks = {block for chunks in every for chunk in chunks for block in chunk.blocks}
-    cache = device.scratch(layout, max(blocks) + 1, loaded.info.dtype)
+    cache = device.scratch(
+        layout, max(blocks) + 1, loaded.info.dtype, is_deterministic=loaded.is_deterministic
+    )
 
     def compute(chunks: Sequence[Chunk]) -> Tensor:
         with tried_by_all(ranks):

@@ -3,6 +3,7 @@
     items           on a GPU                on a CPU                 where there is no operator
     wide, 8 bits    rope_kv_write_gpu       rope_kv_write_cpu        rope_kv_write.reference
                     paged_attention_gpu     paged_attention_cpu      paged_attention.by_torch
+    deterministic   fixed_attention_gpu     the same, it is so
     4 bits          -                       int4_kv_write_cpu      rope_kv_write.reference
                                             int4_attention_cpu     int4_attention
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,12 +54,15 @@ class LayerKv:
     attend_by: Attend
 
     @classmethod
-    def of(cls, arena: AnyArena, dtype: torch.dtype) -> LayerKv:
+    def of(cls, arena: AnyArena, dtype: torch.dtype, *, is_deterministic: bool = False) -> LayerKv:
+        """`is_deterministic`: sums are to have one order on a GPU, too."""
         if isinstance(arena, Tensor):
             _, num_heads, _, block_size, width = arena.shape
         else:
             num_heads, block_size, width = arena.units.shape[1], arena.block_size, arena.width
-        described, write_by, attend_by = _operations(arena, dtype, width)
+        described, write_by, attend_by = _operations(
+            arena, dtype, width, is_deterministic=is_deterministic
+        )
         return cls(
             arena=arena,
             dtype=dtype,
@@ -122,7 +127,9 @@ LayerCache = LayerKv | Tensor | LayerArenas
 """The part of the cache that a layer is given: latents as they are, grouped only with a group."""
 
 
-def _operations(arena: AnyArena, dtype: torch.dtype, width: int) -> tuple[Any, Write, Attend]:
+def _operations(
+    arena: AnyArena, dtype: torch.dtype, width: int, *, is_deterministic: bool
+) -> tuple[Any, Write, Attend]:
     """The arena as they take it, what writes, what attends."""
     if isinstance(arena, Int4Arena):
         if _has_operators(dtype, width, arena.open_rows, arena.pass_rows):
@@ -130,11 +137,14 @@ def _operations(arena: AnyArena, dtype: torch.dtype, width: int) -> tuple[Any, W
         return arena, rope_kv_write.reference, int4_attention.int4_attention
     memory = arena if isinstance(arena, Tensor) else arena.units
     if memory.is_cuda:  # Triton, which CPUs do without
-        from baton.kernels.attention import paged_attention_gpu
+        from baton.kernels.attention import fixed_attention_gpu, paged_attention_gpu
         from baton.kernels.cache_write import rope_kv_write_gpu
         from baton.kernels.paging.arena_gpu import PagedCache
 
         cache = PagedCache.of(arena)
+        if is_deterministic:
+            write = partial(rope_kv_write_gpu.rope_kv_write, is_fixed=True)
+            return cache, write, fixed_attention_gpu.fixed_attention
         return cache, rope_kv_write_gpu.rope_kv_write, paged_attention_gpu.paged_attention
     if _has_operators(dtype, width, *((arena,) if isinstance(arena, Tensor) else ())):
         units = CpuArena.of(arena)

@@ -24,7 +24,11 @@ from baton.kernels.attention.softmax_tile_gpu import first_seen, first_top, spli
 from baton.kernels.paging.arena_gpu import load_tile
 from baton.kernels.paging.sequences import Sequences
 
-MERGED_AT_ONCE = 16
+MERGED_AT_ONCE = {False: 16, True: 1}
+"""Splits, by whether their order is fixed: of several, which are added first follows from where the
+first of them lies, and that from the tokens beside."""
+DONE_AT = {False: 1, True: 0}
+"""The splits of a request that needs no merging, likewise: there is none of so few as 0."""
 
 
 def merge_splits(
@@ -34,8 +38,10 @@ def merge_splits(
     sequences: Sequences,
     rules: ScoringRules,
     split: int,
+    *,
+    is_fixed: bool = False,
 ) -> None:
-    """Fill `out` from the splits of each request."""
+    """Fill `out` from the splits of each request; `is_fixed`: in the same order in any pass."""
     requests, longest, num_heads, num_splits = lse.shape
     width = partial.shape[-1]
     _merge[num_heads, longest, requests](
@@ -43,7 +49,8 @@ def merge_splits(
         rules.sinks, sequences.context_lens, sequences.query_starts, rules.window_size,
         WIDTH=width, COLUMNS=triton.next_power_of_2(width), SPLIT=split,
         HAS_SINKS=rules.sinks is not None, HAS_WINDOW=rules.window is not None,
-        IS_CHUNKED=rules.is_chunked, NUM_FIRST=rules.num_first, AT_ONCE=MERGED_AT_ONCE, num_warps=4,
+        IS_CHUNKED=rules.is_chunked, NUM_FIRST=rules.num_first, AT_ONCE=MERGED_AT_ONCE[is_fixed],
+        DONE_AT=DONE_AT[is_fixed], num_warps=4,
     )  # fmt: skip
 
 
@@ -53,7 +60,7 @@ def _merge(
     sinks, context_lens, query_starts, window,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, SPLIT: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_WINDOW: tl.constexpr, IS_CHUNKED: tl.constexpr,
-    NUM_FIRST: tl.constexpr, AT_ONCE: tl.constexpr,
+    NUM_FIRST: tl.constexpr, AT_ONCE: tl.constexpr, DONE_AT: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     of_request, longest = tl.program_id(1), tl.num_programs(1)
@@ -66,7 +73,7 @@ def _merge(
     past = context - num_tokens
     first = first_seen(past, window, IS_CHUNKED) if HAS_WINDOW else 0
     first_split = split_of_first(first, SPLIT, NUM_FIRST)
-    if tl.cdiv(context, SPLIT) - first_split == 1:
+    if tl.cdiv(context, SPLIT) - first_split == DONE_AT:
         return
     used = tl.cdiv(past + of_request + 1, SPLIT) - first_split
     columns = tl.arange(0, COLUMNS)

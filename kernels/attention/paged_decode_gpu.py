@@ -36,7 +36,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.attention.merge_splits_gpu import merge_splits
+from baton.kernels.attention.merge_splits_gpu import DONE_AT, merge_splits
 from baton.kernels.attention.scoring_gpu import ScoringRules
 from baton.kernels.attention.softmax_tile_gpu import (
     first_seen,
@@ -89,25 +89,32 @@ def paged_decode(
     sequences: Sequences,
     rules: ScoringRules,
     keys_a_split: int | None = None,
+    *,
+    is_fixed: bool = False,
 ) -> None:
     """Fill `out` [T, N, H] at the tokens of all requests with MAX_RUN or fewer in a pass where none
-    has more; else at those of requests with one."""
+    has more; else at those of requests with one.
+
+    `is_fixed`: splits are of `keys_a_split`, tiles those of MAX_RUN tokens, and all that splits
+    give is merged, one after the other: a row then has the same bits in any pass.
+    """
     longest = sequences.max_query_len if sequences.max_query_len <= MAX_RUN else 1
     num_requests, num_heads = sequences.num_requests, q.shape[1]
     group = num_heads // cache.num_kv_heads
     split = split_keys(sequences) if keys_a_split is None else keys_a_split
     num_splits = _num_splits(sequences, rules, split, longest)
-    if longest > 1:
+    if longest > 1 and not is_fixed:
         most = MAX_PARTIAL_BYTES // (4 * num_requests * longest * num_heads * cache.width)
         while num_splits > max(1, most):
             split *= 2
             num_splits = _num_splits(sequences, rules, split, longest)
-    rows = max(16, min(MAX_ROWS, triton.next_power_of_2(group * longest)))
+    of_tile = MAX_RUN if is_fixed else longest
+    rows = max(16, min(MAX_ROWS, triton.next_power_of_2(group * of_tile)))
     tiles = triton.cdiv(group * longest, rows)
     programs = cache.num_kv_heads * tiles
     workers = min(num_requests * num_splits, triton.cdiv(ENOUGH_PROGRAMS, programs))
-    partial, lse = out, out
-    if num_splits > 1:
+    partial, lse, is_split = out, out, is_fixed or num_splits > 1
+    if is_split:
         shape = num_requests, longest, num_heads, num_splits
         partial = torch.empty(*shape, cache.width, dtype=torch.float32, device=q.device)
         lse = torch.empty(shape, dtype=torch.float32, device=q.device)
@@ -122,16 +129,16 @@ def paged_decode(
         HAS_SCALES=cache.has_scales, HAS_SOFTCAP=rules.has_softcap,
         HAS_WINDOW=rules.window is not None, HAS_SINKS=rules.sinks is not None,
         IS_CHUNKED=rules.is_chunked, NUM_FIRST=rules.num_first,
-        HAS_RUNS=longest > 1, IS_SPLIT=num_splits > 1,
+        HAS_RUNS=of_tile > 1, IS_SPLIT=is_split, DONE_AT=DONE_AT[is_fixed],
         REQUESTS=REQUESTS_AT_ONCE,
         ROWS=rows, COLUMNS=cache.column_tile, KEYS=min(split, keys_a_tile(q, cache)),
         num_warps=8 if rows == MAX_ROWS else 4,  # or accumulators of so many rows would spill
         # One tile of K and V (32 KB) is read ahead, its table entries one earlier. Registers let
         # three programs share a multiprocessor: enough bytes under way to hide the latency.
-        num_stages=3, maxnreg=_max_registers(rows, longest, cache),
+        num_stages=3, maxnreg=_max_registers(rows, of_tile, cache),
     )  # fmt: skip
-    if num_splits > 1:
-        merge_splits(partial, lse, out, sequences, rules, split)
+    if is_split:
+        merge_splits(partial, lse, out, sequences, rules, split, is_fixed=is_fixed)
 
 
 def _max_registers(rows: int, longest: int, cache: PagedCache) -> int | None:
@@ -225,7 +232,7 @@ def _attend_splits(
     GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr,
     HAS_SCALES: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr, IS_CHUNKED: tl.constexpr, NUM_FIRST: tl.constexpr,
-    HAS_RUNS: tl.constexpr, IS_SPLIT: tl.constexpr, REQUESTS: tl.constexpr,
+    HAS_RUNS: tl.constexpr, IS_SPLIT: tl.constexpr, DONE_AT: tl.constexpr, REQUESTS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(1) // tiles
@@ -255,7 +262,7 @@ def _attend_splits(
         q_tile = load_tile(q, q_rows, used, WIDTH, COLUMNS)
         first_split = split_of_first(first, SPLIT, NUM_FIRST)
         # A request of one split has no other to be merged with: its sink is there from the start.
-        is_alone = tl.cdiv(context, SPLIT) - first_split == 1
+        is_alone = tl.cdiv(context, SPLIT) - first_split == DONE_AT
         begin, stop = _keys_of(first_split + place, first, context, SPLIT, KEYS, NUM_FIRST)
         top, total = first_top(sinks, heads, used, HAS_SINKS)
         if HAS_SINKS:

@@ -10,12 +10,14 @@ T new tokens of R requests, M blocks of the longest of them.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from baton.kernels.gpu.upload import uploaded
 from baton.kernels.paging.attention_plan import ArenaShape, AttentionPlan, plan_attention
 from baton.kernels.paging.window import Window, within
 
@@ -48,6 +50,7 @@ class Sequences:
         default_factory=dict, init=False, repr=False
     )
     _lengths: list[tuple[int, int]] = field(default_factory=list, init=False, repr=False)
+    _runs: list[Sequences] = field(default_factory=list, init=False, repr=False)
 
     def knowing(self, lengths: Iterable[tuple[int, int]]) -> Sequences:
         """These, of which the host knows `lengths()`: nobody will wait for the device to say it."""
@@ -102,6 +105,48 @@ class Sequences:
             max_context_len=max(context_len for _, context_len in lengths[first:stop]),
             lanes=None if self.lanes is None else self.lanes[first:stop],
         ).knowing(lengths[first:stop])
+
+    def in_runs(self) -> Sequences:
+        """The same tokens, as requests of MAX_RUN new ones at most; worked out when the first
+        asks."""
+        if self.max_query_len <= MAX_RUN:
+            return self
+        if not self._runs:
+            self._runs.append(self._cut())
+        return self._runs[0]
+
+    def some(self, first: int, stop: int) -> Sequences:
+        """Some neighbours among the requests, for whoever finds their tokens among those of all."""
+        return replace(
+            self,
+            num_requests=stop - first,
+            query_starts=self.query_starts[first : stop + 1],
+            context_lens=self.context_lens[first:stop],
+            block_tables=self.block_tables[first:stop],
+        )
+
+    def _cut(self) -> Sequences:
+        owners, starts, context_lens = array("q"), array("q", (0,)), array("q")
+        for owner, (query_len, context_len) in enumerate(self.lengths()):
+            for done in range(0, query_len, MAX_RUN):
+                num_tokens = min(MAX_RUN, query_len - done)
+                owners.append(owner)
+                starts.append(starts[-1] + num_tokens)
+                context_lens.append(context_len - query_len + done + num_tokens)
+        device = self.query_starts.device
+        owners_there, query_starts, lens_there = (
+            uploaded(torch.frombuffer(words, dtype=torch.int64), device)
+            for words in (owners, starts, context_lens)
+        )
+        return replace(
+            self,
+            num_requests=len(owners),
+            query_starts=query_starts,
+            context_lens=lens_there,
+            block_tables=self.block_tables.index_select(0, owners_there),
+            max_query_len=MAX_RUN,
+            lanes=None,
+        )
 
     def with_own_blocks(self, num_blocks: int) -> Sequences:
         """The same request over an arena of its own; there must be no other."""

@@ -6,7 +6,8 @@
 
     a program    COLUMNS outputs of ROWS rows, over one of the splits of K
     splits       so that a few thousand outputs occupy the whole device; how many depends on the
-                 weight alone, and they are added in order: a row gives the same beside any others
+                 weight alone, and they are added in order: a row gives the same beside any others,
+                 as many as fit in its tile; beside any number if tiles are FIXED_ROWS high
 
 Few rows: each byte of W is read once and everything else hides behind that. The tile of W is the
 tall operand (its columns are the M of the tensor core, the rows of x its N), so that 16 rows, or
@@ -28,6 +29,11 @@ FEW_ROWS = 16
 """Most rows of our kernel: above it, products of wide weights are cuBLAS's."""
 ENOUGH_PROGRAMS = 528
 """Four for each multiprocessor of an H100 or H200."""
+FIXED_ROWS = 64
+"""Rows of a tile where a row is to give the same beside any number of others. Few of them are bound
+by reading the weight all the same."""
+MAX_PARTIAL_BYTES = 64 << 20
+"""What splits may give at once there: prompts have many rows."""
 MIN_SPLIT_ITEMS = 512
 """The least of K in a split: shorter ones cost more to add up than they save."""
 
@@ -41,8 +47,9 @@ def linear_tiles(
     zeros: Tensor | None = None,
     bias: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    is_fixed: bool = False,
 ) -> Tensor:
-    """x [T, K] -> [T, N] of `dtype`, or of x's.
+    """x [T, K] -> [T, N] of `dtype`, or of x's. `is_fixed`: a row is the same beside any others.
 
     items [N, K] of x's dtype, int8 or float8_e4m3fn, or uint8 [N, K / 2] with two of 4 bits each.
     scales [N / group[0], K / group[1]] float32; group[1] is 0 for all of K. If they are uint8, they
@@ -55,31 +62,39 @@ def linear_tiles(
     step = 128 if is_4_bit or items.element_size() == 1 else 64
     columns = 64
     rows = min(64, max(FEW_ROWS, triton.next_power_of_2(num_rows)))
+    rows = FIXED_ROWS if is_fixed else rows
     tiles = triton.cdiv(num_columns, columns)
     splits = num_splits(num_columns, width, columns)
-    out = torch.empty(num_rows, num_columns, dtype=dtype or x.dtype, device=x.device)
-    partial = out
-    if splits > 1:
-        shape = splits, num_rows, num_columns
-        partial = torch.empty(shape, dtype=torch.float32, device=x.device)
     per_split = triton.cdiv(triton.cdiv(width, step), splits) * step
-    _multiply[tiles, triton.cdiv(num_rows, rows), splits](
-        x, x.stride(0), items, items.stride(0), scales, zeros, bias, partial,
-        num_rows, num_columns, width, per_split,
-        GROUP_ROWS=group[0], GROUP=group[1] or width, IS_4_BIT=is_4_bit,
-        IS_SCALED_LATE=scales is not None and not group[1],
-        ROWS=rows, COLUMNS=columns, STEP=step, HAS_SPLITS=splits > 1,
-        num_warps=4,
-        # Four tiles of W under way are 32 KB a program: with four programs on each multiprocessor
-        # more than the bytes that must be in flight to cover the latency of memory.
-        num_stages=4,
-    )  # fmt: skip
-    if splits > 1:
-        block = 512
-        _add_splits[triton.cdiv(num_rows * num_columns, block),](
-            partial, bias, out, num_rows * num_columns, num_columns, splits, BLOCK=block
-        )
-    return out
+    every = torch.empty(num_rows, num_columns, dtype=dtype or x.dtype, device=x.device)
+    at_once = num_rows
+    if is_fixed and splits > 1:
+        of_tile = 4 * splits * num_columns * rows
+        at_once = rows * max(1, MAX_PARTIAL_BYTES // of_tile)
+    for first in range(0, num_rows, at_once):
+        some, out = x[first : first + at_once], every[first : first + at_once]
+        partial = out
+        if splits > 1:
+            shape = splits, len(some), num_columns
+            partial = torch.empty(shape, dtype=torch.float32, device=x.device)
+        _multiply[tiles, triton.cdiv(len(some), rows), splits](
+            some, some.stride(0), items, items.stride(0), scales, zeros, bias, partial,
+            len(some), num_columns, width, per_split,
+            GROUP_ROWS=group[0], GROUP=group[1] or width, IS_4_BIT=is_4_bit,
+            IS_SCALED_LATE=scales is not None and not group[1],
+            ROWS=rows, COLUMNS=columns, STEP=step, HAS_SPLITS=splits > 1,
+            num_warps=4,
+            # Four tiles of W under way are 32 KB a program: with four programs on each
+            # multiprocessor more than the bytes that must be in flight to cover the latency of
+            # memory.
+            num_stages=4,
+        )  # fmt: skip
+        if splits > 1:
+            block = 512
+            _add_splits[triton.cdiv(len(some) * num_columns, block),](
+                partial, bias, out, len(some) * num_columns, num_columns, splits, BLOCK=block
+            )
+    return every
 
 
 def num_splits(num_columns: int, width: int, columns: int) -> int:

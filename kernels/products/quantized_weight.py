@@ -52,6 +52,8 @@ class QuantizedWeight:
     """uint8 [N, K / group[1]] of four bits: the items that mean 0, where they are not 8."""
     order: Tensor | None = None
     """int64 [K]: which input of x each of ours is."""
+    is_fixed: bool = False
+    """On a GPU a row is to give the same beside any others: nothing is left to a library."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -104,11 +106,15 @@ class QuantizedWeight:
             from baton.kernels.products import fp8_rows_gpu as fp8_rows
             from baton.kernels.products import scaled_linear_gpu as scaled_linear
 
-            if len(x) > FEW_ROWS and scaled_linear.takes(x, items, group, dtype):
+            is_many = len(x) > FEW_ROWS and not self.is_fixed
+            if is_many and scaled_linear.takes(x, items, group, dtype):
                 y = scaled_linear.scaled_linear(x, items, scales, group)
                 return y if bias is None else y + bias
             x = fp8_rows.round_rows(x, group[1] or x.shape[1])
-        return linear_tiles(x, items, scales, group=group, zeros=self.zeros, bias=bias, dtype=dtype)
+        return linear_tiles(
+            x, items, scales,
+            group=group, zeros=self.zeros, bias=bias, dtype=dtype, is_fixed=self.is_fixed,
+        )  # fmt: skip
 
     def _seen(self, x: Tensor) -> Tensor:
         return round_to_fp8(x, self.group[1] or x.shape[1]) if self.items.dtype is FP8 else x

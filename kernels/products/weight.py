@@ -1,8 +1,8 @@
 """What a matrix of weights W [N, K] is prepared as: decided once, when it is loaded.
 
     Tensor            as it came from the checkpoint; torch or Triton multiplies
-    PreparedWeight    packed (in panels, as CPUs read them), quantised, or both; it knows how to
-                      multiply
+    PreparedWeight    packed (in panels, as CPUs read them), quantised, or both; or fixed, on a GPU
+                      whose sums are to have one order; it knows how to multiply
 
 Whoever uses a weight passes it on to kernels/products/linear.py and kernels/products/embedding.py
 as it is.

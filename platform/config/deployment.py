@@ -1,6 +1,6 @@
 """The deployment as one frozen tree. A process is handed the branch it needs, never the root.
 
-    model, served_model_name, dtype, quantize, load_format, device
+    model, served_model_name, dtype, quantize, deterministic, load_format, device
     attention_window, attention_sinks
     prefill, decode      one pool each: replicas, resources, the engine's cache and scheduler
     transfer             how KV travels between them
@@ -149,6 +149,11 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
     """Round the weights to so many bits when they are loaded: on a CPU that makes decoding faster,
     and answers a little worse. `int4` leaves the table of tokens and the head in eight. What a
     checkpoint has quantised stays so where the device multiplies it, unless this is `wide`."""
+    deterministic: bool = False
+    """On a GPU, too, let what a request is answered follow from it alone, to the bit: not from the
+    requests beside it, nor from how its prompt is cut, found in a cache or drafted. Products and
+    attention are then computed in tiles of one size and no library is used, which is slower. Not
+    for experts, latent attention or several GPUs a replica. On a CPU it is so anyway."""
     attention_window: int | None = None
     """StreamingLLM: in layers where a token would see all before it, it sees so many of the last,
     itself among them, and the first `attention_sinks`. None: the model is served as it is."""

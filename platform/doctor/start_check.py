@@ -45,6 +45,7 @@ def check_start(
         load_format=config.load_format if is_whole else "dummy",
         dtype=config.dtype,
         quantize=config.quantize,
+        deterministic=config.deterministic,
         streaming=config.streaming,
         device=device,
     )

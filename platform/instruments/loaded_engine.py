@@ -100,6 +100,7 @@ def load_measured(
         device=device,
         load_format=config.load_format,
         quantize=config.quantize,
+        deterministic=config.deterministic,
         streaming=config.streaming,
         max_model_len=config.decode.scheduler.max_model_len,
     )

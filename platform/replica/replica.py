@@ -154,6 +154,7 @@ async def load_engine(
         device=config.device,
         load_format=config.load_format,
         quantize=config.quantize,
+        deterministic=config.deterministic,
         streaming=config.streaming,
         progress=progress,
         groups=groups,

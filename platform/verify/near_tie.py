@@ -1,9 +1,10 @@
 """How far two tokens may lie from each other and still change places between two runs that add the
 same numbers in another order: the bound on the top-2 gap.
 
-Where operators of ours compute, on a CPU, a row depends on that row alone: the bound is 0. On other
-devices a library chooses by the number of rows how it splits a sum, so each rounding may fall
-otherwise. With u the unit roundoff, half a unit in the last place,
+Where operators of ours compute, on a CPU, a row depends on that row alone, and so it is on a GPU
+with `deterministic`: the bound is 0. Elsewhere a library chooses by the number of rows how it
+splits a sum, so each rounding may fall otherwise. With u the unit roundoff, half a unit in the last
+place,
 
     a number kept in the model's dtype      error relative to it, at random:  u / sqrt 3
     a sum of K products in float32          sqrt K * 2^-24 / sqrt 3           (Higham & Mary 2019)
@@ -60,7 +61,7 @@ def gap_bound_of(loaded: LoadedModel, device: str) -> float:
     has_one_order = operators.runs(
         torch.empty(0, dtype=getattr(torch, loaded.info.dtype), device=device)
     )
-    if has_one_order and loaded.model.latent is None:
+    if loaded.is_deterministic or (has_one_order and loaded.model.latent is None):
         return 0.0
     return gap_bound(
         loaded.info.dtype, loaded.info.num_layers, longest_sum(loaded), spread_of(loaded, device)

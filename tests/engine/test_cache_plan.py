@@ -94,8 +94,10 @@ class PretendedGpu:
         self.kept_bytes = 200_000
         return 200_000
 
-    def scratch(self, layout: KvLayout, num_blocks: int, dtype: str) -> KvCache:
-        cache = KvCache(layout, num_blocks + 1, dtype=dtype)
+    def scratch(
+        self, layout: KvLayout, num_blocks: int, dtype: str, *, is_deterministic: bool
+    ) -> KvCache:
+        cache = KvCache(layout, num_blocks + 1, dtype=dtype, is_deterministic=is_deterministic)
         cache.spare_block = num_blocks
         return cache
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -52,11 +53,15 @@ class QuantizedInstaller:
         dtype: torch.dtype,
         device: str,
         quantize: str,
+        *,
+        is_fixed: bool = False,
     ) -> None:
+        """`is_fixed`: what a GPU multiplies a row by gives the same beside any others."""
         self._entries = entries
         self._dtype = dtype
         self._device = device
         self._keeps = quantize == "none"
+        self._is_fixed = is_fixed
         self._sources_of: dict[str, list[str]] = defaultdict(list)
         self._meanings: dict[str, set[str | None]] = defaultdict(set)
         """Meanings of the bits that each target is made of; None for parts that are not
@@ -126,7 +131,7 @@ class QuantizedInstaller:
         prepared = (
             on_cpu(quantized, is_gated=module.is_gated)
             if self._device == "cpu"
-            else quantized.to(self._device)
+            else replace(quantized.to(self._device), is_fixed=self._is_fixed)
         )
         if prepared is None:
             return False

@@ -44,6 +44,7 @@ def _both(path: str) -> tuple[str, str]:
 MODEL_OPTIONS = (
     ConfigOption("--dtype", MODEL, ("dtype",)),
     ConfigOption("--quantize", MODEL, ("quantize",)),
+    ConfigOption("--deterministic/--no-deterministic", MODEL, ("deterministic",)),
     ConfigOption("--device", MODEL, ("device",)),
     ConfigOption("--attention-window", MODEL, ("attention_window",)),
     ConfigOption("--attention-sinks", MODEL, ("attention_sinks",)),

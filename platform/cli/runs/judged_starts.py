@@ -21,8 +21,8 @@ from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.machine.memory import MemoryFacts
 
 LOOKED_AT = (
-    "prefill", "decode", "tiers", "dtype", "quantize", "load_format", "device", "attention_window",
-    "attention_sinks",
+    "prefill", "decode", "tiers", "dtype", "quantize", "deterministic", "load_format", "device",
+    "attention_window", "attention_sinks",
 )  # fmt: skip
 """Settings of which the verdict may depend; of `ray` only whether a cluster is joined."""
 

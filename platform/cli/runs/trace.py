@@ -47,6 +47,7 @@ def run(config: DeploymentConfig, folder: Path, job: Job) -> None:
             device=device,
             load_format=config.load_format,
             quantize=config.quantize,
+            deterministic=config.deterministic,
             streaming=config.streaming,
         )
         trace = trace_forward(

@@ -54,6 +54,7 @@ def run(config: DeploymentConfig, folder: Path, trial: Trial, *, is_json: bool) 
             device=device,
             load_format=config.load_format,
             quantize=config.quantize,
+            deterministic=config.deterministic,
             streaming=config.streaming,
             progress=progress,
         )

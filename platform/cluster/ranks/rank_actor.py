@@ -116,6 +116,7 @@ def _follow(assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
         device=config.device,
         load_format=config.load_format,
         quantize=config.quantize,
+        deterministic=config.deterministic,
         streaming=config.streaming,
     )
 

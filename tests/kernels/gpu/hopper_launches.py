@@ -13,6 +13,7 @@ import torch
 from tests.kernels.gpu.hopper_compiler import compiled_for_hopper
 from tests.kernels.passes import sequences_of
 
+from baton.kernels.attention.fixed_attention_gpu import fixed_attention
 from baton.kernels.attention.gather_kv_gpu import gather_kv
 from baton.kernels.attention.merge_attention_gpu import merge_attention
 from baton.kernels.attention.paged_attention_gpu import paged_attention
@@ -75,6 +76,20 @@ def verify(items: torch.dtype | None = None, width: int = 128, **rules: object) 
     """Drafts of 8 tokens and the one before them: 36 rows of a KV head; and of 3: 16 rows."""
     attend(items, width, 9, **rules)
     attend(items, width, 4, **rules)
+
+
+def attend_in_one_order(items: torch.dtype | None = None) -> None:
+    """The end of a prompt, and tokens that are decoded."""
+    cache = PagedCache.of(arena_of(8, 128, items))
+    for tokens in (PROMPT, 1):
+        q = torch.empty(tokens + 1, 32, 128, dtype=BFLOAT16)
+        fixed_attention(q, cache, mixed_pass(tokens))
+
+
+def multiply_in_one_order() -> None:
+    x, weight = torch.empty(1, 4096, dtype=BFLOAT16), torch.empty(6144, 4096, dtype=BFLOAT16)
+    linear_tiles(x, weight, is_fixed=True)
+    linear_tiles(x, weight, dtype=torch.float32, is_fixed=True)
 
 
 def attend_to_latents(num_heads: int, tokens: int = 1) -> None:
@@ -208,6 +223,9 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "drafts, wide, with a window, capped and sinking": lambda: verify(
         width=256, scoring=Scoring(softcap=50.0), window=512, sinks=torch.empty(32)
     ),
+    "in one order": attend_in_one_order,
+    "in one order, fp8": lambda: attend_in_one_order(FP8),
+    "products in one order": multiply_in_one_order,
     "latents, 128 heads": lambda: attend_to_latents(128),
     "latents, 16 heads": lambda: attend_to_latents(16),
     "latents, 16 heads of drafts": lambda: attend_to_latents(16, tokens=5),

@@ -13,4 +13,5 @@ import torch
 def tensors_on_a_gpu() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "is_cuda", True)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         yield

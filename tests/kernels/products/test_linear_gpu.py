@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from tests.kernels.gpu.pretended_gpu import tensors_on_a_gpu
 from torch import Tensor
 
 from baton.kernels.products import linear_gpu as module
+from baton.kernels.products.fixed_weight import FixedWeight
+from baton.kernels.products.linear import GATES
 from baton.kernels.products.linear_gpu import linear_tiles
 from baton.kernels.products.quantized_groups import quantized_groups, stack
 from baton.kernels.products.quantized_weight import QuantizedWeight, to_fp8, to_int4, to_int8
@@ -166,3 +169,26 @@ def test_scales_of_several_outputs_are_given_to_each() -> None:
 
     assert scales_of_columns(scales, 2, 5).tolist() == [[1.0, 1.0, 2.0, 2.0, 3.0]]
     assert scales_of_columns(scales[:1], 5, 5).tolist() == [[1.0] * 5]
+
+
+@pytest.mark.parametrize("way", ["wide", "int8"])
+def test_a_row_has_the_same_bits_beside_any_others_where_tiles_are_fixed(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_PARTIAL_BYTES", 4 * 2 * 70 * 64)  # a tile of rows at once
+    weight = random(70, 1152, dtype=torch.bfloat16)
+    x, bias = random(67, 1152, dtype=torch.bfloat16), random(70, dtype=torch.bfloat16)
+    kept = FixedWeight(weight) if way == "wide" else replace(WAYS[way](weight), is_fixed=True)
+    assert module.num_splits(70, 1152, 64) == 2
+
+    with tensors_on_a_gpu():
+        everybody = kept.linear(x, bias)
+        for first, stop in ((0, 1), (40, 57), (63, 66)):
+            assert torch.equal(kept.linear(x[first:stop], bias), everybody[first:stop])
+        scores = kept.logits(x[:2])
+        assert scores.dtype is torch.float32
+        assert torch.equal(kept.logits(x[1:2]), scores[1:])
+        assert torch.equal(
+            kept.gated_linear(x[1:2], "silu", None), GATES["silu"](kept.linear(x[:2], None))[1:]
+        )
+    assert is_close(everybody.float() - bias.float(), x, kept.to_dense())

@@ -1,0 +1,57 @@
+"""A matrix of weights on a GPU that multiplies a row the same beside any others: always in the same
+tiles of ours, over the same splits of K, and never by a library, which chooses by the number of
+rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.kernels.products.embedding import reference
+from baton.kernels.products.linear import GATES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FixedWeight:
+    """A `PreparedWeight`, see kernels/products/weight.py."""
+
+    whole: Tensor
+    """W [N, K], as the checkpoint has it."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        num_rows, width = self.whole.shape
+        return num_rows, width
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.whole.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.whole.nbytes
+
+    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return self._multiply(x, bias, x.dtype)
+
+    def gated_linear(self, x: Tensor, activation: str, bias: Tensor | None) -> Tensor:
+        return GATES[activation](self.linear(x, bias))
+
+    def logits(self, x: Tensor) -> Tensor:
+        return self._multiply(x, None, torch.float32)
+
+    def embedding(self, ids: Tensor, scale: float | None) -> Tensor:
+        return reference(ids, self.whole, scale)
+
+    def to_dense(self) -> Tensor:
+        return self.whole
+
+    def _multiply(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        from baton.kernels.products.linear_gpu import linear_tiles  # Triton, which CPUs do without
+
+        if x.dtype is not self.whole.dtype or x.shape[-1] != self.whole.shape[1]:
+            raise ValueError(f"{x.shape=}, {x.dtype}, by {tuple(self.shape)}, {self.dtype}")
+        return linear_tiles(x, self.whole, bias=bias, dtype=dtype, is_fixed=True)

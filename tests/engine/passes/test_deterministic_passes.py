@@ -1,0 +1,107 @@
+"""A model on a GPU whose sums have one order: kernels interpreted, all parts of a pass together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.engine.model_runs import BLOCK_SIZE, NUM_BLOCKS
+from tests.kernels.gpu.pretended_gpu import tensors_on_a_gpu
+from tests.tiny_checkpoints import FAMILIES
+
+from baton.core.errors import InvalidConfig
+from baton.engine.batch.batch import Chunk, ignore_layer, make_batch
+from baton.engine.checkpoint.load import check_model, load_model
+from baton.engine.layers.embedding import Embedding
+from baton.engine.layers.linear import Linear
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.models.skeleton.decoder import Decoder
+from baton.kernels.products.fixed_weight import FixedWeight
+
+PROMPT = [5, 9, 2, 11, 7, 3, 8, 4, 6, 10, 12, 13, 14, 2, 3, 4, 5, 6]
+
+
+def multiplied(model: Decoder) -> list[Linear | Embedding]:
+    return [
+        part
+        for part in model.modules()
+        if isinstance(part, Linear) or (isinstance(part, Embedding) and part.is_tied)
+    ]
+
+
+class Deterministic:
+    """A model and its cache on a pretended GPU."""
+
+    def __init__(self, folder: Path) -> None:
+        loaded = load_model(folder, dtype="float16")  # whose weights are plain tensors everywhere
+        self.model = loaded.model
+        for part in multiplied(self.model):
+            whole = part.weight
+            assert isinstance(whole, torch.Tensor)
+            del part.weight
+            part.weight = FixedWeight(whole)
+        layout = loaded.info.layout(BLOCK_SIZE)
+        self.cache = KvCache(layout, NUM_BLOCKS, dtype="float16", is_deterministic=True)
+
+    @torch.inference_mode()
+    def logits(self, *chunks: Chunk) -> torch.Tensor:
+        batch = make_batch(chunks, BLOCK_SIZE, "cpu")
+        with tensors_on_a_gpu():
+            hidden = self.model(batch, self.cache.layers, ignore_layer)
+            found: torch.Tensor = self.model.logits(hidden)
+        return found
+
+
+def test_a_request_has_the_same_logits_whatever_is_beside_it(tmp_path: Path) -> None:
+    folder = FAMILIES["qwen3"](tmp_path, num_hidden_layers=1)
+    size, table = len(PROMPT), list(range(8))
+    at_once = Deterministic(folder)
+    prompt = at_once.logits(Chunk(PROMPT, 0, table, 2))
+
+    in_pieces = Deterministic(folder)
+    other = Chunk([3, 1, 4, 1, 5], 0, [40, 41], 1)
+    in_pieces.logits(Chunk(PROMPT[:1], 0, table, 0), other)
+    last = in_pieces.logits(Chunk(PROMPT[1:], 1, table, 2))
+    assert torch.equal(last, prompt)
+    drafted = at_once.logits(Chunk([20, 21, 22], size, table, 3))
+    for place, token in enumerate((20, 21, 22)):
+        decode = Chunk([token], size + place, table, 1)
+        alone = in_pieces.logits(decode, Chunk([7], 5 + place, [40, 41], 1))[0]
+        assert torch.equal(alone, drafted[place])
+    assert at_once.cache.planes[0][:5].equal(in_pieces.cache.planes[0][:5])
+
+
+def test_a_model_that_is_loaded_so_multiplies_so_and_has_a_name_of_its_own(tmp_path: Path) -> None:
+    folder = FAMILIES["qwen3"](tmp_path)
+
+    fixed, plain = (
+        load_model(folder, device="meta", deterministic=each)  # anywhere but on a CPU
+        for each in (True, False)
+    )
+
+    assert fixed.is_deterministic and not plain.is_deterministic
+    assert all(isinstance(part.weight, FixedWeight) for part in multiplied(fixed.model))
+    assert not any(isinstance(part.weight, FixedWeight) for part in multiplied(plain.model))
+    assert fixed.info.fingerprint != plain.info.fingerprint
+    on_cpu = [load_model(folder, deterministic=each) for each in (True, False)]
+    assert on_cpu[0].info == on_cpu[1].info and not on_cpu[0].is_deterministic
+
+
+@pytest.mark.parametrize(
+    ("family", "device", "dtype", "why"),
+    [
+        ("deepseek v3", "cuda", "bfloat16", "latent attention"),
+        ("deepseek v3", "cpu", "bfloat16", "latent attention"),
+        ("mixtral", "cuda", "bfloat16", "experts"),
+        ("llama", "cpu", "float16", "bfloat16 or float32"),
+    ],
+)
+def test_what_it_is_not_there_for_is_refused(
+    family: str, device: str, dtype: str, why: str, tmp_path: Path
+) -> None:
+    folder = FAMILIES[family](tmp_path)
+    with pytest.raises(InvalidConfig, match=why):
+        check_model(folder, device=device, dtype=dtype, deterministic=True)
+    check_model(folder, device=device, dtype=dtype)
+    check_model(FAMILIES["llama"](tmp_path / "llama"), device=device, deterministic=True)
