@@ -53,6 +53,21 @@ def test_sums_are_in_the_order_of_tiles(width: int) -> None:
     assert np.array_equal(found, sums_of_tiles(x, weight))
 
 
+def test_sums_that_are_made_piece_by_piece_are_as_those_made_at_once(tiles: Tiles) -> None:
+    x, wide = random(70, 1100), random(40, 1100, seed=1)
+    weight, narrow = pack(wide), int8_weight.quantize(wide)
+    use(Tiles.NONE)
+    by_vectors = logits(x, narrow)
+
+    use(tiles)
+
+    found = logits(x, weight)
+    assert np.array_equal(found.numpy(), sums_of_tiles(x, wide))
+    for count in (32, 33, 70):
+        assert torch.equal(logits(x[:count], weight), found[:count])
+        assert torch.equal(logits(x[:count], narrow), by_vectors[:count])
+
+
 @pytest.mark.usefixtures("tiles")
 def test_what_is_denormal_counts_as_zero_and_becomes_zero() -> None:
     tiny, small = 2.0**-130, 2.0**-70
@@ -143,8 +158,8 @@ def test_experts_of_few_bits_are_exact_by_tiles_and_by_vectors(way: str, tiles: 
         gate_up.put(expert, random(96, 64, seed=expert))
         down.put(expert, random(64, 48, seed=expert))
     weights = ExpertWeights(gate_up=gate_up, down=down, gating=SWIGLU)
-    x = random(80, 64)
-    routed = route(random(80, 3, seed=9).float(), Routing(num_experts=3, num_choices=2))
+    x = random(900, 64)  # of an expert, more than a product takes at once
+    routed = route(random(900, 3, seed=9).float(), Routing(num_experts=3, num_choices=2))
     use(Tiles.NONE)
     by_vectors = moe(x, weights, routed)
 

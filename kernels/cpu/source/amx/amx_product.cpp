@@ -20,6 +20,7 @@ std::atomic<Tiles> tiles_in_use{Tiles::NONE};
 namespace {
 
 constexpr int64_t STEPS = 16, GROUP_STEPS = 8;  // of a tile
+constexpr int64_t PIECE_STEPS = 256;          // of a panel: 32 KiB
 constexpr int64_t PANEL_STEP_BYTES = 2 * TILE_ROW_BYTES;
 
 thread_local int64_t configured_rows = 0, configured_steps = 0;  // no rows where tiles are released
@@ -107,7 +108,7 @@ void begin_sums(TileSums sums) {
 }
 
 template <typename T, typename Items, bool IS_LOWER>
-void multiply_rows(int64_t rows, const TileFactors& factors, int64_t steps, TilesAhead ahead, TileSums sums) {
+void multiply_rows(int64_t rows, const TileFactors& factors, int64_t steps, TilesAhead& ahead, TileSums sums) {
   const char* x = static_cast<const char*>(factors.x);
   const char* panel = static_cast<const char*>(factors.panel);
   begin_sums<T, IS_LOWER>(sums);
@@ -136,13 +137,28 @@ void multiply_rows(int64_t rows, const TileFactors& factors, int64_t steps, Tile
 }
 
 template <typename T, typename Items>
-void multiply(int64_t rows, const TileFactors& factors, TilesAhead ahead, TileSums sums) {
+void multiply_piece(int64_t rows, const TileFactors& factors, TilesAhead& ahead, TileSums sums) {
   const int64_t steps = Items::HAS_GROUPS && factors.num_steps == GROUP_STEPS ? GROUP_STEPS : STEPS;
   configure<T>(rows, steps);
   if (rows > TILE_ROWS_MOST)
     multiply_rows<T, Items, true>(rows, factors, steps, ahead, sums);
   else
     multiply_rows<T, Items, false>(rows, factors, steps, ahead, sums);
+}
+
+// What is asked for is strewn over all of it.
+template <typename T, typename Items>
+void multiply(int64_t rows, const TileFactors& factors, TilesAhead ahead, TileSums sums) {
+  if (rows <= AMX_ROWS) return multiply_piece<T, Items>(rows, factors, ahead, sums);
+  for (int64_t step = 0; step < factors.num_steps; step += PIECE_STEPS)
+    for (int64_t row = 0; row < rows; row += AMX_ROWS) {
+      const TileFactors piece{static_cast<const char*>(factors.x) + row * factors.stride + step * 4, factors.stride,
+                              static_cast<const char*>(factors.panel) + step * factors.panel_stride,
+                              std::min(PIECE_STEPS, factors.num_steps - step), factors.panel_stride};
+      multiply_piece<T, Items>(std::min(AMX_ROWS, rows - row), piece, ahead,
+                               {static_cast<char*>(sums.first) + row * sums.stride, sums.stride,
+                                sums.is_more || step > 0});
+    }
 }
 
 template <typename Items>

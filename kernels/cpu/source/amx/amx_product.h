@@ -1,8 +1,9 @@
-// Rows of x times 32 columns of W^T by matrix tiles, up to 32 rows at once, of bfloat16 or of bytes.
+// Rows of x times 32 columns of W^T by matrix tiles, 32 rows at once, of bfloat16 or of bytes.
 //
 // Steps are those of linear_tile.h, four bytes of a row: two bfloat16 or four bytes. What is behind the last
 // step counts as zeros, to a multiple of 16. A sum is added to 16 steps at a time, in their order, whatever
-// the number of rows, so it has the same bits for any. Vectors add bfloat16 in another order: a process
+// the number of rows, so it has the same bits for any. More than 32 rows go by a piece of the panel after the other,
+// each of which stays in a core's first cache meanwhile. Vectors add bfloat16 in another order: a process
 // multiplies them by tiles always or never.
 #pragma once
 
@@ -11,7 +12,7 @@
 
 #include "amx_tiles.h"
 
-constexpr int64_t AMX_ROWS = 2 * TILE_ROWS_MOST;
+constexpr int64_t AMX_ROWS = 2 * TILE_ROWS_MOST, AMX_BLOCK_ROWS = 256;  // at once, and in one call
 
 enum class Tiles : int { NONE, AMX, EMULATED };
 
@@ -40,7 +41,7 @@ struct TilesAhead {
   int64_t apart = 64;
 };
 
-// sums [rows][32] of 1 to AMX_ROWS rows, by the tiles that are in use.
+// sums [rows][32] of 1 to AMX_BLOCK_ROWS rows, by the tiles that are in use.
 void multiply_bf16_by_tiles(int64_t rows, const TileFactors& factors, TilesAhead ahead, float* sums);
 
 // The same, whose rows are `stride` floats apart; added to what is there, if `is_more`.

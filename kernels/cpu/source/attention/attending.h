@@ -141,7 +141,9 @@ class Attending {
       attend_many(tile, first, count, keys, values);
   }
 
-  bool is_few(const Tile& tile) const { return tile.rows() <= problem_.few_rows(); }
+  bool is_few(const Tile& tile) const {
+    return tile.rows() <= (attends_by_tiles<T>() ? FEW_ROWS_BESIDE_TILES : problem_.few_rows());
+  }
 
   void attend_few(int64_t rows, int64_t first, int64_t count, const uint8_t* const* keys,
                   const uint8_t* const* values) {
@@ -206,7 +208,8 @@ class Attending {
   void each_band(const Tile& tile, int64_t first, int64_t count, DoBand do_band) {
     const bool is_narrow = visible(0, first).end < count && !attends_by_tiles<T>();
     const int64_t rows = tile.rows(), step = is_narrow ? BAND_ROWS : L1_ROWS;
-    const int lines = int(upcoming_.num_lines() * step / (2 * rows) + 1);
+    const int64_t share = attends_by_tiles<T>() ? std::min(step, rows) : step;
+    const int lines = int(upcoming_.num_lines() * share / (2 * rows) + 1);
     for (int64_t row = 0; row < rows; row += step) {
       const int64_t size = std::min(step, rows - row), seen = visible(row + size - 1, first).end;
       upcoming_.fetch(lines);

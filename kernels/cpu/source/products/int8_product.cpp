@@ -60,11 +60,10 @@ void Int8Product::multiply_tile(int64_t row, int64_t panel, const uint8_t* next,
 void Int8Product::multiply_by_tiles(Asking asking, Span of, int64_t panel, const uint8_t* next,
                                     float* y) const {
   constexpr int64_t LINE = 64;
-  alignas(64) int32_t sums[AMX_ROWS * PANEL];
-  const int64_t count = of.end - of.begin;
+  int32_t* const sums = reinterpret_cast<int32_t*>(y);  // each becomes a float in its place
+  const int64_t count = of.end - of.begin, num_tiles = (count + AMX_ROWS - 1) / AMX_ROWS;
   const TileFactors factors{rows.values(of.begin), rows.stride, weights + panel * panel_bytes, rows.width / 4};
-  const TilesAhead ahead{reinterpret_cast<const char*>(next), asking == Asking::NONE ? 0 : LINES * LINE,
-                         asking == Asking::HALF ? LINES * LINE : LINE};
+  const TilesAhead ahead{reinterpret_cast<const char*>(next), asking == Asking::NONE ? 0 : LINES * LINE / num_tiles, LINE};
   multiply_int8_by_tiles(count, factors, ahead, sums);
   for (int64_t r = 0; r < count; r++)
     for (int64_t column = 0; column < PANEL; column += LANES) {

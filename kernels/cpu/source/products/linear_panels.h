@@ -8,6 +8,7 @@
 #include "linear_tile.h"
 
 constexpr int64_t X_BYTES = 256 * 1024;  // of a block of rows
+constexpr int64_t X_BYTES_OF_TILES = 1024 * 1024;  // every CPU with tiles has a second cache of 2 MiB
 constexpr int64_t STREAM_AHEAD = 2048;   // bytes asked for before they are multiplied
 constexpr int64_t EARLY_AHEAD = 8192;    // and early, into the second cache
 
@@ -24,7 +25,8 @@ struct Factors {
 
 // Blocks are of one size, or the last would read all panels for a few rows.
 static inline int64_t rows_of_block(int64_t num_rows, int64_t row_bytes) {
-  const int64_t most = std::max<int64_t>(X_BYTES / row_bytes, 32);
+  const int64_t bytes = uses_tiles() ? X_BYTES_OF_TILES : X_BYTES;
+  const int64_t most = std::max<int64_t>(bytes / row_bytes, 32);
   const int64_t num_blocks = (num_rows + most - 1) / most;
   const int64_t rows = (num_rows + num_blocks - 1) / num_blocks;
   const int64_t of_tile = std::max(tile_rows<bf16>(), tile_rows<float>());
@@ -35,12 +37,12 @@ static inline int64_t rows_of_block(int64_t num_rows, int64_t row_bytes) {
 template <typename T, int LEVEL, typename Finish>
 __attribute__((noinline)) void multiply_panel(const Factors<T>& factors, Span rows, int64_t at_once, int64_t panel,
                                               Ahead<LEVEL> ahead, const Finish& finish) {
-  alignas(64) float sums[MOST_TILE_ROWS * PANEL];
+  alignas(64) float sums[MOST_BLOCK_ROWS * PANEL];
   for (int64_t row = rows.begin; row < rows.end; row += at_once) {
     const int64_t count = std::min(rows.end - row, at_once);
     multiply_rows(count, factors.x + row * factors.x_stride, factors.x_stride,
                   factors.panel(panel), factors.num_steps, ahead, sums);
-    ahead.next += ahead.advance * factors.num_steps;
+    ahead.next += ahead.advance * factors.num_steps * ((count + tile_rows<T>() - 1) / tile_rows<T>());
     for (int64_t i = 0; i < count; i++) finish(row + i, panel, sums + i * PANEL);
   }
 }
@@ -61,7 +63,8 @@ void multiply_panels(const Factors<T>& factors, Span rows, Span panels, const Fi
   const int64_t num_rows = rows.end - rows.begin;
   if (num_rows <= 0) return;
   const int64_t num_tiles = (num_rows + tile_rows<T>() - 1) / tile_rows<T>();
-  const int64_t at_once = (num_rows + num_tiles - 1) / num_tiles;  // a tile of one row takes as long as of several
+  const int64_t even = (num_rows + num_tiles - 1) / num_tiles;  // a tile of one row takes as long as of several
+  const int64_t at_once = block_rows<T>() > tile_rows<T>() ? block_rows<T>() : even;
   for (int64_t panel = panels.begin; panel < panels.end; panel++) {
     const char* weights = reinterpret_cast<const char*>(factors.panel(panel));
     const bool is_last = panel + 1 == panels.end;

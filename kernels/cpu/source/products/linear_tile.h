@@ -34,6 +34,7 @@ constexpr bool HAS_NEON = false;
 constexpr int MAX_PLAIN_ROWS = LANES == 16 ? 10 : MAX_TILE_ROWS;  // of float and bfloat16; of more the addresses would not
 constexpr int VECTORS = PANEL / LANES;  // of a panel's columns
 constexpr int64_t MOST_TILE_ROWS = std::max<int64_t>(MAX_PLAIN_ROWS, HAS_AMX ? AMX_ROWS : 0);
+constexpr int64_t MOST_BLOCK_ROWS = std::max<int64_t>(MAX_PLAIN_ROWS, HAS_AMX ? AMX_BLOCK_ROWS : 0);
 
 // a * b + c, rounded once where the CPU can: the same for all sums of a machine.
 static inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
@@ -92,7 +93,13 @@ static inline int64_t tile_rows() {
   return sizeof(T) == 2 && uses_tiles() ? AMX_ROWS : MAX_PLAIN_ROWS;
 }
 
-// The sums of 1 to `tile_rows` rows. Compiled once, in linear_tile.cpp, for all that multiply.
+// And as many as a call may have: at most MOST_BLOCK_ROWS. Those of tiles are multiplied piece by piece of a panel.
+template <typename T>
+static inline int64_t block_rows() {
+  return sizeof(T) == 2 && uses_tiles() ? AMX_BLOCK_ROWS : MAX_PLAIN_ROWS;
+}
+
+// The sums of 1 to `block_rows` rows. Compiled once, in linear_tile.cpp, for all that multiply.
 template <typename T, int LEVEL>
 void multiply_rows(int64_t rows, const T* x, int64_t x_stride, const T* panel, int64_t num_steps,
                    Ahead<LEVEL> ahead, float* sums);

@@ -13,6 +13,7 @@
 #include "quantized_panel.h"
 
 constexpr int64_t ROWS_OF_ITEM = 256;
+static_assert(ROWS_OF_ITEM == AMX_BLOCK_ROWS);
 
 struct QuantizedWeights {
   const uint8_t* panels;
@@ -121,6 +122,12 @@ class Multiplication {
     const uint8_t* weights = product_.weights + panel * product_.panel_bytes;
     const uint8_t* next = weights + product_.panel_bytes;
     const int64_t at_once = Product::tile_rows();
+    if (at_once == ROWS_OF_ITEM && rows.end - rows.begin > AMX_ROWS) {  // by tiles: the first ask for the next panel
+      for (int64_t row = rows.begin; row < rows.end; row += at_once)
+        run_tile(is_last || row > rows.begin ? Asking::NONE : Asking::ALL, {row, std::min(row + at_once, rows.end)},
+                 panel, next);
+      return;
+    }
     if (rows.end - rows.begin <= at_once) {
       const bool is_by_vectors = LANES == 16 && !Product::goes_by_tiles(rows.end - rows.begin);
       if (is_by_vectors && rows.end - rows.begin <= UNASKED_ROWS) return run_tile(Asking::NONE, rows, panel, next);
