@@ -140,6 +140,8 @@ class PrefillGranted:
     num_tokens: int
     num_cached: int
     """Tokens that P need not compute."""
+    head_runs: tuple[range, ...] = ()
+    """See `KvPool.head_runs`, of the sender."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_cached < self.num_tokens:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 from baton.core.ids import Epoch, RequestId, TransferId
+from baton.core.kv_layout import KvLayout
 from baton.core.messages import (
     PrefillDone,
     PrefillGranted,
@@ -73,17 +77,27 @@ def granted_to_proto(granted: PrefillGranted) -> pb.PrefillGranted:
         layout=layout_to_proto(granted.layout),
         num_tokens=granted.num_tokens,
         num_cached=granted.num_cached,
+        head_stops=[run.stop for run in granted.head_runs],
     )
 
 
 def granted_from_proto(message: pb.PrefillGranted) -> PrefillGranted:
+    layout = layout_from_proto(message.layout)
     return PrefillGranted(
         transfer_id=TransferId(message.transfer_id),
         sender_epoch=Epoch(message.sender_epoch),
-        layout=layout_from_proto(message.layout),
+        layout=layout,
         num_tokens=message.num_tokens,
         num_cached=message.num_cached,
+        head_runs=_head_runs(layout, message.head_stops),
     )
+
+
+def _head_runs(layout: KvLayout, stops: Sequence[int]) -> tuple[range, ...]:
+    """Empty for what is no split of the layout's heads: then its KV comes as a whole."""
+    bounds = [layout.first_kv_head, *stops]
+    runs = tuple(range(start, stop) for start, stop in pairwise(bounds))
+    return runs if all(runs) and bounds[-1] == layout.stop_kv_head else ()
 
 
 def done_to_proto(done: PrefillDone) -> pb.PrefillDone:

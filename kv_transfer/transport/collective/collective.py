@@ -78,7 +78,7 @@ class _Granting(msgspec.Struct, frozen=True, tag=True):
 
 
 class _Posted(msgspec.Struct, frozen=True):
-    """Those of them that were still lent."""
+    """The numbers of those pieces that were still lent."""
 
     numbers: list[int]
 

@@ -8,7 +8,13 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from tests.kv_transfer.replicas import LAYOUT, PROMPT, TRANSFER, kv_of
+from tests.kv_transfer.replicas import (
+    PROMPT,
+    TRANSFER,
+    DecodeReplica,
+    PrefillReplica,
+    kv_of,
+)
 from tests.kv_transfer.world import Alter, World, unaltered
 
 from baton.core.errors import BatonError, TransferCut, TransferError, Unavailable
@@ -87,7 +93,7 @@ class LocalSource:
 
 @asynccontextmanager
 async def peers(alter: Alter = unaltered) -> AsyncIterator[tuple[World, PrefixFetcher]]:
-    world = World("memory", alter, LAYOUT, LAYOUT)
+    world = World("memory", alter, PrefillReplica(), DecodeReplica())
     await world.start_serving()
     fetcher = PrefixFetcher(
         pool=world.decode.pool,
