@@ -196,7 +196,7 @@ class ShardedCache:
         raise ValueError("blocks on several ranks are in pieces; they are written to")
 
     def writables(self, blocks: Sequence[int], planes: range) -> Sequence[memoryview]:
-        """Blocks to be written: a part of each can be looked at that is within one of `head_runs`."""
+        """Blocks to write to, a part of each that is within one of `head_runs`."""
         return self._divided(blocks, planes, partial(self._write_part, blocks, planes))
 
     def _divided(
