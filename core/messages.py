@@ -195,6 +195,8 @@ class PullOffered:
     """The sender's."""
     num_tokens: int
     """From the first of `tokens` on; more than `num_held`."""
+    head_runs: tuple[range, ...] = ()
+    """See `KvPool.head_runs`, of the sender."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
-
 from baton.core.ids import Epoch, RequestId, TransferId
-from baton.core.kv_layout import KvLayout
 from baton.core.messages import (
     PrefillDone,
     PrefillGranted,
@@ -14,7 +10,7 @@ from baton.core.messages import (
 )
 from baton.core.tracing import TraceContext
 from baton.proto import replica_pb2 as pb
-from baton.proto.kv_wire import layout_from_proto, layout_to_proto
+from baton.proto.kv_wire import head_runs_from_proto, layout_from_proto, layout_to_proto
 from baton.proto.message_parts_wire import (
     address_from_proto,
     address_to_proto,
@@ -89,15 +85,8 @@ def granted_from_proto(message: pb.PrefillGranted) -> PrefillGranted:
         layout=layout,
         num_tokens=message.num_tokens,
         num_cached=message.num_cached,
-        head_runs=_head_runs(layout, message.head_stops),
+        head_runs=head_runs_from_proto(layout, message.head_stops),
     )
-
-
-def _head_runs(layout: KvLayout, stops: Sequence[int]) -> tuple[range, ...]:
-    """Empty for what is no split of the layout's heads: then its KV comes as a whole."""
-    bounds = [layout.first_kv_head, *stops]
-    runs = tuple(range(start, stop) for start, stop in pairwise(bounds))
-    return runs if all(runs) and bounds[-1] == layout.stop_kv_head else ()
 
 
 def done_to_proto(done: PrefillDone) -> pb.PrefillDone:

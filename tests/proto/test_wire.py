@@ -194,7 +194,10 @@ pulls = st.builds(
     time_left_ms=big_counts,
 )
 offers = st.builds(
-    PullOffered,
+    lambda layout, is_split, **told: PullOffered(
+        layout=layout, head_runs=_two_ranks(layout) if is_split else (), **told
+    ),
+    is_split=st.booleans(),
     transfer_id=texts.map(TransferId),
     sender_epoch=texts.map(Epoch),
     layout=layouts,
