@@ -63,6 +63,8 @@ class Layout:
     policy: str = DEFAULT_POLICY
     step_times: StepTimes = field(default_factory=StepTimes)
     """Of each replica's passes, at least."""
+    prefill_chunk: int | None = None
+    """Most tokens of a prompt in one pass; None: as many as go into it."""
 
 
 @contextmanager
@@ -74,7 +76,7 @@ def running(layout: Layout | None = None) -> Iterator[Running]:
         processes, infos = {}, []
         for role, num_replicas in numbers.items():
             for number in range(1, num_replicas + 1):
-                what = (ReplicaId(f"{role.value}-{number}"), role, layout.step_times)
+                what = (ReplicaId(f"{role.value}-{number}"), role, layout)
                 child, info = stack.enter_context(_child(_replica, what))
                 processes[role.value if number == 1 else what[0]] = child
                 infos.append(info)
@@ -101,25 +103,29 @@ def _child(target: Any, argument: Any) -> Iterator[tuple[psutil.Process, Any]]:
         process.kill()
 
 
-def _replica(pipe: Connection, what: tuple[ReplicaId, Role, StepTimes]) -> None:
+def _replica(pipe: Connection, what: tuple[ReplicaId, Role, Layout]) -> None:
     uvloop.run(_serve_replica(pipe, *what))
 
 
 async def _serve_replica(
-    pipe: Connection, replica_id: ReplicaId, role: Role, times: StepTimes
+    pipe: Connection, replica_id: ReplicaId, role: Role, layout: Layout
 ) -> None:
     import torch  # a gateway has none, so this module must not import it for all
     from bench.paced.runner import PacedRunner
 
-    from baton.engine.config import CacheConfig, EngineConfig
+    from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
     from baton.engine.engine import Engine
     from baton.engine.passes.echo import echo_info
     from baton.platform.replica.replica import start_replica
 
     torch.set_num_threads(1)
     info = echo_info(vocab_size=VOCAB_SIZE, max_model_len=2048)
-    runner = PacedRunner(info, num_blocks=NUM_BLOCKS, times=times)
-    engine = Engine(runner, EngineConfig(cache=CacheConfig(num_blocks=NUM_BLOCKS)))
+    runner = PacedRunner(info, num_blocks=NUM_BLOCKS, times=layout.step_times)
+    config = EngineConfig(
+        cache=CacheConfig(num_blocks=NUM_BLOCKS),
+        scheduler=SchedulerConfig(prefill_chunk=layout.prefill_chunk),
+    )
+    engine = Engine(runner, config)
     replica = await start_replica(
         DeploymentConfig(), role, engine, replica_id=replica_id, host=HOST
     )

@@ -8,7 +8,11 @@ Add what one costs the registry (`python -m bench.serve_calls`) with --serve-ms.
 what gateways do with what they hear (bench/fleet_scale.py), the planner and the limits of tenants,
 each a call a second from each gateway where they are on, and how far each replica is that starts.
 
+With --registries 3 each has a process of its own, all replicas report to each, and gateways take
+them together; what a registry pays is the mean of them.
+
     python -m bench.registry_scale [--replicas 10 100 1000] [--gateways 20] [--serve-ms 2.5]
+                                   [--registries 1]
 """
 
 from __future__ import annotations
@@ -21,8 +25,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -34,12 +38,15 @@ from tests.gateway.fleet.known_replicas import LAYOUT, make_replica
 from baton.core.ids import Epoch, new_epoch
 from baton.core.replicas import HEARTBEAT_S, Membership, ReplicaInfo
 from baton.platform.cluster.registry import registry_port
+from baton.platform.cluster.registry.all_registries import AllRegistries
 from baton.platform.cluster.registry.heartbeat_client import HeartbeatClient
-from baton.platform.cluster.registry.registry_actor import RegistryActor, RemoteRegistry
+from baton.platform.cluster.registry.registry_actor import RegistryActor
 from baton.platform.cluster.registry.registry_port import RegistryPort
 from baton.platform.cluster.registry.registry_watch import RegistryWatch
+from baton.platform.cluster.registry.remote_registry import RemoteRegistry
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.live import REGISTRY, divide
+from baton.platform.registry.union_watch import UnionWatch, WatchedRegistry
 from baton.platform.security.config import SecurityConfig
 
 NUM_LAYERS = 61
@@ -51,7 +58,7 @@ HEAD_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """By the registry, so far."""
+    """By one registry, so far."""
 
     cpu_s: float
     rss_bytes: int
@@ -169,7 +176,7 @@ class _Method:
 
 
 class Gateway:
-    def __init__(self, registry: RegistryWatch) -> None:
+    def __init__(self, registry: WatchedRegistry) -> None:
         self._registry = registry
         self._news = asyncio.Event()
         self.known: dict[Epoch, ReplicaInfo] = {}
@@ -198,12 +205,16 @@ class Gateway:
 
 
 class Replica:
-    def __init__(self, number: int, handle: Any) -> None:
+    def __init__(self, number: int, handles: Sequence[Any]) -> None:
         layout = replace(LAYOUT, num_layers=NUM_LAYERS)
         info = make_replica(f"decode-{number:032x}")
         self.info = replace(info, epoch=new_epoch(), layout=layout)
-        self._heartbeats = HeartbeatClient(SecurityConfig())
-        self._registry = RemoteRegistry(handle, heartbeats=self._heartbeats)
+        self._heartbeats = [HeartbeatClient(SecurityConfig()) for _ in handles]
+        lines = [
+            RemoteRegistry(handle, heartbeats)
+            for handle, heartbeats in zip(handles, self._heartbeats, strict=True)
+        ]
+        self._registry = lines[0] if len(lines) == 1 else AllRegistries(lines)
         self._has_ended = False
         self.num_failed = 0
         """Heartbeats that were not answered in time."""
@@ -217,7 +228,8 @@ class Replica:
     def end(self) -> None:
         """Without a farewell: its connection is gone."""
         self._has_ended = True
-        self._heartbeats.hang_up()
+        for heartbeats in self._heartbeats:
+            heartbeats.hang_up()
 
     async def turn(self) -> None:
         self.info = replace(self.info, is_ready=not self.info.is_ready)
@@ -245,35 +257,63 @@ async def _tasks(*coroutines: Any) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def measure(
-    num_replicas: int, num_gateways: int, seconds: float, serve_ms: float
-) -> list[tuple[str, float]]:
+@contextmanager
+def _processes(number: int) -> Iterator[list[int]]:
+    """So many registries; the ports where they are called."""
     command = [sys.executable, "-m", __spec__.name, "--as-registry"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            port = int(process.stdout.readline())
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 26)
-            handle = Handle(reader, writer)
-            return await _measure(handle, num_replicas, num_gateways, seconds, serve_ms)
-        finally:
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(number)
+    ]
+    try:
+        yield [int(process.stdout.readline()) for process in processes if process.stdout]
+    finally:
+        for process in processes:
             process.kill()
+            process.wait()
+
+
+def _watched(handles: Sequence[Any]) -> WatchedRegistry:
+    lines = [RegistryWatch(handle, SecurityConfig()) for handle in handles]
+    if len(lines) == 1:
+        return lines[0]
+    return UnionWatch({str(number): line for number, line in enumerate(lines)})
+
+
+async def measure(
+    num_replicas: int, num_gateways: int, seconds: float, serve_ms: float, num_registries: int
+) -> list[tuple[str, float]]:
+    with _processes(num_registries) as ports:
+        streams = [await asyncio.open_connection("127.0.0.1", it, limit=1 << 26) for it in ports]
+        handles = [Handle(*stream) for stream in streams]
+        return await _measure(handles, num_replicas, num_gateways, seconds, serve_ms)
 
 
 async def _measure(
-    handle: Handle, num_replicas: int, num_gateways: int, seconds: float, serve_ms: float
+    handles: Sequence[Handle],
+    num_replicas: int,
+    num_gateways: int,
+    seconds: float,
+    serve_ms: float,
 ) -> list[tuple[str, float]]:
     async def spent() -> Spent:
-        told: Spent = await handle.call("spent", ())
-        return told
+        told: list[Spent] = [await handle.call("spent", ()) for handle in handles]
+        calls = Counter[str]()
+        for one in told:
+            calls += one.num_serve_calls
+        number = len(told)
+        return Spent(
+            sum(one.cpu_s for one in told) / number,
+            sum(one.rss_bytes for one in told) // number,
+            Counter({name: calls[name] // number for name in calls}),
+            sum(one.sent_bytes for one in told) // number,
+        )
 
     def serve_s(before: Spent, after: Spent) -> float:
         """What Serve's calls would cost above those of here."""
         return (after.num_serve_calls - before.num_serve_calls).total() * serve_ms / 1e3
 
-    serving: Any = handle
-    replicas = [Replica(number, serving) for number in range(num_replicas)]
-    gateways = [Gateway(RegistryWatch(serving, SecurityConfig())) for _ in range(num_gateways)]
+    replicas = [Replica(number, handles) for number in range(num_replicas)]
+    gateways = [Gateway(_watched(handles)) for _ in range(num_gateways)]
     infos = [replica.info for replica in replicas]
     empty = await spent()
     async with _tasks(*(gateway.follow() for gateway in gateways)):
@@ -283,10 +323,10 @@ async def _measure(
             started_s = time.monotonic() - began
             started = await spent()
             await asyncio.sleep(40.0)  # news are over: watchers are left without a word for longer
-            before = await spent()
+            before, here_s = await spent(), time.process_time()
             at = time.monotonic()
             await asyncio.sleep(seconds)
-            idle = await spent()
+            idle, here_s = await spent(), time.process_time() - here_s
             idle_s = time.monotonic() - at
             num_calls = idle.num_serve_calls - before.num_serve_calls
             took, change_cpu_s, change_bytes = [], [], []
@@ -311,6 +351,7 @@ async def _measure(
     idle_share = (idle.cpu_s - before.cpu_s) / idle_s
     return [
         ("idle: share of a core without Serve's part, %", 100 * idle_share),
+        ("idle: all replicas and gateways together, % of a core", 100 * here_s / idle_s),
         ("idle: calls through Serve a second", rate),
         ("idle: the same with Serve's part, %", 100 * (idle_share + rate * serve_ms / 1e3)),
         (
@@ -339,6 +380,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.registry_scale", description=__doc__)
     parser.add_argument("--replicas", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--gateways", type=int, default=20)
+    parser.add_argument("--registries", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=20.0, help="of rest")
     parser.add_argument("--serve-ms", type=float, default=0.0, help="CPU of a call through Serve")
     parser.add_argument("--as-registry", action="store_true", help=argparse.SUPPRESS)
@@ -348,7 +390,7 @@ def main() -> None:
         return
     print(surroundings(), flush=True)
     columns = [
-        asyncio.run(measure(number, args.gateways, args.seconds, args.serve_ms))
+        asyncio.run(measure(number, args.gateways, args.seconds, args.serve_ms, args.registries))
         for number in args.replicas
     ]
     names = [name for name, _ in columns[0]]
@@ -356,7 +398,7 @@ def main() -> None:
         (name, *(column[i][1] for column in columns)) for i, name in enumerate(names)
     ]
     header = [f"{number:,} replicas" for number in args.replicas]
-    print(table((f"{args.gateways} gateways", *header), rows))
+    print(table((f"{args.gateways} gateways, {args.registries} registries", *header), rows))
 
 
 if __name__ == "__main__":

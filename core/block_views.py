@@ -10,12 +10,13 @@ Python for each block of each plane.
 Blocks that are still on their way (`ArrivingBlocks`) lie nowhere yet: who knows where they belong
 has them written there. Blocks whose heads lie with several ranks (`DividedBlocks`) are in pieces,
 of which each can be shown where it lies.
+Blocks of a device (`DeviceBlocks`) stay there unless somebody looks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import overload
+from typing import Any, overload
 
 
 class BlockViews(Sequence[memoryview]):
@@ -155,6 +156,38 @@ class DividedBlocks(Sequence[memoryview]):
         return self._part_of_each(offset, size)
 
 
+class DeviceBlocks(Sequence[memoryview]):
+    """Blocks that lie end to end in the memory of a device. Who looks at one has all of them copied
+    to this host, once, and waits for that."""
+
+    def __init__(self, rows: Any) -> None:
+        """`rows` is a torch tensor, uint8 [blocks, bytes], contiguous."""
+        self.rows = rows
+        self.size: int = rows.shape[1]
+        self._on_host: BlockViews | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> memoryview: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> DeviceBlocks: ...
+
+    def __getitem__(self, index: int | slice) -> memoryview | DeviceBlocks:
+        if isinstance(index, slice):
+            return DeviceBlocks(self.rows[index])
+        if self._on_host is None:
+            memory = memoryview(self.rows.cpu().numpy()).cast("B").toreadonly()
+            self._on_host = BlockViews(memory, range(0, memory.nbytes, self.size), self.size)
+        return self._on_host[index]
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self) * self.size
+
+
 def stretches(views: Sequence[memoryview]) -> list[memoryview]:
     """Return the same bytes in the same order; blocks that lie end to end are one view."""
     if not isinstance(views, BlockViews):
@@ -174,14 +207,14 @@ def stretches(views: Sequence[memoryview]) -> list[memoryview]:
 
 def num_bytes_of(views: Sequence[memoryview]) -> int:
     """The total size of all views, in bytes."""
-    if isinstance(views, BlockViews | ArrivingBlocks | DividedBlocks):
+    if isinstance(views, BlockViews | ArrivingBlocks | DividedBlocks | DeviceBlocks):
         return views.num_bytes
     return sum(view.nbytes for view in views)
 
 
 def sizes_of(views: Sequence[memoryview]) -> set[int]:
     """The lengths that occur, in bytes."""
-    if isinstance(views, BlockViews | ArrivingBlocks | DividedBlocks):
+    if isinstance(views, BlockViews | ArrivingBlocks | DividedBlocks | DeviceBlocks):
         return {views.size}
     return {view.nbytes for view in views}
 

@@ -9,10 +9,10 @@ prefix), and is free to be reused when it has none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from baton.core.kv_layout import KvLayout
 
@@ -62,6 +62,16 @@ class Holdings:
     num_free: int
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceWrite:
+    """Whole blocks for planes that are alike."""
+
+    indices: Sequence[int]
+    planes: range
+    rows: Any
+    """A torch tensor uint8 [planes x blocks, bytes] on the blocks' own device."""
+
+
 class BlockSource(Protocol):
     """Some blocks of one holder in one plane, or in several that are alike, to be read on any
     thread while it keeps them."""
@@ -73,6 +83,16 @@ class BlockSource(Protocol):
     def views(self, planes: range, start: int, stop: int) -> Sequence[memoryview]:
         """The `start`-th of them and so on, as from `KvPool.view`, in some of its planes, which are
         counted from the first of them: by plane and block. May wait for a device."""
+
+    def checksums(
+        self, planes: range, start: int, stop: int, part: slice, unit_bytes: int
+    ) -> bytes:
+        """Checksums of the units in some bytes of each of these blocks, summed up on the device
+        that they lie on, for which it waits; only where not `is_in_memory`. Raises ValueError
+        for units that no device sums up (`can_sum_up`)."""
+
+    def can_sum_up(self, unit_bytes: int) -> bool:
+        """Whether `checksums` works for units of this length."""
 
 
 class BlockTargets(Protocol):
@@ -99,6 +119,22 @@ class BlockTargets(Protocol):
         """Put whole blocks of planes that are alike: `data` has them by plane and block.
 
         Returns when they are there, wherever the blocks lie.
+        """
+
+    def takes_rows(self, rows: Any, unit_bytes: int) -> bool:
+        """Whether `write_rows` takes them: they lie on the blocks' own device, which can sum up
+        units of this length."""
+
+    def write_rows(
+        self,
+        writes: Sequence[DeviceWrite],
+        unit_bytes: int,
+        judge: Callable[[int, bytes], Iterable[int]],
+    ) -> None:
+        """As `write_blocks`, for all of the writes.
+
+        `judge` is told the checksums of each one's units first, and says which of its rows are
+        wrong: these become zero, and are written as zeros.
         """
 
 

@@ -45,6 +45,10 @@ class Generating:
     """Tokens whose KV came along when it moved here."""
     num_pulled: int = 0
     """Tokens whose KV came from another replica's cache."""
+    num_lost: int = 0
+    """Tokens whose KV did not come, of a prompt whose first token is known."""
+    lost_ms: float = 0.0
+    """Milliseconds from the opening of that transfer until it was given up."""
     has_left: bool = False
     """Set on the engine's thread: it moved away, and gives out nothing more."""
     num_run: int = 0

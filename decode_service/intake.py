@@ -111,7 +111,7 @@ async def _reading_ahead(kv: KvExchange, generating: Generating) -> AsyncIterato
 async def _swap_in(kv: KvExchange, generating: Generating) -> None:
     message = generating.message
     known = generating.known_tokens
-    async with kv.prefix_of(known, message.salt, None, tenant=message.tenant) as brought_in:
+    async with kv.prefix_of(known, message.salt, tenant=message.tenant) as brought_in:
         generating.num_pulled += brought_in.num_new
         if brought_in.note:
             generating.notes.append(brought_in.note)

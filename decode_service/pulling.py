@@ -3,6 +3,7 @@
     a request that moves here   its KV, all of it ------> adopted: it goes on where it was
                                 less than all of it ----> in the prefix cache, the rest is computed
     a prompt cached elsewhere   its full blocks --------> held until the request is in the engine
+    a handoff that ended early  what did not come ------> likewise
 
 Whatever fails leaves a note, and the request to the other ways into the engine.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.core.replicas import ReplicaAddress
 from baton.core.tracing import Span
@@ -22,6 +23,9 @@ from baton.engine.engine_thread import EngineThread
 from baton.kv_transfer.exchange import KvExchange
 from baton.kv_transfer.pulling.peer import Leaving
 from baton.kv_transfer.pulling.prefix_fetch import FetchedPrefix
+
+MIN_ASKED_TOKENS = 256
+"""Fewer whose KV did not come are computed: who might have them is not known for sure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +60,19 @@ class Pulling:
 
     @asynccontextmanager
     async def prefix(self, generating: Generating) -> AsyncIterator[None]:
-        """Within the context, what `source` holds of the known tokens is in the prefix cache."""
-        message = generating.message
-        known = generating.known_tokens
-        prefix = self.kv.prefix_of(known, message.salt, message.source, tenant=message.tenant)
-        if message.source is not None:
-            prefix = _traced(generating.span.child("pull"), message.source, prefix)
+        """Within the context, what other replicas hold of the known tokens is in the prefix cache.
+
+        They are the source that the router named and, where KV of a prefill replica came in part
+        or not at all, the others that it named: the router prefers who has much of a prompt.
+        """
+        message, known = generating.message, generating.known_tokens
+        sources = [] if message.source is None else [message.source]
+        if generating.num_lost >= MIN_ASKED_TOKENS:
+            tried = {message.source, generating.prefilled_by}
+            sources += [peer for peer in message.prefill if peer not in tried]
+        prefix = self.kv.prefix_of(known, message.salt, sources, tenant=message.tenant)
+        if sources:
+            prefix = _traced(generating.span.child("pull"), sources[0], prefix)
         async with prefix as brought_in:
             self._take_note(generating, brought_in)
             yield
@@ -80,8 +91,10 @@ class Pulling:
 
     def _take_note(self, generating: Generating, brought_in: FetchedPrefix) -> None:
         generating.num_pulled += brought_in.num_new
-        if brought_in.report is not None:
-            generating.transfer = brought_in.report
+        if (report := brought_in.report) is not None:
+            # Or the router would take a handoff that ended early for a quick one.
+            whole_ms = generating.lost_ms + report.transfer_ms
+            generating.transfer = replace(report, transfer_ms=whole_ms)
         if brought_in.note:
             generating.notes.append(brought_in.note)
 

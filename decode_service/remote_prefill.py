@@ -5,31 +5,33 @@
                      KV sealed ----> adopted: the request joins the running batch
 
 Whatever happens in between (refused, lost, silent, stuck, cancelled, bad KV), no lease outlives
-`run`.
+`run`; what had come of a prompt whose first token is known stays in the prefix cache.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import TypeVar
 
 from baton.core.clock import Clock
-from baton.core.errors import BatonError, TransferAborted, Unavailable
+from baton.core.errors import BatonError, TransferAborted, TransferError, Unavailable
 from baton.core.ids import TransferId, new_transfer_id
 from baton.core.messages import (
-    GenerateRequest,
     PrefillDone,
     PrefillGranted,
     PrefillProgress,
     PrefillRequest,
 )
 from baton.core.replicas import ReplicaAddress
+from baton.core.step_times import StepTimes
 from baton.core.tracing import Span
 from baton.decode_service.adoption import adopt
+from baton.decode_service.arriving_prompts import ArrivingPrompts
 from baton.decode_service.generating import Generating
 from baton.decode_service.prefill_client import PrefillClient, PrefillEvents
 from baton.engine.engine import Engine
@@ -37,49 +39,18 @@ from baton.engine.engine_thread import EngineThread
 from baton.kv_transfer.handoff.reservation import KvSource, Reservation, WantedKv
 from baton.kv_transfer.pulling.lending import Lender
 from baton.kv_transfer.receiving.fetch import Fetcher, TransferReport
+from baton.kv_transfer.receiving.filling import Filling
 from baton.kv_transfer.receiving.receiver import AbortReason, Receiver
-from baton.kv_transfer.receiving.source_patience import SourcePatience
+from baton.kv_transfer.receiving.source_patience import Left, SourcePatience
 from baton.kv_transfer.receiving.source_watch import SourceWatch
 from baton.proto.channels import Channels
-
-Key = tuple[bytes, tuple[int, ...]]
-
-
-class ArrivingPrompts:
-    """Prompts whose KV is on its way here: equal ones wait for it rather than compute it again."""
-
-    def __init__(self) -> None:
-        self._has_ended: dict[Key, asyncio.Event] = {}
-
-    @contextmanager
-    def announced(self, message: GenerateRequest) -> Iterator[None]:
-        """While this lasts, the KV of the message's prompt is on its way."""
-        key = _key(message)
-        if key in self._has_ended:  # whoever waits, waits for the first
-            yield
-            return
-        has_ended = self._has_ended[key] = asyncio.Event()
-        try:
-            yield
-        finally:
-            del self._has_ended[key]
-            has_ended.set()
-
-    async def wait_for(self, message: GenerateRequest) -> None:
-        """Return once no KV of an equal prompt is on its way any more."""
-        has_ended = self._has_ended.get(_key(message))
-        if has_ended is not None:
-            await has_ended.wait()
-
-
-def _key(message: GenerateRequest) -> Key:
-    return message.salt, message.prompt
-
 
 OnFirstToken = Callable[[Generating, PrefillDone], None]
 E = TypeVar("E", PrefillGranted, PrefillDone)
 
 END_OF_CALL_S = 5.0
+MIN_MEASURED_TOKENS = 32
+"""The time that fewer take says little of a rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +64,8 @@ class RemotePrefill:
     lender: Lender
     arriving: ArrivingPrompts = field(default_factory=ArrivingPrompts)
     patience: SourcePatience
+    step_times: Callable[[], StepTimes]
+    """How long this engine's steps take."""
     timeout_s: float
     clock: Clock
 
@@ -108,6 +81,7 @@ class RemotePrefill:
         asking = generating.span.child("ask for prefill", "client")
         request = self._request(generating, transfer_id, peer, asking)
         fetching: asyncio.Task[TransferReport] | None = None
+        opened_at = self.clock()
         events = self.client.prefill(peer, request)
         watch = SourceWatch(self.patience, peer)
         try:
@@ -120,10 +94,11 @@ class RemotePrefill:
                     watch.granted()
                     generating.num_cached_by_sender = granted.num_cached
                     generating.is_arriving = True
+                    opened_at = self.clock()
                     fetching = await self._start_fetch(generating, peer, granted, watch)
                     done = await self._next(events, PrefillDone, peer, watch)
                     self._check_done(done, request, peer)
-                    watch.is_coming()
+                    watch.is_coming(self._left(transfer_id, done))
                     on_first_token(generating, done)
                     if generating.is_over:
                         return
@@ -137,6 +112,9 @@ class RemotePrefill:
         except BatonError as error:
             asking.end(str(error))
             self._release(transfer_id, AbortReason.FAILED)
+            if generating.prefill is not None:
+                generating.lost_ms = (self.clock() - opened_at) * 1e3
+                await self._note_kept(generating, transfer_id)
             _raise_cause(fetching)
             raise
         finally:
@@ -167,6 +145,27 @@ class RemotePrefill:
         vocab_size = self.engine.info.vocab_size
         if done.transfer_id != request.transfer_id or not 0 <= done.token < vocab_size:
             raise Unavailable(f"{peer.replica_id} sent a first token that cannot be: {done.token}")
+
+    def _left(self, transfer_id: TransferId, done: PrefillDone) -> Callable[[], Left]:
+        """What has not come, now that all is computed; from now on what has come is kept."""
+        try:
+            filling = self.receiver.filling(transfer_id)
+        except TransferError:  # it has failed already, as whoever awaits it hears
+            return Left
+        filling.note_computed()
+        return lambda: Left(filling.num_missing_bytes, self._here_s(filling, done))
+
+    def _here_s(self, filling: Filling, done: PrefillDone) -> float:
+        """Seconds in which this engine, if nobody waits for it, would compute what is missing."""
+        engine, times = self.engine, self.step_times()
+        if engine.num_waiting:
+            return inf
+        num_tokens, num_here = len(filling.wanted.tokens), filling.num_verified
+        if times.num_prompt_steps:
+            return times.prefill_s(num_tokens, num_here, engine.max_chunk)
+        if done.num_computed < MIN_MEASURED_TOKENS:
+            return inf
+        return (num_tokens - num_here) * done.prefill_ms / 1e3 / done.num_computed  # as P would
 
     async def _let_the_call_end(self, events: PrefillEvents) -> None:
         """P ends it on hearing that the transfer is sealed; cutting it would look like a crash."""
@@ -244,6 +243,15 @@ class RemotePrefill:
         """Whether blocks of a tenant that is at its limit were lent, and come back: others may have
         what could be evicted, and no more. On the engine's thread."""
         return self.engine.pool.supply.is_at_limit(tenant) and self.lender.call_back(tenant)
+
+    async def _note_kept(self, generating: Generating, transfer_id: TransferId) -> None:
+        """Behind its release: what had come by then is not computed again."""
+        with suppress(BatonError):  # nothing is kept of an engine that has died
+            kept = await self.thread.call(lambda: self.receiver.kept(transfer_id))
+            message = generating.message
+            generating.num_lost = len(message.prompt) + len(message.output) - kept.stop
+            if kept:
+                generating.notes.append(f"kept the KV of {len(kept)} tokens that had come")
 
     def _release(self, transfer_id: TransferId, reason: AbortReason) -> None:
         """Nothing happens to a transfer that was adopted or aborted before."""

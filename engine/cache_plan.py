@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from baton.core.errors import InvalidConfig
 from baton.core.kv_layout import DraftFeatures, KvLayout
-from baton.engine.batch.static_batch import PassLimits
+from baton.engine.batch.static_batch import GraphSize, PassLimits
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.memory.kv_cache import num_blocks_in
@@ -32,8 +32,9 @@ class CachePlan:
     max_model_len: int
     """Tokens of prompt and output together that the model serves."""
     max_drafted: int = 0
-    """This and the next: see `PassLimits`."""
-    graph_sizes: tuple[int, ...] | None = None
+    """This and the next two: see `PassLimits`."""
+    max_run: int = 1
+    graph_sizes: tuple[GraphSize, ...] | None = None
 
     @property
     def limits(self) -> PassLimits:
@@ -47,6 +48,7 @@ class CachePlan:
                 self.layout.num_blocks_for(8),
             ),
             max_drafted=self.max_drafted,
+            max_run=min(self.max_run, longest),
             micro_batch_tokens=self.scheduler.micro_batch_tokens,
             graph_sizes=self.graph_sizes,
         )
@@ -90,6 +92,7 @@ def plan_cache(
         scheduler=config.scheduler,
         max_model_len=loaded.info.max_model_len,
         max_drafted=_max_drafted(config, name),
+        max_run=1 if config.speculation.method == "off" else 1 + config.speculation.max_tokens,
     )
     own = loaded.own(layout)
     if name == "cpu":

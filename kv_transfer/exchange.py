@@ -135,13 +135,14 @@ class KvExchange:
         self,
         known: Sequence[int],
         salt: bytes,
-        source: ReplicaAddress | None,
+        sources: Sequence[ReplicaAddress] = (),
         *,
         tenant: str = "",
     ) -> AsyncIterator[FetchedPrefix]:
-        """Within the context, what the tiers and `source` hold of `known` is in the prefix cache.
+        """Within the context, what the tiers and `sources` hold of `known` is in the prefix cache.
 
-        All but the last token, that is, which is computed in any case, and full blocks only.
+        All but the last token, that is, which is computed in any case, and full blocks only. Who
+        is not the first of the sources is asked for what is missing then.
         """
         size = self.pool.layout.block_size
         wanted = known[: (len(known) - 1) // size * size]
@@ -153,10 +154,14 @@ class KvExchange:
             if self.tiers is not None:
                 swapping = self.tiers.bring_in(wanted, salt, tenant=tenant)
                 brought_in = await held.enter_async_context(swapping)
-            if source is not None and source.epoch != self.epoch and not self.why_avoided(source):
+            for source in sources:
+                if source.epoch == self.epoch or self.why_avoided(source):
+                    continue
                 peer = self.peers.source(source, tenant=tenant)
                 pulling = self.prefixes.bring_in(wanted, salt, peer, tenant=tenant)
                 brought_in = brought_in.then(await held.enter_async_context(pulling))
+                if brought_in.num_tokens == len(wanted):
+                    break
             yield brought_in
 
     def why_avoided(self, source: ReplicaAddress) -> str:
@@ -197,6 +202,7 @@ class KvExchange:
             **self._aborted(),
             "pieces_corrupt_total": received.num_corrupt.total(),
             "pieces_asked_again_total": received.num_asked_again,
+            "kv_tokens_kept_total": received.num_kept_tokens,
             "kv_bytes_received_total": received.num_bytes,
             "kv_bytes_sent_total": self.outbox.num_bytes_sent,
             "tokens_lent_total": self.lender.num_lent_tokens,

@@ -84,7 +84,7 @@ TRANSPORTS: Mapping[str, TransportKind] = {
         reads_arena=True,
     ),
     "nixl": TransportKind(
-        lambda parts: NixlTransport(ControlClient(parts.channels)),
+        lambda parts: NixlTransport(ControlClient(parts.channels), device=parts.device),
         lambda parts, arena: NixlSending(arena),
         lacks=lambda: "" if find_spec("nixl") else "NIXL: pip install 'baton-llm[nixl]'",
         reads_arena=True,

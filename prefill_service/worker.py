@@ -32,6 +32,7 @@ from baton.engine.schedule.drafted_chunks import ScheduledChunk
 from baton.engine.step_hooks import StepHooks
 from baton.kv_transfer.exchange import ExchangeParts
 from baton.kv_transfer.layouts.plan import check_layouts
+from baton.kv_transfer.sending.layer_groups import LayerGroups
 from baton.prefill_service.lending import Lending
 from baton.prefill_service.open_prompts import Event, OpenPrompt, OpenPrompts
 from baton.prefill_service.session import PrefillSession
@@ -60,6 +61,7 @@ class PrefillWorker:
         self._engine = engine
         self._thread = self.core.thread
         self._sender = self.core.kv.sender
+        self.layer_groups = LayerGroups(engine.pool.layout)
 
     async def prefill(self, message: PrefillRequest) -> AsyncGenerator[Event, None]:
         """Yield the grant when its turn comes, then the first token; end when the transfer does.
@@ -173,9 +175,8 @@ class PrefillWorker:
                     message.output
                 )
             known = (*message.prompt, *message.output)
-            async with self.core.kv.prefix_of(
-                known, message.salt, message.source, tenant=message.tenant
-            ):
+            sources = () if message.source is None else (message.source,)
+            async with self.core.kv.prefix_of(known, message.salt, sources, tenant=message.tenant):
                 await self._thread.call(lambda: self._begin(prompt))
         except Exception as error:
             prompt.events.put_nowait(error)
@@ -280,10 +281,13 @@ class PrefillWorker:
 
     def _on_layer(self, layer: int, chunks: Sequence[ScheduledChunk]) -> None:
         self._advanced()
+        layers = self.layer_groups.computed(layer, sum([chunk.num_tokens for chunk in chunks]))
+        if not layers:
+            return
         for chunk in chunks:
             request = chunk.request
             num_computed = request.num_computed + chunk.num_tokens
-            self._sender.publish(TransferId(request.request_id), num_computed, layer)
+            self._sender.publish(TransferId(request.request_id), num_computed, layers)
 
     def _on_step(self, report: StepReport) -> None:
         self._thread.tell(lambda: self._receive(report))

@@ -33,8 +33,9 @@ MAX_OFFERED = 8
 MAX_LOOKED_AT = 128
 """The most offered prompts that are looked up: those that would wait longest otherwise."""
 
-LOOKED_AT = 32
-"""Offered prompts that are looked up at once; the next ones only if one of them could gain more."""
+LOOKED_AT = 8
+"""Offered prompts that are looked up first; then each time twice as many, only if one of them could
+gain more."""
 
 LOOK_AGAIN_S = 0.25
 """A candidate that nobody was better off with is offered others again when its own books have
@@ -192,8 +193,9 @@ class PrefillQueue:
         offered, busy_s = offers.found, candidate.busy_s(offers.now)
         crowd = len(self._waiting) / offers.num_candidates
         best, best_s = -1, busy_s
-        for start in range(0, len(offered.waiting), LOOKED_AT):
-            places = offered.order[start : start + LOOKED_AT]
+        start, num = 0, LOOKED_AT
+        while start < len(offered.waiting):
+            places = offered.order[start : start + num]
             over_s = offered.over_s[places]
             if over_s[0] <= busy_s or over_s[0] < best_s:
                 break
@@ -204,9 +206,10 @@ class PrefillQueue:
             extra_s = np.maximum(work_s - offered.work_s[places], 0.0)
             gain_s = over_s - work_s - extra_s * crowd
             most_s = gain_s.item(gain_s.argmax())
-            place = int(places[gain_s == most_s].min())
+            place = min(places[gain_s == most_s].tolist())
             if most_s > best_s or (most_s == best_s and 0 <= place < best):
                 best, best_s = place, most_s
+            start, num = start + num, 2 * num
         return None if best < 0 else offered.waiting[best]
 
 

@@ -7,12 +7,14 @@ and of their limits take turns; each number is the median of its rounds, some be
 quickest: on a machine that does other things as well, medians are of these.
 
     limit      shm   one memcpy of as many bytes, by one thread
+               nixl  the same, on the device where KV is
                grpc  a bare gRPC stream of messages as long as a piece
                tcp   a plain TCP socket
                gloo  send and recv of torch.distributed
     checked    tcp   the socket, with one checksum of all bytes at either end: what two cores give
 
     python -m bench.transfer [--transports shm tcp grpc gloo] [--sizes 1 256] [--timeline OUT.png]
+    python -m bench.transfer --transports nixl grpc --device cuda
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ MIB = 1 << 20
 TRANSPORTS = ("shm", "tcp", "grpc", "gloo")
 SIZES = (1, 16, 256)
 CHECKED = "checked socket"
-LIMIT_OF = {"shm": "memcpy", "tcp": "socket", "grpc": "bare stream", "gloo": "send/recv"}
+LIMIT_OF = {
+    "shm": "memcpy", "tcp": "socket", "grpc": "bare stream", "gloo": "send/recv", "nixl": "memcpy",
+}  # fmt: skip
 AIM_OF = {"shm": 0.6, "tcp": 0.8, "grpc": 0.7, "gloo": 0.85}
 WARM_UP = 2
 
@@ -57,14 +61,19 @@ Seconds = dict[tuple[int, str], list[float]]
 
 
 async def measure(
-    transports: Sequence[str], sizes: Sequence[int], piece_bytes: int, *, is_quick: bool
+    transports: Sequence[str],
+    sizes: Sequence[int],
+    piece_bytes: int,
+    *,
+    is_quick: bool,
+    device: str = "cpu",
 ) -> Seconds:
     seconds: Seconds = defaultdict(list)
     with ExitStack() as stack:
         gloo: GlooLimit | None = None
         if "gloo" in transports:
             gloo = stack.enter_context(closing(GlooLimit(chunk_bytes=piece_bytes)))
-        async with BenchReceiver(num_blocks_of(max(sizes)), piece_bytes) as receiver:
+        async with BenchReceiver(num_blocks_of(max(sizes)), piece_bytes, device) as receiver:
             for size in sizes:
                 for number in range(WARM_UP + num_rounds_of(size, is_quick=is_quick)):
                     found = await _round(receiver, gloo, transports, num_blocks_of(size))
@@ -96,8 +105,10 @@ def report(
     piece_bytes: int = MAX_PIECE_BYTES,
     *,
     is_quick: bool = False,
+    device: str = "cpu",
 ) -> str:
-    seconds = uvloop.run(measure(transports, sizes, piece_bytes, is_quick=is_quick))
+    measuring = measure(transports, sizes, piece_bytes, is_quick=is_quick, device=device)
+    seconds = uvloop.run(measuring)
     rows = [_row(seconds, size, name) for size in sizes for name in transports]
     limits: list[tuple[str | float, ...]] = [
         (f"{_mib(size):.1f}", *(_rate(seconds, size, name) for name in _limits(seconds)))
@@ -133,7 +144,7 @@ def _row(seconds: Seconds, size: int, name: str) -> tuple[str | float, ...]:
         _median(seconds, size, limit) / took_s,
         min(seconds[size, limit]) / min(seconds[size, name]),
         _median(seconds, size, limit) / _median(seconds, size, CHECKED) if name == "tcp" else "",
-        AIM_OF[name],
+        AIM_OF.get(name, ""),
         _median(seconds, size, "checksums") / took_s,
     )
 
@@ -158,10 +169,11 @@ def _rate(seconds: Seconds, size: int, name: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.transfer")
-    parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS)
+    parser.add_argument("--transports", nargs="+", choices=[*LIMIT_OF], default=TRANSPORTS)
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="MiB of a handoff")
     parser.add_argument("--timeline", type=Path, help="also draw one prompt's way, by the first")
     parser.add_argument("--piece-kib", type=int, default=MAX_PIECE_BYTES >> 10)
+    parser.add_argument("--device", default="cpu", help="where the KV of both is, as torch says")
     parser.add_argument("--quick", action="store_true", help="few rounds")
     arguments = parser.parse_args()
     keep_freed_memory()  # as a replica does
@@ -170,7 +182,14 @@ def main() -> None:
         draw(uvloop.run(record(transport=arguments.transports[0])), arguments.timeline)
     piece_bytes = arguments.piece_kib << 10
     print(
-        "\n" + report(arguments.transports, arguments.sizes, piece_bytes, is_quick=arguments.quick)
+        "\n"
+        + report(
+            arguments.transports,
+            arguments.sizes,
+            piece_bytes,
+            is_quick=arguments.quick,
+            device=arguments.device,
+        )
     )
 
 

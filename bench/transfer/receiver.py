@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+import torch
 from bench.transfer.sender import (
     CHECKED_BYTES,
     LAYOUT,
@@ -27,7 +28,11 @@ from baton.core.owner_thread import OneThread
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.memory.kv_cache import KvCache
 from baton.kv_transfer.handoff.reservation import KvSource, WantedKv
-from baton.kv_transfer.layouts.integrity import checksums_of, unit_checksums
+from baton.kv_transfer.layouts.integrity import (
+    checksums_of,
+    checksums_on_device,
+    unit_checksums,
+)
 from baton.kv_transfer.receiving.fetch import Fetcher
 from baton.kv_transfer.receiving.receiver import Receiver, ReceiverConfig
 from baton.kv_transfer.transports import TransportParts, Transports
@@ -37,10 +42,11 @@ from baton.proto.channels import Channels
 class BenchReceiver:
     """Also starts and ends its sender."""
 
-    def __init__(self, num_blocks: int, piece_bytes: int) -> None:
+    def __init__(self, num_blocks: int, piece_bytes: int, device: str = "cpu") -> None:
         self.epoch = new_epoch()
         self._num_blocks, self._piece_bytes = num_blocks, piece_bytes
-        self._cache = KvCache(LAYOUT, num_blocks + 1)
+        self._device = device
+        self._cache = KvCache(LAYOUT, num_blocks + 1, device)
         for plane in self._cache.planes:
             plane.fill_(1.0)  # no page is new when it is measured
         move_to_huge_pages(self._cache)
@@ -48,7 +54,8 @@ class BenchReceiver:
         self._owner = OneThread()
         self._receiver = Receiver(self._pool, self.epoch, ReceiverConfig(max_leased_fraction=1.0))
         self._channels = Channels()
-        self._transports = Transports(TransportParts(channels=self._channels))
+        parts = TransportParts(channels=self._channels, device=self._cache.arena.device)
+        self._transports = Transports(parts)
         self._fetchers: dict[str, Fetcher] = {}
 
     async def __aenter__(self) -> Self:
@@ -58,6 +65,7 @@ class BenchReceiver:
             "bench.transfer.sender",
             str(self._num_blocks),
             str(self._piece_bytes),
+            self._device,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -67,6 +75,10 @@ class BenchReceiver:
         self._socket = socket.create_connection((LOOPBACK, told["socket"]))
         self._buffer = np.ones(self._num_blocks * LAYOUT.block_bytes, dtype=np.uint8)
         self._source = np.ones_like(self._buffer)
+        on_device = [
+            torch.from_numpy(each).to(self._device) for each in (self._buffer, self._source)
+        ]
+        self._copy, self._copied = on_device
         return self
 
     async def __aexit__(
@@ -103,15 +115,23 @@ class BenchReceiver:
         return report.transfer_ms / 1e3
 
     def memcpy(self, num_bytes: int) -> float:
-        """One copy of memory that was touched before."""
+        """One copy of memory that was touched before, where KV is."""
         started = time.perf_counter()
-        self._buffer[:num_bytes] = self._source[:num_bytes]
+        if self._copy.is_cuda:
+            self._copy[:num_bytes].copy_(self._copied[:num_bytes])
+            torch.cuda.synchronize(self._copy.device)
+        else:
+            self._buffer[:num_bytes] = self._source[:num_bytes]
         return time.perf_counter() - started
 
     def checksums(self, num_blocks: int) -> float:
         """Of all units of so many blocks, by one thread, a piece at a time as the sender does."""
         at_once = max(1, self._piece_bytes // LAYOUT.layer_block_bytes)
         started = time.perf_counter()
+        if self._copy.is_cuda:
+            rows = self._copy[: num_blocks * LAYOUT.block_bytes].view(num_blocks, -1)
+            checksums_on_device(rows, LAYOUT.unit_bytes)
+            return time.perf_counter() - started
         for layer in range(LAYOUT.num_layers):
             for first in range(0, num_blocks, at_once):
                 blocks = range(first, min(first + at_once, num_blocks))

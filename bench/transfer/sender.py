@@ -1,6 +1,6 @@
 """The sender of `bench.transfer`: a real one, and beside it the bare ways it is compared with.
 
-    python -m bench.transfer.sender NUM_BLOCKS PIECE_BYTES
+    python -m bench.transfer.sender NUM_BLOCKS PIECE_BYTES DEVICE
 
 It prints where it listens, as JSON, and ends when stdin does.
 
@@ -68,8 +68,8 @@ def move_to_huge_pages(cache: KvCache) -> None:
 
 
 class BenchSender:
-    def __init__(self, num_blocks: int, piece_bytes: int) -> None:
-        cache = KvCache(LAYOUT, num_blocks + 1)
+    def __init__(self, num_blocks: int, piece_bytes: int, device: str) -> None:
+        cache = KvCache(LAYOUT, num_blocks + 1, device)
         for layer in cache.planes:
             layer.view(torch.int16).random_()
         move_to_huge_pages(cache)
@@ -79,7 +79,8 @@ class BenchSender:
         pool.reserve(_SOURCE, range(num_blocks * LAYOUT.block_size), b"")
         self._sender = Sender(pool, self.epoch)
         self._outbox = Outbox(self._sender, self._owner, max_piece_bytes=piece_bytes)
-        self._halves = create_sending_halves(TransportParts(), cache.arena)
+        parts = TransportParts(device=cache.arena.device)
+        self._halves = create_sending_halves(parts, cache.arena)
         self.memory = stretches(cache.views(range(num_blocks), range(LAYOUT.num_layers)))
         """All KV, by plane."""
 
@@ -149,9 +150,9 @@ def _send_checked(visitor: socket.socket, left: int, memory: Sequence[memoryview
         left = max(0, left - len(plane))
 
 
-async def _main(num_blocks: int, piece_bytes: int) -> None:
+async def _main(num_blocks: int, piece_bytes: int, device: str) -> None:
     keep_freed_memory()  # as a replica does
-    sender = BenchSender(num_blocks, piece_bytes)
+    sender = BenchSender(num_blocks, piece_bytes, device)
     door = socket.create_server((LOOPBACK, 0))
     threading.Thread(target=_serve_socket, args=(door, sender.memory), daemon=True).start()
     address = await sender.serve()
@@ -161,4 +162,4 @@ async def _main(num_blocks: int, piece_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_main(*map(int, sys.argv[1:])))
+    uvloop.run(_main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

@@ -41,13 +41,17 @@ class _HostTables:
         self._tables = torch.zeros(max_rows, max_blocks, dtype=torch.int64)
         self._width = max_blocks
         self._words = _words_of(self._tables, ctypes.c_int64, "q")
+        self._view = self._tables
+        """What was asked for last: passes often have one shape."""
 
     def write(self, row: int, blocks: Sequence[int], first: int = 0) -> None:
         start = row * self._width + first
         self._words[start : start + len(blocks)] = memoryview(array("q", blocks))
 
     def view(self, num_rows: int, width: int) -> Tensor:
-        return self._tables[:num_rows, :width]
+        if self._view.shape != (num_rows, width):
+            self._view = self._tables[:num_rows, :width]
+        return self._view
 
 
 class DeviceTables:

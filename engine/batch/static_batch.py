@@ -17,6 +17,7 @@ import ctypes
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,18 @@ from baton.engine.batch.batch import Batch, Chunk
 from baton.engine.batch.block_tables import block_tables
 from baton.engine.batch.decoding import Decoding
 from baton.kernels.paging.sequences import Sequences
+
+
+class GraphSize(NamedTuple):
+    """The size of a pass that is captured on a GPU: so many requests, of so many tokens each."""
+
+    num_requests: int
+    run: int = 1
+    """Tokens of a request: 1 where all decode; more where drafts are verified."""
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_requests * self.run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +50,12 @@ class PassLimits:
     """Blocks of one request."""
     max_drafted: int = 0
     """Tokens behind those of requests whose logits are wanted, too."""
+    max_run: int = 1
+    """Tokens of a request that are verified in one pass: its known one, and drafts."""
     micro_batch_tokens: int = 64
     """Least of a piece of a pass, where passes go through the stages of a pipeline in pieces."""
-    graph_sizes: tuple[int, ...] | None = None
-    """Numbers of requests whose decode passes are captured on a GPU. None: all there may be."""
+    graph_sizes: tuple[GraphSize, ...] | None = None
+    """The passes that are captured on a GPU. None: all there may be."""
 
     @property
     def max_logits(self) -> int:
@@ -54,6 +69,7 @@ class PassLimits:
 
 
 DEFAULT_LIMITS = PassLimits()
+MAX_KEPT_VIEWS = 256
 
 
 class _Words:
@@ -66,6 +82,17 @@ class _Words:
             self._host = torch.zeros(count, dtype=torch.int64, pin_memory=device.type == "cuda")
         memory = (ctypes.c_int64 * count).from_address(self._host.data_ptr())
         self.words = memoryview(memory).cast("B").cast("q")
+        self._views: dict[int, Tensor] = {}
+        """Views of few words, by their number: to make one takes longer than to write them."""
+
+    def first(self, count: int) -> Tensor:
+        """The first `count` of them."""
+        view = self._views.get(count)
+        if view is None:
+            view = self.tensor[:count]
+            if count <= MAX_KEPT_VIEWS:
+                self._views[count] = view
+        return view
 
     def write(self, start: int, values: array[int]) -> None:
         self.words[start : start + len(values)] = memoryview(values)
@@ -124,14 +151,15 @@ class StaticBatch:
                 return False
         return num_tokens <= limits.max_tokens
 
-    def fill(self, chunks: Sequence[Chunk]) -> Batch:
-        """Lay chunks end to end. Raises ValueError if one is longer than its blocks, or all of
+    def fill(self, chunks: Sequence[Chunk], output_rows: Sequence[int] | None = None) -> Batch:
+        """Lay chunks end to end. Outputs are of `output_rows`, where they are given, else of the
+        last tokens of each chunk. Raises ValueError if one is longer than its blocks, or all of
         them are more than fits."""
         filled, self._filled = self._filled, None
         if filled is not None and filled.is_before(chunks):
             batch = self._fill_next(filled)
         else:
-            batch = self._fill_anew(chunks)
+            batch = self._fill_anew(chunks, output_rows)
         if isinstance(chunks, Decoding):
             self._filled = _Turn(chunks, chunks.turn, batch)
         return batch
@@ -163,7 +191,7 @@ class StaticBatch:
             ),
         )
 
-    def _fill_anew(self, chunks: Sequence[Chunk]) -> Batch:
+    def _fill_anew(self, chunks: Sequence[Chunk], wanted: Sequence[int] | None) -> Batch:
         if not self.fits(chunks):
             raise ValueError(f"a pass of {len(chunks)} requests is larger than {self.limits}")
         tokens, positions, output_rows = array("q"), array("q"), array("q")
@@ -189,7 +217,9 @@ class StaticBatch:
             max_query_len = max(max_query_len, query_len)
         return Batch(
             tokens=_written(self._tokens, tokens),
-            output_rows=_written(self._output_rows, output_rows),
+            output_rows=_written(
+                self._output_rows, output_rows if wanted is None else array("q", wanted)
+            ),
             sequences=Sequences(
                 num_requests=len(chunks),
                 positions=_written(self._positions, positions),
@@ -211,4 +241,4 @@ class StaticBatch:
 def _written(words: _Words, values: array[int]) -> Tensor:
     words.write(0, values)
     words.upload(len(values))
-    return words.tensor[: len(values)]
+    return words.first(len(values))

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 
 from baton.core.kv_arena import KvArena
 from baton.core.kv_layout import KvLayout
+from baton.core.kv_pool import DeviceWrite
+from baton.kernels.paging.checksum import can_sum_up
+
+
+class RowsOnDevice(Protocol):
+    """Whole blocks where they lie; `baton.engine.memory.device_rows.DeviceRows` is the real one."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def checksums(
+        self, blocks: Sequence[int], planes: range, part: slice, unit_bytes: int
+    ) -> bytes: ...
+
+    def write_rows(
+        self,
+        writes: Sequence[DeviceWrite],
+        unit_bytes: int,
+        judge: Callable[[int, bytes], Iterable[int]],
+    ) -> None: ...
 
 
 class BlockBytes(Protocol):
@@ -47,6 +67,11 @@ class BlockBytes(Protocol):
     def scratch(self, num_bytes: int) -> memoryview: ...
 
     def write_blocks(self, blocks: Sequence[int], planes: range, data: memoryview) -> None: ...
+
+    @property
+    def device_rows(self) -> RowsOnDevice | None:
+        """Whole blocks that stay on the device they lie on; None where they are in memory of this
+        host, or cannot be moved together."""
 
 
 class HugePages(Protocol):
@@ -97,6 +122,17 @@ class Source:
         chosen = self.planes[planes.start : planes.stop]
         return self.memory.views(self.blocks[start:stop], chosen)
 
+    def checksums(
+        self, planes: range, start: int, stop: int, part: slice, unit_bytes: int
+    ) -> bytes:
+        rows, chosen = self.memory.device_rows, self.planes[planes.start : planes.stop]
+        if rows is None:
+            raise ValueError("these blocks are on no device that could sum them up")
+        return rows.checksums(self.blocks[start:stop], chosen, part, unit_bytes)
+
+    def can_sum_up(self, unit_bytes: int) -> bool:
+        return self.memory.device_rows is not None and can_sum_up(unit_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class Targets:
@@ -126,6 +162,25 @@ class Targets:
 
     def write_blocks(self, indices: Sequence[int], planes: range, data: memoryview) -> None:
         self.memory.write_blocks([self._block(index) for index in indices], planes, data)
+
+    def takes_rows(self, rows: Any, unit_bytes: int) -> bool:
+        own = self.memory.device_rows
+        return own is not None and own.device == rows.device and can_sum_up(unit_bytes)
+
+    def write_rows(
+        self,
+        writes: Sequence[DeviceWrite],
+        unit_bytes: int,
+        judge: Callable[[int, bytes], Iterable[int]],
+    ) -> None:
+        own = self.memory.device_rows
+        if own is None:
+            raise ValueError("these blocks are on no device that rows could be on as well")
+        to_blocks = [
+            replace(write, indices=[self._block(index) for index in write.indices])
+            for write in writes
+        ]
+        own.write_rows(to_blocks, unit_bytes, judge)
 
     def _block(self, index: int) -> int:
         if not self.start <= index < len(self.blocks):

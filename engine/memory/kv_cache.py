@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
-from math import prod
 from typing import Any
 
 import torch
@@ -19,13 +18,13 @@ from baton.core.block_views import BlockViews
 from baton.core.kv_arena import KvArena
 from baton.core.kv_layout import WIDE, KvLayout
 from baton.engine.batch.static_batch import DEFAULT_LIMITS, PassLimits
+from baton.engine.memory.device_rows import DeviceRows
 from baton.engine.memory.huge_arena import HugeArena
 from baton.engine.memory.kv_staging import KvStaging, look_into
 from baton.engine.memory.open_blocks import int4_arenas, num_open
 from baton.kernels.attention.layer_kv import LayerCache, LayerKv
 from baton.kernels.cpu.shared_mapping import HUGE_PAGE, mapped
-from baton.kernels.gpu.upload import uploaded
-from baton.kernels.paging.block_copy import scatter_blocks
+from baton.kernels.paging.block_copy import gather_blocks, scatter_blocks
 from baton.kernels.paging.kv_quantize import QUANTIZED_DTYPES
 from baton.kernels.paging.layer_arenas import LayerArenas
 from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
@@ -93,6 +92,9 @@ class KvCache:
         is_on_gpu = self.device.type == "cuda"
         self.staging = KvStaging(self.planes, layout) if is_on_gpu else None
         """The way of many blocks out of a GPU."""
+        self._rows = DeviceRows(
+            self.planes[0].device, self.staging, self._sizes, self._gathered, self._scatter
+        )
 
     @cached_property
     def layers(self) -> list[LayerCache]:
@@ -122,7 +124,7 @@ class KvCache:
             num_blocks=self.num_blocks,
             block_bytes=tuple(self._sizes),
             planes=self.planes,
-            device=str(self.device),
+            device=str(self.planes[0].device),
             fd=self._fd,
         )
 
@@ -206,22 +208,13 @@ class KvCache:
     def write_blocks(self, blocks: Sequence[int], planes: range, data: memoryview) -> None:
         """Replace whole blocks of planes that are alike, by plane and block; on any thread.
 
-        One copy to the device and one launch, whatever the number of blocks. Raises ValueError on
-        any other length.
+        Raises ValueError on any other length.
         """
-        arenas = [self.planes[plane].view(torch.uint8).flatten(1) for plane in planes]
-        shape = (len(arenas), len(blocks), arenas[0].shape[1])
-        if data.nbytes != prod(shape):
-            raise ValueError(f"{data.nbytes} bytes for {shape} planes, blocks and bytes")
-        on_host = torch.frombuffer(data, dtype=torch.uint8).view(shape)
+        self._rows.write_blocks(blocks, planes, data)
 
-        def scatter(staged: Tensor) -> None:
-            scatter_blocks(staged, arenas, uploaded(torch.tensor(blocks), self.device))
-
-        if self.staging is not None:
-            self.staging.write(on_host, scatter)
-        else:
-            scatter(on_host.to(self.device))
+    @property
+    def device_rows(self) -> DeviceRows | None:
+        return None if self.is_in_memory else self._rows
 
     def write(self, block: int, plane: int, data: memoryview[Any]) -> None:
         """Replace the bytes of one block in one plane. Raises ValueError on any other length."""
@@ -229,6 +222,15 @@ class KvCache:
             num_bytes = self._sizes[plane]
             raise ValueError(f"{data.nbytes} bytes for a block of {num_bytes} bytes")
         self.write_part(block, plane, 0, data)
+
+    def _gathered(self, planes: range, numbers: Tensor) -> Tensor:
+        return gather_blocks(self._bytes_of(planes), numbers).flatten(0, 1)
+
+    def _scatter(self, staged: Tensor, planes: range, numbers: Tensor) -> None:
+        scatter_blocks(staged, self._bytes_of(planes), numbers)
+
+    def _bytes_of(self, planes: range) -> list[Tensor]:
+        return [self.planes[plane].view(torch.uint8).flatten(1) for plane in planes]
 
     def _layer(self, layer: int) -> LayerCache:
         """Its KV, and with it what side caches keep of it."""

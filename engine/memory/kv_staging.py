@@ -3,7 +3,7 @@
     compute stream   layer 0 |e0| layer 1 |e1| layer 2 ...        an event behind each layer
     copy stream               wait e0, gather, copy |  wait e1, ...
     any thread                     `- waits for its copy, then reads pinned memory
-    write stream     copy, wait for what passes have launched by now, scatter
+    write stream     copy, or sum up, wait for what passes have launched by now, scatter
     any thread                     `- waits for it
 
 The engine's thread only records events: it never waits, and layers follow each other on the compute
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ from baton.core.kv_layout import KvLayout
 from baton.engine.batch.batch import OnLayer
 from baton.kernels.gpu.upload import uploaded
 from baton.kernels.paging.block_copy import gather_blocks
+
+T = TypeVar("T")
 
 
 class KvStaging:
@@ -73,30 +75,40 @@ class KvStaging:
         self, blocks: Sequence[int], planes: range, gather: Callable[[Tensor], Tensor]
     ) -> tuple[memoryview, ...]:
         """As `views`, of what `gather` makes of the blocks' numbers there: bytes [rows, bytes]."""
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            for computed in self._computed[planes.start : planes.stop]:
-                if computed is not None:
-                    self._stream.wait_event(computed)
-            numbers = uploaded(torch.tensor(blocks), self._device)
+
+        def launch(numbers: Tensor) -> tuple[Tensor, torch.cuda.Event]:
             rows = gather(numbers)
             pinned = torch.empty(rows.shape, dtype=torch.uint8, pin_memory=True)
             pinned.copy_(rows, non_blocking=True)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(self._stream)
+            return pinned, copied
+
+        pinned, copied = self.look(blocks, planes, launch)
         copied.synchronize()
         return rows_of(pinned)
 
-    def write(self, on_host: Tensor, scatter: Callable[[Tensor], None]) -> None:
-        """Copy what lies in memory of this host, and `scatter` the copy. Waits until it is done."""
+    def look(self, blocks: Sequence[int], planes: range, launch: Callable[[Tensor], T]) -> T:
+        """What `launch` makes of the blocks' numbers there, on the copy stream, behind what
+        computes these planes."""
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            for computed in self._computed[planes.start : planes.stop]:
+                if computed is not None:
+                    self._stream.wait_event(computed)
+            return launch(uploaded(torch.tensor(blocks), self._device))
+
+    def write(self, prepare: Callable[[], T], scatter: Callable[[T], None]) -> None:
+        """On the write stream: `scatter` what `prepare` gives there, behind what passes have
+        launched by now. Waits until it is done."""
         with torch.cuda.device(self._device):
             launched = torch.cuda.Event()  # type: ignore[no-untyped-call]
             launched.record(self._passes)
             with torch.cuda.stream(self._writing):
                 try:
-                    staged = on_host.to(self._device, non_blocking=True)
+                    staged = prepare()
                     self._writing.wait_event(launched)
                     scatter(staged)
-                finally:  # until then the copy reads the caller's memory
+                finally:  # until then the device reads the caller's memory
                     self._writing.synchronize()
 
 

@@ -1,13 +1,20 @@
-"""Decode passes as CUDA graphs, one for each of a few numbers of requests.
+"""Decode passes as CUDA graphs, one for each of a few numbers of requests, and of tokens of each.
 
     requests of the pass     1 2 3 4 5 ... 8 9 ...           each one new token
     graph that is replayed   1 2 4 4 8 ... 8 16 ...          captured when the engine starts
 
+    drafts to be verified    a  a1 a2 a3 | b  b1 | c  c1 c2
+    in 4 requests of 4       a  a1 a2 a3 | b  b1 -  - | c  c1 c2 - | 0 0 0 0
+    outputs                  a  a1 a2 a3   b  b1   c  c1 c2   and those of - and 0
+
     fill  ->  StaticBatch, pinned --asynchronously--> device  ->  replay  ->  hidden, logits, taps
 
-A pass of fewer requests than its graph is made up with rows that stand for nobody: token 0 at
-position 0 of the spare block, which no pool counts, so that what they write is nobody's. Everything
-else (prompts, speculation, more requests than were captured) runs as the model is written.
+A pass of fewer requests than its graph is made up with rows that stand for nobody (0): token 0 at
+the first positions of the spare block, which no pool counts, so that what they write is nobody's. A
+request of fewer tokens than its graph's is made up with more of them (-), as if they were drafts
+that nobody will keep: what they write lies behind all that is known of it, in blocks that it alone
+has, or in the spare block where it has none; and no token before them sees it. Everything else
+(prompts, more requests or drafts than were captured) runs as the model is written.
 
 Which sizes there are follows from what graphs cost, which is tried before KV takes its memory: as
 many as MAX_GRAPH_BYTES hold (`baton.engine.passes.graph_sizes`). All share one pool of memory, the
@@ -29,15 +36,17 @@ from torch import Tensor
 
 from baton.engine.batch.batch import Batch, Chunk, ignore_layer
 from baton.engine.batch.decoding import Decoding
-from baton.engine.batch.static_batch import StaticBatch
+from baton.engine.batch.static_batch import GraphSize, StaticBatch
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh.ranks import ALONE, Ranks
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.models.skeleton.taps import Taps
 from baton.engine.passes.graph_capture import Capture, Graph, Outputs, captured
-from baton.engine.passes.graph_sizes import graph_sizes
+from baton.engine.passes.graph_sizes import all_sizes
 
 logger = logging.getLogger(__name__)
+FEW_ROWS = 128
+"""Rows that take hardly longer than reading the weights: up to so many may be made up."""
 
 
 class DecodeGraphs:
@@ -64,43 +73,59 @@ class DecodeGraphs:
         self.limits = batch.limits
         self.taps = taps
         self._batch = batch
-        self._padding = Chunk((0,), 0, (spare_block,), 1)
+        self._block_size = cache.layout.block_size
+        self.max_context = batch.limits.max_blocks * self._block_size
+        """Tokens of a request, those made up behind it included."""
+        if model.positions is not None:
+            self.max_context = min(self.max_context, model.positions.size)
+        self._spare_block = spare_block
         self._capture = capture
-        self._graphs: dict[int, tuple[Graph, Outputs]] = {}
+        self._graphs: dict[GraphSize, tuple[Graph, Outputs]] = {}
         self._last: tuple[Tensor, Tensor] | None = None
         self._decoding: Sequence[Chunk] | None = None
         """The decoding whose rows, and rows for nobody behind them, lie in the batch."""
         sizes = batch.limits.graph_sizes
-        sizes = graph_sizes(batch.limits.max_decodes) if sizes is None else sizes
+        sizes = all_sizes(batch.limits) if sizes is None else sizes
+        sizes = tuple(size for size in sizes if size.run <= self.max_context)
+        sizes = tuple(sorted(sizes, key=lambda size: size.num_rows))
         for size in reversed(sizes):
-            run = run_of(model, cache, batch, [self._padding] * size, taps)
+            chunks = [nobody(size.run, spare_block, self._block_size)] * size.num_requests
+            run = run_of(model, cache, batch, chunks, taps)
             try:
                 self._graphs[size] = captured(capture, run, ranks)
             except torch.OutOfMemoryError as error:
-                logger.warning("no memory for the graph of %d requests: %s", size, error)
+                logger.warning(
+                    "no memory for the graph of %d requests of %d tokens: %s", *size, error
+                )
         if not self._graphs:
             raise RuntimeError("no memory for any graph")
         self.sizes = tuple(size for size in sizes if size in self._graphs)
-        """Requests that there are graphs for, rising."""
+        """The passes that there are graphs for; fewest rows first."""
 
-    def size_for(self, chunks: Sequence[Chunk]) -> int | None:
+    def size_for(self, chunks: Sequence[Chunk]) -> GraphSize | None:
         """The size of the graph for this pass, if there is one."""
-        size = next((size for size in self.sizes if size >= len(chunks)), None)
-        if size is None or not self._batch.fits(chunks):
+        is_decoding = isinstance(chunks, Decoding)
+        longest = 1 if is_decoding else max([len(chunk.tokens) for chunk in chunks])
+        for size in self.sizes:
+            if size.num_requests >= len(chunks) and size.run >= longest:
+                break
+        else:
             return None
-        is_decode = isinstance(chunks, Decoding) or all(
-            len(chunk.tokens) == 1 == chunk.num_outputs for chunk in chunks
-        )
+        if longest > 1:
+            return size if self._verifies(chunks, size) else None
+        if size.run > 1 or not self._batch.fits(chunks):
+            return None
+        is_decode = is_decoding or all(chunk.num_outputs == 1 for chunk in chunks)
         return size if is_decode else None
 
-    def forward(self, chunks: Sequence[Chunk], size: int) -> Tensor:
+    def forward(self, chunks: Sequence[Chunk], size: GraphSize) -> Tensor:
         """The hidden states [S, D], by the graph of that `size`."""
         self._capture.await_upload()
-        self._fill(chunks, size)
+        num_outputs = self._fill(chunks, size)
         self._capture.uploading()
         graph, outputs = self._graphs[size]
         graph.replay()
-        hidden, logits, *tapped = [rows[: len(chunks)] for rows in outputs]
+        hidden, logits, *tapped = [rows[:num_outputs] for rows in outputs]
         if self.taps is not None and self.taps.is_on:
             self.taps.found = tapped
         self._last = hidden, logits
@@ -112,14 +137,58 @@ class DecodeGraphs:
             return None
         return self._last[1]
 
-    def _fill(self, chunks: Sequence[Chunk], size: int) -> None:
-        """Rows for nobody stay as they are while the requests before them go on decoding."""
+    def _verifies(self, chunks: Sequence[Chunk], size: GraphSize) -> bool:
+        """Whether all tokens' outputs are wanted, those made up find room behind each request, and
+        they are not too many."""
+        num_tokens = 0
+        for tokens, start, _, num_outputs, _ in chunks:
+            num_tokens += len(tokens)
+            if num_outputs != len(tokens) or start + size.run > self.max_context:
+                return False
+        return size.num_rows <= max(FEW_ROWS, 2 * num_tokens)
+
+    def _fill(self, chunks: Sequence[Chunk], size: GraphSize) -> int:
+        """How many outputs are somebody's: the first. Rows for nobody stay as they are while the
+        requests before them go on decoding."""
+        num_missing = size.num_requests - len(chunks)
+        made_up = [nobody(size.run, self._spare_block, self._block_size)] * num_missing
+        if size.run > 1:
+            self._decoding = None
+            padded = [self._made_up(chunk, size.run) for chunk in chunks]
+            lengths = [len(chunk.tokens) for chunk in chunks]
+            self._batch.fill([*padded, *made_up], _somebodys_first(lengths, size))
+            return sum(lengths)
         is_decoding = isinstance(chunks, Decoding)
         if not (is_decoding and chunks is self._decoding):
-            self._batch.fill([*chunks, *[self._padding] * (size - len(chunks))])
+            self._batch.fill([*chunks, *made_up])
             self._decoding = chunks if is_decoding else None
         if is_decoding:
             self._batch.fill(chunks)
+        return len(chunks)
+
+    def _made_up(self, chunk: Chunk, run: int) -> Chunk:
+        """A chunk of `run` tokens that begins as this one."""
+        tokens, start, blocks, _, lane = chunk
+        num_blocks = -(-(start + run) // self._block_size)
+        if len(blocks) < num_blocks:
+            blocks = [*blocks, *[self._spare_block] * (num_blocks - len(blocks))]
+        return Chunk([*tokens, *[0] * (run - len(tokens))], start, blocks, run, lane)
+
+
+def nobody(run: int, spare_block: int, block_size: int) -> Chunk:
+    """The chunk of a request that is none, of `run` tokens."""
+    return Chunk((0,) * run, 0, (spare_block,) * -(-run // block_size), run)
+
+
+def _somebodys_first(lengths: Sequence[int], size: GraphSize) -> list[int]:
+    """The rows of a pass, those of the first `lengths` tokens of each request before the others."""
+    rows: list[int] = []
+    others: list[int] = []
+    for request, length in enumerate(lengths):
+        first = request * size.run
+        rows += range(first, first + length)
+        others += range(first + length, first + size.run)
+    return [*rows, *others, *range(len(lengths) * size.run, size.num_rows)]
 
 
 def run_of(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from baton.engine.batch.batch import Chunk, ignore_layer, make_batch
+from baton.engine.batch.static_batch import GraphSize
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh.attempt import RanksApart, said_by_all, tried_by_all
 from baton.engine.mesh.ranks import ALONE, Ranks
 from baton.engine.models.skeleton.decoder import Decoder
-from baton.engine.passes.cuda_graphs import DecodeGraphs
+from baton.engine.passes.cuda_graphs import DecodeGraphs, nobody
 from baton.engine.passes.graph_capture import launched_by_all
 
 TOLERANCE = 2e-2
@@ -21,9 +24,9 @@ CHECKED_TOKENS = 640
 def disagreement(
     graphs: DecodeGraphs, model: Decoder, cache: KvCache, spare_block: int, ranks: Ranks = ALONE
 ) -> str | None:
-    """What is wrong with the graphs of any rank: the smallest, one between and the largest, over
-    contexts from a single token to many blocks. The blocks that this takes are zero again
-    afterwards.
+    """What is wrong with the graphs of any rank: the smallest, one between and the largest of those
+    that decode, and of those that verify drafts, over contexts from a single token to many blocks.
+    The blocks that this takes are zero again afterwards.
 
     Raises InvalidConfig if several ranks cannot launch a pass, and RanksApart: nothing more is
     launched then, for devices may wait for each other.
@@ -35,7 +38,8 @@ def disagreement(
         raise
     except RuntimeError as error:
         reason = str(error)
-    for block in range(min(cache.num_blocks, len(past) + graphs.sizes[-1])):
+    num_written = max([size.num_requests * _own_blocks(size, cache) for size in graphs.sizes])
+    for block in range(min(cache.num_blocks, len(past) + num_written)):
         for plane in range(cache.layout.num_planes):
             cache.clear_tail(block, plane, 0)
     if all(said_by_all(ranks, not reason)):
@@ -52,12 +56,13 @@ def _difference(
     ranks: Ranks,
 ) -> str:
     """No size is left out once one is wrong: other ranks compute them, too."""
-    sizes, taps, reason = graphs.sizes, graphs.taps, ""
+    taps, reason = graphs.taps, ""
     with launched_by_all(ranks):
         _write(past, model, cache)
-    for size in sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]}):
+    for size in _checked(graphs.sizes):
         with launched_by_all(ranks):
-            chunks = _checked_rows(size, past, cache, spare_block)
+            most = (graphs.max_context - size.run) // cache.layout.block_size
+            chunks = _checked_rows(size, past[:most], len(past), cache, spare_block)
             hidden = graphs.forward(chunks, size)
             logits = graphs.logits_of(hidden)
             assert logits is not None
@@ -67,8 +72,22 @@ def _difference(
             expected = (wanted, model.logits(wanted), *(() if taps is None else taps.found))
         with tried_by_all(ranks):
             if not all(map(_agree, found, expected)):
-                reason = f"the graph of {size} requests gave something else than the model"
+                reason = (
+                    f"the graph of {size.num_requests} requests of {size.run} tokens gave "
+                    "something else than the model"
+                )
     return reason
+
+
+def _checked(sizes: Sequence[GraphSize]) -> list[GraphSize]:
+    decodes = [size for size in sizes if size.run == 1]
+    drafts = [size for size in sizes if size.run > 1]
+    return [
+        size
+        for alike in (decodes, drafts)
+        if alike
+        for size in sorted({alike[0], alike[len(alike) // 2], alike[-1]})
+    ]
 
 
 def _blocks_of_past(graphs: DecodeGraphs, cache: KvCache) -> range:
@@ -86,17 +105,31 @@ def _write(past: range, model: Decoder, cache: KvCache) -> None:
         model(batch, cache.layers, ignore_layer)
 
 
-def _checked_rows(size: int, past: range, cache: KvCache, spare_block: int) -> list[Chunk]:
-    """Requests that share a past, each up to another block, and then have one of their own.
+def _own_blocks(size: GraphSize, cache: KvCache) -> int:
+    """Blocks that a request's new tokens lie in."""
+    return -(-size.run // cache.layout.block_size)
+
+
+def _checked_rows(
+    size: GraphSize, past: range, first_own: int, cache: KvCache, spare_block: int
+) -> list[Chunk]:
+    """Requests that share a past, each up to another block, and then have blocks of their own, from
+    `first_own` on; of drafts one has fewer than the next.
 
     Those that no block is left for are as rows for nobody.
     """
-    rows = []
-    for row, own in zip(range(size), range(len(past), cache.num_blocks), strict=False):
+    rows: list[Chunk] = []
+    num_own = _own_blocks(size, cache)
+    for row in range(size.num_requests):
+        own = range(first_own + row * num_own, first_own + (row + 1) * num_own)
+        if own.stop > cache.num_blocks:
+            break
         shared = past[: len(past) - row * 5 % (len(past) + 1)]
-        token = 1 + row % 5
-        rows.append(Chunk((token,), len(shared) * cache.layout.block_size, (*shared, own), 1))
-    return rows + [Chunk((0,), 0, (spare_block,), 1)] * (size - len(rows))
+        tokens = [1 + (row + place) % 5 for place in range(size.run - row % size.run)]
+        start = len(shared) * cache.layout.block_size
+        rows.append(Chunk(tokens, start, (*shared, *own), len(tokens)))
+    num_missing = size.num_requests - len(rows)
+    return rows + [nobody(size.run, spare_block, cache.layout.block_size)] * num_missing
 
 
 def _agree(found: Tensor, wanted: Tensor) -> bool:

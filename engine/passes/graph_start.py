@@ -13,14 +13,13 @@ from collections.abc import Callable
 
 import torch
 
-from baton.engine.batch.batch import Chunk
 from baton.engine.batch.static_batch import StaticBatch
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh.attempt import RanksApart
 from baton.engine.mesh.ranks import ALONE, Ranks
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.models.skeleton.taps import Taps
-from baton.engine.passes.cuda_graphs import DecodeGraphs, run_of
+from baton.engine.passes.cuda_graphs import DecodeGraphs, nobody, run_of
 from baton.engine.passes.graph_capture import (
     Capture,
     CudaCapture,
@@ -30,7 +29,7 @@ from baton.engine.passes.graph_capture import (
     free_bytes,
 )
 from baton.engine.passes.graph_check import disagreement
-from baton.engine.passes.graph_sizes import GraphCosts
+from baton.engine.passes.graph_sizes import GraphCosts, costs_of, largest_size
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +51,13 @@ def try_graphs(  # noqa: PLR0913  # what a pass needs, and who captures and meas
     with the allocator would else count as taken by no graph, and be missing from what they cost.
     None on all ranks, said in the log, if a pass cannot be captured by one.
     """
-    largest = batch.limits.max_decodes
-    padding = Chunk((0,), 0, (spare_block,), 1)
+    largest = largest_size(batch.limits)
+    padding = nobody(largest.run, spare_block, cache.layout.block_size)
     kept: list[tuple[Graph, Outputs]] = []
     left = [free_bytes()]
     try:
-        for size in (largest, -(-largest // 2)):
-            run = run_of(model, cache, batch, [padding] * size, taps)
+        for num_requests in (largest.num_requests, -(-largest.num_requests // 2)):
+            run = run_of(model, cache, batch, [padding] * num_requests, taps)
             kept.append(captured(capture, run, ranks))
             left.append(free_bytes())
     except RanksApart:
@@ -66,7 +65,8 @@ def try_graphs(  # noqa: PLR0913  # what a pass needs, and who captures and meas
     except RuntimeError as error:
         logger.warning("decode passes run without graphs, which is slower: %s", error)
         return None
-    return GraphCosts(left[0] - left[1], left[1] - left[2])
+    output_bytes = sum([rows[0].nbytes for rows in kept[0][1]])
+    return costs_of(left[0] - left[1], largest, left[1] - left[2], output_bytes)
 
 
 @torch.inference_mode()
@@ -93,7 +93,8 @@ def capture_decoding(
     graphs = checked_graphs(model, cache, batch, cache.spare_block, capture, taps, ranks)
     if graphs is not None:
         num_bytes = free_before - free_bytes(cache.device)
-        logger.info("graphs of %s requests take %d bytes", graphs.sizes, num_bytes)
+        sizes = [tuple(size) for size in graphs.sizes]
+        logger.info("graphs of (requests, tokens of each) %s take %d bytes", sizes, num_bytes)
     return graphs
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -29,7 +29,7 @@ from baton.core.errors import InvalidConfig
 from baton.core.kv_layout import KvLayout
 from baton.core.sampling import SamplingParams
 from baton.engine.batch.batch import Chunk, ignore_layer, make_batch
-from baton.engine.batch.static_batch import PassLimits, StaticBatch
+from baton.engine.batch.static_batch import GraphSize, PassLimits, StaticBatch
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.moe import MoeFeedForward
@@ -57,8 +57,8 @@ logger = logging.getLogger(__name__)
 class PassMemory:
     activation_bytes: int = 0
     graph_bytes: int = 0
-    graph_sizes: tuple[int, ...] = ()
-    """Numbers of requests that decode passes are to be captured for."""
+    graph_sizes: tuple[GraphSize, ...] = ()
+    """The passes that are to be captured."""
 
     @property
     def num_bytes(self) -> int:
@@ -158,27 +158,32 @@ def measure(
         ranks=ranks,
     )
     costs = _largest_of(costs, ranks)
-    sizes = () if costs is None else sizes_within(limits.max_decodes, costs)
+    sizes = () if costs is None else sizes_within(limits, costs)
     if costs is not None and not sizes:
         logger.warning(
             "decode passes run without graphs, which is slower: one would take %d bytes, and all "
             "may take %d",
-            costs.of((1,), limits.max_decodes),
+            costs.of((GraphSize(1),)),
             MAX_GRAPH_BYTES,
         )
     return PassMemory(
         activation_bytes=activation_bytes,
-        graph_bytes=0 if costs is None else costs.of(sizes, limits.max_decodes),
+        graph_bytes=0 if costs is None else costs.of(sizes),
         graph_sizes=sizes,
     )
 
 
 def _largest_of(costs: GraphCosts | None, ranks: Ranks) -> GraphCosts | None:
     """On whichever rank graphs cost most; None if one of them has none."""
-    known = GraphCosts(0, 0) if costs is None else costs
-    are_there = said_by_all(ranks, costs is not None)
-    largest, more = said_by_all(ranks, known.largest), said_by_all(ranks, known.each_more)
-    return GraphCosts(max(largest), max(more)) if all(are_there) else None
+    known = GraphCosts(0, 1, 0, 0) if costs is None else costs
+    if not all(said_by_all(ranks, costs is not None)):
+        return None
+    return replace(  # all of them tried the same graphs
+        known,
+        largest=max(said_by_all(ranks, known.largest)),
+        each_more=max(said_by_all(ranks, known.each_more)),
+        each_row=max(said_by_all(ranks, known.each_row)),
+    )
 
 
 def largest_passes(limits: PassLimits, block_size: int, max_model_len: int) -> list[list[Chunk]]:

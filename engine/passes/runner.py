@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer, make_batch
-from baton.engine.batch.static_batch import StaticBatch
+from baton.engine.batch.static_batch import GraphSize, StaticBatch
 from baton.engine.blocks.block_bytes import EngineCache
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.layers.moe import MoeFeedForward
@@ -48,7 +48,7 @@ class ModelRunner:
     """A loaded model and the cache it writes to, on one device.
 
     On a CPU its passes are played from a tape, where that gives the same as the model itself; on a
-    GPU those that decode are graphs.
+    GPU those that decode, or verify drafts, are graphs.
     """
 
     needs_others_to_tap: ClassVar[bool] = False
@@ -132,7 +132,7 @@ class ModelRunner:
             return self.model.logits(hidden) if made is None else made
 
     def _replay(
-        self, graphs: DecodeGraphs, chunks: Sequence[Chunk], size: int, on_layer: OnLayer
+        self, graphs: DecodeGraphs, chunks: Sequence[Chunk], size: GraphSize, on_layer: OnLayer
     ) -> Tensor:
         """Too short to be stopped after each layer: they are told of afterwards."""
         hidden = graphs.forward(chunks, size)

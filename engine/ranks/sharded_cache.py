@@ -18,7 +18,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
-from math import prod
 
 import torch
 from torch import Tensor
@@ -26,6 +25,7 @@ from torch import Tensor
 from baton.core.block_views import DividedBlocks, part_of
 from baton.core.kv_arena import KvArena
 from baton.core.kv_layout import SCALE_BYTES, KvLayout
+from baton.engine.memory.device_rows import DeviceRows
 from baton.engine.memory.huge_arena import HugeArena
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.memory.kv_staging import bytes_of, rows_of
@@ -68,6 +68,10 @@ class ShardedCache:
         self._parts = ShareViews(layout, self._shares, self.num_blocks)
         self.head_runs = () if self._is_at_once else self._parts.head_runs
         """See `BlockBytes.head_runs`."""
+        sizes = [plane.layer_block_bytes for plane in layout.planes]
+        self._rows = DeviceRows(
+            own.planes[0].device, own.staging, sizes, self._gathered, self._scatter
+        )
         self._cleared: torch.cuda.Event | None = None
         """Behind what was last cleared, if that may be amid it; on a GPU."""
 
@@ -94,7 +98,7 @@ class ShardedCache:
             num_blocks=self.num_blocks,
             block_bytes=tuple(plane.layer_block_bytes for plane in self.layout.planes),
             planes=(),
-            device=str(self.device),
+            device=str(self.own.planes[0].device),
             fd=None,
         )
 
@@ -161,26 +165,24 @@ class ShardedCache:
 
         To a GPU one copy, and one launch a rank, whatever the number of blocks.
         """
-        shape = (len(planes), len(blocks), self._block_bytes(planes[0]))
-        if data.nbytes != prod(shape):
-            raise ValueError(f"{data.nbytes} bytes for {shape} planes, blocks and bytes")
-        if not self._is_at_once:
-            for number, (plane, block) in enumerate(product(planes, blocks)):
-                self.write(block, plane, data[number * shape[2] : (number + 1) * shape[2]])
+        if self._is_at_once:
+            self._rows.write_blocks(blocks, planes, data)
             return
-        on_host = torch.frombuffer(data, dtype=torch.uint8).view(shape)
+        size = self._block_bytes(planes[0])
+        if data.nbytes != len(planes) * len(blocks) * size:
+            raise ValueError(f"{data.nbytes} bytes for blocks of {size} bytes")
+        for number, (plane, block) in enumerate(product(planes, blocks)):
+            self.write(block, plane, data[number * size : (number + 1) * size])
 
-        def scatter(staged: Tensor) -> None:
-            numbers = uploaded(torch.tensor(blocks), self.device)
-            for heads, part in self._parts_of(planes):
-                rows = uploaded(torch.tensor([row for row, _ in part]), self.device)
-                of_rank = staged[:, :, heads].index_select(0, rows).contiguous()
-                scatter_blocks(of_rank, [share.blocks for _, share in part], numbers)
+    @property
+    def device_rows(self) -> DeviceRows | None:
+        return self._rows if self._is_at_once else None
 
-        if self.own.staging is not None:
-            self.own.staging.write(on_host, scatter)
-        else:
-            scatter(on_host.to(self.device))
+    def _scatter(self, staged: Tensor, planes: range, numbers: Tensor) -> None:
+        for heads, part in self._parts_of(planes):
+            rows = uploaded(torch.tensor([row for row, _ in part]), self.device)
+            of_rank = staged[:, :, heads].index_select(0, rows).contiguous()
+            scatter_blocks(of_rank, [share.blocks for _, share in part], numbers)
 
     def _parts_of(self, planes: range) -> Iterator[tuple[slice, list[tuple[int, PlaneShare]]]]:
         """Bytes of a block of the whole, and in which of the planes somebody keeps just these."""

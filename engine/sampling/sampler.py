@@ -94,10 +94,16 @@ def _drawn_by(scores: Tensor, logits: Tensor, plan: SamplingPlan) -> Drawn:
 @torch.inference_mode()
 def sample(logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]) -> Sampled:
     """Tokens as `draw` gives them, read by the host."""
-    drawn = _drawn(logits, plan, eos_token_ids)
+    tokens, are_finite = _on_host(_drawn(logits, plan, eos_token_ids))
+    return Sampled(tokens, are_finite, _asked_logprobs(logits, plan, tokens))
+
+
+def _on_host(drawn: Drawn) -> tuple[list[int], list[bool]]:
+    if not drawn.tokens.is_cuda:
+        return drawn.tokens.tolist(), drawn.are_finite.tolist()
     found = torch.stack((drawn.tokens, drawn.are_finite.to(drawn.tokens.dtype)))
     tokens, are_finite = found.tolist()  # the host waits for the device once
-    return Sampled(tokens, list(map(bool, are_finite)), _asked_logprobs(logits, plan, tokens))
+    return tokens, list(map(bool, are_finite))
 
 
 @torch.inference_mode()

@@ -41,13 +41,17 @@ def with_drafts(
     """`max_tokens`: those of the pass, the chunks' own included. Without `may_grow` drafts lie in
     the blocks that requests have. `num_open`: see `KvCache`."""
     budget = max_tokens - sum([chunk.num_tokens for chunk in chunks])
+    layout = pool.layout
     drafting: list[ScheduledChunk] = []
     for chunk in chunks:
         request, num_tokens, _ = chunk
         drafted = drafts.get(request)
         if drafted and num_tokens == request.num_pending:
-            wanted = _within_open(pool.layout, request, min(len(drafted), budget), num_open)
-            num = _room(pool, request, wanted, may_grow=may_grow)
+            num = min(len(drafted), budget)
+            if layout.is_int4:
+                num = _within_open(layout, request, num, num_open)
+            if not may_grow or not pool.grow(request.holder, len(request.tokens) + num):
+                num = _room(pool, request, num, may_grow=may_grow)
             budget -= num
             chunk = ScheduledChunk(request, num_tokens, drafted[:num])
         drafting.append(chunk)
@@ -58,8 +62,6 @@ def _within_open(layout: KvLayout, request: Request, wanted: int, num_open: int)
     """How many of them lie in blocks that can be written over: where full ones are in 4 bits, the
     token behind the known ones may have to take the place of a wrong draft, and what is before it
     in its block must be there as computed."""
-    if not layout.is_int4:
-        return wanted
     size = layout.block_size
     return min(wanted, num_open * size - len(request.tokens) % size)
 

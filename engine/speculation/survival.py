@@ -32,9 +32,11 @@ class _Share:
     num: float = 0.0
 
     def add(self, is_right: bool) -> None:
-        fading = min(1.0, MEMORY / (self.num + 1.0))
-        self.num_right = (self.num_right + is_right) * fading
-        self.num = (self.num + 1.0) * fading
+        self.num_right += is_right
+        self.num += 1.0
+        if self.num > MEMORY:
+            self.num_right *= MEMORY / self.num
+            self.num = MEMORY
 
 
 class Survival:
@@ -65,14 +67,16 @@ class Survival:
 
     def learn(self, request: Request, confidences: Sequence[float], num_right: int) -> None:
         """Learn that the first `num_right` of these drafted tokens were right."""
-        luck = self._place_of_luck(request)
+        was = self._luck.get(request, NEW)
+        luck, before = _place(was, NUM_LUCKS), None
         for position, confidence in enumerate(confidences[: num_right + 1]):
             is_right = position < num_right
-            place = _place(confidence, NUM_CONFIDENCES)
-            self._of_any[place].add(is_right)
-            self._of_luck[place][luck].add(is_right)
+            if confidence != before:
+                place, before = _place(confidence, NUM_CONFIDENCES), confidence
+                of_any, one = self._of_any[place], self._of_luck[place][luck]
+            of_any.add(is_right)
+            one.add(is_right)
             self.share += (is_right - self.share) / 64
-        was = self._luck.get(request, NEW)
         self._luck[request] = FADING * was + (1 - FADING) * (num_right / len(confidences))
 
     def forget(self, request: Request) -> None:

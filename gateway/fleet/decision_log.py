@@ -18,7 +18,7 @@ from baton.core.messages import GenerateRequest, Receipt
 from baton.core.replicas import Capacity
 from baton.gateway.fleet.fleet import Fleet
 from baton.gateway.requests.generations.generation import Estimate
-from baton.router.explain.decisions import Came, Considered, Decision, Decisions
+from baton.router.explain.decisions import Considered, Decision, Decisions, Outcome
 from baton.router.fairness.slo import NO_SLO, Kept
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.placer import PredictedPlacement
@@ -240,7 +240,7 @@ class FollowedDecision:
         decision, other = self._decision, self._log.best_other(self._decision)
         self._log.decisions.conclude(
             self._number,
-            Came(
+            Outcome(
                 first_token_s=first_token_s,
                 best_other=None if other is None else other[0].replica_id,
                 best_other_s=None if other is None else decision.waited_s + other[1],

@@ -87,6 +87,7 @@ class ReplicaDispatcher:
         self._attempts: dict[RequestId, PlacementAttempt] = {}
         self._in_background: set[RequestId] = set()
         """Requests with a place that nobody waits for."""
+        self._registries: Callable[[], list[dict[str, Any]]] | None = None
         self._num_seeking = 0
         """Requests without a place that somebody waits for."""
         self._placed_by_request: WeakValueDictionary[RequestId, Placed] = WeakValueDictionary()
@@ -114,7 +115,13 @@ class ReplicaDispatcher:
         self._log.policy = routing.name
         self._on_fleet_change()
 
-    async def run(self, registry: RegistryClient) -> None:
+    async def run(
+        self,
+        registry: RegistryClient,
+        registries: Callable[[], list[dict[str, Any]]] | None = None,
+    ) -> None:
+        """`registries`: how each of several is, for operators."""
+        self._registries = registries
         looking = asyncio.create_task(self._look_after_line(), name="looks after the line")
         try:
             await self.fleet.follow(registry)
@@ -313,6 +320,8 @@ class ReplicaDispatcher:
         report = status_report(
             self.fleet.replicas, inspections, links.kv_knowledge(), is_secured=links.is_secured
         )
+        if self._registries is not None:
+            report["registries"] = self._registries()
         return {**report, "num_waiting": self.num_waiting}
 
     async def drain(self, replica_id: str, *, is_forced: bool) -> dict[str, Any]:

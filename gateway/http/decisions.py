@@ -13,7 +13,7 @@ from baton.core.errors import RequestNotFound
 from baton.gateway.access.api_keys import Caller
 from baton.gateway.http.errors import json_response
 from baton.gateway.requests.gateway import Gateway
-from baton.router.explain.decisions import KEPT_S, Came, Considered, Decision, DecodeConsidered
+from baton.router.explain.decisions import KEPT_S, Considered, Decision, DecodeConsidered, Outcome
 
 ANSWER_PREFIXES = ("cmpl-", "chatcmpl-", "resp_", "msg_")
 """Prefixes of the ids of answers; what follows is the request's id."""
@@ -184,19 +184,19 @@ def explained(decision: Decision) -> ExplainedDecision:
             _decoder(one, is_chosen=place == 0)
             for place, one in enumerate(decision.decode_considered)
         ),
-        outcome=None if decision.came is None else _outcome(decision.came),
+        outcome=None if decision.outcome is None else _outcome(decision.outcome),
     )
 
 
 def _objective(decision: Decision) -> ExplainedObjective | None:
-    slo, came = decision.slo, decision.came
+    slo, outcome = decision.slo, decision.outcome
     if not slo.is_given:
         return None
     return ExplainedObjective(
         slo_class=slo.name,
         ttft_s=slo.ttft_s,
         itl_s=slo.itl_s,
-        outcome=None if came is None else slo.outcome(came.first_token_s, came.itl_s),
+        outcome=None if outcome is None else slo.outcome(outcome.first_token_s, outcome.itl_s),
     )
 
 
@@ -225,15 +225,15 @@ def _decoder(one: DecodeConsidered, *, is_chosen: bool) -> ExplainedDecoder:
     )
 
 
-def _outcome(came: Came) -> ExplainedOutcome:
+def _outcome(outcome: Outcome) -> ExplainedOutcome:
     return ExplainedOutcome(
-        first_token_s=came.first_token_s,
-        best_other=came.best_other,
-        best_other_s=came.best_other_s,
-        regret_s=came.regret_s,
-        output_tokens=came.num_output_tokens,
-        itl_s=came.itl_s,
-        is_over=came.is_over,
+        first_token_s=outcome.first_token_s,
+        best_other=outcome.best_other,
+        best_other_s=outcome.best_other_s,
+        regret_s=outcome.regret_s,
+        output_tokens=outcome.num_output_tokens,
+        itl_s=outcome.itl_s,
+        is_over=outcome.is_over,
     )
 
 

@@ -76,7 +76,8 @@ def order_of_sums(*, is_bfloat16: bool) -> str:
     found.baton_order_of_sums.restype = ctypes.c_char_p
     order: bytes = found.baton_order_of_sums(int(is_bfloat16))
     by_tiles = is_bfloat16 and tiles_in_use() is not Tiles.NONE
-    return " and ".join(filter(None, (order.decode(), "tiles" if by_tiles else "")))
+    tiles = "AMX tiles" if by_tiles else ""  # "tiles" was the word when attention did without
+    return " and ".join(filter(None, (order.decode(), tiles)))
 
 
 def library_without_torch() -> ctypes.CDLL | None:

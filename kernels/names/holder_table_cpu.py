@@ -13,7 +13,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-from baton.core.block_hash import BlockNames
+from baton.core.block_hash import DIGEST_BYTES, BlockNames
 
 _WORD_BYTES, _SLOT_BYTES = 8, 4
 _TABLE, _SLOT, _NUM = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int64
@@ -70,7 +70,7 @@ class CompiledTable:
     def num_leading_of(self, prompts: Sequence[BlockNames], slot: int) -> array.array[int]:
         num = len(prompts)
         packed = [names.packed for names in prompts]
-        sizes = array.array("q", map(len, prompts))
+        sizes = array.array("q", [len(one) // DIGEST_BYTES for one in packed])
         depths = array.array("I", bytes(num * _SLOT_BYTES))
         self._call.leading_of(
             self._table,

@@ -17,6 +17,8 @@ modulo 2^64; fold(a, b) is the upper half of the product of 128 bits xor its low
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -41,6 +43,7 @@ SUMS = (P32_3, P64_1, P64_2, P64_3, P64_4, P32_2, P64_5, P32_1)
 """Before the first stripe."""
 AVALANCHE = 0x165667919E3779F9
 STRIPE_BYTES, BLOCK_BYTES = 64, 1024
+WORD_BYTES = 8
 MIN_LONG_BYTES = 241
 """Shorter units are summed up otherwise; only the compiled kernel knows how."""
 _WORD64 = 2**64 - 1
@@ -81,6 +84,22 @@ def device_checksums(units: Tensor) -> Tensor:
         return torch.frombuffer(packed, dtype=torch.int64)
     sums = [reference(bytes(unit.tolist())) for unit in units]
     return torch.tensor([signed(each) for each in sums], dtype=torch.int64)
+
+
+def can_sum_up(unit_bytes: int) -> bool:
+    """Whether `device_checksums` works, on any device, for units of this length."""
+    return unit_bytes >= MIN_LONG_BYTES and not unit_bytes % WORD_BYTES
+
+
+def row_checksums(groups: Sequence[Tensor], unit_bytes: int) -> list[bytes]:
+    """The checksums of the units of each uint8 [R, bytes], contiguous, as `checksums` gives them.
+
+    Summed up where the rows lie, on the current stream, for which this waits, once.
+    """
+    launched = [device_checksums(rows.view(-1, unit_bytes)) for rows in groups]
+    packed = memoryview(torch.cat(launched).cpu().numpy().tobytes())
+    stops = list(accumulate(WORD_BYTES * len(sums) for sums in launched))
+    return [bytes(packed[start:stop]) for start, stop in pairwise([0, *stops])]
 
 
 def signed(checksum: int) -> int:

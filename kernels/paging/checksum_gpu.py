@@ -23,10 +23,10 @@ from baton.kernels.paging.checksum import (
     SECRET,
     STRIPE_BYTES,
     SUMS,
+    WORD_BYTES,
     signed,
 )
 
-WORD_BYTES = 8
 _P32_1, _P64_1 = tl.constexpr(P32_1), tl.constexpr(P64_1)
 _AVALANCHE = tl.constexpr(AVALANCHE)
 

@@ -65,6 +65,9 @@ class OpenTransfer:
     """Set by P for a transport that does not carry pieces itself; 0: as long as P likes them."""
     carry: Carry | None = None
     """Set by P for a transport that does: makes a piece's message while its bytes are read."""
+    reads_in_place: bool = False
+    """Set by P for a transport whose receiver reads P's memory by itself, wherever it is: bytes on
+    a device are summed up there, and stay there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,8 @@ class Ended:
     outcome: Outcome
     reason: str = ""
     """Why it was aborted."""
+    kept: range = range(0)
+    """Tokens that came before it was, and stayed in the prefix cache."""
 
 
 class RecentOutcomes:

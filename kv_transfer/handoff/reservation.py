@@ -36,6 +36,9 @@ class WantedKv:
     tenant: str = ""
     """The tenant that the blocks count for."""
     time_left_s: float
+    is_computed: bool = False
+    """Whether the senders have all of it already; of a prompt that is being computed, they tell
+    later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,6 +96,10 @@ class SendingHalf(Protocol):
     """0: as long as P likes them. What is not carried may be longer: there is less to announce."""
 
     @property
+    def reads_in_place(self) -> bool:
+        """See `OpenTransfer`: the views of what is packed may be slow to look at."""
+
+    @property
     def carry(self) -> Carry | None:
         """Writes the message of a piece as its bytes are read; None: they do not travel so."""
 

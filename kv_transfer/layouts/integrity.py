@@ -13,7 +13,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+import torch
 import xxhash
+from torch import Tensor
 
 from baton.core.block_views import num_bytes_of
 from baton.kernels.paging import checksum
@@ -47,6 +49,18 @@ def copied_checksums(
     for source, target in zip(sources, targets, strict=True):
         target[:] = source
     return checksums_of(targets, unit_bytes)
+
+
+def checksums_on_device(rows: Tensor, unit_bytes: int) -> bytes | None:
+    """As `checksums_of`, of uint8 [blocks, bytes], summed up where they lie, beside what else their
+    device does; None for units that no device sums up."""
+    if not checksum.can_sum_up(unit_bytes):
+        return None
+    if not rows.is_cuda:
+        return checksum.row_checksums((rows,), unit_bytes)[0]
+    own = torch.cuda.Stream(rows.device)  # type: ignore[no-untyped-call]
+    with torch.cuda.device(rows.device), torch.cuda.stream(own):
+        return checksum.row_checksums((rows,), unit_bytes)[0]
 
 
 def copied_together(

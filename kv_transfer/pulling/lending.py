@@ -5,13 +5,14 @@
 
 The blocks are held by a lease of their own until the transfer is over, like those of a handoff.
 They take nothing from the pool but what could have been evicted: under pressure the youngest loan
-is called back before a request is preempted.
+is called back before a request is preempted, first of those that are not being read: their blocks
+come back at once. Of the others one is enough until its blocks, too, have come back.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -27,6 +28,8 @@ from baton.kv_transfer.sending.sender import Sender
 
 MAX_LENT_FRACTION = 0.5
 """Share of the pool that loans may hold together."""
+
+RECALLED = "its blocks are needed by running requests"
 
 Hold = Callable[[Holder], int]
 """Called on the owner's thread: lets the holder reference blocks, returns the tokens in them."""
@@ -45,6 +48,10 @@ class _Loan(NamedTuple):
     """Blocks of it that may be called back; 0 where none may."""
     tenants: frozenset[str]
     """On whose accounts its blocks are, whoever borrows them."""
+
+    def may_help(self, tenant: str | None) -> bool:
+        """Whether its blocks may be called back, and would be of use to that tenant, or to any."""
+        return bool(self.num_recallable) and (tenant is None or tenant in self.tenants)
 
 
 class Lender:
@@ -76,6 +83,8 @@ class Lender:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._has_ended: dict[TransferId, asyncio.Event] = {}
         self._loans: dict[TransferId, _Loan] = {}  # oldest first
+        self._returning: dict[TransferId, _Loan] = {}
+        """Called back, or over otherwise, while blocks of it were being read: perhaps some are."""
 
     @property
     def num_open(self) -> int:
@@ -127,21 +136,37 @@ class Lender:
 
     def ended(self, transfer_id: TransferId) -> None:
         """A transfer of the sender is over; nothing happens if it is no loan."""
-        self._loans.pop(transfer_id, None)
+        loan = self._loans.pop(transfer_id, None)
+        if loan is not None and self._sender.is_read(transfer_id):
+            self._returning[transfer_id] = loan
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended, and its calls with it
                 self._loop.call_soon_threadsafe(self._wake, transfer_id)
 
     def call_back(self, tenant: str | None = None) -> bool:
-        """Under memory pressure: end the youngest loan of cached blocks, if there is one.
+        """Under memory pressure: end a loan of cached blocks; whether they are the pool's again.
 
         One of blocks on `tenant`'s account alone, if one is given.
         """
-        for transfer_id, loan in reversed(self._loans.items()):
-            if loan.num_recallable and (tenant is None or tenant in loan.tenants):
-                self._end(transfer_id, "its blocks are needed by running requests")
-                return True
+        found = [
+            transfer_id
+            for transfer_id, loan in reversed(self._loans.items())
+            if loan.may_help(tenant)
+        ]
+        idle = (transfer_id for transfer_id in found if not self._sender.is_read(transfer_id))
+        youngest = next(idle, None)
+        if youngest is not None:
+            self._end(youngest, RECALLED)
+            return True
+        if found and not any(loan.may_help(tenant) for loan in self._still_returning()):
+            self._end(found[0], RECALLED)
         return False
+
+    def _still_returning(self) -> Collection[_Loan]:
+        """Loans that are over, and some of whose blocks are being read."""
+        is_read = self._sender.is_read
+        self._returning = {of: loan for of, loan in self._returning.items() if is_read(of)}
+        return self._returning.values()
 
     def _offer(self, request: PullRequest, hold: Hold | None) -> int:
         lease = Holder(HolderKind.LEASE, request.transfer_id)
@@ -172,7 +197,8 @@ class Lender:
 
     def _hold_cached(self, lease: Holder, request: PullRequest) -> int:
         num_tokens = self._pool.hold_cached(lease, request.tokens, request.salt)
-        num_lent = sum(loan.num_recallable for loan in self._loans.values())
+        lent = (*self._loans.values(), *self._still_returning())
+        num_lent = sum(loan.num_recallable for loan in lent)
         num_lent += len(self._pool.table(lease))
         if num_lent > MAX_LENT_FRACTION * self._pool.num_blocks:
             self._pool.release(lease)

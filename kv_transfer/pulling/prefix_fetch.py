@@ -2,7 +2,8 @@
 
     ask the source --> reserve --> fetch, verify --> name the full blocks --> held --> let go
           |               `------- anything wrong ------'                        |
-          `--> nothing is brought in: whoever wanted it computes it              `--> cached blocks
+          |                            `--> what had come stays cached blocks    `--> cached blocks
+          `--> nothing is brought in: whoever wanted it computes it
 
 While they are held the blocks cannot be evicted: a request that joins the engine meanwhile finds
 them in the prefix cache. A caller may also adopt the lease itself, with its last, partly filled
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -127,24 +128,38 @@ class PrefixFetcher:
         not full, unless the lease is to be adopted.
         """
         async with AsyncExitStack() as stack:
+            transfer_id = new_transfer_id()
             try:
                 wanted = _Wanted(tokens, salt, tenant)
-                brought_in = await self._bring_in(wanted, source, stack)
+                brought_in = await self._bring_in(transfer_id, wanted, source, stack)
             except BatonError as error:
-                note = f"nothing brought in from {source.name}: {error}"
-                log.warning("%s", note)
-                brought_in = FetchedPrefix(note=note)
+                brought_in = await self._kept(transfer_id, source, error)
+                log.warning("%s", brought_in.note)
             yield brought_in
 
+    async def _kept(
+        self, transfer_id: TransferId, source: PrefixSource, error: BatonError
+    ) -> FetchedPrefix:
+        """What had come when it failed: in the prefix cache, but not held."""
+        kept = range(0)
+        with suppress(BatonError):  # nothing is kept of an engine that has died
+            kept = await self.owner.call(lambda: self.receiver.kept(transfer_id))
+        what = f"no more than {len(kept)} tokens" if kept else "nothing"
+        note = f"{what} brought in from {source.name}: {error}"
+        return FetchedPrefix(num_held=kept.start, num_tokens=kept.stop, note=note)
+
     async def _bring_in(
-        self, wanted: _Wanted, source: PrefixSource, stack: AsyncExitStack
+        self,
+        transfer_id: TransferId,
+        wanted: _Wanted,
+        source: PrefixSource,
+        stack: AsyncExitStack,
     ) -> FetchedPrefix:
         tokens, salt = wanted.tokens, wanted.salt
         num_held = await self.owner.call(lambda: self.pool.num_cached(tokens, salt))
         nothing = FetchedPrefix(num_held=num_held, num_tokens=num_held)
         if num_held == len(tokens):
             return nothing
-        transfer_id = new_transfer_id()
         async with source.offer(transfer_id, tokens, salt, num_held) as offer:
             if offer is None:
                 return nothing
@@ -190,6 +205,7 @@ class PrefixFetcher:
             salt=wanted.salt,
             tenant=wanted.tenant,
             time_left_s=self.timeout_s,
+            is_computed=True,
         )
         return self.receiver.reserve(wanted_kv, self.clock())
 

@@ -12,15 +12,14 @@ quarantine. One lock guards all of it; nothing that takes long, or calls out, ha
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import NoReturn
 
 from baton.core.block_views import chosen, sizes_of
 from baton.core.errors import CorruptPiece, StaleEpoch, TransferAborted, UnknownTransfer
-from baton.core.ids import Epoch, TransferId
+from baton.core.ids import TransferId
 from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import BlockTargets
 from baton.kv_transfer.handoff.lease import (
@@ -30,35 +29,11 @@ from baton.kv_transfer.handoff.lease import (
     next_receiver_lease,
 )
 from baton.kv_transfer.handoff.messages import KvPiece
-from baton.kv_transfer.handoff.reservation import Reservation, ReservedStream
+from baton.kv_transfer.handoff.reservation import Reservation, ReservedStream, WantedKv
 from baton.kv_transfer.handoff.slots import Slots
 from baton.kv_transfer.layouts.integrity import CHECKSUM_BYTES, combined_checksums
 from baton.kv_transfer.layouts.plan import BlockPlacement
-
-
-@dataclass(slots=True, kw_only=True)
-class FillCounters:
-    """Totals of all leases of a receiver, counted on whichever thread fills them."""
-
-    num_bytes: int = 0
-    """Verified and recorded, in the senders' layouts."""
-    num_corrupt: Counter[Epoch] = field(default_factory=Counter)
-    """Bad pieces, by the epoch of the sender they came from."""
-    num_asked_again: int = 0
-    """Bad pieces that were asked for again."""
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
-
-    def filled(self, num_bytes: int) -> None:
-        with self._lock:
-            self.num_bytes += num_bytes
-
-    def refused(self, source: Epoch) -> None:
-        with self._lock:
-            self.num_corrupt[source] += 1
-
-    def asked_again(self, num_pieces: int) -> None:
-        with self._lock:
-            self.num_asked_again += num_pieces
+from baton.kv_transfer.receiving.counters import FillCounters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -121,14 +96,14 @@ class Filling:
         targets: BlockTargets,
         expires_at: float,
         counters: FillCounters,
-        *,
-        tenant: str = "",
+        wanted: WantedKv,
     ) -> None:
-        """`tenant`: on whose account the blocks are."""
         num_planes = reservation.streams[0].wanted.num_planes
         self.reservation = reservation
         self.expires_at = expires_at
-        self.tenant = tenant
+        self.wanted = wanted
+        self.is_computed = wanted.is_computed
+        """Whether the source has computed all of it, with outputs that can be right."""
         self._targets = targets
         self._counters = counters
         self._lock = threading.Lock()
@@ -160,6 +135,29 @@ class Filling:
     def num_missing(self) -> int:
         """(plane, block)s that are not there, counted in the senders' blocks."""
         return sum(slots.num_missing for slots in self._slots)
+
+    @property
+    def num_missing_bytes(self) -> int:
+        """Bytes of these, of the average plane."""
+        streams = zip(self.reservation.streams, self._slots, strict=True)
+        return sum(
+            slots.num_missing * stream.placement.arriving.block_bytes // stream.wanted.num_planes
+            for stream, slots in streams
+        )
+
+    @property
+    def num_verified(self) -> int:
+        """Leading tokens whose KV is here in all planes: it came, or was cached before."""
+        with self._lock:
+            firsts = [slots.first_missing() for slots in self._slots]
+        tokens, streams = self.reservation.tokens, self.reservation.streams
+        sizes = [stream.placement.arriving.block_size for stream in streams]
+        ends = [first * size for first, size in zip(firsts, sizes, strict=True)]
+        return max(tokens.start, min(tokens.stop, *ends))
+
+    def note_computed(self) -> None:
+        """The source has computed all of it: from now on what has come is worth keeping."""
+        self.is_computed = True
 
     def is_plain(self, stream: int) -> bool:
         """Whether the stream's pieces are copied to memory of this host as they are."""

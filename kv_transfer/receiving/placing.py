@@ -2,6 +2,7 @@
 
     equal layouts   piece --copied and verified in one pass--> D's blocks
       on a device   piece --likewise--> pinned scratch --one copy, one launch--> D's blocks
+                    piece of that device --summed up there--> D's blocks
     others          piece --likewise--> scratch --> converted --> D's blocks
 
 A piece that has yet to come (`ArrivingBlocks`) is read into the same places, and verified there.
@@ -12,10 +13,11 @@ that its sender can write while we read. So the bytes that were verified are the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from baton.core.block_views import ArrivingBlocks, BlockViews, part_of
+from baton.core.block_views import ArrivingBlocks, BlockViews, DeviceBlocks, part_of
+from baton.core.kv_pool import DeviceWrite
 from baton.kv_transfer.layouts.convert import converted
 from baton.kv_transfer.layouts.integrity import (
     CHECKSUM_BYTES,
@@ -43,9 +45,12 @@ def place_together(fills: Sequence[Fill]) -> dict[Fill, list[Unit]]:
     """Write the blocks of all fills; return, of each that came out wrong, the wrong units."""
     bad: dict[Fill, list[Unit]] = {}
     directly: dict[int, list[Fill]] = {}
+    in_rows: dict[int, list[Fill]] = {}
     for fill in fills:
         if fill.placement.is_direct and fill.is_in_memory:
             directly.setdefault(fill.placement.arriving.unit_bytes, []).append(fill)
+        elif _are_rows(fill):
+            in_rows.setdefault(fill.placement.arriving.unit_bytes, []).append(fill)
         elif _are_whole_blocks(fill):
             if units := _place_on_device(fill):
                 bad[fill] = units
@@ -53,6 +58,8 @@ def place_together(fills: Sequence[Fill]) -> dict[Fill, list[Unit]]:
             bad[fill] = units
     for unit_bytes, of_one_size in directly.items():
         bad |= _place_directly(of_one_size, unit_bytes)
+    for unit_bytes, of_one_size in in_rows.items():
+        bad |= _place_rows(of_one_size, unit_bytes)
     return bad
 
 
@@ -100,6 +107,39 @@ def _place_on_device(fill: Fill) -> list[Unit]:
         targets[index][:] = bytes(size)  # they must be finite, as above
     fill.targets.write_blocks(fill.blocks, fill.piece.planes, own)
     return [unit for units in bad_by_target.values() for unit in units]
+
+
+def _are_rows(fill: Fill) -> bool:
+    """Whole blocks that have come, all of their piece, to the device where they belong."""
+    views, unit_bytes = fill.piece.views, fill.placement.arriving.unit_bytes
+    return (
+        isinstance(views, DeviceBlocks)
+        and len(fill.blocks) == fill.piece.num_blocks
+        and _are_whole_blocks(fill)
+        and fill.targets.takes_rows(views.rows, unit_bytes)
+    )
+
+
+def _place_rows(fills: Sequence[Fill], unit_bytes: int) -> dict[Fill, list[Unit]]:
+    """As above, from memory of our own on the blocks' device: only checksums come to this host.
+
+    All fills go together: the device is waited for twice, however many they are.
+    """
+    bad: dict[Fill, list[Unit]] = {}
+    writes = [
+        DeviceWrite(fill.blocks, fill.piece.planes, fill.piece.views.rows)
+        for fill in fills
+        if isinstance(fill.piece.views, DeviceBlocks)
+    ]
+
+    def judge(number: int, actual: bytes) -> Iterable[int]:
+        fill = fills[number]
+        if bad_by_target := _compared(fill, fill.blocks, actual):
+            bad[fill] = [unit for units in bad_by_target.values() for unit in units]
+        return bad_by_target
+
+    fills[0].targets.write_rows(writes, unit_bytes, judge)  # of one lease
+    return bad
 
 
 def _place_by_scratch(fill: Fill) -> list[Unit]:

@@ -2,7 +2,9 @@
 
     reserve -> fill, fill, ... -> seal -> adopt       the request joins the batch
                abort / expire / pressure              pieces are refused; blocks go back, or to
-                                                      quarantine while one is being written
+                                                      quarantine while one is being written; of a
+                                                      prompt that was computed, the full ones that
+                                                      came are cached: the rest alone is missing
 
 Only this process writes its pool. Synchronous: the receiver lives on the engine's thread, beside
 the pool; the filling of a lease (`filling.py`), which has a lock, may be used and sealed from any.
@@ -10,9 +12,8 @@ the pool; the filling of a lease (`filling.py`), which has a lock, may be used a
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
@@ -27,7 +28,8 @@ from baton.kv_transfer.handoff.outcomes import Ended, RecentOutcomes
 from baton.kv_transfer.handoff.reservation import KvSource, Reservation, ReservedStream, WantedKv
 from baton.kv_transfer.layouts.plan import RankStream, placement, plan_streams
 from baton.kv_transfer.layouts.rank_streams import rank_streams
-from baton.kv_transfer.receiving.filling import FillCounters, Filling
+from baton.kv_transfer.receiving.counters import ReceiverCounters
+from baton.kv_transfer.receiving.filling import Filling
 
 
 class AbortReason(StrEnum):
@@ -51,17 +53,6 @@ class ReceiverConfig:
     def __post_init__(self) -> None:
         if not 0 < self.max_leased_fraction <= 1:
             raise ValueError(f"max_leased_fraction must be in (0, 1]: {self.max_leased_fraction}")
-
-
-@dataclass(slots=True, kw_only=True)
-class ReceiverCounters(FillCounters):
-    num_reserved: int = 0
-    num_refused: int = 0
-    """Reservations that did not fit."""
-    num_sealed: int = 0
-    num_adopted: int = 0
-    num_aborted: Counter[str] = field(default_factory=Counter)
-    """Aborted transfers by reason."""
 
 
 class Receiver:
@@ -158,9 +149,7 @@ class Receiver:
             self._pool.release(holder)
             raise
         expires_at = now + wanted.time_left_s
-        self._leases[transfer_id] = Filling(
-            reservation, targets, expires_at, self.counters, tenant=wanted.tenant
-        )
+        self._leases[transfer_id] = Filling(reservation, targets, expires_at, self.counters, wanted)
         self.counters.num_reserved += 1
         return reservation
 
@@ -218,21 +207,29 @@ class Receiver:
     def abort(self, transfer_id: TransferId, reason: str) -> None:
         """Give the blocks back, or quarantine them while one of them is being written.
 
-        Changes nothing for a lease that is over or was adopted.
+        The full ones before the first that is missing stay in the prefix cache, if the source had
+        computed them all. Changes nothing for a lease that is over or was adopted.
         """
         filling = self._leases.pop(transfer_id, None)
         if filling is None:
             return
         lease = _holder(HolderKind.LEASE, transfer_id)
-        if filling.happen(ReceiverEvent.ABORT, reason).is_released:
+        is_released = filling.happen(ReceiverEvent.ABORT, reason).is_released
+        kept = self._keep(lease, filling)
+        if is_released:
             self._pool.release(lease)
         else:
             self._pool.hand_over(lease, _holder(HolderKind.QUARANTINE, transfer_id))
             self._quarantined[transfer_id] = filling
-        self._remember(filling, Outcome.ABORTED, reason)
+        self._remember(filling, Outcome.ABORTED, reason, kept)
         self.counters.num_aborted[reason] += 1
         for listener in self.on_aborted:
             listener(transfer_id, reason)
+
+    def kept(self, transfer_id: TransferId) -> range:
+        """Tokens that came with a transfer that was given up lately, and are cached."""
+        ended = self._recent.get(transfer_id)
+        return ended.kept if ended is not None else range(0)
 
     def end_quarantine(self) -> None:
         """Give back the blocks of aborted leases that nothing writes to any more."""
@@ -247,7 +244,7 @@ class Receiver:
         Of `tenant` alone, if one is given.
         """
         for filling in reversed(self._leases.values()):
-            is_candidate = tenant is None or filling.tenant == tenant
+            is_candidate = tenant is None or filling.wanted.tenant == tenant
             if is_candidate and filling.state is ReceiverState.RESERVED:
                 self.abort(filling.transfer_id, AbortReason.PRESSURE)
                 return True
@@ -265,11 +262,27 @@ class Receiver:
         self.end_quarantine()
         return expired
 
-    def _remember(self, filling: Filling, outcome: Outcome, reason: str = "") -> None:
-        self._recent.record(
-            filling.transfer_id,
-            Ended(filling.reservation.streams[0].source.epoch, outcome, reason),
-        )
+    def _keep(self, lease: Holder, filling: Filling) -> range:
+        """Name the full blocks that have come: what is there is not written again.
+
+        Of a prompt that was not computed to its end nobody knows whether its outputs are finite.
+        """
+        size, wanted = self._pool.layout.block_size, filling.wanted
+        num_cached = filling.reservation.num_cached
+        num_full = filling.num_verified // size if filling.is_computed else 0
+        known = wanted.tokens[: num_full * size]
+        if len(known) <= num_cached or not self._pool.is_prefix_caching:
+            return range(0)
+        self._pool.commit(lease, known, len(known), wanted.salt)
+        kept = range(num_cached, max(num_cached, self._pool.num_cached(known, wanted.salt)))
+        self.counters.num_kept_tokens += len(kept)
+        return kept
+
+    def _remember(
+        self, filling: Filling, outcome: Outcome, reason: str = "", kept: range = range(0)
+    ) -> None:
+        source = filling.reservation.streams[0].source
+        self._recent.record(filling.transfer_id, Ended(source.epoch, outcome, reason, kept))
 
 
 def _holder(kind: HolderKind, transfer_id: TransferId) -> Holder:

@@ -10,7 +10,12 @@ longest silence of late, `MARGIN` times, in bounds; half of what it is above `LE
 each `HALF_LIFE_S`. Who was too late is given twice the silence the next time. However many handoffs
 a stall ends, it counts once.
 
-Once all is there to be sent, it must come at a rate: a part of what the source's late transfers
+Once all is there to be sent, who could compute what has not come waits in silence for as long as
+that would take, at least a part of `silence_s`; and for a source that is slow while the rest is to
+be expected within twice that. Who is too late for that once is asked again all the same: perhaps
+only that one was late.
+
+In any case it must come at a rate: a part of what the source's late transfers
 came at by the same transport, shared by all that come at this moment. Who was too slow is given
 twice the time.
 """
@@ -19,7 +24,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from math import exp2
+from math import exp2, inf
+from typing import NamedTuple
 
 from baton.core.ids import Epoch
 
@@ -28,11 +34,15 @@ LEAST_S = 5.0
 adapter."""
 MOST_S = 15.0
 """Most seconds of silence allowed; also those of a replica of which nothing is known."""
+LATE_PART = 0.2
+"""Share of the silence allowed that is waited for even what is computed sooner."""
 MARGIN = 4.0
 HALF_LIFE_S = 120.0
 AVOIDED_S = 5.0
 MAX_AVOIDED_S = 15.0
 MAX_REMEMBERED = 256
+TOO_LATE = 2.0
+"""What takes so many times as long to come as to be computed is computed."""
 TOO_SLOW = 64.0
 """A transfer at less than its usual rate over this is too slow. So much, since a source that sends
 to many others is slow to each, and the receiver cannot know."""
@@ -54,8 +64,18 @@ class _Record:
     """What it was last left alone for; 0 once a handoff has succeeded since."""
     avoided_until: float = float("-inf")
     why: str = ""
+    num_late: int = 0
+    """Handoffs, since one succeeded, that were not worth waiting for."""
     bytes_per_s: dict[str, float] = field(default_factory=dict)
     """Usual rate of its transfers, by transport; none while that is not known."""
+
+
+class Left(NamedTuple):
+    """What of a transfer has not come."""
+
+    num_bytes: int = 0
+    here_s: float = inf
+    """Seconds in which it would be computed instead."""
 
 
 class SourcePatience:
@@ -70,6 +90,14 @@ class SourcePatience:
         """How long no news may come from it."""
         record = self._records.get(epoch)
         return MOST_S if record is None else _silence_s(record, now)
+
+    def is_worth_waiting(self, epoch: Epoch, waited_s: float, left: Left, now: float) -> bool:
+        """Whether it is, for what is there to be sent, after so long."""
+        return waited_s < max(self.late_s(epoch, now), left.here_s)
+
+    def late_s(self, epoch: Epoch, now: float) -> float:
+        """How long it is waited for whatever it would take to compute what is missing."""
+        return LATE_PART * self.silence_s(epoch, now)
 
     def why_avoided(self, epoch: Epoch, now: float) -> str:
         """Empty if there is nothing against asking it."""
@@ -86,7 +114,7 @@ class SourcePatience:
         """A handoff from it came to its end."""
         record = self._record(epoch, now)
         _raise_silence(record, MARGIN * longest_silence_s, now)
-        record.avoided_s, record.avoided_until = 0.0, now
+        record.avoided_s, record.avoided_until, record.num_late = 0.0, now, 0
 
     def least_bytes_per_s(self, epoch: Epoch, transport: str) -> float:
         """Least bytes a second of a transfer from it, once all of it is there to be sent."""
@@ -108,6 +136,13 @@ class SourcePatience:
         """Note that a source sent less than the least: perhaps that is its rate."""
         rates = self._record(epoch, now).bytes_per_s
         rates[transport] = rates.get(transport, TOO_SLOW * UNKNOWN_BYTES_PER_S) / 2
+
+    def was_late(self, epoch: Epoch, why: str, began_at: float, now: float) -> None:
+        """Note that it was not worth waiting for a source. One that is late again has missed."""
+        record = self._record(epoch, now)
+        record.num_late += 1
+        if record.num_late > 1:
+            self.missed(epoch, why, began_at, now)
 
     def missed(self, epoch: Epoch, why: str, began_at: float, now: float) -> None:
         """Note that a source got nowhere for too long, in a handoff that began at `began_at`."""

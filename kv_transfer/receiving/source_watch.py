@@ -12,12 +12,13 @@ source: time in which our own loop, or our own engine, keeps us from listening i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 from baton.core.errors import Unavailable
 from baton.core.replicas import ReplicaAddress
-from baton.kv_transfer.receiving.source_patience import SourcePatience
+from baton.kv_transfer.receiving.source_patience import TOO_LATE, Left, SourcePatience
 
 LOOK_S = 0.2
 
@@ -55,6 +56,9 @@ class SourceWatch:
         self._first_at = self._last_at = self._began_at
         """Times at which pieces were first awaited, and the last one came."""
         self._why = ""
+        self._is_late = False
+        """Whether it was given up since what it has yet to send is computed sooner."""
+        self._left: Callable[[], Left] = Left
 
     @asynccontextmanager
     async def waits(self) -> AsyncIterator[None]:
@@ -67,7 +71,8 @@ class SourceWatch:
             if not self._scope.expired():
                 raise
             now = self._loop.time()
-            self._patience.missed(self._peer.epoch, self._why, self._began_at, now)
+            note = self._patience.was_late if self._is_late else self._patience.missed
+            note(self._peer.epoch, self._why, self._began_at, now)
             raise Unavailable(f"{self._peer.replica_id} {self._why}") from None
         finally:
             if self._timer is not None:
@@ -111,9 +116,10 @@ class SourceWatch:
         self._is_armed = True
         self.hear()
 
-    def is_coming(self) -> None:
+    def is_coming(self, left: Callable[[], Left] = Left) -> None:
         """All that was asked for is there to be sent, as its first token or its offer says."""
         self._is_coming = True
+        self._left = left
         self._patience.num_coming += 1
         self.progressed()
 
@@ -138,9 +144,27 @@ class SourceWatch:
         allowed_s = self._patience.silence_s(epoch, self._loop.time())
         if self._silent_s >= allowed_s:
             return f"got nowhere for {self._silent_s:.1f} s"
+        if why := self._why_not_worth_it():
+            self._is_late = True
+            return why
         if self._coming_s < allowed_s or self._num_coming_bytes >= self._due_bytes:
             return ""
         self._patience.was_slow(epoch, self._transport, self._loop.time())
         rate = self._num_coming_bytes / self._coming_s / 2**20
         due = self._due_bytes / self._coming_s / 2**20
         return f"sent {rate:.3f} MiB/s for {self._coming_s:.1f} s: {due:.3f} are due"
+
+    def _why_not_worth_it(self) -> str:
+        """Why what is missing is better computed; empty if it is not."""
+        epoch, now = self._peer.epoch, self._loop.time()
+        if not self._is_coming or self._coming_s < self._patience.late_s(epoch, now):
+            return ""
+        left = self._left()
+        is_worth = partial(self._patience.is_worth_waiting, epoch, left=left, now=now)
+        here = f"what is missing is computed in {left.here_s:.1f} s"
+        if not is_worth(self._silent_s):
+            return f"got nowhere for {self._silent_s:.1f} s: {here}"
+        rate = self._num_coming_bytes / self._coming_s
+        if is_worth(self._coming_s) or left.num_bytes <= TOO_LATE * left.here_s * rate:
+            return ""
+        return f"sent {rate / 2**20:.3f} MiB/s for {self._coming_s:.1f} s: {here}"

@@ -79,6 +79,7 @@ class Outbox:
             max_piece_bytes,
             request.carry,
             max_bytes_at_once=self.max_bytes_at_once,
+            reads_in_place=request.reads_in_place,
         )
         async with aclosing(ahead.pieces()) as pieces:
             async for piece in pieces:

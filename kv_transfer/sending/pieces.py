@@ -16,7 +16,7 @@ from math import ceil
 from operator import lt
 from typing import Protocol
 
-from baton.core.block_views import part_of
+from baton.core.block_views import ArrivingBlocks, part_of
 from baton.core.errors import TransferError
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
@@ -24,6 +24,10 @@ from baton.core.kv_pool import BlockSource
 from baton.kv_transfer.handoff.messages import BlockRange, OpenTransfer
 from baton.kv_transfer.handoff.transport import Carry, LentPiece
 from baton.kv_transfer.layouts.integrity import checksums_together
+
+MAX_SPAN_BLOCKS = 128
+"""Blocks of a plane that are read before those of the next planes, however many are there: what
+comes of a transfer that ends early is worth something only where all planes have come."""
 
 
 class Advancing(Protocol):
@@ -59,7 +63,7 @@ class Progress:
         for start, plane in sorted(self._behind(published)):
             if not max_blocks:
                 break
-            stop = min(published[plane], start + max_blocks)
+            stop = min(published[plane], start + max_blocks, start + MAX_SPAN_BLOCKS)
             self._cursors[plane] = stop
             self._num_left -= stop == self._num_blocks
             max_blocks -= stop - start
@@ -233,6 +237,25 @@ class Cut:
         whole = self.reading.source.views(self.planes, self.start, self.stop)
         return self.reading.heads.of(whole)
 
+    @property
+    def can_be_summed_up_in_place(self) -> bool:
+        source, unit_bytes = self.reading.source, self.reading.heads.layout.unit_bytes
+        return not source.is_in_memory and source.can_sum_up(unit_bytes)
+
+    def checksums_in_place(self) -> bytes:
+        """As of the views, of bytes that stay on their device."""
+        heads = self.reading.heads
+        part = slice(heads.block_offset, heads.block_offset + heads.layout.layer_block_bytes)
+        return self.reading.source.checksums(
+            self.planes, self.start, self.stop, part, heads.layout.unit_bytes
+        )
+
+    def copy_to(self, targets: Sequence[memoryview]) -> None:
+        """Write the views' bytes to memory of as many."""
+        data = memoryview(b"".join(self.views()))
+        for target in targets:
+            target[:], data = data[: target.nbytes], data[target.nbytes :]
+
 
 @dataclass(frozen=True, slots=True)
 class Contents:
@@ -285,6 +308,24 @@ def read_together(wanted: Sequence[Cut]) -> list[Contents]:
         for index, of_cut in zip(indices, sums, strict=True):
             found[index] = Contents(views[index], of_cut)
     return [found[index] for index in range(len(wanted))]
+
+
+def read_in_place(wanted: Sequence[Cut]) -> list[Contents]:
+    """As `read_together`, but that what is on a device stays there: only its checksums come here.
+
+    Its views are copied from there should somebody look at them.
+    """
+    here = [cut for cut in wanted if not cut.can_be_summed_up_in_place]
+    found = dict(zip(here, read_together(here), strict=True))
+    for cut in wanted:
+        if cut not in found:
+            found[cut] = Contents(_unread(cut), cut.checksums_in_place())
+    return [found[cut] for cut in wanted]
+
+
+def _unread(cut: Cut) -> ArrivingBlocks:
+    num_views = len(cut.planes) * (cut.stop - cut.start)
+    return ArrivingBlocks(num_views, cut.reading.heads.layout.layer_block_bytes, cut.copy_to)
 
 
 def read_to_carry(carry: Carry, wanted: Sequence[Cut]) -> list[Contents]:

@@ -31,6 +31,7 @@ from baton.kv_transfer.sending.pieces import (
     Cut,
     cuts,
     lend,
+    read_in_place,
     read_to_carry,
     read_together,
 )
@@ -117,15 +118,17 @@ class ReadAhead:
         carry: Carry | None = None,
         *,
         max_bytes_at_once: int = 0,
+        reads_in_place: bool = False,
     ) -> None:
-        """`carry`: see `OpenTransfer`.
+        """`carry`, `reads_in_place`: see `OpenTransfer`.
 
         `max_bytes_at_once`: so many, from the first on, are hashed on the event loop itself.
         """
         self._max_bytes_at_once = max_bytes_at_once
         self._num_submitted_bytes = 0
         self._source = source
-        self._read = read_together if carry is None else partial(read_to_carry, carry)
+        here = read_in_place if reads_in_place else read_together
+        self._read = here if carry is None else partial(read_to_carry, carry)
         self._hashing = hashing
         self._max_piece_bytes = max_piece_bytes
         self._num_bytes = 0

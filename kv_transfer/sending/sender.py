@@ -184,12 +184,14 @@ class Sender:
         if offer is not None and not offer.state.is_settled:
             self.held.take(transfer_id, num_blocks)
 
-    def publish(self, transfer_id: TransferId, num_computed: int, layer: int | None = None) -> None:
+    def publish(
+        self, transfer_id: TransferId, num_computed: int, layers: Sequence[int] | None = None
+    ) -> None:
         """The source's first `num_computed` tokens are computed: D may read the full blocks.
 
-        Of one `layer`, or of all. The last, partly filled block is published with the last token;
-        nothing may be written to it from then on. A smaller number than before (the source was
-        preempted and computes again) and a transfer that is over change nothing.
+        Of consecutive `layers`, or of all. The last, partly filled block is published with the last
+        token; nothing may be written to it from then on. A smaller number than before (the source
+        was preempted and computes again) and a transfer that is over change nothing.
         """
         offer = self._offers.get(transfer_id)
         if offer is None or offer.state.is_settled:
@@ -197,7 +199,10 @@ class Sender:
         is_whole = num_computed >= offer.num_tokens
         num_full = offer.num_blocks if is_whole else num_computed // self._pool.layout.block_size
         layout = self._pool.layout
-        planes = range(layout.num_planes) if layer is None else layout.planes_of(layer)
+        planes = range(layout.num_planes)
+        if layers is not None:
+            first, last = layout.planes_of(layers[0]), layout.planes_of(layers[-1])
+            planes = range(first.start, last.stop)
         behind = [plane for plane in planes if offer.published[plane] < num_full]
         if not behind:
             return
@@ -307,6 +312,11 @@ class Sender:
             self.counters.num_expired += 1
             self.abort(transfer_id, "its time is up")
         return expired
+
+    def is_read(self, transfer_id: TransferId) -> bool:
+        """Whether blocks of it are being read: then they stay where they are, also if it ends."""
+        offer = self._offers.get(transfer_id)
+        return offer is not None and offer.state.num_reads > 0
 
     def computation(self, transfer_id: TransferId) -> Computation | None:
         """Whether the source still computes; None for a transfer that holds nothing."""

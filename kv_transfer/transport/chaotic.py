@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
+from baton.core.block_views import DeviceBlocks
 from baton.core.chaos import Chaos, ChaosRule, Fault
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import TransferCut
@@ -161,8 +162,8 @@ class _Held:
 
 
 async def _contents(piece: KvPiece) -> list[bytearray]:
-    """A copy of its bytes, which may have to come first."""
-    if piece.executor is None:
+    """A copy of its bytes, which may have to come first, or are on a device."""
+    if piece.executor is None and not isinstance(piece.views, DeviceBlocks):
         return [bytearray(view) for view in piece.views]
     return await asyncio.to_thread(lambda: [bytearray(view) for view in piece.views])
 

@@ -53,6 +53,7 @@ def _by_block(data: memoryview, num_views: int) -> BlockViews:
 
 class GrpcSending:
     max_piece_bytes = 0
+    reads_in_place = False
     carry = staticmethod(write_carried)
 
     async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:

@@ -238,6 +238,7 @@ class ShmSending:
 
     max_piece_bytes = 20 << 20
     carry = None
+    reads_in_place = False
 
     def __init__(self, arena: KvArena) -> None:
         self._arena = arena

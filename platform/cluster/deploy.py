@@ -3,7 +3,7 @@
     Gateway     binds the HTTP and gRPC ports itself; Serve's own proxies are off
     Decode      one actor a replica, each with a gRPC server of its own
     Prefill     likewise
-    Registry    hears the replicas' heartbeats, tells the gateways
+    Registry    hears the replicas' heartbeats, tells the gateways; of several, each is a deployment
 
 Each actor has a module of its own, so that its process imports no more than it needs; what only the
 actor needs is imported when it is made, for the driver reads these modules, too. No request ever
@@ -26,7 +26,7 @@ from baton.platform.cluster.ranks.ranks import bundles_of, strategy_of
 from baton.platform.cluster.registry.registry_actor import RegistryActor
 from baton.platform.cluster.replica_actor import DecodeActor, PrefillActor
 from baton.platform.config.deployment import DeploymentConfig, override
-from baton.platform.config.live import DECODE, GATEWAY, PREFILL, REGISTRY
+from baton.platform.config.live import DECODE, GATEWAY, PREFILL, registry_names
 from baton.platform.config.pools import PlacementConfig, PoolConfig
 from baton.platform.security.config import SecurityConfig
 from baton.platform.security.connections import is_token_given
@@ -55,10 +55,13 @@ def build_app(config: DeploymentConfig, folder: Path | None) -> serve.Applicatio
             "features are those of a model on one; drafts do without what others computed"
         )
     anywhere = _placed({**NO_CPU}, PlacementConfig())
-    registry = _deployment(config, RegistryActor, REGISTRY, 1, anywhere).bind(config)
+    registries = [
+        _deployment(config, RegistryActor, name, 1, anywhere).bind(config, name)
+        for name in registry_names(config.registry.replicas)
+    ]
     pools = [
         _deployment(config, actor, name, pool.replicas, _resources(pool)).bind(
-            config, folder, registry
+            config, folder, registries
         )
         for actor, name, pool in (
             (DecodeActor, DECODE, config.decode),
@@ -68,7 +71,7 @@ def build_app(config: DeploymentConfig, folder: Path | None) -> serve.Applicatio
     ]
     faces = _placed({**NO_CPU}, config.gateway.placement) | SUCCESSORS_FIRST
     gateway = _deployment(config, GatewayActor, GATEWAY, config.gateway.replicas, faces)
-    return gateway.bind(config, folder, registry, *pools)
+    return gateway.bind(config, folder, registries, *pools)
 
 
 def _with_token_settled(config: DeploymentConfig) -> DeploymentConfig:

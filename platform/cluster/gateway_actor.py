@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,10 @@ from baton.core.errors import InvalidConfig
 from baton.platform.cluster.actor_log import start_actor_log
 from baton.platform.cluster.cluster_secret import cluster_secret
 from baton.platform.cluster.nodes.node_model import find_on_node
-from baton.platform.cluster.registry.registry_actor import Handle, RemoteRegistry
+from baton.platform.cluster.registry.remote_registry import Handle, gateways_registry
 from baton.platform.cluster.serve_calls import ServeCalls, are_ray_metrics_on
 from baton.platform.config.deployment import DeploymentConfig, override
-from baton.platform.config.live import Plain, with_live
+from baton.platform.config.live import Plain, registry_names, with_live
 from baton.platform.faults.events import ChaoticWatch
 from baton.platform.machine.interpreter import (
     collector_at_rest,
@@ -26,6 +27,7 @@ from baton.platform.machine.interpreter import (
     spare_what_stays,
 )
 from baton.platform.observe.logs import set_level
+from baton.platform.registry.union_watch import UnionWatch, WatchedRegistry
 
 if TYPE_CHECKING:
     from baton.platform.cluster.gateway_node import GatewayNode
@@ -42,15 +44,16 @@ class GatewayActor:
         self,
         config: DeploymentConfig,
         folder: Path | None,
-        registry: Handle,
+        registries: Sequence[Handle],
         *pools: Handle,
     ) -> None:
         self._config = config
         self._folder = folder
-        self._registry = registry
+        self._registries = registries
         self._gateway: GatewayNode | None = None
         self._telling: asyncio.Task[None] | None = None
         self._sparing: asyncio.Task[None] | None = None
+        self._union: UnionWatch | None = None
 
     async def reconfigure(self, told: Plain) -> None:
         """Serve tells it first, before anybody may come in, and again whenever it is changed.
@@ -84,10 +87,19 @@ class GatewayActor:
         folder = self._folder or await find_on_node(config, wants_weights=False)
         calls = ServeCalls() if are_ray_metrics_on() else None
         node = GatewayNode(_whole(config), folder, calls)
-        remote = RemoteRegistry(self._registry)
-        line = RegistryWatch(self._registry, config.security, config.model_identity)
-        watched = line if node.chaos is None else ChaoticWatch(line, node.chaos)
-        await node.start(watched, shares=remote, planner=remote)
+        remote = gateways_registry(self._registries)
+        lines: list[WatchedRegistry] = [
+            RegistryWatch(handle, config.security, config.model_identity)
+            for handle in self._registries
+        ]
+        if node.chaos is not None:
+            lines = [ChaoticWatch(line, node.chaos) for line in lines]
+        if len(lines) == 1:
+            await node.start(lines[0], shares=remote, planner=remote)
+        else:
+            names = registry_names(len(lines))
+            union = self._union = UnionWatch(dict(zip(names, lines, strict=True)))
+            await node.start(union, shares=remote, planner=remote, registries=union.told)
         self._gateway = node
         if calls is not None:
             telling = calls.keep(lambda: node.dispatcher.num_waiting)
@@ -139,6 +151,8 @@ class GatewayActor:
             if self._sparing is not None:
                 self._sparing.cancel()
             await self._node.stop(self._drain_s)
+            if self._union is not None:
+                self._union.close()
 
 
 def _whole(config: DeploymentConfig) -> DeploymentConfig:

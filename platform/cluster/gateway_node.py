@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -130,10 +130,12 @@ class GatewayNode:
         registry: RegistryClient,
         shares: LimitShareRegistry | None = None,
         planner: PlannerRegistry | None = None,
+        registries: Callable[[], list[dict[str, Any]]] | None = None,
     ) -> None:
         """`shares`: of tenants' limits, where other gateways have the others. `planner`: who sets
-        numbers of replicas, where somebody does."""
-        self._following = asyncio.create_task(self.dispatcher.run(registry))
+        numbers of replicas, where somebody does. `registries`: how each of several is, for
+        operators."""
+        self._following = asyncio.create_task(self.dispatcher.run(registry, registries))
         self._shares = shares
         self._planner_registry = planner
         self._begin_what_is_needed()

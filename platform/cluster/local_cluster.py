@@ -19,8 +19,8 @@ from baton.platform.security.ray_token import OWN_FILE
 
 OBJECT_STORE_BYTES = 80 << 20
 """Ray's minimum is 75 MiB. No request passes through the object store."""
-NUM_OTHERS = 2
-"""The registry and Serve's controller."""
+NUM_OTHERS = 1
+"""Serve's controller."""
 
 
 def draw_ray_token() -> None:
@@ -86,4 +86,4 @@ def num_logical_cpus(config: DeploymentConfig) -> int:
     """
     pools = (config.prefill, config.decode)
     wanted = sum(pool.replicas * pool.parallel.size * pool.resources.num_cpus for pool in pools)
-    return math.ceil(wanted) + config.gateway.replicas + NUM_OTHERS
+    return math.ceil(wanted) + config.gateway.replicas + config.registry.replicas + NUM_OTHERS

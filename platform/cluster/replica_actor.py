@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from baton.platform.cluster.nodes.node_model import FetchStages, model_here, own
 from baton.platform.cluster.operator_gauges import keep_gauges
 from baton.platform.cluster.own_address import own_address
 from baton.platform.cluster.ranks.ranks import OtherRanks, call_others, together
-from baton.platform.cluster.registry.registry_actor import Handle, RemoteRegistry
+from baton.platform.cluster.registry.remote_registry import Handle, replicas_registry
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.config.live import Plain, with_live
 from baton.platform.machine.heap import keep_freed_memory
@@ -40,10 +41,12 @@ class ReplicaActor:
     _others: OtherRanks | None
     _gauges: asyncio.Task[None]
 
-    def __init__(self, config: DeploymentConfig, folder: Path | None, registry: Handle) -> None:
+    def __init__(
+        self, config: DeploymentConfig, folder: Path | None, registries: Sequence[Handle]
+    ) -> None:
         self._config = config
         self._folder = folder
-        self._registry = registry
+        self._registries = registries
 
     async def reconfigure(self, told: Plain) -> None:
         """Serve tells it first, which starts it, and again whenever a live setting is changed."""
@@ -59,7 +62,7 @@ class ReplicaActor:
     async def _begin(self, config: DeploymentConfig) -> None:
         replica_id = ReplicaId(f"{self.role}-{serve.get_replica_context().replica_id.unique_id}")
         start_actor_log(config, replica_id)
-        remote = RemoteRegistry(self._registry)
+        remote = replicas_registry(self._registries)
         starting = StartingReplica(replica_id=replica_id, role=self.role, stage=IMPORTING)
         async with Startup(remote, starting) as startup:
             await asyncio.to_thread(_import_engine)
@@ -70,12 +73,8 @@ class ReplicaActor:
         self, config: DeploymentConfig, replica_id: ReplicaId, startup: Startup
     ) -> Assignment:
         """The assignment, with the model on this node, which may have to be fetched."""
-        from baton.platform.cluster.registry.heartbeat_client import (
-            HeartbeatClient,
-        )  # see `deploy.py`
-
         name = serve.get_replica_context().app_name
-        remote = RemoteRegistry(self._registry, heartbeats=HeartbeatClient(config.security))
+        remote = replicas_registry(self._registries, config.security)
         if self._folder is not None:
             return Assignment(name, config, self.role, self._folder, replica_id, remote)
         startup.enter("finding the model")

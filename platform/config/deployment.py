@@ -7,6 +7,7 @@
     tiers                where KV is kept that leaves a device: host memory, disk, a shared store
     planner              numbers of replicas that follow the load; off
     gateway              the ports, limits and keys clients meet
+    registry             how many registries of replicas there are
     health               when a replica counts as broken, and how one leaves
     ray                  the cluster to join
     security             how its processes know each other, and whether others can listen
@@ -101,6 +102,15 @@ class HealthConfig(ConfigNode, frozen=True, kw_only=True):
     """How long a replica that must go may finish what it has."""
 
 
+class RegistryConfig(ConfigNode, frozen=True, kw_only=True):
+    """Who knows which replicas there are."""
+
+    replicas: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
+    """Registries. Each replica reports to each, and gateways take all that they hear together, so
+    that a node that is lost or cut off takes no one's place among replicas. 3 where nodes may
+    fail; while half of them or more are away, no replica changes its role."""
+
+
 class RayConfig(ConfigNode, frozen=True, kw_only=True):
     """The cluster the replicas run on."""
 
@@ -159,6 +169,7 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
     gateway: GatewayPoolConfig = GatewayPoolConfig()
     transfer: TransferConfig = TransferConfig()
     tiers: TiersConfig = TiersConfig()
+    registry: RegistryConfig = RegistryConfig()
     health: HealthConfig = HealthConfig()
     ray: RayConfig = RayConfig()
     security: SecurityConfig = SecurityConfig()

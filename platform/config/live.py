@@ -26,6 +26,17 @@ Path = tuple[str, ...]
 
 GATEWAY, DECODE, PREFILL, REGISTRY = "Gateway", "Decode", "Prefill", "Registry"
 
+
+def registry_names(number: int) -> tuple[str, ...]:
+    """The deployments of so many registries: one replica each, as Serve sends a call to any replica
+    of a deployment, and each registry has to be heard, and told, by itself."""
+    return (REGISTRY, *(f"{REGISTRY}-{index}" for index in range(1, number)))
+
+
+def is_registry(deployment: str) -> bool:
+    return deployment == REGISTRY or deployment.startswith(f"{REGISTRY}-")
+
+
 _COUNTS = ("prefill.replicas", "decode.replicas", "gateway.replicas")
 COUNTED = (GATEWAY, DECODE, PREFILL, REGISTRY)
 """The deployments that hear the numbers of replicas."""

@@ -19,7 +19,7 @@ import msgspec
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.kv_layout import KvLayout
 from baton.core.replicas import Role
-from baton.platform.doctor.finding import Finding, fail
+from baton.platform.doctor.finding import Finding, fail, ok, warn
 from baton.platform.doctor.matrix import LiveReplica, Pair, Size, TransportMeasurement
 from baton.platform.doctor.node_checks import unexamined
 from baton.platform.machine.node import NodeFacts
@@ -74,6 +74,30 @@ def replicas_of(status: dict[str, Any]) -> tuple[list[LiveReplica], list[Finding
                 remedy = "see its log, and the network between gateway and replica"
                 findings.append(replace(fail("replica", seen, remedy), where=row["replica"]))
     return found, findings
+
+
+def registries_of(status: dict[str, Any]) -> list[Finding]:
+    """What the gateway's /debug/status says of registries, where there are several."""
+    told = status.get("registries", ())
+    most = max((one["num_replicas"] or 0 for one in told if one["is_heard"]), default=0)
+    findings: list[Finding] = []
+    for one in told:
+        if not one["is_heard"]:
+            found = warn(
+                "registry",
+                f"the gateway does not hear it: {one['trouble'] or 'it does not answer'}",
+                "see its log (`baton logs`) and its node; meanwhile gateways go by the others",
+            )
+        elif one["num_replicas"] < most:
+            found = warn(
+                "registry",
+                f"it knows {one['num_replicas']} replicas, and another one {most}",
+                "see the network between it and the replicas' nodes, if it is so in a minute still",
+            )
+        else:
+            found = ok("registry", f"it knows {most} replicas")
+        findings.append(replace(found, where=one["registry"]))
+    return findings
 
 
 class LiveSystem:

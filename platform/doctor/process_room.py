@@ -10,13 +10,16 @@ from baton.platform.machine.memory import MemoryFacts
 RANK_BYTES = 240 << 20
 """What the process of a rank takes without weights and KV: torch, Ray, gRPC."""
 RAY_BYTES = 800 << 20
-"""Ray's own processes, the registry, the gateway and `baton serve`."""
+"""Ray's own processes, a registry, the gateway and `baton serve`."""
+REGISTRY_BYTES = 100 << 20
+"""What another registry takes."""
 
 
 def process_bytes(config: DeploymentConfig) -> int:
     """All of them together, without weights and KV."""
     pools = (config.prefill, config.decode)
-    return RAY_BYTES + sum(pool.replicas * pool.parallel.size for pool in pools) * RANK_BYTES
+    num_ranks = sum(pool.replicas * pool.parallel.size for pool in pools)
+    return RAY_BYTES + (config.registry.replicas - 1) * REGISTRY_BYTES + num_ranks * RANK_BYTES
 
 
 def check_process_room(config: DeploymentConfig, memory: MemoryFacts) -> None:

@@ -30,7 +30,12 @@ from baton.platform.doctor.cluster_checks import (
 from baton.platform.doctor.demand import demand_of, served_dtype
 from baton.platform.doctor.finding import Finding, fail, ok
 from baton.platform.doctor.gpu_checks import check_gpus
-from baton.platform.doctor.live import LiveSystem, ReplicaExamination, replicas_of
+from baton.platform.doctor.live import (
+    LiveSystem,
+    ReplicaExamination,
+    registries_of,
+    replicas_of,
+)
 from baton.platform.doctor.matrix import (
     MAX_PAIRS,
     Pair,
@@ -128,7 +133,7 @@ async def examine_live(
     """`status` is the gateway's /debug/status. `max_pairs`: of replicas whose ways are measured,
     for there are as many pairs as replicas squared."""
     replicas, findings = replicas_of(status)
-    diagnosis = Diagnosis(findings)
+    diagnosis = Diagnosis([*findings, *registries_of(status)])
     channels = Channels(security)
     try:
         system = LiveSystem(channels)

@@ -142,6 +142,11 @@ class Planner:
         return PlannerReply(planned, tuple(known))
 
     @property
+    def num_heard(self) -> int:
+        """Gateways that tell it of their traffic."""
+        return self._watch.num_heard
+
+    @property
     def rules(self) -> PlannerConfig:
         return self.planned.rules
 

@@ -94,6 +94,7 @@ _TRANSFERS: Mapping[str, str] = {
     "pieces_corrupt_total": "Pieces of KV that came with wrong bytes",
     "pieces_corrupt_by_source_total": "The same by who sent them",
     "pieces_asked_again_total": "Pieces of KV that were asked for again",
+    "kv_tokens_kept_total": "Tokens whose KV came with transfers that were given up, and was kept",
     "sources_avoided": "Senders that are not asked now, for they sent wrong bytes",
     "kv_bytes_received_total": "Bytes of KV that came",
     "kv_bytes_sent_total": "Bytes of KV that were sent",

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from baton.core.errors import Unavailable
 from baton.platform.cluster.applications.serve_document import IMPORT_PATH, configuration
 from baton.platform.config.deployment import DeploymentConfig
-from baton.platform.config.live import REGISTRY, Plain
+from baton.platform.config.live import Plain, registry_names
 
 TIMEOUT_S = 10.0
 MOST_ACTORS = 10_000
@@ -37,7 +37,8 @@ class Running:
     busy_ips: frozenset[str]
     """Addresses of nodes with something on them that a removal would end."""
     registry_ips: frozenset[str]
-    """The registry starts anew elsewhere and has lost nothing, but who may be spared it is."""
+    """Addresses of nodes with a registry, which starts anew elsewhere and has lost nothing, but who
+    may be spared it is."""
 
 
 class RayCluster(Protocol):
@@ -56,7 +57,9 @@ class Dashboard:
         if found is None:
             return None
         document, config = found
-        registry = f":{config.ray.app_name}:{REGISTRY}"
+        registries = tuple(
+            f":{config.ray.app_name}:{name}" for name in registry_names(config.registry.replicas)
+        )
         ip_by_node = {
             node["node_id"]: node["node_ip"]
             for node in _listed(self._ask(NODES))
@@ -67,7 +70,7 @@ class Dashboard:
         for actor in _listed(self._ask(ACTORS)):
             ip = ip_by_node.get(actor.get("node_id") or "")
             if ip is not None:
-                is_registry = actor["class_name"].endswith(registry)
+                is_registry = actor["class_name"].endswith(registries)
                 (of_registry if is_registry else busy).add(ip)
         return Running(document, config, frozenset(busy), frozenset(of_registry))
 

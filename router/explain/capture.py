@@ -112,11 +112,11 @@ def captured_replicas(view: View) -> tuple[CapturedReplica, ...]:
 
 
 def _captured(decision: Decision, hash_ids: tuple[int, ...]) -> CapturedRequest:
-    came = decision.came
+    outcome = decision.outcome
     return CapturedRequest(
         timestamp=(decision.decided_at - decision.waited_s) * 1e3,
         input_length=decision.num_tokens,
-        output_length=max(came.num_output_tokens if came else 0, 1),
+        output_length=max(outcome.num_output_tokens if outcome else 0, 1),
         hash_ids=hash_ids,
         decision=CapturedDecision(
             request_id=decision.request_id,
@@ -126,8 +126,8 @@ def _captured(decision: Decision, hash_ids: tuple[int, ...]) -> CapturedRequest:
             reason=decision.reason,
             foreseen_s=decision.foreseen_s,
             predicted_s=decision.predicted_s,
-            first_token_s=None if came is None else came.first_token_s,
-            regret_s=None if came is None else came.regret_s,
+            first_token_s=None if outcome is None else outcome.first_token_s,
+            regret_s=None if outcome is None else outcome.regret_s,
         ),
     )
 

@@ -1,7 +1,7 @@
 """What was decided for each request, and what came of it: the last few thousand of them.
 
     record(Decision)                   it is on its way, with what was known and predicted
-    conclude(number, Came)             its first token is there
+    conclude(number, Outcome)          its first token is there
     finish(number, ...)                its last is
 
 regret   what it took less what the best of the others would have taken, predicted anew with what
@@ -81,8 +81,8 @@ class DecodeConsidered(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Came:
-    """What came of a decision: seconds since the request was asked for."""
+class Outcome:
+    """What came of a decision; seconds are since the request was asked for."""
 
     first_token_s: float
     best_other: ReplicaId | None = None
@@ -141,7 +141,7 @@ class Decision:
     predicted_itl_s: float | None = None
     """Seconds from one output token to the next; None while its decode replica has measured no
     steps."""
-    came: Came | None = None
+    outcome: Outcome | None = None
     """None until its first token is there."""
 
     @property
@@ -157,7 +157,7 @@ class Decisions:
         self.max_kept = max_kept
         self._clock = clock
         self._by_number: OrderedDict[int, Decision] = OrderedDict()
-        self._came_by_number: dict[int, Came] = {}
+        self._outcome_by_number: dict[int, Outcome] = {}
         """Beside them: few decisions are ever asked for, and only those are copied."""
         self._recorded_s: deque[float] = deque()
         """When, by the clock, in the same order."""
@@ -173,8 +173,10 @@ class Decisions:
     def __iter__(self) -> Iterator[Decision]:
         """The oldest first, as they are now."""
         self._forget()
-        came = self._came_by_number
-        return starmap(_told, [(one, came.get(number)) for number, one in self._by_number.items()])
+        outcomes = self._outcome_by_number
+        return starmap(
+            _told, [(one, outcomes.get(number)) for number, one in self._by_number.items()]
+        )
 
     def record(self, decision: Decision) -> int:
         """Keep it; the number says which one it is from now on."""
@@ -187,17 +189,17 @@ class Decisions:
         self._forget()
         return number
 
-    def conclude(self, number: int, came: Came) -> None:
+    def conclude(self, number: int, outcome: Outcome) -> None:
         """Nothing happens to one that is forgotten."""
         if number in self._by_number:
-            self._came_by_number[number] = came
+            self._outcome_by_number[number] = outcome
 
     def finish(self, number: int, *, num_output_tokens: int, itl_s: float | None) -> None:
         """Its last token is there, or it was ended. One without any token came to nothing."""
-        came = self._came_by_number.get(number)
-        if came is not None:
-            self._came_by_number[number] = replace(
-                came, num_output_tokens=num_output_tokens, itl_s=itl_s, is_over=True
+        outcome = self._outcome_by_number.get(number)
+        if outcome is not None:
+            self._outcome_by_number[number] = replace(
+                outcome, num_output_tokens=num_output_tokens, itl_s=itl_s, is_over=True
             )
 
     def of(self, public_id: str) -> tuple[Decision, ...]:
@@ -205,8 +207,8 @@ class Decisions:
         made."""
         self._forget()
         numbers = self._numbers_by_id.get(public_id, ())
-        came = self._came_by_number
-        return tuple(_told(self._by_number[number], came.get(number)) for number in numbers)
+        outcomes = self._outcome_by_number
+        return tuple(_told(self._by_number[number], outcomes.get(number)) for number in numbers)
 
     def _forget(self) -> None:
         now = self._clock()
@@ -216,7 +218,7 @@ class Decisions:
                 break
             self._recorded_s.popleft()
             del self._by_number[number]
-            self._came_by_number.pop(number, None)
+            self._outcome_by_number.pop(number, None)
             self._num_names -= len(oldest.names or ())
             left = self._numbers_by_id[oldest.public_id]
             left.remove(number)
@@ -230,5 +232,5 @@ class Decisions:
             self._first_named += 1
 
 
-def _told(decision: Decision, came: Came | None) -> Decision:
-    return decision if came is None else replace(decision, came=came)
+def _told(decision: Decision, outcome: Outcome | None) -> Decision:
+    return decision if outcome is None else replace(decision, outcome=outcome)

@@ -36,6 +36,7 @@ class NoBytes:
 
     is_in_memory = False
     head_runs = ()
+    device_rows = None
 
     def writable(self, block: int, plane: int) -> memoryview:
         raise AssertionError("no KV is written here")

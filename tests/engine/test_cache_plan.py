@@ -17,7 +17,7 @@ from torch import Tensor
 
 from baton.core.errors import InvalidConfig
 from baton.core.kv_layout import KvLayout
-from baton.engine.batch.static_batch import PassLimits
+from baton.engine.batch.static_batch import GraphSize, PassLimits
 from baton.engine.cache_plan import plan_cache
 from baton.engine.checkpoint.load import load_model
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
@@ -135,8 +135,10 @@ def test_kv_gets_its_fraction_of_what_the_largest_pass_and_its_graphs_leave(
     plan = plan_cache(load_model(make_llama(tmp_path)), CROWD, "cuda", gpu)
 
     assert gpu.notes == ["pass", "pass", "graphs"]
-    assert plan.limits.graph_sizes == (1, 2, 4, 8, 12)
-    left = 1_000_000 - 200_000 - (50_000 + 4 * 1_000)
+    assert plan.limits.graph_sizes == tuple(map(GraphSize, (1, 2, 4, 8, 12)))
+    each_row = 1_000 // 6  # more than that its outputs cannot have taken
+    of_others = 4 * (1_000 - 6 * each_row) + (1 + 2 + 4 + 8) * each_row
+    left = 1_000_000 - 200_000 - (50_000 + of_others)
     assert plan.num_blocks == int(0.85 * left) // plan.layout.block_bytes
     assert gpu.graphs.sizes == [12, 6]
 

@@ -99,6 +99,7 @@ RICH: dict[str, Any] = {
         "decode": {"max_open": 7, "cache": {"block_size": 32}},
         "chaos": {"seed": 3},
         "planner": {"enabled": True, "idle_s": 600},
+        "registry": {"replicas": 3},
         "health": {"drain_s": 45.5},
         "ray": {"app_name": "llm", "runtime_env": {"env_vars": {"A": "b"}}},
         "gateway": {

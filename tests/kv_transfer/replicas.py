@@ -89,10 +89,10 @@ def request_holder(request_id: str) -> Holder:
     return Holder(HolderKind.REQUEST, request_id)
 
 
-def cache_of(layout: KvLayout, num_ranks: int, num_blocks: int) -> Any:
+def cache_of(layout: KvLayout, num_ranks: int, num_blocks: int, device: str) -> Any:
     """A KvCache, or that of a lead of several ranks."""
     if num_ranks == 1:
-        return KvCache(layout, num_blocks)
+        return KvCache(layout, num_blocks, device)
     return in_tensor_ranks(layout, num_ranks, num_blocks)
 
 
@@ -104,9 +104,10 @@ class PrefillReplica:
         layout: KvLayout = LAYOUT,
         config: SenderConfig | None = None,
         num_ranks: int = 1,
+        device: str = "cpu",
     ) -> None:
         self.layout = layout
-        self.cache: KvCache = cache_of(layout, num_ranks, num_blocks)
+        self.cache: KvCache = cache_of(layout, num_ranks, num_blocks, device)
         self.pool = BlockPool(self.cache)
         self.on_ended: Callable[[TransferId], None] = lambda _: None
         self.sender = Sender(
@@ -155,7 +156,7 @@ class PrefillReplica:
                 data = kv_of(done, block, plane, self.layout)
                 if self.pool.view(holder, block, plane) != data:
                     self.cache.write(self.pool.table(holder)[block], plane, memoryview(data))
-            self.sender.publish(transfer_id, len(done), layer)
+            self.sender.publish(transfer_id, len(done), [layer])
             on_layer(layer)
         self.pool.commit(holder, prompt, len(done), b"")
 
@@ -191,10 +192,11 @@ class DecodeReplica:
         layout: KvLayout = LAYOUT,
         config: ReceiverConfig | None = None,
         num_ranks: int = 1,
+        device: str = "cpu",
     ) -> None:
         self.layout = layout
         self.clock = ManualClock()
-        self.cache: KvCache = cache_of(layout, num_ranks, num_blocks)
+        self.cache: KvCache = cache_of(layout, num_ranks, num_blocks, device)
         self.pool = BlockPool(self.cache)
         self.receiver = Receiver(self.pool, new_epoch(), config)
         self.requests: dict[TransferId, tuple[int, ...]] = {}

@@ -116,7 +116,8 @@ class World:
         self.address = "prefill"
         self._server: grpc.aio.Server | None = None
         self.halves: list[SendingHalf] = []
-        self.parts = TransportParts(switchboard=self.switchboard)
+        own_device = self.decode.cache.arena.device
+        self.parts = TransportParts(switchboard=self.switchboard, device=own_device)
         self.inner = create_transport(name, self.parts)
         self.transport = Altering(self.inner, alter)
         self.fetcher = Fetcher(
@@ -201,7 +202,7 @@ class World:
 
 
 @asynccontextmanager
-async def connected(
+async def connected(  # noqa: PLR0913 - what both sides are like, each by name
     name: str,
     *,
     alter: Alter = unaltered,
@@ -209,15 +210,16 @@ async def connected(
     decode_layout: KvLayout | None = None,
     fetching: FetchConfig = QUICK,
     joins_planes: bool = False,
+    device: str = "cpu",
 ) -> AsyncIterator[World]:
-    """With P's layout on D as well, unless D has another.
+    """With P's layout on D as well, unless D has another; the KV of both is on `device`.
 
     `joins_planes`: a piece is of all planes that are alike, where the transport takes such.
     """
     # Small readings and pieces, so that a prompt is several of each.
     limits = SenderConfig() if joins_planes else SenderConfig(max_blocks_per_read=4)
-    prefill = PrefillReplica(config=limits, layout=layout)
-    decode = DecodeReplica(layout=decode_layout or layout)
+    prefill = PrefillReplica(config=limits, layout=layout, device=device)
+    decode = DecodeReplica(layout=decode_layout or layout, device=device)
     it = World(name, alter, prefill, decode, fetching, joins_planes=joins_planes)
     async with serving(it):
         yield it

@@ -11,7 +11,7 @@ import pytest
 from baton.core.clock import ManualClock
 from baton.core.ids import Epoch, ReplicaId, RequestId
 from baton.router.explain.capture import capture
-from baton.router.explain.decisions import KEPT_S, Came, Considered, Decision, Decisions
+from baton.router.explain.decisions import KEPT_S, Considered, Decision, Decisions, Outcome
 from baton.router.replicas.candidate import Candidate
 from baton.router.speeds.prediction_errors import PredictionErrors
 from baton.router.speeds.speed import ConstantRate
@@ -87,15 +87,15 @@ def test_one_that_is_forgotten_comes_to_nothing_and_the_others_are_told_apart() 
     decisions = Decisions(max_kept=2)
     first, second, third = (decisions.record(DECISION) for _ in range(3))
     for number, seconds in ((first, 1.0), (second, 2.0), (third, 3.0)):
-        decisions.conclude(number, Came(first_token_s=seconds, best_other_s=2.5))
+        decisions.conclude(number, Outcome(first_token_s=seconds, best_other_s=2.5))
     before = iter(decisions)
     decisions.finish(third, num_output_tokens=7, itl_s=0.1)
 
-    assert [one.came.is_over for one in before if one.came] == [False, False]
-    came = [one.came for one in decisions.of("req-1")]
-    assert [one.first_token_s for one in came if one] == [2.0, 3.0]
-    assert [one.regret_s for one in came if one] == [0.0, 0.5]
-    assert [one.num_output_tokens for one in came if one] == [0, 7]
+    assert [one.outcome.is_over for one in before if one.outcome] == [False, False]
+    outcomes = [one.outcome for one in decisions.of("req-1")]
+    assert [one.first_token_s for one in outcomes if one] == [2.0, 3.0]
+    assert [one.regret_s for one in outcomes if one] == [0.0, 0.5]
+    assert [one.num_output_tokens for one in outcomes if one] == [0, 7]
 
 
 @pytest.mark.parametrize(("corrected_s", "expected_s"), [(2.0, 1.75), (5.0, 4.75), (0.0, 0.75)])

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
@@ -18,13 +19,15 @@ from tests.in_process_fleet import (
     running_fleet,
     until_in_engine,
 )
-from tests.services.test_pulling import ask_at
+from tests.services.test_pulling import ask_at, at
 
-from baton.core.chaos import ChaosRule, Fault
+from baton.core.chaos import Chaos, ChaosRule, Fault
 from baton.core.ids import ReplicaId, RequestId, TransferId
 from baton.core.messages import PrefillDone, PrefillRequest
+from baton.decode_service import pulling
 from baton.engine.passes.echo import echo_output
 from baton.kv_transfer.receiving import source_patience, source_watch
+from baton.kv_transfer.sending import pieces
 from baton.prefill_service.worker import PrefillWorker
 
 PROMPT = list(range(3, 83))
@@ -54,6 +57,19 @@ def stuck_in_a_pass(fleet: Fleet, replica_id: str) -> Iterator[None]:
     finally:
         runner.forward = forward  # type: ignore[method-assign]
         goes_on.set()
+
+
+def silence_the_third_piece(fleet: Fleet, receiver: str) -> Chaos:
+    """From there on nothing comes to it any more by the same way."""
+    chaos = fleet.replicas[ReplicaId(receiver)].chaos
+    assert chaos is not None
+    silent = ChaosRule(
+        at="transfer.piece", fault=Fault.PARTITION, rate=0.2, delay_s=90.0, max_times=1
+    )
+    draws = ((seed, Chaos((silent,), seed=seed, name=chaos.name)) for seed in count())
+    seeds = (seed for seed, one in draws if [bool(one.draw(silent.at)) for _ in range(3)][2])
+    chaos.set((silent,), next(seeds))
+    return chaos
 
 
 async def test_what_a_stuck_prefill_replica_was_to_compute_is_computed_by_another() -> None:
@@ -109,6 +125,106 @@ async def test_kv_that_stops_to_come_costs_the_silence_and_no_second_first_token
         assert answer.tokens == echo_output(PROMPT, 12, VOCAB_SIZE)
         assert any("prefill-1 got nowhere" in note for note in answer.receipt.notes)
         assert answer.receipt.prefill_replica == "prefill-1"  # whose first token it is
+        await fleet.assert_nothing_is_held()
+
+
+async def test_kv_that_is_late_is_computed_here_once_that_takes_no_longer_than_was_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(source_patience, "MOST_S", 100.0)  # longer than a test may take
+    monkeypatch.setattr(source_patience, "LATE_PART", 0.001)
+    for name in ("AVOIDED_S", "MAX_AVOIDED_S"):
+        monkeypatch.setattr(source_patience, name, 100.0)
+    async with running_fleet(changes={"chaos": {"enabled": True}}) as fleet:
+        chaos = fleet.replicas[ReplicaId("decode-2")].chaos
+        assert chaos is not None
+        parted = ChaosRule(at="transfer.piece", fault=Fault.PARTITION, rate=1.0, delay_s=90.0)
+        chaos.set((parted,), 0)
+
+        answers = [await fleet.ask([first, *PROMPT]) for first in (8, 9, 10)]
+
+        chaos.set((), 0)
+        for first, answer in zip((8, 9, 10), answers, strict=True):
+            assert answer.tokens == echo_output([first, *PROMPT], 12, VOCAB_SIZE)
+        for answer in answers[:2]:
+            assert any("what is missing is computed in" in note for note in answer.receipt.notes)
+            assert answer.receipt.prefill_replica == "prefill-1"  # whose first token it is
+        assert any("was not asked: got nowhere" in note for note in answers[2].receipt.notes)
+        await fleet.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize(
+    "second",
+    ["nobody", "the named source", "a named source that has died", "another prefill replica"],
+)
+async def test_of_kv_that_stops_to_come_what_has_come_is_kept_and_the_rest_alone_is_got(
+    monkeypatch: pytest.MonkeyPatch, second: str
+) -> None:
+    monkeypatch.setattr(pieces, "MAX_SPAN_BLOCKS", 4)  # five pieces or more
+    monkeypatch.setattr(pulling, "MIN_ASKED_TOKENS", 4)
+    monkeypatch.setattr(source_patience, "LATE_PART", 1.0)
+    chaotic = {"chaos": {"enabled": True}}
+    async with running_fleet(prefill=2, decode=2, changes=chaotic) as fleet:
+        source, *peers = (at(fleet, name) for name in ("decode-3", "prefill-1", "prefill-2"))
+        await ask_at(fleet, "decode-3", PROMPT, prefill=peers[1:])
+        if second == "a named source that has died":
+            await fleet.crash(ReplicaId("decode-3"))
+        chaos = silence_the_third_piece(fleet, "decode-4")
+
+        answer = await ask_at(
+            fleet,
+            "decode-4",
+            PROMPT,
+            prefill=peers if second == "another prefill replica" else peers[:1],
+            source=source if "source" in second else None,
+        )
+
+        chaos.set((), 0)
+        assert answer.tokens == echo_output(PROMPT, 12, VOCAB_SIZE)
+        receipt = answer.receipt
+        [note] = [note for note in receipt.notes if note.startswith("kept the KV of")]
+        num_kept = int(note.split()[4])
+        assert 0 < num_kept < len(PROMPT)
+        num_missing, num_told = len(PROMPT) - num_kept, len(answer.tokens)
+        is_found = second in ("the named source", "another prefill replica")
+        assert receipt.pulled_tokens == (num_missing if is_found else 0)
+        # Of the named source the prefill replica, too, had all full blocks but the last.
+        num_there = 4 if second == "the named source" else len(PROMPT)
+        num_here = 0 if is_found else num_missing
+        assert (receipt.transfer_ms >= 100) == is_found  # the silence is part of it
+        assert receipt.computed_tokens == num_there + num_here + num_told - 1
+        metrics = fleet.replicas[ReplicaId("decode-4")].worker.metrics()
+        assert metrics["kv_tokens_kept_total"] == num_kept
+        await fleet.assert_nothing_is_held()
+
+
+async def test_a_request_cancelled_while_kv_is_late_holds_nothing_and_what_came_is_cached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pieces, "MAX_SPAN_BLOCKS", 4)
+    monkeypatch.setattr(source_patience, "MOST_S", 100.0)
+    async with running_fleet(changes={"chaos": {"enabled": True}}) as fleet:
+        chaos = silence_the_third_piece(fleet, "decode-2")
+        core = fleet.replicas[ReplicaId("decode-2")].worker.core
+        is_told = asyncio.Event()
+
+        async def give_up(num_tokens: int) -> None:
+            is_told.set()
+            await asyncio.Event().wait()
+
+        asking = asyncio.create_task(fleet.ask(PROMPT, on_token=give_up))
+        await is_told.wait()
+        async with asyncio.timeout(60):  # the first two, of four blocks each
+            while core.kv.receiver.counters.num_bytes < 8 * core.kv.pool.layout.block_bytes:
+                await asyncio.sleep(0.002)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+        await fleet.assert_nothing_is_held()
+        chaos.set((), 0)
+        assert core.kv.pool.num_cached(PROMPT, b"") == 32
+        monkeypatch.setattr(source_patience, "MOST_S", 0.1)  # the way is silent all the same
+        assert (await fleet.ask(PROMPT)).tokens == echo_output(PROMPT, 12, VOCAB_SIZE)
         await fleet.assert_nothing_is_held()
 
 

@@ -20,6 +20,7 @@ What Ray Serve is told: the application, of `config` and nothing else.
 {{- end -}}
 {{- $health := $config.health | default dict -}}
 {{- $ray := $config.ray | default dict -}}
+{{- $registry := $config.registry | default dict -}}
 proxy_location: Disabled
 applications:
   - name: {{ $ray.app_name | default "baton" }}
@@ -36,7 +37,14 @@ applications:
       {{- $pool := get $config .pool | default dict }}
       {{- $replicas := hasKey $pool "replicas" | ternary $pool.replicas 1 }}
       {{- if or (ne .pool "prefill") $replicas }}
-      - name: {{ .name }}
+      {{- $deployment := . }}
+      {{- $names := list .name }}
+      {{- if eq .name "Registry" }}
+      {{- range $number := untilStep 1 ($registry.replicas | default 1 | int) 1 }}{{ $names = append $names (printf "Registry-%d" $number) }}{{ end }}
+      {{- end }}
+      {{- range $name := $names }}
+      {{- with $deployment }}
+      - name: {{ $name }}
         {{- if and .pool (ne .pool "gateway") (get ($config.planner | default dict) "idle_s") }}
         autoscaling_config: {min_replicas: {{ $replicas }}, initial_replicas: {{ $replicas }}, max_replicas: {{ $replicas }}}
         {{- else if .pool }}
@@ -46,6 +54,8 @@ applications:
         graceful_shutdown_timeout_s: {{ .drains | ternary ($health.drain_s | default 30) 0.1 | addf $known.shutdown_slack_s }}
         user_config:
           {{- include "baton.live" (dict "config" $config "settings" .settings) | nindent 10 }}
+      {{- end }}
+      {{- end }}
       {{- end }}
       {{- end }}
 {{- end }}

@@ -369,6 +369,7 @@ class AutoSending:
 
     max_piece_bytes = 0
     carry = None
+    reads_in_place = False
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
-from baton.core.block_views import ArrivingBlocks
+from baton.core.block_views import ArrivingBlocks, DeviceBlocks
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import CorruptPiece, TransferCut, TransferError
 from baton.core.ids import Epoch, TransferId, new_transfer_id
@@ -26,7 +26,11 @@ from baton.core.kv_pool import Holder, HolderKind, KvPool
 from baton.core.owner_thread import OwnerThread
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import Transport
-from baton.kv_transfer.layouts.integrity import checksums_of, copied_checksums
+from baton.kv_transfer.layouts.integrity import (
+    checksums_of,
+    checksums_on_device,
+    copied_checksums,
+)
 from baton.kv_transfer.sending.sender import Sender
 from baton.kv_transfer.transport.control.client import ControlClient, ProbeOffer
 
@@ -208,6 +212,10 @@ async def _read(piece: KvPiece, unit_bytes: int) -> None:
 def _copied_checksums(views: Sequence[memoryview], unit_bytes: int) -> bytes:
     if isinstance(views, ArrivingBlocks):
         return checksums_of(list(views), unit_bytes)  # they come into memory of our own
+    if isinstance(views, DeviceBlocks):  # as a transfer has them verified, if it can
+        found = checksums_on_device(views.rows, unit_bytes)
+        if found is not None:
+            return found
     sums = b""
     for view in views:
         own = memoryview(bytearray(view.nbytes))

@@ -78,7 +78,7 @@ class _Granting(msgspec.Struct, frozen=True, tag=True):
 
 
 class _Posted(msgspec.Struct, frozen=True):
-    """The numbers of those pieces that were still lent."""
+    """Pieces of them that were still lent."""
 
     numbers: list[int]
 
@@ -175,6 +175,7 @@ class CollectiveTransport:
 class CollectiveSending:
     max_piece_bytes = 0
     carry = None
+    reads_in_place = False
 
     def __init__(self, name: str, arena: KvArena) -> None:
         self._name = name

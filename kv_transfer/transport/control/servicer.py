@@ -198,7 +198,13 @@ class KvTransferServicer:
             raise TransferError(NO_OPENING)
         half = self._half(message.open.transport or "grpc")
         request = open_from_proto(message.open)
-        return replace(request, max_piece_bytes=half.max_piece_bytes, carry=half.carry), half
+        told = replace(
+            request,
+            max_piece_bytes=half.max_piece_bytes,
+            carry=half.carry,
+            reads_in_place=half.reads_in_place,
+        )
+        return told, half
 
     def _take_back(self, sealed: SettleTransfer) -> None:
         """D has taken all pieces, also if it has yet to say so: nothing goes to quarantine."""

@@ -1,4 +1,5 @@
-"""Registered memory that reads through NIXL land in: buffers of powers of two, used again.
+"""Registered memory that reads through NIXL land in: buffers of powers of two, used again, on the
+device where this replica's KV is.
 
     take --> in use --> keep --> spare --> taken again, or let go: too much is spare, or the room is
                                            needed for a buffer of another size
@@ -9,17 +10,23 @@ Belongs to the thread that makes the agent's calls.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from baton.core.errors import TransferCut, TransportFailed
 
+CPU = torch.device("cpu")
+OWN = ""
+"""This agent, where NIXL asks for the name of one."""
+MAX_CUTS = 16
+"""Prepared lists of one buffer."""
 MIN_BUFFER_BYTES = 1 << 16
 MAX_BUFFER_BYTES = 1 << 30
-"""Registered, of one replica, in use or not."""
+"""Registered, of one replica, in use or not; on a GPU beside what its cache was given."""
 MAX_SPARE_BYTES = 256 << 20
 """Bytes of these, kept for later: to register memory takes as long as to fill it."""
 
@@ -33,6 +40,19 @@ class Registrar(Protocol):
 
     def register_memory(self, stretches: Any, mem_type: str) -> Any: ...
     def deregister_memory(self, registered: Any) -> Any: ...
+    def prep_xfer_dlist(self, agent_name: str, grids: Any, mem_type: str) -> Any: ...
+
+
+def place_of(device: torch.device) -> tuple[str, int]:
+    """NIXL's type of memory there, and its number of the device."""
+    return ("DRAM", 0) if device.type == "cpu" else ("VRAM", device.index or 0)
+
+
+def bind_thread(device: torch.device) -> None:
+    """Make a GPU this thread's own: UCX asks CUDA for the current one when it starts, and when
+    memory is registered."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +60,8 @@ class Buffer:
     memory: Tensor
     registered: Any
     """What `register_memory` answered."""
+    cut_by: dict[int, Any] = field(default_factory=dict)
+    """NIXL's prepared lists of what lies in it end to end, by the length of each."""
 
     @property
     def num_bytes(self) -> int:
@@ -47,7 +69,10 @@ class Buffer:
 
 
 class Buffers:
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device = CPU) -> None:
+        self._device = device
+        self._mem_type, self._index = place_of(device)
+        self._stream: torch.cuda.Stream | None = None
         self.num_bytes = 0
         """Registered, in use or not."""
         self._spare: list[Buffer] = []
@@ -65,10 +90,21 @@ class Buffers:
             self._let_go(agent, self._spare.pop(0))
         if self.num_bytes + capacity > MAX_BUFFER_BYTES:
             raise BuffersInUse(f"NIXL: {self.num_bytes} bytes of buffers are in use")
-        memory = torch.empty(capacity, dtype=torch.uint8)
-        registered = agent.register_memory([(memory.data_ptr(), capacity, 0, "")], "DRAM")
+        memory = self._allocated(capacity)
+        stretch = memory.data_ptr(), capacity, self._index, ""
+        registered = agent.register_memory([stretch], self._mem_type)
         self.num_bytes += capacity
         return Buffer(memory, registered)
+
+    def cut(self, agent: Registrar, buffer: Buffer, size: int) -> Any:
+        """The prepared list of stretches of `size` bytes that lie in the buffer end to end."""
+        if size not in buffer.cut_by:
+            if len(buffer.cut_by) >= MAX_CUTS:
+                buffer.cut_by.clear()
+            start, count = buffer.memory.data_ptr(), buffer.num_bytes // size
+            grid = np.array([(start, size, self._index, size, count)], dtype=np.uint64)
+            buffer.cut_by[size] = agent.prep_xfer_dlist(OWN, grid, self._mem_type)
+        return buffer.cut_by[size]
 
     def keep(self, agent: Registrar, buffer: Buffer) -> None:
         """Nothing writes to it, and nobody reads it, any more."""
@@ -80,7 +116,21 @@ class Buffers:
         """The agent has gone, and what it had registered with it."""
         self._spare.clear()
 
+    def _allocated(self, num_bytes: int) -> Tensor:
+        if self._device.type != "cuda":
+            return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        # NIXL writes in no stream's order: memory that torch gave away for some other stream may
+        # still be used by what was launched there. On this one nothing is ever launched.
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        try:
+            with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+                return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        except torch.OutOfMemoryError as error:
+            raise BuffersInUse(f"NIXL: {self._device} has no {num_bytes} bytes left") from error
+
     def _let_go(self, agent: Registrar, buffer: Buffer) -> None:
+        buffer.cut_by.clear()
         with suppress(Exception):  # whatever it says, nothing of ours uses the memory
             agent.deregister_memory(buffer.registered)
         self.num_bytes -= buffer.num_bytes

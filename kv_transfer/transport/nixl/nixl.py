@@ -5,9 +5,13 @@
        read <----------- a ticket for each piece, on the control stream
             =============> P's memory                               P's processor has no part in it
 
+Both sides register the memory where their KV is, so between two GPUs bytes go from device to
+device: P sums them up there before it announces them (`reads_in_place`), D reads them into buffers
+of its own on its GPU, sums up what has come there, and has them put into its blocks from there.
+
 A piece stays lent until D has taken it. Should its stream be cut, P may use its blocks again while
 a read of D's is still on its way: that read's bytes go nowhere, and its buffer is not used again
-before it is over (nixl_reads.py). D verifies what it got in any case.
+before it is over (reads.py). D verifies what it got in any case.
 
 The bytes travel in plain text, and who knows P's agent can read all of its KV: for networks that
 are the cluster's own.
@@ -17,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import struct
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -27,6 +30,7 @@ from functools import partial
 import msgspec
 import torch
 
+from baton.core.block_views import BlockViews, DeviceBlocks
 from baton.core.errors import TransferCut, TransferError, TransportFailed
 from baton.core.ids import Epoch
 from baton.core.kv_arena import KvArena
@@ -35,13 +39,13 @@ from baton.kv_transfer.handoff.transport import LentPiece, Parcel
 from baton.kv_transfer.transport.control.ahead import ahead
 from baton.kv_transfer.transport.control.client import Announced, ControlClient
 from baton.kv_transfer.transport.daemon import DaemonThread
-from baton.kv_transfer.transport.nixl.buffers import BuffersInUse
+from baton.kv_transfer.transport.nixl.arena import Arena, ticket_of
+from baton.kv_transfer.transport.nixl.buffers import BuffersInUse, bind_thread, place_of
 from baton.kv_transfer.transport.nixl.reads import (
     Agent,
     Landed,
     Name,
     NixlReads,
-    Stretch,
     new_agent,
 )
 
@@ -50,46 +54,12 @@ PATIENCE_S = 10.0
 MAX_PEERS = 64
 """Beyond it the one that was not used for longest is forgotten, unless it is in use."""
 
-_SPAN = struct.Struct("<II")  # where in its block a view begins, and how long it is
 CreateAgent = Callable[[str], Agent]
-
-
-class _Arena(msgspec.Struct, frozen=True):
-    """P's answer: how to reach its memory."""
-
-    agent: bytes
-    planes: list[int]
-    """Addresses."""
-    num_blocks: int
-    block_bytes: list[int]
-    """Bytes of a block, by plane."""
-    mem_type: str
-    device: int
-
-    def stretches(self, announced: Announced) -> list[Stretch]:
-        """Where the blocks of a piece lie. Raises TransferError for what is not in the arena."""
-        message = announced.message
-        try:
-            offset, size = _SPAN.unpack_from(message.ticket)
-            blocks = memoryview(message.ticket)[_SPAN.size :].cast("I")
-        except (struct.error, TypeError) as error:
-            raise TransferError(f"a ticket that cannot be read: {error}") from error
-        is_inside = (
-            len(blocks) == message.num_blocks > 0
-            and size > 0
-            and message.plane < len(self.planes)
-            and offset + size <= self.block_bytes[message.plane]
-            and max(blocks) < self.num_blocks
-        )
-        if not is_inside:
-            raise TransferError("a ticket for what is not in the sender's memory")
-        base, block_bytes = self.planes[message.plane] + offset, self.block_bytes[message.plane]
-        return [(base + block * block_bytes, size, self.device) for block in blocks]
 
 
 class _Peer(msgspec.Struct, frozen=True):
     name: Name
-    arena: _Arena
+    arena: Arena
 
 
 @dataclass(slots=True, eq=False)
@@ -137,9 +107,23 @@ class _Meeting:
 class NixlTransport:
     name = "nixl"
 
-    def __init__(self, control: ControlClient, create: CreateAgent = new_agent) -> None:
+    def __init__(
+        self,
+        control: ControlClient,
+        create: CreateAgent = new_agent,
+        device: torch.device | str = "cpu",
+        *,
+        is_on_device: bool | None = None,
+    ) -> None:
+        """`device`: where this replica's KV is, and bytes land.
+
+        `is_on_device`: whether pieces stay there, and are not for this host to look at. None: on
+        any device but a CPU.
+        """
         self._control = control
         self._create = create
+        self._device = torch.device(device)
+        self._is_on_device = self._device.type != "cpu" if is_on_device is None else is_on_device
         self._reads: NixlReads | None = None
         self._meetings: OrderedDict[Epoch, _Meeting] = OrderedDict()
         """The one used last comes last."""
@@ -149,19 +133,18 @@ class NixlTransport:
 
     async def open(self, address: str, request: OpenTransfer) -> AsyncGenerator[KvPiece, None]:
         meeting = await self._meeting(address, request)
+        request = replace(request, joins_planes=True)
         try:
             async with meeting.used() as peer:
                 reads = self._agent()
 
                 def start(announced: Announced) -> asyncio.Future[Landed]:
-                    return reads.read(
-                        peer.name, peer.arena.stretches(announced), peer.arena.mem_type
-                    )
+                    return reads.read(peer.name, *peer.arena.where(announced))
 
                 announcements = self._control.open(address, request, self.name)
                 async with aclosing(ahead(announcements, start, _drop)) as arrivals:
                     async for announced, reading in arrivals:
-                        yield await _landed(announced, reading)
+                        yield await self._landed(announced, reading)
         finally:
             self._forget_unused()
 
@@ -177,8 +160,21 @@ class NixlTransport:
     def _agent(self) -> NixlReads:
         if self._reads is None:
             name = f"baton-{secrets.token_hex(8)}"
-            self._reads = NixlReads(partial(self._create, name))
+            self._reads = NixlReads(partial(self._create, name), self._device)
         return self._reads
+
+    async def _landed(self, announced: Announced, reading: asyncio.Future[Landed]) -> KvPiece:
+        landed = await _awaited(reading)
+
+        def release() -> None:
+            announced.take()
+            landed.give_back()
+
+        rows = landed.memory.view(announced.num_views, -1)
+        views: BlockViews | DeviceBlocks = DeviceBlocks(rows)
+        if not self._is_on_device:
+            views = BlockViews(landed.data, range(0, rows.numel(), rows.shape[1]), rows.shape[1])
+        return replace(announced.piece(views), release=release)
 
     async def _meeting(self, address: str, request: OpenTransfer) -> _Meeting:
         sender = request.sender_epoch
@@ -195,7 +191,7 @@ class NixlTransport:
         sender, receiver = request.sender_epoch, request.receiver_epoch
         answer = await self._control.meet(address, self.name, sender, receiver)
         try:
-            arena = msgspec.msgpack.decode(answer, type=_Arena)
+            arena = msgspec.msgpack.decode(answer, type=Arena)
         except msgspec.DecodeError as error:
             raise TransportFailed(f"an answer that cannot be read: {error}") from error
         return _Peer(await self._agent().add_peer(arena.agent), arena)
@@ -220,7 +216,17 @@ class NixlSending:
     max_piece_bytes = 0
     carry = None
 
-    def __init__(self, arena: KvArena, create: CreateAgent = new_agent) -> None:
+    def __init__(
+        self,
+        arena: KvArena,
+        create: CreateAgent = new_agent,
+        *,
+        is_on_device: bool | None = None,
+    ) -> None:
+        """`is_on_device`: whether pieces are summed up where they lie. None: on any device but a
+        CPU."""
+        is_elsewhere = torch.device(arena.device).type != "cpu"
+        self.reads_in_place = is_elsewhere if is_on_device is None else is_on_device
         self._arena = arena
         self._create = create
         self._thread: DaemonThread | None = None
@@ -228,8 +234,7 @@ class NixlSending:
         self._agent: Agent | None = None
 
     async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
-        span = _SPAN.pack(piece.block_offset, piece.views[0].nbytes)
-        return Parcel(ticket=span + struct.pack(f"={len(piece.blocks)}I", *piece.blocks))
+        return Parcel(ticket=ticket_of(piece))
 
     async def meet(self, receiver_epoch: Epoch, payload: bytes) -> bytes:
         if self._introduction is None:
@@ -249,7 +254,8 @@ class NixlSending:
         """On the thread: to start UCX and register much memory takes a while."""
         arena = self._arena
         device = torch.device(arena.device)
-        mem_type, index = ("DRAM", 0) if device.type == "cpu" else ("VRAM", device.index or 0)
+        bind_thread(device)
+        mem_type, index = place_of(device)
         addresses = [plane.data_ptr() for plane in arena.planes]
         agent = self._create(f"baton-{secrets.token_hex(8)}")
         sizes = [arena.num_blocks * size for size in arena.block_bytes]
@@ -259,7 +265,7 @@ class NixlSending:
         agent.register_memory(stretches, mem_type)
         self._agent = agent
         return msgspec.msgpack.encode(
-            _Arena(
+            Arena(
                 agent=agent.get_agent_metadata(),
                 planes=addresses,
                 num_blocks=arena.num_blocks,
@@ -270,25 +276,16 @@ class NixlSending:
         )
 
 
-async def _landed(announced: Announced, reading: asyncio.Future[Landed]) -> KvPiece:
+async def _awaited(reading: asyncio.Future[Landed]) -> Landed:
     try:
         async with asyncio.timeout(PATIENCE_S):
-            landed = await asyncio.shield(reading)
+            return await asyncio.shield(reading)
     except TimeoutError:
         _drop(reading)
         raise TransportFailed(f"NIXL: a read was not over after {PATIENCE_S:g} s") from None
     except BaseException:
         _drop(reading)
         raise
-    size = landed.data.nbytes // announced.message.num_blocks
-    starts = range(0, landed.data.nbytes, size)
-    views = tuple(landed.data[start : start + size] for start in starts)
-
-    def release() -> None:
-        announced.take()
-        landed.give_back()
-
-    return replace(announced.piece(views), release=release)
 
 
 def _drop(reading: asyncio.Future[Landed]) -> None:

@@ -9,12 +9,15 @@
 Memory that a read may still write to is never used for anything else: a read that nobody waits for
 any more stays, with its buffer, until NIXL says that it is over. All calls of an agent are made on
 one thread: some block while a peer is being connected to, and completions have to be polled for.
+
+What is read is named by numbers in a `Grid`, of which NIXL keeps a prepared list for each peer:
+that takes less than half of the time of a list made for each read, and blocks that are neighbours
+are read as one. Bytes land where the buffers are: on a GPU they never see this host's memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,18 +26,26 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from baton.core.errors import TransferCut, TransportFailed
-from baton.kv_transfer.transport.nixl.buffers import Buffer, Buffers, Registrar
+from baton.kv_transfer.transport.nixl.buffers import (
+    CPU,
+    Buffer,
+    Buffers,
+    Registrar,
+    bind_thread,
+)
 
 MIN_POLL_S, MAX_POLL_S = 0.0001, 0.002
 CLOSING_S = 1.0
 
 T = TypeVar("T")
+MAX_GRIDS = 256
+"""Prepared lists of one peer: a plane has as many as there are ways of taking heads from it."""
 Name: TypeAlias = str | bytes
-Stretch: TypeAlias = tuple[int, int, int]
-"""Address, length in bytes, number of the device."""
 
 
 class Agent(Registrar, Protocol):
@@ -43,8 +54,9 @@ class Agent(Registrar, Protocol):
     def get_agent_metadata(self) -> bytes: ...
     def add_remote_agent(self, metadata: bytes) -> Name: ...
     def remove_remote_agent(self, name: Name) -> None: ...
-    def get_xfer_descs(self, stretches: Any, mem_type: str) -> Any: ...
-    def initialize_xfer(self, operation: str, local: Any, remote: Any, name: Name) -> Any: ...
+    def make_prepped_xfer(
+        self, operation: str, local: Any, local_numbers: Any, remote: Any, remote_numbers: Any
+    ) -> Any: ...
     def transfer(self, handle: Any) -> str: ...
     def check_xfer_state(self, handle: Any) -> str: ...
     def release_xfer_handle(self, handle: Any) -> None: ...
@@ -57,32 +69,56 @@ def new_agent(name: str) -> Agent:
     return agent
 
 
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Equally long stretches of a peer's memory, numbered row by row."""
+
+    starts: tuple[int, ...]
+    """Address of the first one of each row."""
+    count: int
+    """Stretches of each row."""
+    size: int
+    """Bytes of a stretch."""
+    stride: int
+    """From where one begins in a row to where the next does."""
+    mem_type: str = "DRAM"
+    device: int = 0
+
+    def rows(self) -> list[tuple[int, int, int, int, int]]:
+        """The grid as NIXL takes it."""
+        return [(start, self.size, self.device, self.stride, self.count) for start in self.starts]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Landed:
     """Bytes that were read. Call `give_back` once, from any thread."""
 
-    data: memoryview
+    memory: Tensor
+    """[bytes] uint8, on the device of the buffers."""
     give_back: Callable[[], None]
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes, where the buffers are in memory of this host."""
+        return self.memory.numpy().data.toreadonly()
 
 
 @dataclass(slots=True, eq=False)
 class _Read:
     peer: Name
-    stretches: Sequence[Stretch]
-    mem_type: str
+    num_bytes: int
     landed: asyncio.Future[Landed]
     buffer: Buffer
     handle: Any = None
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(length for _, length, _ in self.stretches)
+    lists: tuple[Any, ...] = ()
+    """The prepared lists that it is made of: they last as long as it does."""
 
 
 class NixlReads:
     """One agent of D's. Belongs to an event loop."""
 
-    def __init__(self, create: Callable[[], Agent]) -> None:
+    def __init__(self, create: Callable[[], Agent], device: torch.device = CPU) -> None:
+        """`device`: where bytes land."""
         self._loop = asyncio.get_running_loop()
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -90,7 +126,10 @@ class NixlReads:
         # What follows is the thread's.
         self._agent: Agent | None = None
         self._why_none = "it was closed"
-        self._buffers = Buffers()
+        self._device = device
+        self._buffers = Buffers(device)
+        self._grids: dict[Name, dict[Grid, Any]] = {}
+        """Prepared lists of peers."""
         self._in_flight: list[_Read] = []
         self._leaving: set[Name] = set()
         """Peers to forget once nothing is read from them."""
@@ -111,16 +150,14 @@ class NixlReads:
         with suppress(TransportFailed):
             self._post(partial(self._leaving.add, peer))
 
-    def read(
-        self, peer: Name, stretches: Sequence[Stretch], mem_type: str
-    ) -> asyncio.Future[Landed]:
+    def read(self, peer: Name, grid: Grid, numbers: Sequence[int]) -> asyncio.Future[Landed]:
         """Fetch these stretches of the peer's memory, end to end.
 
         Cancelling gives the read up; its memory stays taken until it is over. Raises
         TransportFailed, by itself or through the future, and BuffersInUse through the future.
         """
         landed: asyncio.Future[Landed] = self._loop.create_future()
-        self._post(partial(self._start, peer, stretches, mem_type, landed))
+        self._post(partial(self._start, peer, grid, numbers, landed))
         return landed
 
     async def close(self) -> None:
@@ -136,6 +173,7 @@ class NixlReads:
 
     def _run(self, create: Callable[[], Agent]) -> None:
         try:
+            bind_thread(self._device)
             self._agent = create()
         except Exception as error:
             self._why_none = str(error)
@@ -149,6 +187,7 @@ class NixlReads:
                     poll_s = MIN_POLL_S
             poll_s = MIN_POLL_S if self._poll() else min(2 * poll_s, MAX_POLL_S)
             self._forget_leaving()
+        self._grids.clear()
         self._agent = None  # unregisters the buffers
         self._buffers.clear()
         self._settle(self._ended, None)
@@ -170,34 +209,47 @@ class NixlReads:
     def _forget_leaving(self) -> None:
         for peer in self._leaving - {read.peer for read in self._in_flight}:
             self._leaving.remove(peer)
+            self._grids.pop(peer, None)
             with suppress(Exception):  # it is gone already
                 self._ready().remove_remote_agent(peer)
 
     def _start(
         self,
         peer: Name,
-        stretches: Sequence[Stretch],
-        mem_type: str,
+        grid: Grid,
+        numbers: Sequence[int],
         landed: asyncio.Future[Landed],
     ) -> None:
         if landed.cancelled():
             return
         try:
-            agent, num_bytes = self._ready(), sum(length for _, length, _ in stretches)
+            agent, num_bytes = self._ready(), grid.size * len(numbers)
             buffer = self._buffers.take(agent, num_bytes)
         except Exception as error:
             return self._fail(landed, error)
-        read = _Read(peer, stretches, mem_type, landed, buffer)
+        read = _Read(peer, num_bytes, landed, buffer)
         try:
-            local = agent.get_xfer_descs(_targets(buffer.memory, stretches), "DRAM")
-            remote = agent.get_xfer_descs(list(stretches), mem_type)
-            read.handle = agent.initialize_xfer("READ", local, remote, peer)
+            remote = self._prepared(agent, peer, grid)
+            local = self._buffers.cut(agent, buffer, grid.size)
+            read.lists = local, remote
+            targets = np.arange(len(numbers), dtype=np.int32)
+            sources = np.array(numbers, dtype=np.int32)
+            read.handle = agent.make_prepped_xfer("READ", local, targets, remote, sources)
             self._in_flight.append(read)
             agent.transfer(read.handle)  # what it says, `_poll` hears again
         except Exception as error:
             self._fail(landed, error)
             if read.handle is None:
                 self._keep(buffer)
+
+    def _prepared(self, agent: Agent, peer: Name, grid: Grid) -> Any:
+        grids = self._grids.setdefault(peer, {})
+        if grid not in grids:
+            if len(grids) >= MAX_GRIDS:
+                grids.clear()
+            rows = np.array(grid.rows(), dtype=np.uint64)
+            grids[grid] = agent.prep_xfer_dlist(_text(peer), rows, grid.mem_type)
+        return grids[grid]
 
     def _poll(self) -> bool:
         """Whether any read is over."""
@@ -222,8 +274,8 @@ class NixlReads:
             return False  # NIXL still works on it: quarantined, asked again later
         if state == "DONE":
             give_back = partial(self._give_back, read.buffer)
-            data = read.buffer.memory.numpy().data[: read.num_bytes].toreadonly()
-            self._tell(partial(_hand_over, read.landed, Landed(data, give_back)))
+            memory = read.buffer.memory[: read.num_bytes]
+            self._tell(partial(_hand_over, read.landed, Landed(memory, give_back)))
         else:
             self._fail(read.landed, TransportFailed("NIXL: a read failed"))
             self._keep(read.buffer)
@@ -249,10 +301,8 @@ class NixlReads:
         self._tell(partial(_set_failure, future, error))
 
 
-def _targets(buffer: Tensor, stretches: Sequence[Stretch]) -> list[Stretch]:
-    """Where in a buffer stretches come to lie end to end."""
-    starts = itertools.accumulate((length for _, length, _ in stretches), initial=buffer.data_ptr())
-    return [(start, length, 0) for start, (_, length, _) in zip(starts, stretches, strict=False)]
+def _text(peer: Name) -> str:
+    return peer.decode() if isinstance(peer, bytes) else peer
 
 
 def _hand_over(future: asyncio.Future[Landed], landed: Landed) -> None:

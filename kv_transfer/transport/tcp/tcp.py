@@ -173,6 +173,7 @@ class TcpSending:
 
     max_piece_bytes = 20 << 20
     carry = None
+    reads_in_place = False
 
     def __init__(self, security: WireSecurity = PLAIN) -> None:
         self._security = security

@@ -31,7 +31,7 @@ def status(
         typer.echo(msgspec.json.encode(report).decode())
         return
     Console().print(_table(report))
-    for line in (*_engines(report), *_huge_pages(report)):
+    for line in (*_engines(report), *_huge_pages(report), *_registries(report)):
         typer.echo(line)
 
 
@@ -124,6 +124,17 @@ def _huge_pages(report: dict[str, Any]) -> list[str]:
         if "kv_huge_page_bytes" in replica.get("metrics", {})
     ]
     return [f"KV on pages of 2 MB: {', '.join(told)}"] if told else []
+
+
+def _registries(report: dict[str, Any]) -> list[str]:
+    """Whether each of several registries is heard by the gateway that was asked."""
+    said = [
+        f"{one['registry']} knows {one['num_replicas']} replicas"
+        if one["is_heard"]
+        else f"{one['registry']} is not heard ({one['trouble']})"
+        for one in report.get("registries", ())
+    ]
+    return [f"registries: {', '.join(said)}"] if said else []
 
 
 def _engine(facts: dict[str, Any]) -> str:

@@ -56,15 +56,17 @@ def _look(app_name: str) -> list[dict[str, Any]]:
     for name, details in served().items():
         if app_name not in ("", name):
             continue
-        pools: dict[str, Any] = {}
+        known: dict[str, Any] = {}
         trouble = ""
         try:
             if "Gateway" in details["deployments"]:
-                pools = gateway_status(name, GATEWAY_TIMEOUT_S)["pools"]
+                known = gateway_status(name, GATEWAY_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
             trouble = f"no gateway answers: {type(error).__name__}"
+        pools = known.get("pools", {})
         told = {row["replica"]: {**row, "role": role} for role in pools for row in pools[role]}
-        rows = [_row(one, told) for one in replicas(name)]
+        registries = {one["registry"]: one for one in known.get("registries", ())}
+        rows = [_row(one, told, registries) for one in replicas(name)]
         status = str(getattr(details["status"], "value", details["status"]))
         messages = [
             f"{deployment}: {it['message']}"
@@ -83,7 +85,9 @@ def _look(app_name: str) -> list[dict[str, Any]]:
     return found
 
 
-def _row(one: Any, told: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _row(
+    one: Any, told: dict[str, dict[str, Any]], registries: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
     """What Serve knows of a replica, and below it what its gateway does."""
     replica_id = f"{one.deployment.lower()}-{one.unique_id}"
     return {
@@ -93,5 +97,5 @@ def _row(one: Any, told: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "node": one.node_ip,
         "node_id": one.node_id,
         "pid": one.pid,
-        "says": told.get(replica_id, {}),
+        "says": told.get(replica_id) or registries.get(one.deployment, {}),
     }

@@ -7,6 +7,8 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.table import Table
 
+from baton.platform.config.live import GATEWAY, is_registry
+
 COLUMNS = ("runs", "waits", "queued\ntokens", "KV\nused")
 
 
@@ -44,7 +46,9 @@ def application_table(application: dict[str, Any]) -> Table:
 def _state(row: dict[str, Any]) -> str:
     """State of a process: of one that Serve calls running, as the gateway sees it."""
     said, state = row["says"], row["state"].lower()
-    if state != "running" or row["deployment"] in ("Gateway", "Registry"):
+    if state == "running" and said.get("is_heard") is False:
+        return "[red]not heard[/red]"
+    if state != "running" or row["deployment"] == GATEWAY or is_registry(row["deployment"]):
         return str(state)
     if not said:
         return "not ready"

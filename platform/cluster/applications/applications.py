@@ -36,7 +36,7 @@ from baton.platform.cluster.applications.serve_document import (
 )
 from baton.platform.cluster.applications.sole_change import sole_change
 from baton.platform.config.deployment import DeploymentConfig
-from baton.platform.config.live import GATEWAY, REGISTRY, Plain
+from baton.platform.config.live import GATEWAY, REGISTRY, Plain, is_registry
 
 LEAVING = "DELETING"
 """The status of an application that is on its way out."""
@@ -176,13 +176,21 @@ def apply_planned(
 
 
 def registry_time(name: str) -> float:
-    """Unix time by the clock that an application's holds are kept by; by our own if its registry
-    does not answer."""
-    try:
-        handle = serve.get_deployment_handle(REGISTRY, name)
-        return float(handle.unix_time.remote().result(timeout_s=REGISTRY_TIMEOUT_S))
-    except (TimeoutError, KeyError, RayError, RayServeException):  # KeyError: it has no registry
-        return time.time()
+    """Unix time by the clock that an application's holds are kept by: of the first of its
+    registries that answers, as that one plans. By our own if none does."""
+    for registry in _registries(name):
+        try:
+            handle = serve.get_deployment_handle(registry, name)
+            return float(handle.unix_time.remote().result(timeout_s=REGISTRY_TIMEOUT_S))
+        except (TimeoutError, KeyError, RayError, RayServeException):  # KeyError: it has none
+            continue
+    return time.time()
+
+
+def _registries(name: str) -> list[str]:
+    """The deployments of an application's registries, in the order in which they are asked."""
+    known = served().get(name, {}).get("deployments", {})
+    return sorted(filter(is_registry, known)) or [REGISTRY]
 
 
 def messages(name: str) -> dict[str, str]:

@@ -28,7 +28,9 @@ from baton.platform.config.live import (
     Plain,
     changes,
     divide,
+    is_registry,
     merged,
+    registry_names,
     with_live,
 )
 from baton.platform.security.secrets import check_named
@@ -69,7 +71,9 @@ def application(config: DeploymentConfig) -> Plain:
         "route_prefix": None,  # gateways bind ports of their own
         "import_path": IMPORT_PATH,
         "args": args,
-        "deployments": [_deployment(config, name, division.live[name]) for name in _names(config)],
+        "deployments": [
+            _deployment(config, name, division.live[_kind(name)]) for name in _names(config)
+        ],
     }
     if config.ray.runtime_env:
         found["runtime_env"] = config.ray.runtime_env
@@ -109,14 +113,14 @@ def scaled(
     result = deepcopy(deployed)
     known = {one["name"]: one for one in result.setdefault("deployments", [])}
     for name in _names(before):
-        if name not in COUNTED:
+        if _kind(name) not in COUNTED:
             continue
         one = known.get(name)
         if one is None:
             one = {"name": name}
             result["deployments"].append(one)
         one["user_config"] = merged(one.get("user_config") or {}, told)
-        if name == REGISTRY and rules:
+        if is_registry(name) and rules:
             one["user_config"] = merged(one["user_config"], {"planner": rules})
         if name == GATEWAY and "is_asleep" in rules:
             one["user_config"] = merged(one["user_config"], {"planner": {"is_asleep": False}})
@@ -142,7 +146,7 @@ def asleep(deployed: Plain) -> Plain:
     for one in result["deployments"]:
         if one["name"] in pools:
             one.update(_number(0, is_bounded=True))
-        if one["name"] in (GATEWAY, REGISTRY):
+        if one["name"] == GATEWAY or is_registry(one["name"]):
             told = {"planner": {"is_asleep": True}}
             one["user_config"] = merged(one.get("user_config") or {}, told)
     return result
@@ -219,11 +223,19 @@ def difference(deployed: Plain, wanted: Plain) -> tuple[list[Change], bool]:
 
 def drain_limit_s(config: DeploymentConfig, name: str) -> float:
     """What Serve gives a replica of this deployment to leave."""
-    return SHUTDOWN_SLACK_S + (0.1 if name == REGISTRY else config.health.drain_s)
+    return SHUTDOWN_SLACK_S + (0.1 if is_registry(name) else config.health.drain_s)
 
 
 def _names(config: DeploymentConfig) -> list[str]:
-    return [name for name in LIVE if name != PREFILL or config.prefill.replicas]
+    names = [name for name in LIVE if name != REGISTRY]
+    if not config.prefill.replicas:
+        names.remove(PREFILL)
+    return [*names, *registry_names(config.registry.replicas)]
+
+
+def _kind(name: str) -> str:
+    """The deployment whose live settings one of this name has."""
+    return REGISTRY if is_registry(name) else name
 
 
 def _deployment(config: DeploymentConfig, name: str, live: Plain) -> Plain:

@@ -2,8 +2,9 @@
 
     propose --> as it is | only told | held | flipped | nodes asked for | scaled | not done: why
 
-The registry is one process that Serve starts anew, and a change is made in turns and only of the
-numbers that were looked at (`applications.py`): two planners, for a moment, change nothing twice.
+The registry is one process that Serve starts anew; of several the one plans that gateways tell of
+traffic, the first that they reach. A change is made in turns and only of the numbers that were
+looked at (`applications.py`): two planners, for a moment, change nothing twice.
 """
 
 from __future__ import annotations

@@ -1,22 +1,20 @@
-"""The registry as an actor, and as other actors see it."""
+"""The registry as an actor."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from ray import serve
-from ray.serve.handle import DeploymentHandle
 
-from baton.core.errors import InvalidConfig, Unavailable
+from baton.core.errors import InvalidConfig
 from baton.core.ids import Epoch
-from baton.core.replicas import Membership, ReplicaInfo, ReportIntervals, StartingReplica
+from baton.core.replicas import Membership
 from baton.gateway.fleet.traffic import TrafficReport
 from baton.platform.cluster.actor_log import start_actor_log
 from baton.platform.cluster.applications.applications import apply_planned, flip_any, messages
@@ -25,36 +23,35 @@ from baton.platform.cluster.own_address import own_address
 from baton.platform.cluster.registry.groups_account import groups_account
 from baton.platform.cluster.registry.planning import keep_planned, planned
 from baton.platform.config.deployment import DeploymentConfig
-from baton.platform.config.live import Plain, with_live
+from baton.platform.config.live import REGISTRY, Plain, registry_names, with_live
 from baton.platform.observe.logs import set_level
 from baton.platform.planner.planner import Planned, Planner
 from baton.platform.planner.planner_metrics import PlannerReply
+from baton.platform.planner.traffic_watch import REPORTS_S, SILENT_S
 from baton.platform.registry.registry import Registry
+from baton.platform.registry.union_watch import UnionWatch, WatchedRegistry
 
 if TYPE_CHECKING:
-    from baton.platform.cluster.registry.heartbeat_client import HeartbeatClient
     from baton.platform.cluster.registry.registry_port import RegistryPort
 
 log = logging.getLogger(__name__)
-
-Handle = DeploymentHandle[Any]
-
-
-REGISTRY_TIMEOUT_S = 5.0
 
 
 class RegistryActor:
     """All methods are async so that Serve runs them on one event loop, one at a time."""
 
-    def __init__(self, config: DeploymentConfig) -> None:
+    def __init__(self, config: DeploymentConfig, name: str = REGISTRY) -> None:
+        """`name`: of its deployment; each of several registries has one of its own."""
         self._config = config
+        self._name = name
         self._registry = Registry()
         self._port: RegistryPort | None = None
         self._rules = config.planner
+        self._planned: Planned | None = None
         self._planner: Planner | None = None
         self._planning: asyncio.Task[None] | None = None
         self._is_told = False
-        start_actor_log(config, "registry")
+        start_actor_log(config, name.lower())
 
     async def reconfigure(self, told: Plain) -> None:
         """Raises InvalidConfig at the first: a registry that runs Serve would stop for that."""
@@ -79,35 +76,87 @@ class RegistryActor:
         await self._port.start(own_address(config), config.security)
 
     def _plan(self, wanted: Planned | None) -> None:
-        """Plan by these rules from now on; None: not at all."""
+        """Plan by these rules from now on; None: not at all. One of several registries plans only
+        while gateways tell it of traffic, which they do of one."""
+        self._planned = wanted
         if wanted is None:
             if self._planning is not None:
                 self._planning.cancel()
             self._planner = self._planning = None
-            return
-        if self._planner is not None:
+        elif self._planner is not None:
             self._planner.planned = wanted
-            return
-        self._planner = Planner(wanted)
+        elif self._is_alone:
+            self._begin_planning(wanted)
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._config.registry.replicas == 1
+
+    def _begin_planning(self, wanted: Planned) -> Planner:
+        planner = self._planner = Planner(wanted)
+        plan = self._plan_alone if self._is_alone else self._plan_while_told
+        self._planning = asyncio.create_task(plan(planner), name="planner")
+        return planner
+
+    async def _plan_alone(self, planner: Planner) -> None:
+        await self._keep_planned(planner, self._registry.membership)
+
+    async def _keep_planned(self, planner: Planner, membership: Callable[[], Membership]) -> None:
         name = serve.get_replica_context().app_name
-        self._planning = asyncio.create_task(
-            keep_planned(
-                self._planner,
-                self._registry.membership,
-                partial(apply_planned, name),
-                partial(flip_any, name),
-                partial(messages, name),
-                partial(node_places, self._config),
-            ),
-            name="planner",
+        await keep_planned(
+            planner,
+            membership,
+            partial(apply_planned, name),
+            partial(flip_any, name),
+            partial(messages, name),
+            partial(node_places, self._config),
         )
+
+    async def _plan_while_told(self, planner: Planner) -> None:
+        """Plan by what all registries say of replicas. One that begins again has forgotten for how
+        long fewer were enough, as if it had been started anew."""
+        union = UnionWatch(self._all_registries())
+        union.start()
+        planning = asyncio.create_task(
+            self._keep_planned(planner, lambda: union.membership() or self._registry.membership())
+        )
+        log.info("%s plans, as gateways tell it of traffic", self._name)
+        try:
+            await asyncio.sleep(SILENT_S)
+            while planner.num_heard:
+                await asyncio.sleep(REPORTS_S)
+            log.info("%s plans no more: gateways tell it of no traffic", self._name)
+        finally:
+            planning.cancel()
+            union.close()
+            if self._planner is planner:
+                self._planner = self._planning = None
+
+    def _all_registries(self) -> dict[str, WatchedRegistry]:
+        from baton.platform.cluster.registry.registry_watch import RegistryWatch  # see `deploy.py`
+
+        application = serve.get_replica_context().app_name
+        security = self._config.security
+        return {
+            name: self._registry
+            if name == self._name
+            else RegistryWatch(serve.get_deployment_handle(name, application), security)
+            for name in registry_names(self._config.registry.replicas)
+        }
+
+    @property
+    def _planner_if_any(self) -> Planner | None:
+        """Whoever asks for it makes it the one that plans."""
+        if self._planner is None and self._planned is not None:
+            return self._begin_planning(self._planned)
+        return self._planner
 
     async def report_traffic(self, gateway: Epoch, told: bytes) -> bytes:
         """TrafficReport, PlannerReply, by field names: whoever told may be of another version."""
-        answer = PlannerReply()
-        if self._planner is not None:
+        answer, planner = PlannerReply(), self._planner_if_any
+        if planner is not None:
             report = msgspec.msgpack.decode(told, type=TrafficReport)
-            answer = self._planner.hear(gateway, report)
+            answer = planner.hear(gateway, report)
         return msgspec.msgpack.encode(answer)
 
     async def unix_time(self) -> float:
@@ -116,8 +165,8 @@ class RegistryActor:
 
     async def explain_planner(self) -> dict[str, Any]:
         told: dict[str, Any] = {"is_enabled": False}
-        if self._planner is not None:
-            told = self._planner.explain()
+        if (planner := self._planner_if_any) is not None:
+            told = planner.explain()
         if self._rules.nodes == "kuberay":
             told["groups"] = await asyncio.to_thread(groups_account, self._rules.groups_url)
         return told
@@ -156,76 +205,3 @@ class RegistryActor:
         assert self._port is not None, "Serve configures an actor before it is called"
         answer = await self._port.watch(WatchRequest.FromString(asked))
         return answer.SerializeToString()
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteRegistry:
-    """The registry as other actors see it. Raises whatever Ray raises when it is away."""
-
-    handle: Handle
-    heartbeats: HeartbeatClient | None = None
-    """A replica's, for the heartbeats that need not go through Serve."""
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the registry may have ended, or take the replica for gone."""
-        return self.heartbeats is not None and self.heartbeats.is_cut
-
-    async def heartbeat(self, info: ReplicaInfo) -> float:
-        """Returns the seconds until the next one, unless there is news before."""
-        client = self.heartbeats
-        intervals = None if client is None else await client.beat(info)
-        if intervals is None:
-            telling = 0 if client is None else client.next_telling()
-            from baton.proto.membership_wire import heartbeat_to_proto
-            from baton.proto.replica_pb2 import HeartbeatReply
-
-            told = heartbeat_to_proto(info, telling).SerializeToString()
-            reply = HeartbeatReply.FromString(await _answer(self.handle.heartbeat.remote(told)))
-            if reply.refusal:
-                raise Unavailable(reply.refusal)
-            address = reply.address
-            intervals = ReportIntervals(beat_s=reply.beat_s, whole_s=reply.whole_s)
-            if client is not None:
-                client.has_told(info, telling, address, intervals)
-        return intervals.beat_s
-
-    async def leave(self, epoch: Epoch) -> None:
-        telling = 0
-        if self.heartbeats is not None:
-            self.heartbeats.hang_up()
-            telling = self.heartbeats.next_telling()
-        await _answer(self.handle.leave.remote(epoch, telling))
-
-    async def report_starting(self, starting: StartingReplica) -> float:
-        """Returns the seconds until it is to say how much further it is."""
-        from baton.proto.membership_wire import starting_to_proto
-
-        told = starting_to_proto(starting).SerializeToString()
-        rest_s: float = await _answer(self.handle.report_starting.remote(told))
-        return rest_s
-
-    async def spare(self, epoch: Epoch, may_be_last: bool) -> str:
-        why: str = await _answer(self.handle.spare.remote(epoch, may_be_last))
-        return why
-
-    async def share_limits(self, gateway: Epoch, demand: Mapping[str, float]) -> dict[str, float]:
-        call = self.handle.share_limits.remote(gateway, demand)
-        shares: dict[str, float] = await _answer(call)
-        return shares
-
-    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> PlannerReply:
-        told = msgspec.msgpack.encode(report)
-        answer = await _answer(self.handle.report_traffic.remote(gateway, told))
-        return msgspec.msgpack.decode(answer, type=PlannerReply)
-
-    async def explain_planner(self) -> dict[str, Any]:
-        told: dict[str, Any] = await _answer(self.handle.explain_planner.remote())
-        return told
-
-
-async def _answer(call: Awaitable[Any]) -> Any:
-    """Raises TimeoutError. Python 3.11's `wait_for` would lose a cancellation that comes together
-    with the answer, and whoever asks now and then would ask for ever."""
-    async with asyncio.timeout(REGISTRY_TIMEOUT_S):
-        return await call

@@ -165,6 +165,7 @@ class _NoBytes:
 
     is_in_memory = False
     head_runs = ()
+    device_rows = None
 
     def __init__(self, device: Device) -> None:
         self.num_blocks = device.num_blocks

@@ -49,6 +49,7 @@ class FakeBytes:
 
     is_in_memory = True
     head_runs = ()
+    device_rows = None
 
     def writable(self, block: int, layer: int) -> memoryview:
         return memoryview(self._layers[layer][block])

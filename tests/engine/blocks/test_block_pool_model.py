@@ -70,6 +70,7 @@ class FakeBytes:
 
     is_in_memory = False
     head_runs = ()
+    device_rows = None
 
     def writable(self, block: int, layer: int) -> memoryview:
         raise AssertionError("whole blocks are written here")

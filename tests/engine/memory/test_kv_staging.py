@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from baton.core.kv_layout import KvLayout
+from baton.core.kv_pool import DeviceWrite
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.memory.kv_staging import bytes_of
+from baton.kernels.paging.checksum import row_checksums
 
 LAYOUT = KvLayout(
     model_fingerprint=b"model",
@@ -77,6 +79,34 @@ def test_bytes_leave_a_gpu_as_the_layer_before_the_mark_wrote_them() -> None:
     reader.join(30)
 
     assert seen == [[bytes(bytes_of(written[block].contiguous())) for block in (6, 1)]]
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_what_stays_on_a_gpu_is_summed_up_and_put_as_on_this_host() -> None:
+    cache, here = KvCache(LAYOUT, NUM_BLOCKS, "cuda"), KvCache(LAYOUT, NUM_BLOCKS)
+    blocks, planes, unit_bytes = (6, 1), range(1, 3), LAYOUT.unit_bytes
+    rows = torch.randint(256, (4, LAYOUT.layer_block_bytes), dtype=torch.uint8)
+    expected = row_checksums((rows,), unit_bytes)
+    told: list[bytes] = []
+
+    def judge(number: int, checksums: bytes) -> list[int]:
+        told.append(checksums)
+        return [2]
+
+    assert cache.device_rows is not None
+    there = rows.cuda()
+    torch.cuda.synchronize()
+    cache.device_rows.write_rows([DeviceWrite(blocks, planes, there)], unit_bytes, judge)
+
+    assert told == expected
+    rows[2] = 0
+    here.write_blocks(blocks, planes, bytes_of(rows))
+    for plane, ours in zip(cache.planes, here.planes, strict=True):
+        assert torch.equal(plane.cpu().view(torch.uint8), ours.view(torch.uint8))
+    part = slice(unit_bytes, 3 * unit_bytes)
+    found = cache.device_rows.checksums(blocks, planes, part, unit_bytes)
+    assert [found] == row_checksums((rows[:, part].contiguous(),), unit_bytes)
 
 
 @pytest.mark.gpu

@@ -67,13 +67,19 @@ def test_blocks_are_written_behind_all_passes_whatever_stream_the_caller_is_on(
     seen: list[set[str]] = []
     awaited: list[set[str]] = []
 
+    prepared: list[set[str]] = []
+
+    def prepare() -> Tensor:
+        prepared.append(cuda.behind())
+        return torch.zeros(8, dtype=torch.uint8)
+
     def scatter(staged: Tensor) -> None:
         seen.append(cuda.behind())
         cuda.launch("scattering")
 
     def write() -> None:
         with cuda.stream(cuda.default if is_callers else cuda.Stream(None)):
-            staging.write(torch.zeros(8, dtype=torch.uint8), scatter)
+            staging.write(prepare, scatter)
         awaited.append(cuda.awaited())
 
     run_pass(cuda, staging, of_passes, "pass")
@@ -81,5 +87,6 @@ def test_blocks_are_written_behind_all_passes_whatever_stream_the_caller_is_on(
     writer.start()
     writer.join(30)
 
+    assert prepared == [set()], "it is copied, or verified, while they run"
     assert seen == [{"pass, layer 0", "pass, layer 1"}]
     assert [found >= {"scattering"} for found in awaited] == [True], "what comes next may read it"

@@ -20,11 +20,18 @@ from tests.tiny_checkpoints import make_llama
 
 from baton.engine.batch.batch import Chunk, ignore_layer, make_batch
 from baton.engine.batch.decoding import Decoding
-from baton.engine.batch.static_batch import PassLimits, StaticBatch
+from baton.engine.batch.static_batch import GraphSize, PassLimits, StaticBatch
 from baton.engine.models.skeleton.taps import Taps
 from baton.engine.passes.cuda_graphs import DecodeGraphs
 from baton.engine.passes.graph_check import disagreement
-from baton.engine.passes.graph_sizes import GraphCosts, graph_sizes, sizes_within
+from baton.engine.passes.graph_sizes import (
+    MAX_DRAFTED_ROWS,
+    GraphCosts,
+    all_sizes,
+    costs_of,
+    graph_sizes,
+    sizes_within,
+)
 from baton.engine.passes.graph_start import try_graphs
 from baton.engine.passes.runner import ModelRunner
 
@@ -126,9 +133,9 @@ def test_passes_that_are_not_plain_decodes_run_as_the_model_is_written(folder: P
     graphs = make_graphs(runner)
     decode = Chunk([1], 3, [0, 1], 1)
 
-    assert graphs.size_for([decode]) == 1
-    assert graphs.size_for([decode] * 3) == 4
-    assert graphs.size_for([decode] * 5) == 6
+    assert graphs.size_for([decode]) == GraphSize(1)
+    assert graphs.size_for([decode] * 3) == GraphSize(4)
+    assert graphs.size_for([decode] * 5) == GraphSize(6)
     assert graphs.size_for([decode] * 7) is None
     assert graphs.size_for([decode, Chunk([1, 2], 0, [2], 1)]) is None
     assert graphs.size_for([Chunk([1], 0, [2], 0)]) is None
@@ -139,7 +146,7 @@ def test_passes_that_are_not_plain_decodes_run_as_the_model_is_written(folder: P
 def test_logits_of_other_hidden_states_are_computed(folder: Path) -> None:
     runner = make_runner(folder)
     graphs = make_graphs(runner)
-    hidden = graphs.forward([Chunk([1], 0, [0], 1)] * 2, 2)
+    hidden = graphs.forward([Chunk([1], 0, [0], 1)] * 2, GraphSize(2))
 
     assert graphs.logits_of(hidden) is not None
     assert graphs.logits_of(hidden[:1]) is None
@@ -148,12 +155,15 @@ def test_logits_of_other_hidden_states_are_computed(folder: Path) -> None:
 @torch.inference_mode()
 def test_the_sizes_that_were_planned_are_captured_the_largest_first(folder: Path) -> None:
     capture = ComputingCapture()
-    limits = replace(LIMITS, graph_sizes=(1, 2, 6))
+    limits = replace(
+        LIMITS, graph_sizes=(GraphSize(1), GraphSize(2), GraphSize(2, 2), GraphSize(6))
+    )
 
     graphs = graphs_of(make_runner(folder), limits, SPARE_BLOCK, capture)
 
-    assert capture.sizes == [6, 2, 1]
-    assert [graphs.size_for([Chunk([1], 3, [0], 1)] * n) for n in (1, 2, 3)] == [1, 2, 6]
+    assert capture.sizes == [6, 4, 2, 1]
+    found = [graphs.size_for([Chunk([1], 3, [0], 1)] * n) for n in (1, 2, 3)]
+    assert found == [GraphSize(1), GraphSize(2), GraphSize(6)]
 
 
 @torch.inference_mode()
@@ -171,24 +181,41 @@ def test_what_graphs_cost_is_tried_with_the_largest_and_one_more(folder: Path) -
         lambda: next(left),
     )
 
-    assert costs == GraphCosts(100, 8)
+    assert costs == costs_of(100, GraphSize(6), 8, runner.info.num_logits * 4)
+    assert costs == GraphCosts(100, 6, 2, 2)
     assert capture.sizes == [6, 3]
 
 
 @settings(deadline=None)
-@given(st.integers(1, 600), st.integers(0, 10**6), st.integers(0, 10**5), st.integers(0, 10**7))
+@given(
+    st.integers(1, 600),
+    st.integers(1, 20),
+    st.integers(0, 10**6),
+    st.integers(0, 10**5),
+    st.integers(0, 10**4),
+    st.integers(0, 10**7),
+)
 def test_graphs_stay_within_their_budget_and_small_passes_keep_small_ones(
-    max_requests: int, largest: int, each_more: int, max_bytes: int
+    max_requests: int, max_run: int, largest: int, each_more: int, each_row: int, max_bytes: int
 ) -> None:
-    costs = GraphCosts(largest, each_more)
+    limits = PassLimits(max_requests=max_requests, max_run=max_run)
+    all_there_may_be = all_sizes(limits)
+    most = max(size.num_rows for size in all_there_may_be)
+    costs = GraphCosts(largest, most, each_more, each_row)
 
-    sizes = sizes_within(max_requests, costs, max_bytes)
+    sizes = sizes_within(limits, costs, max_bytes)
 
-    assert costs.of(sizes, max_requests) <= max_bytes
-    assert all(b <= 2 * a for a, b in pairwise(sizes) if b > 8)
-    assert sizes[:1] == ((1,) if costs.of((1,), max_requests) <= max_bytes else ())
-    if costs.of(graph_sizes(max_requests), max_requests) <= max_bytes:
-        assert sizes == graph_sizes(max_requests)
+    assert costs.of(sizes) <= max_bytes
+    decodes = [size.num_requests for size in sizes if size.run == 1]
+    assert all(b <= 2 * a for a, b in pairwise(decodes) if b > 8)
+    assert decodes[:1] == ([1] if costs.of((GraphSize(1),)) <= max_bytes else [])
+    drafts = [size for size in sizes if size.run > 1]
+    assert all(size.num_rows <= MAX_DRAFTED_ROWS and size.run <= 16 for size in drafts)
+    assert not drafts or {size.run for size in drafts if size.num_requests == 1} >= {
+        min(max_run, 16)
+    }
+    if costs.of(all_there_may_be) <= max_bytes:
+        assert sizes == all_there_may_be
 
 
 @torch.inference_mode()
@@ -207,7 +234,7 @@ def test_a_graph_of_any_size_that_is_wrong_for_a_long_context_is_found_out(
 ) -> None:
     runner = make_runner(folder)
     graphs = make_graphs(runner)
-    graph, (hidden, _) = graphs._graphs[size]
+    graph, (hidden, _) = graphs._graphs[GraphSize(size)]
     replay = graph.replay
 
     def forget_all_but_the_first_blocks() -> None:
@@ -219,7 +246,8 @@ def test_a_graph_of_any_size_that_is_wrong_for_a_long_context_is_found_out(
 
     found = disagreement(graphs, runner.model, runner.cache, SPARE_BLOCK)
 
-    assert found == f"the graph of {size} requests gave something else than the model"
+    reason = f"the graph of {size} requests of 1 tokens gave something else than the model"
+    assert found == reason
 
 
 @pytest.mark.parametrize("max_requests", [1, 2, 3, 8, 64, 100, 256, 1000])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from baton.engine.batch.batch import Chunk
 from baton.engine.batch.decoding import Decoding
-from baton.engine.batch.static_batch import PassLimits
+from baton.engine.batch.static_batch import GraphSize, PassLimits
 from baton.engine.cache_plan import plan_cache
 from baton.engine.checkpoint.load import load_model
 from baton.engine.mesh.ranks import MeshGroups
@@ -51,10 +51,10 @@ def test_ranks_replay_what_they_compute(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = FAMILIES[family](tmp_path)
-    replayed: list[int] = []
+    replayed: list[GraphSize] = []
     forward = DecodeGraphs.forward
 
-    def counted(graphs: DecodeGraphs, chunks: list[Chunk], size: int) -> Tensor:
+    def counted(graphs: DecodeGraphs, chunks: list[Chunk], size: GraphSize) -> Tensor:
         replayed.append(size)
         return forward(graphs, chunks, size)
 
@@ -81,14 +81,14 @@ def test_ranks_replay_what_they_compute(
 
     [(computed, found), _] = on_two_ranks(run)
 
-    assert replayed == [4] * 8, "four passes of three requests, on both ranks"
+    assert replayed == [GraphSize(4)] * 8, "four passes of three requests, on both ranks"
     assert torch.equal(computed, found)
 
 
 def test_ranks_capture_what_all_of_them_have_room_for(tmp_path: Path) -> None:
     folder = FAMILIES["llama"](tmp_path)
 
-    def run(groups: MeshGroups) -> tuple[tuple[int, ...] | None, int]:
+    def run(groups: MeshGroups) -> tuple[tuple[GraphSize, ...] | None, int]:
         loaded = load_model(folder, dtype="float32", groups=groups)
         costly = (1 << 30) if groups.everyone.rank else 50_000
         gpu = PretendedGpu(first_graph_bytes=costly)

@@ -20,7 +20,7 @@ from tests.engine.test_cache_plan import PretendedGpu
 from tests.tiny_checkpoints import make_llama
 
 from baton.core.errors import InvalidConfig
-from baton.engine.batch.static_batch import PassLimits, StaticBatch
+from baton.engine.batch.static_batch import GraphSize, PassLimits, StaticBatch
 from baton.engine.cache_plan import plan_cache
 from baton.engine.checkpoint.load import load_model
 from baton.engine.memory.kv_cache import KvCache
@@ -72,10 +72,10 @@ class LaunchlessCapture(ComputingCapture):
 
 def capturing(
     folder: Path, captures: tuple[ComputingCapture, ComputingCapture]
-) -> Callable[[MeshGroups], tuple[int, ...] | str | None]:
+) -> Callable[[MeshGroups], tuple[GraphSize, ...] | str | None]:
     """Sizes of the graphs that a rank has, or why it has none."""
 
-    def run(groups: MeshGroups) -> tuple[int, ...] | str | None:
+    def run(groups: MeshGroups) -> tuple[GraphSize, ...] | str | None:
         loaded = load_model(folder, dtype="float32", groups=groups)
         layout = loaded.own(loaded.info.layout(BLOCK_SIZE, "auto"))
         cache = KvCache(layout, SPARE_BLOCK + 1, dtype=loaded.info.dtype)
@@ -97,7 +97,7 @@ def test_a_graph_that_one_rank_has_no_memory_for_is_nobodys(folder: Path, failin
 
     found = on_two_ranks(capturing(folder, captures if failing else captures[::-1]))
 
-    assert found == [(1, 2), (1, 2)], "and these agree with the model on both"
+    assert found == [(GraphSize(1), GraphSize(2))] * 2, "and these agree with the model on both"
     assert [capture.sizes for capture in captures] == [[4, 2, 1]] * 2
 
 

@@ -17,8 +17,10 @@ from tests.engine.ranks.sharded_caches import NUM_BLOCKS, sharded
 from torch.overrides import TorchFunctionMode
 
 from baton.core.kv_layout import KvLayout
+from baton.core.kv_pool import DeviceWrite
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.memory.kv_staging import KvStaging
+from baton.kv_transfer.layouts.integrity import checksums_of, unit_checksums
 from baton.kv_transfer.transports import TransportParts, create_sending_halves
 
 WHOLE = KvLayout(
@@ -111,6 +113,41 @@ def test_many_blocks_of_several_planes_are_written_and_read_at_once(
             assert torch.equal(found, heads.contiguous().view(torch.uint8))
     with pytest.raises(ValueError, match="bytes for"):
         cache.write_blocks(blocks, range(2), data[1:])
+
+
+def test_rows_on_the_device_are_summed_up_and_put_but_for_those_that_are_wrong() -> None:
+    whole = replace(WHOLE, head_dim=16)
+    halves = [replace(half, head_dim=16) for half in SPLITS["two halves"]]
+    cache, ranks = sharded(whole, halves, is_at_once=True)
+    plain, blocks, size = KvCache(whole, NUM_BLOCKS), [2, 0], whole.layer_block_bytes
+    data = memoryview(os.urandom(4 * size))
+    rows = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(4, size)
+    writes = [DeviceWrite(blocks, range(1), rows[:2]), DeviceWrite(blocks, range(1, 2), rows[2:])]
+    told = b""
+
+    def judge(number: int, checksums: bytes) -> list[int]:
+        nonlocal told
+        told += checksums
+        return [] if number else [1]
+
+    assert cache.device_rows is not None
+    cache.device_rows.write_rows(writes, whole.unit_bytes, judge)
+
+    fills = [data[at : at + size] for at in range(0, 4 * size, size)]
+    assert told == unit_checksums(data, whole.unit_bytes)
+    fills[1] = memoryview(bytes(size))
+    for (plane, block), fill in zip(product(range(2), blocks), fills, strict=True):
+        plain.write(block, plane, fill)
+    for layout, rank in zip(halves, ranks, strict=True):
+        for plane in range(2):
+            heads = plain.planes[plane][:, layout.first_kv_head : layout.stop_kv_head]
+            found = rank.planes[plane].view(torch.uint8)
+            assert torch.equal(found, heads.contiguous().view(torch.uint8))
+    part = slice(whole.unit_bytes, 3 * whole.unit_bytes)
+    sums = cache.device_rows.checksums(blocks, range(2), part, whole.unit_bytes)
+    assert sums == checksums_of([fill[part] for fill in fills], whole.unit_bytes)
+    with pytest.raises(ValueError, match="bytes for"):
+        cache.device_rows.write_rows([DeviceWrite([1], range(2), rows)], whole.unit_bytes, judge)
 
 
 def test_latents_are_written_to_all_ranks_and_read_from_one() -> None:

@@ -57,7 +57,7 @@ class Compiled:
     ("found", "tiles", "wide", "narrow"),
     [
         (Compiled(), Tiles.NONE, "", ", sums of NEON bf16"),
-        (Compiled(), Tiles.AMX, "", ", sums of NEON bf16 and tiles"),
+        (Compiled(), Tiles.AMX, "", ", sums of NEON bf16 and AMX tiles"),
         (None, Tiles.NONE, ", sums of torch", ", sums of torch"),
     ],
 )

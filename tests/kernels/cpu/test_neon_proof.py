@@ -25,10 +25,10 @@ COMPILER = find_compiler()
 CPUS = {"armv8-a": "cortex-a72", "armv8.2-a": "neoverse-n1", "armv8.2-a-bf16": "max"}
 pytestmark = pytest.mark.timeout(1200)  # four programs, of 20 s of compiling each
 SOURCES = (
-    "amx_product", "arena", "attention_products", "attention_softmax", "checksum", "elementwise",
-    "int4_linear", "int4_product", "int4_weight", "int8_linear", "int8_product", "int8_rows",
-    "int8_weight", "linear", "linear_pack", "linear_tile", "paged_attention", "rms_norm",
-    "run", "team",
+    "amx_product", "arena", "attention_products", "attention_softmax", "attention_tiles",
+    "checksum", "elementwise", "int4_linear", "int4_product", "int4_weight", "int8_linear",
+    "int8_product", "int8_rows", "int8_weight", "linear", "linear_pack", "linear_tile",
+    "paged_attention", "rms_norm", "run", "team",
 )  # fmt: skip
 OF_BF16 = {"linear_bf16", "attention_bf16"}
 """What BFDOT and BFMMLA round in another way."""

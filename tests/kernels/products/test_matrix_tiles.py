@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
+from tests.kernels.tile_order import sums_of_tiles
 from torch import Tensor
 
 from baton.kernels.cpu.library import library
@@ -22,46 +22,16 @@ from baton.kernels.cpu.matrix_tiles import (
     use_tiles,
 )
 from baton.kernels.experts import packed_experts
+from baton.kernels.experts import packed_quantized_experts as quantized_experts
 from baton.kernels.experts.moe import SWIGLU, ExpertWeights, moe
 from baton.kernels.experts.routing import Routing, route
-from baton.kernels.products import int8_weight
+from baton.kernels.products import int4_weight, int8_weight
 from baton.kernels.products.head_linear import head_linear, pack_heads
 from baton.kernels.products.linear import gated_linear, logits
 from baton.kernels.products.packed_weight import pack
+from baton.kernels.products.weight import Weight
 
 LIBRARY = library()
-
-
-def has(tiles: Tiles) -> bool:
-    if LIBRARY is None:
-        return False
-    before = tiles_in_use()
-    answer = use_tiles(LIBRARY, tiles)
-    use_tiles(LIBRARY, before)
-    return answer is Answer.IN_USE
-
-
-KINDS = [
-    pytest.param(
-        tiles, marks=pytest.mark.skipif(not has(tiles), reason=f"no tiles here: {tiles.name}")
-    )
-    for tiles in (Tiles.EMULATED, Tiles.AMX)
-]
-
-
-@pytest.fixture
-def leave_as_found() -> Iterator[None]:
-    before = tiles_in_use()
-    yield
-    if LIBRARY is not None:
-        use_tiles(LIBRARY, before)
-
-
-@pytest.fixture(params=KINDS)
-def tiles(request: pytest.FixtureRequest, leave_as_found: None) -> Tiles:
-    assert LIBRARY is not None
-    use_tiles(LIBRARY, request.param)
-    return cast(Tiles, request.param)
 
 
 def use(wanted: Tiles) -> None:
@@ -73,24 +43,6 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def defined(x: Tensor, weight: Tensor) -> NDArray[np.float32]:
-    """By Intel's definition: of each 32 items the even and the odd ones apart, then both, then on.
-
-    A fused multiplication and addition is one of float64, rounded once: of such items it is exact.
-    """
-    padding = (0, -x.shape[1] % 32)
-    a = torch.nn.functional.pad(x, padding).double().numpy()[:, None, :]
-    b = torch.nn.functional.pad(weight, padding).double().numpy()[None, :, :]
-    sums = np.zeros((len(x), len(weight)), np.float32)
-    for first in range(0, a.shape[2], 32):
-        even, odd = np.zeros_like(sums), np.zeros_like(sums)
-        for k in range(first, first + 32, 2):
-            even = (even + a[..., k] * b[..., k]).astype(np.float32)
-            odd = (odd + a[..., k + 1] * b[..., k + 1]).astype(np.float32)
-        sums += even + odd
-    return sums
-
-
 @pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("width", [2, 30, 34, 64, 300])
 def test_sums_are_in_the_order_of_tiles(width: int) -> None:
@@ -98,7 +50,7 @@ def test_sums_are_in_the_order_of_tiles(width: int) -> None:
 
     found = logits(x, pack(weight)).numpy()
 
-    assert np.array_equal(found, defined(x, weight))
+    assert np.array_equal(found, sums_of_tiles(x, weight))
 
 
 @pytest.mark.usefixtures("tiles")
@@ -165,16 +117,40 @@ def test_a_token_has_the_same_bits_from_experts_beside_any_number_of_tokens() ->
         assert torch.equal(run(slice(count)), alone[:count])
 
 
+@pytest.mark.parametrize("quantize", [int8_weight.quantize, int4_weight.quantize])
 @pytest.mark.parametrize("width", [32, 96, 320])
-def test_whole_numbers_are_exact_by_tiles_and_by_vectors(width: int, tiles: Tiles) -> None:
-    x, weight = random(70, width), int8_weight.quantize(random(77, width, seed=1))
+def test_whole_numbers_are_exact_by_tiles_and_by_vectors(
+    width: int, quantize: Callable[..., Weight], tiles: Tiles
+) -> None:
+    x, weight = random(70, width), quantize(random(77, width, seed=1))
+    gate_up = quantize(random(44, width, seed=2), is_gated=True)
     use(Tiles.NONE)
-    by_vectors = logits(x, weight)
+    by_vectors, gates = logits(x, weight), gated_linear(x, gate_up, "silu")
 
     use(tiles)
 
-    for count in (1, 2, 16, 17, 32, 33, 70):
+    for count in range(1, 71):
         assert torch.equal(logits(x[:count], weight), by_vectors[:count])
+    for count in (6, 7, 33, 70):
+        assert torch.equal(gated_linear(x[:count], gate_up, "silu"), gates[:count])
+
+
+@pytest.mark.parametrize("way", ["int8", "int4"])
+def test_experts_of_few_bits_are_exact_by_tiles_and_by_vectors(way: str, tiles: Tiles) -> None:
+    gate_up = quantized_experts.empty(way, (3, 96, 64), torch.bfloat16, is_gated=True)
+    down = quantized_experts.empty(way, (3, 64, 48), torch.bfloat16, is_gated=False)
+    for expert in range(3):
+        gate_up.put(expert, random(96, 64, seed=expert))
+        down.put(expert, random(64, 48, seed=expert))
+    weights = ExpertWeights(gate_up=gate_up, down=down, gating=SWIGLU)
+    x = random(80, 64)
+    routed = route(random(80, 3, seed=9).float(), Routing(num_experts=3, num_choices=2))
+    use(Tiles.NONE)
+    by_vectors = moe(x, weights, routed)
+
+    use(tiles)
+
+    assert torch.equal(moe(x, weights, routed), by_vectors)
 
 
 @pytest.mark.usefixtures("leave_as_found")

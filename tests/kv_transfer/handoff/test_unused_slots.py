@@ -39,7 +39,7 @@ def compute_without_a_tail(prefill: PrefillReplica) -> None:
             old = bytes(prefill.cache.view(block, layer))
             data = merged(kv_of(PROMPT, index, layer), old, index)
             prefill.cache.write(block, layer, memoryview(data))
-        prefill.sender.publish(TRANSFER, len(PROMPT), layer)
+        prefill.sender.publish(TRANSFER, len(PROMPT), [layer])
 
 
 def merged(new: bytes, old: bytes, index: int) -> bytes:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from tests.kv_transfer.replicas import (
@@ -14,6 +15,7 @@ from tests.kv_transfer.replicas import (
     DecodeReplica,
     PrefillReplica,
     kv_of,
+    opening,
 )
 from tests.kv_transfer.world import Alter, World, unaltered
 
@@ -25,6 +27,7 @@ from baton.kv_transfer.handoff.messages import KvPiece
 from baton.kv_transfer.pulling.lending import Lender
 from baton.kv_transfer.pulling.prefix_fetch import PrefixFetcher, PrefixOffer
 from baton.kv_transfer.receiving.receiver import ReceiverConfig
+from baton.kv_transfer.sending import pieces
 
 SALT = b""
 NUM_FULL = 5
@@ -243,6 +246,32 @@ async def test_a_transfer_that_breaks_off_for_good_brings_nothing_in() -> None:
         await audited(world)
 
 
+async def test_what_came_before_a_transfer_broke_off_for_good_is_not_asked_for_again() -> None:
+    is_broken = True
+
+    def cut(number: int, piece: KvPiece) -> KvPiece:
+        if is_broken and piece.first_block + piece.num_blocks > 2:
+            raise TransferCut("always")
+        return piece
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "MAX_SPAN_BLOCKS", 2)
+        async with peers(cut) as (world, fetcher):
+            await fill_cache(world)
+
+            async with fetcher.bring_in(PROMPT[:-1], SALT, LocalSource(world)) as first:
+                assert (first.num_held, first.num_tokens) == (0, 2 * BLOCK)
+                assert "no more than 8 tokens brought in from peer" in first.note
+            is_broken = False
+            async with fetcher.bring_in(PROMPT[:-1], SALT, LocalSource(world)) as second:
+                assert (second.num_held, second.num_tokens) == (2 * BLOCK, NUM_FULL * BLOCK)
+                assert second.report is not None
+                assert second.report.num_bytes == 3 * world.decode.layout.block_bytes
+
+            await world.fetcher.close()
+            await audited(world)
+
+
 async def test_without_room_nothing_is_brought_in() -> None:
     async with peers() as (world, fetcher):
         await fill_cache(world)
@@ -312,6 +341,41 @@ async def test_a_loan_is_called_back_when_running_requests_need_the_blocks() -> 
         assert was_called_back
         assert await anext(loan, None) is None
         assert not await world.on_p.call(source.lender.call_back)
+        await audited(world)
+
+
+async def test_no_more_loans_end_than_must_while_blocks_of_ended_ones_are_being_read() -> None:
+    async with peers() as (world, _):
+        await fill_cache(world)
+        source, sender = LocalSource(world), world.prefill.sender
+        lender, names = source.lender, ("idle", "read", "read too")
+        loans, readings = {}, {}
+        for name in names:  # the youngest comes last
+            request = replace(source.request(PROMPT), transfer_id=TransferId(name))
+            loans[name] = lender.lend(request)
+            await anext(loans[name])
+        for name in names[1:]:
+            asked = replace(opening(world.prefill, world.decode), transfer_id=TransferId(name))
+            readings[name] = sender.begin_read(sender.open(asked))
+
+        def left() -> set[str]:
+            return {name for name in names if sender.computation(TransferId(name)) is not None}
+
+        assert await world.on_p.call(lender.call_back)
+        assert left() == {"read", "read too"}  # what comes back at once goes first
+        assert not await world.on_p.call(lender.call_back)
+        assert not await world.on_p.call(lender.call_back)
+        assert sender.num_open == 1  # one is enough until its blocks have come back
+        for reading in readings["read too"]:
+            await world.on_p.call(partial(sender.end_read, reading))
+        assert left() == {"read"}
+        assert not await world.on_p.call(lender.call_back)
+        assert sender.num_open == 0
+
+        for reading in readings["read"]:
+            await world.on_p.call(partial(sender.end_read, reading))
+        for loan in loans.values():
+            assert await anext(loan, None) is None
         await audited(world)
 
 

@@ -10,7 +10,7 @@ from baton.core.errors import Unavailable
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.replicas import ReplicaAddress
 from baton.kv_transfer.receiving import source_patience, source_watch
-from baton.kv_transfer.receiving.source_patience import SourcePatience
+from baton.kv_transfer.receiving.source_patience import Left, SourcePatience
 from baton.kv_transfer.receiving.source_watch import SourceWatch
 
 PEER = ReplicaAddress(replica_id=ReplicaId("decode-1"), epoch=Epoch("d"), address="there:1")
@@ -107,3 +107,34 @@ async def test_one_that_is_quick_enough_or_not_listened_to_is_waited_for(case: s
     assert watch._coming_s >= 0.2 or case == "not listened to"
     assert not patience.why_avoided(PEER.epoch, asyncio.get_running_loop().time())
     assert patience.num_coming == 0
+
+
+@pytest.mark.parametrize("piece_bytes", [0, 10])
+async def test_what_is_late_is_waited_for_no_longer_than_it_would_take_to_be_computed(
+    monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
+    monkeypatch.setattr(source_patience, "MOST_S", 60.0)
+    monkeypatch.setattr(source_patience, "LATE_PART", 0.002)
+    patience = SourcePatience()
+
+    async def wait(here_s: float) -> None:
+        """For a source that is silent, or sends next to nothing."""
+        watch = SourceWatch(patience, PEER)
+        left = Left(num_bytes=1 << 30, here_s=here_s)
+        async with watch.waits():
+            watch.granted()
+            watch.is_coming(lambda: left)
+            for _ in range(300):
+                with watch.listening():
+                    await asyncio.sleep(0.001)
+                if piece_bytes:
+                    watch.hear(piece_bytes)
+
+    await wait(1000.0)
+    for _ in range(2):
+        now = asyncio.get_running_loop().time()
+        assert not patience.why_avoided(PEER.epoch, now)  # perhaps that one alone was late
+        with pytest.raises(Unavailable, match=r"what is missing is computed in 0\.0 s"):
+            await wait(0.01)
+    now = asyncio.get_running_loop().time()
+    assert "is computed in" in patience.why_avoided(PEER.epoch, now)

@@ -141,7 +141,7 @@ async def prefilling(
     def on_layer(layer: int, chunks: Sequence[ScheduledChunk]) -> None:
         for chunk in chunks:
             num_computed = chunk.request.num_computed + chunk.num_tokens
-            sender.publish(TransferId(chunk.request.request_id), num_computed, layer)
+            sender.publish(TransferId(chunk.request.request_id), num_computed, [layer])
         for function in after_layer:
             function(layer)
 

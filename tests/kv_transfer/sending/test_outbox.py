@@ -193,6 +193,14 @@ class Unreadable:
         self.is_in_memory = is_in_memory
         self.threads: list[threading.Thread] = []
 
+    def can_sum_up(self, unit_bytes: int) -> bool:
+        return False
+
+    def checksums(
+        self, planes: range, start: int, stop: int, part: slice, unit_bytes: int
+    ) -> bytes:
+        raise ValueError("no device sums them up")
+
     def views(self, planes: range, start: int, stop: int) -> tuple[memoryview, ...]:
         self.threads.append(threading.current_thread())
         raise RuntimeError("no pinned memory is left")

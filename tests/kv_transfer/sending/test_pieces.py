@@ -36,6 +36,14 @@ class Blocks:
     def views(self, planes: range, start: int, stop: int) -> tuple[memoryview, ...]:
         return tuple(map(memoryview, self.contents[start:stop]))
 
+    def can_sum_up(self, unit_bytes: int) -> bool:
+        return False
+
+    def checksums(
+        self, planes: range, start: int, stop: int, part: slice, unit_bytes: int
+    ) -> bytes:
+        raise AssertionError("these are in memory")
+
 
 def make_reading(num_blocks: int, first_block: int = 0, heads: HeadRange = WHOLE) -> BlockRead:
     """Of blocks whose every byte is another one than its neighbour's."""

@@ -122,7 +122,7 @@ def test_a_layer_may_be_read_while_later_ones_of_the_same_blocks_are_computed() 
 def test_a_prompt_that_stops_between_two_layers_is_aborted() -> None:
     prefill = granted()
     prefill.compute(num_tokens=16)
-    prefill.sender.publish(TRANSFER, len(PROMPT), layer=0)
+    prefill.sender.publish(TRANSFER, len(PROMPT), [0])
 
     prefill.finish()
 

@@ -28,6 +28,7 @@ class Tickets:
 
     max_piece_bytes = 0
     carry = None
+    reads_in_place = False
 
     def __init__(self) -> None:
         self.error: BaseException | None = None

@@ -58,3 +58,17 @@ def test_why_a_replica_cannot_be_asked_is_told_below_the_table() -> None:
 
     assert "unreachable" in shown
     assert "prefill-b6x7lxkx: the peer hung up" in shown
+
+
+def test_a_registry_that_the_gateway_does_not_hear_is_told_from_one_that_it_hears() -> None:
+    said = [{"is_heard": True, "trouble": ""}, {"is_heard": False, "trouble": "TimeoutError: "}]
+    names = ("registry-b6x7lxkx", "registry-1-b6x7lxkx")
+    rows = [
+        {**row(**says), "replica": name, "deployment": "Registry-1"}
+        for name, says in zip(names, said, strict=True)
+    ]
+
+    shown = drawn(*rows, row(**BUSY))
+
+    assert "not heard" in shown and "running" in shown and "…" not in shown
+    assert "registry-1-b6x7lxkx: TimeoutError" in shown

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from baton.platform.cli.commands.status import _engines, _huge_pages, _pace, _state, _trouble
+from baton.platform.cli.commands.status import (
+    _engines,
+    _huge_pages,
+    _pace,
+    _registries,
+    _state,
+    _trouble,
+)
 from baton.proto.cluster_token import REFUSAL
 
 
@@ -85,3 +92,13 @@ def test_a_replica_in_the_other_role_or_on_its_way_there_says_so() -> None:
     assert _state(turns, "prefill") == "[yellow]to decode[/yellow]"
     stayed = {"is_ready": True, "flip": {"to": "decode", "failure": "it was undrained"}}
     assert _state(stayed, "prefill") == "[green]ready[/green]"
+
+
+def test_registries_are_told_of_where_there_are_several() -> None:
+    heard = {"registry": "Registry", "is_heard": True, "num_replicas": 2, "trouble": ""}
+    away = {"registry": "Registry-1", "is_heard": False, "num_replicas": None, "trouble": "away"}
+
+    assert _registries({}) == []
+    assert _registries({"registries": [heard, away]}) == [
+        "registries: Registry knows 2 replicas, Registry-1 is not heard (away)"
+    ]

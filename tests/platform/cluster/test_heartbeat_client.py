@@ -16,8 +16,8 @@ from baton.core.errors import Unavailable
 from baton.core.replicas import ReplicaInfo, ReportIntervals
 from baton.platform.cluster.registry import heartbeat_client, registry_port
 from baton.platform.cluster.registry.heartbeat_client import AVOIDED_S, HeartbeatClient
-from baton.platform.cluster.registry.registry_actor import RemoteRegistry
 from baton.platform.cluster.registry.registry_port import RegistryPort
+from baton.platform.cluster.registry.remote_registry import RemoteRegistry
 from baton.platform.registry.registry import Registry
 from baton.platform.security.config import SecurityConfig
 from baton.proto import replica_pb2 as pb

@@ -16,7 +16,8 @@ from baton.core.metrics import gauge
 from baton.core.step_times import StepTimes
 from baton.gateway.fleet.traffic import ReplicaSpeed, TrafficReport
 from baton.platform.cluster.registry.planner_link import PlannerLink
-from baton.platform.cluster.registry.registry_actor import RegistryActor, RemoteRegistry
+from baton.platform.cluster.registry.registry_actor import RegistryActor
+from baton.platform.cluster.registry.remote_registry import RemoteRegistry
 from baton.platform.planner.planner_metrics import PlannerReply
 from baton.platform.planner.traffic_watch import REPORTS_S
 
@@ -59,7 +60,7 @@ async def test_reports_and_answers_are_read_by_the_version_before_and_after() ->
         heard.append(report)
         return answer
 
-    actor = cast(Any, SimpleNamespace(_planner=SimpleNamespace(hear=hear)))
+    actor = cast(Any, SimpleNamespace(_planner_if_any=SimpleNamespace(hear=hear)))
 
     def changed(message: bytes, missing: str) -> bytes:
         """As a version sends it that knows one field more, and one less."""

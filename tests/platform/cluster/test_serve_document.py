@@ -214,6 +214,17 @@ def test_the_registry_hears_of_rules_and_numbers_in_place_and_gateways_that_ther
     assert told["Registry"]["prefill"] == {"replicas": 2} and "planner" not in told["Decode"]
 
 
+def test_each_of_several_registries_is_told_what_one_is() -> None:
+    several = application(override(RICH, {"registry.replicas": 3, "planner.enabled": True}))
+    held = scaled(several, {"decode": 2}, held_until={Role.DECODE: 9.0})
+
+    told = [one for one in held["deployments"] if one["name"].startswith("Registry")]
+    assert [one["name"] for one in told] == ["Registry", "Registry-1", "Registry-2"]
+    assert told[0]["user_config"]["planner"]["held_until"] == {"decode": 9.0}
+    assert all({**one, "name": ""} == {**told[0], "name": ""} for one in told)
+    assert configuration(held).registry.replicas == 3
+
+
 SLEEPY = override(
     DeploymentConfig(),
     {"prefill.replicas": 2, "planner.enabled": True, "planner.idle_s": 60.0},

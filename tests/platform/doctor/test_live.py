@@ -13,7 +13,7 @@ from tests.secured_clusters import write_files
 from baton.core.wire_security import PLAIN, WireSecurity
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.doctor.finding import Finding, Status, is_healthy
-from baton.platform.doctor.live import clock_skew
+from baton.platform.doctor.live import clock_skew, registries_of
 from baton.platform.doctor.run import Diagnosis, examine_live, examine_security, why_chosen
 from baton.platform.machine.node import read_node
 from baton.proto import replica_pb2 as pb
@@ -140,3 +140,18 @@ def test_what_auto_took_is_told_with_what_it_knew() -> None:
     )
     assert why_chosen(auto, "grpc", known) == ""
     assert why_chosen(auto, "grpc", []) == ""
+
+
+def test_a_registry_that_is_not_heard_or_knows_fewer_replicas_than_another_is_a_warning() -> None:
+    told = [
+        {"registry": "Registry", "is_heard": True, "num_replicas": 3, "trouble": ""},
+        {"registry": "Registry-1", "is_heard": True, "num_replicas": 2, "trouble": ""},
+        {"registry": "Registry-2", "is_heard": False, "num_replicas": 9, "trouble": "away"},
+    ]
+
+    found = registries_of({"pools": {}, "registries": told})
+
+    assert [one.status for one in found] == [Status.OK, Status.WARN, Status.WARN]
+    assert [one.where for one in found] == ["Registry", "Registry-1", "Registry-2"]
+    assert "2 replicas, and another one 3" in found[1].seen and "away" in found[2].seen
+    assert registries_of({"pools": {}}) == []

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "amx_tiles.h"
+#include "denormals.h"
 #include "simd.h"
 
 #if HAS_AMX
@@ -29,19 +30,18 @@ class EmulatedTiles {
   template <int TILE>
   static void load(const void* rows, int64_t stride) {
     for (int row = 0; row < shapes_.rows[TILE]; row++)
-      memcpy(tiles_[TILE][row], static_cast<const char*>(rows) + row * stride, TILE_ROW_BYTES);
+      memcpy(tiles_[TILE][row], static_cast<const char*>(rows) + row * stride, shapes_.row_bytes[TILE]);
   }
 
   template <int TILE>
   static void store(void* rows, int64_t stride) {
     for (int row = 0; row < shapes_.rows[TILE]; row++)
-      memcpy(static_cast<char*>(rows) + row * stride, tiles_[TILE][row], TILE_ROW_BYTES);
+      memcpy(static_cast<char*>(rows) + row * stride, tiles_[TILE][row], shapes_.row_bytes[TILE]);
   }
 
   template <int SUMS, int A, int B>
   static void dot_bf16() {
-    const uint32_t before = rounding();
-    set_rounding(ZEROES_DENORMALS);
+    const DenormalsAsZeros denormals_as_zeros;  // tiles are memory that others see
     for (int row = 0; row < shapes_.rows[SUMS]; row++) {
       f32x16 even{}, odd{};
       for (int k = 0; k < shapes_.rows[B]; k++) {
@@ -54,7 +54,6 @@ class EmulatedTiles {
       float* sums = reinterpret_cast<float*>(tiles_[SUMS][row]);
       ::store(sums, ::load(sums) + (even + odd));
     }
-    set_rounding(before);
   }
 
   template <int SUMS, int A, int B>
@@ -69,17 +68,6 @@ class EmulatedTiles {
   }
 
  private:
-  static constexpr uint32_t ZEROES_DENORMALS = 0x1F80 | 0x8000 | 0x0040;  // FTZ, DAZ, nothing is trapped
-
-  // Tiles are memory that others see: nothing computed with them is moved over a change of MXCSR.
-  static uint32_t rounding() {
-    uint32_t word;
-    asm volatile("stmxcsr %0" : "=m"(word)::"memory");
-    return word;
-  }
-
-  static void set_rounding(uint32_t word) { asm volatile("ldmxcsr %0" ::"m"(word) : "memory"); }
-
   static inline thread_local TileShapes shapes_;
   alignas(64) static inline thread_local uint32_t tiles_[8][16][16];
 };

@@ -23,12 +23,13 @@ static inline bool uses_tiles() { return tiles_in_use.load(std::memory_order_rel
 static constexpr bool uses_tiles() { return false; }
 #endif
 
-// Rows, `stride` bytes apart, times a panel of so many steps.
+// Rows, `stride` bytes apart, times a panel of so many steps, `panel_stride` bytes apart.
 struct TileFactors {
   const void* x;
   int64_t stride;
   const void* panel;
   int64_t num_steps;
+  int64_t panel_stride = 2 * TILE_ROW_BYTES;
 };
 
 // What will be read soon: asked for meanwhile, `advance` bytes a step, of which the lines that begin every
@@ -41,6 +42,9 @@ struct TilesAhead {
 
 // sums [rows][32] of 1 to AMX_ROWS rows, by the tiles that are in use.
 void multiply_bf16_by_tiles(int64_t rows, const TileFactors& factors, TilesAhead ahead, float* sums);
+
+// The same, whose rows are `stride` floats apart; added to what is there, if `is_more`.
+void multiply_bf16_by_tiles(int64_t rows, const TileFactors& factors, bool is_more, float* sums, int64_t stride);
 
 // Of signed bytes of x and unsigned ones of the panel: exact.
 void multiply_int8_by_tiles(int64_t rows, const TileFactors& factors, TilesAhead ahead, int32_t* sums);

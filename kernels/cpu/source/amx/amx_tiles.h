@@ -25,9 +25,9 @@ struct alignas(64) TileShapes {
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 
-  void set(int tile, int64_t count) {
+  void set(int tile, int64_t count, int64_t bytes = TILE_ROW_BYTES) {
     rows[tile] = uint8_t(count);
-    row_bytes[tile] = count ? TILE_ROW_BYTES : 0;
+    row_bytes[tile] = uint16_t(count ? bytes : 0);
   }
 };
 static_assert(sizeof(TileShapes) == 64);

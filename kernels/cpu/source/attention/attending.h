@@ -12,18 +12,10 @@
 
 #include "attention_desk.h"
 #include "attention_items.h"
+#include "attention_rows.h"
+#include "attention_tiles.h"
 
 namespace {
-
-// Columns of 32 values that `pack_values` and `mix_few` have put out of order.
-inline void unshuffle(f32x16& low, f32x16& high) {
-  const f32x16 first =
-      __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-  const f32x16 second =
-      __builtin_shufflevector(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-  low = first;
-  high = second;
-}
 
 template <typename Problem>
 class Attending {
@@ -52,7 +44,7 @@ class Attending {
       }
     }
     for (int64_t row = 0; is_whole && row < item.rows(); row++)
-      store_out(item.tile(row / rows), row % rows, desk_.whole.from(row));
+      store_out(problem_, item.tile(row / rows), row % rows, desk_.whole.from(row));
   }
 
   // When all pieces of its tile are there.
@@ -60,7 +52,7 @@ class Attending {
     desk_.whole.copy(partials.from(cut.first_partial), 1);
     for (int64_t segment = 1; segment < cut.num_segments; segment++)
       desk_.whole.add(partials.from(cut.first_partial + segment * cut.stride), 1);
-    store_out(cut.tile, cut.row, desk_.whole);
+    store_out(problem_, cut.tile, cut.row, desk_.whole);
   }
 
  private:
@@ -149,7 +141,7 @@ class Attending {
       attend_many(tile, first, count, keys, values);
   }
 
-  static bool is_few(const Tile& tile) { return tile.rows() <= FEW_ROWS; }
+  bool is_few(const Tile& tile) const { return tile.rows() <= problem_.few_rows(); }
 
   void attend_few(int64_t rows, int64_t first, int64_t count, const uint8_t* const* keys,
                   const uint8_t* const* values) {
@@ -172,7 +164,8 @@ class Attending {
   void attend_many(const Tile& tile, int64_t first, int64_t count, const uint8_t* const* keys,
                    const uint8_t* const* values) {
     const int64_t width = problem_.padded_value();
-    for (int64_t key = 0; key < count; key += 16) pack_sixteen_keys(keys + key, desk_.keys + key);
+    const int64_t end = attends_by_tiles<T>() ? round_up(count, 2 * TILE_CELLS) : count;  // of keys that are packed
+    for (int64_t key = 0; key < end; key += 16) pack_sixteen_keys(keys + key, desk_.keys + key);
     each_band(tile, first, count, [&](int64_t row, int64_t rows, int64_t seen) {
       const int64_t group = QUERY_GROUP * query_cells_;
       multiply<T, Rowwise::QUERIES>(rows, queries_ + row / QUERY_GROUP * group, group,
@@ -180,7 +173,7 @@ class Attending {
                                     {desk_.scores, CHUNK});
       weigh(first, row, rows);
     });
-    for (int64_t key = 0; key < count; key += PER_CELL<T>)
+    for (int64_t key = 0; key < end; key += PER_CELL<T>)
       pack_row_of_values(values + key, desk_.values + key / PER_CELL<T> * width);
     each_band(tile, first, count, [&](int64_t row, int64_t rows, int64_t seen) {
       const Sums sums = sums_.from(row);
@@ -207,11 +200,12 @@ class Attending {
   }
 
   // do_band(first row, rows, the keys of the chunk that any of them sees): all rows at once or, in the chunk
-  // where they come to an end, a few, so that little of what is hidden is computed. Each fetches a share of what
-  // is read next, which twice as many bands do.
+  // where they come to an end, a few, so that little of what is hidden is computed, but by matrix tiles, which take
+  // as long for a few. Each fetches a share of what is read next, which twice as many bands do.
   template <typename DoBand>
   void each_band(const Tile& tile, int64_t first, int64_t count, DoBand do_band) {
-    const int64_t rows = tile.rows(), step = visible(0, first).end < count ? BAND_ROWS : L1_ROWS;
+    const bool is_narrow = visible(0, first).end < count && !attends_by_tiles<T>();
+    const int64_t rows = tile.rows(), step = is_narrow ? BAND_ROWS : L1_ROWS;
     const int lines = int(upcoming_.num_lines() * step / (2 * rows) + 1);
     for (int64_t row = 0; row < rows; row += step) {
       const int64_t size = std::min(step, rows - row), seen = visible(row + size - 1, first).end;
@@ -238,64 +232,19 @@ class Attending {
 
   // To where those of row `first` are.
   void load_queries(const Tile& tile, int64_t first) {
+    const bool is_rowwise = is_few(tile) || attends_by_tiles<T>();
     Cell* const queries = desk_.queries + first * query_cells_;
     const uint8_t* among[QUERIES_AT_ONCE];
     std::fill(among, among + QUERIES_AT_ONCE, reinterpret_cast<const uint8_t*>(desk_.zeros));
     for (int64_t row = 0; row < tile.rows(); row++) {
       const int64_t place = row % QUERIES_AT_ONCE, token = tile.first_token + tile.token(row);
-      Cell* const cells = is_few(tile) ? queries + row * query_cells_ : desk_.some_queries + place * query_cells_;
-      const T* query = is_few(tile) ? nullptr : problem_.find_query(token, tile.head(row));
-      if (!query) query = copy_query(token, tile.head(row), reinterpret_cast<T*>(cells));
+      Cell* const cells = is_rowwise ? queries + row * query_cells_ : desk_.some_queries + place * query_cells_;
+      const T* query = is_rowwise ? nullptr : problem_.find_query(token, tile.head(row));
+      if (!query) query = copy_query(problem_, token, tile.head(row), reinterpret_cast<T*>(cells));
       positions_[row] = tile.position(row);
       among[place] = reinterpret_cast<const uint8_t*>(query);
       const bool is_last = place + 1 == QUERIES_AT_ONCE || row + 1 == tile.rows();
-      if (!is_few(tile) && is_last) group_queries(among, query_cells_, queries + (row - place) * query_cells_);
-    }
-  }
-
-  const T* copy_query(int64_t token, int64_t head, T* query) const {
-    problem_.load_query(token, head, query);
-    std::fill(query + problem_.key_width, query + problem_.padded_key(), T{});
-    for (int64_t item = 1; problem_.has_shuffled_keys() && item < problem_.padded_key(); item += SHUFFLED_ITEMS)
-      std::swap(query[item], query[item + 1]);
-    return query;
-  }
-
-  void store_out(const Tile& tile, int64_t row, const Sums& sums) const {
-    const int64_t head = tile.head(row), token = tile.first_token + tile.token(row);
-    float total = sum(load(sums.totals(0))), shrink = 1;
-    if (problem_.has_sinks() && total > 0) {  // 0: no score was a number, and the row is not one either
-      const float sink = problem_.sink(head), top = std::max(sums.top(0), sink);
-      shrink = powers_of_2(splat(sums.top(0) - top))[0];
-      total = total * shrink + powers_of_2(splat(sink - top))[0];
-    }
-    store_row(sums.values(0), shrink / total,
-              problem_.out + (token * problem_.num_heads + head) * problem_.value_width);
-  }
-
-  // There is one zero: whether sums of no weight came before tells nothing. Here, of columns that `pack_value_bytes`
-  // and `mix_few_bytes` have put out of order.
-  void store_byte_columns(const float* values, float factor, T* out) const {
-    const int64_t width = problem_.value_width;
-    for (int64_t column = 0; column < width; column += BYTE_COLUMNS) {
-      float part[BYTE_COLUMNS];
-      for (int64_t i = 0; i < BYTE_COLUMNS; i++) part[i] = values[column + byte_place(i)] * factor + 0.0f;
-      for (int64_t i = 0; i < BYTE_COLUMNS && column + i < width; i += 16)
-        store_up_to(out + column + i, load(part + i), width - column - i);
-    }
-  }
-
-  void store_row(const float* values, float factor, T* out) const {
-    const int64_t width = problem_.value_width;
-    if (problem_.is_bytes()) return store_byte_columns(values, factor, out);
-    for (int64_t column = 0; column < width; column += 16 * PER_CELL<T>) {
-      f32x16 part[PER_CELL<T>];
-      for (int i = 0; i < PER_CELL<T>; i++) part[i] = load(values + column + 16 * i) * splat(factor) + 0.0f;
-      if constexpr (PER_CELL<T> == 2) unshuffle(part[0], part[1]);
-      for (int64_t i = 0; i < PER_CELL<T> && column + 16 * i < width; i++) {
-        const int64_t start = column + 16 * i, count = std::min<int64_t>(16, width - start);
-        count == 16 ? store(out + start, part[i]) : store_part(out + start, part[i], count);
-      }
+      if (!is_rowwise && is_last) group_queries(among, query_cells_, queries + (row - place) * query_cells_);
     }
   }
 

@@ -2,57 +2,11 @@
 #include "attention_bytes.h"
 
 #if HAS_BYTE_CELLS
-#include <array>
-#include <bit>
-
 #include "attention_pack.h"
+#include "attention_tiles.h"
+#include "byte_cells.h"
 
 namespace {
-
-// What an item without its sign stands for; as `from_int8` and `from_fp8`.
-constexpr float size_of(Items kind, int item) {
-  if (kind == Items::INT8) return float(item);
-  const float of_exponent = std::bit_cast<float>(uint32_t(item < 8 ? 121 : 120 + item / 8) << 23);
-  return of_exponent * (float(item % 8) / 8 + (item < 8 ? 0.0f : 1.0f));
-}
-
-// The lower or the upper bytes of all those in bfloat16.
-constexpr std::array<uint8_t, 128> bytes_of(Items kind, int shift) {
-  std::array<uint8_t, 128> bytes{};
-  for (int item = 0; item < 128; item++)
-    bytes[size_t(item)] = uint8_t(std::bit_cast<uint32_t>(size_of(kind, item)) >> (16 + shift));
-  return bytes;
-}
-
-template <Items KIND>
-alignas(64) constexpr std::array<uint8_t, 128> LOWER = bytes_of(KIND, 0);
-template <Items KIND>
-alignas(64) constexpr std::array<uint8_t, 128> UPPER = bytes_of(KIND, 8);
-
-// Words of four items become cells: of items 0 and 2, and of items 1 and 3.
-template <Items KIND>
-class Widening {
- public:
-  __attribute__((always_inline)) void operator()(Words items, Words& even, Words& odd) const {
-    const __m512i v = (__m512i)items, size = KIND == Items::INT8 ? _mm512_abs_epi8(v) : v;
-    const __m512i low = _mm512_permutex2var_epi8(lower_[0], size, lower_[1]);
-    const __m512i unsigned_high = _mm512_permutex2var_epi8(upper_[0], size, upper_[1]);
-    const __m512i high = _mm512_ternarylogic_epi32(unsigned_high, v, signs_, A_OR_B_AND_C);
-    even = (Words)_mm512_ternarylogic_epi32(lowest_, low, _mm512_slli_epi16(high, 8), A_CHOOSES);
-    odd = (Words)_mm512_ternarylogic_epi32(lowest_, _mm512_srli_epi16(low, 8), high, A_CHOOSES);
-  }
-
- private:
-  static constexpr int A_OR_B_AND_C = 0xF8, A_CHOOSES = 0xCA;
-
-  static __m512i half(const std::array<uint8_t, 128>& bytes, int which) {
-    return _mm512_load_si512(bytes.data() + 64 * which);
-  }
-
-  const __m512i lower_[2] = {half(LOWER<KIND>, 0), half(LOWER<KIND>, 1)};
-  const __m512i upper_[2] = {half(UPPER<KIND>, 0), half(UPPER<KIND>, 1)};
-  const __m512i signs_ = _mm512_set1_epi8(int8_t(0x80)), lowest_ = _mm512_set1_epi16(0x00FF);
-};
 
 inline Lanes add_cells(Lanes sum, Cell a, Words b) {
   return (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)(Words{} + a), (__m512bh)b);
@@ -89,15 +43,6 @@ void score_rows(Cells queries, const uint8_t* const* keys, int64_t num_cells, Fl
       for (int s = 0; s < SIXTEENS; s++)
         memcpy(scores.floats + r * scores.stride + key + s * LANES, &sums[r][s], sizeof(Lanes));
   }
-}
-
-// BYTE_COLUMNS of two rows: four vectors of cells.
-template <Items KIND>
-inline __attribute__((always_inline)) void load_cells_of(const uint8_t* const* rows, int64_t column,
-                                                         const Widening<KIND>& widen, Words* cells) {
-  const __m512i a = _mm512_loadu_si512(rows[0] + column), b = _mm512_loadu_si512(rows[1] + column);
-  widen((Words)_mm512_unpacklo_epi16(a, b), cells[0], cells[1]);
-  widen((Words)_mm512_unpackhi_epi16(a, b), cells[2], cells[3]);
 }
 
 // out[ROWS][64 BLOCKS] = out * factor + weights [ROWS][depth] times values from `column` on.
@@ -149,19 +94,13 @@ void mix_rows(const Cell* weights, const uint8_t* const* values, int64_t depth, 
 
 constexpr int MIXED_ROWS = 4;  // at once, as many as have their sums in registers
 
-// call(an integral_constant of the kind).
-template <typename Call>
-void with_kind(Items kind, Call call) {
-  if (kind == Items::INT8) return call(std::integral_constant<Items, Items::INT8>());
-  call(std::integral_constant<Items, Items::FP8>());
-}
-
 }  // namespace
 
 void score_few_bytes(Items kind, int64_t rows, Cells queries, const uint8_t* const* keys, int64_t num_cells,
                      Floats scores, Upcoming& upcoming) {
+  if (uses_tiles()) return score_few_bytes_as_tiles(kind, rows, queries, keys, num_cells, scores, upcoming);
   with_kind(kind, [&]<Items KIND>(std::integral_constant<Items, KIND>) {
-    with_rows<int(FEW_ROWS)>(rows, [&]<int ROWS>(std::integral_constant<int, ROWS>) {
+    with_rows<int(FEW_BYTE_ROWS)>(rows, [&]<int ROWS>(std::integral_constant<int, ROWS>) {
       score_rows<KIND, ROWS>(queries, keys, num_cells, scores, upcoming);
     });
   });
@@ -169,14 +108,13 @@ void score_few_bytes(Items kind, int64_t rows, Cells queries, const uint8_t* con
 
 void mix_few_bytes(Items kind, int64_t rows, const Cell* weights, const uint8_t* const* values, int64_t depth,
                    int64_t width, const float* factors, Floats out, Upcoming& upcoming) {
+  if (uses_tiles())
+    return mix_few_bytes_as_tiles(kind, rows, weights, values, depth, width, factors, out, upcoming);
   with_kind(kind, [&]<Items KIND>(std::integral_constant<Items, KIND>) {
-    for (int64_t row = 0; row < rows; row += MIXED_ROWS) {
-      const int64_t count = std::min<int64_t>(rows - row, MIXED_ROWS);
-      with_rows<MIXED_ROWS>(count, [&]<int ROWS>(std::integral_constant<int, ROWS>) {
-        mix_rows<KIND, ROWS>(weights + row * WEIGHT_CELLS<bf16>, values, depth, width, factors + row,
-                             {out.floats + row * out.stride, out.stride}, upcoming);
-      });
-    }
+    in_parts<MIXED_ROWS>(rows, [&]<int ROWS>(std::integral_constant<int, ROWS>, int64_t row) {
+      mix_rows<KIND, ROWS>(weights + row * WEIGHT_CELLS<bf16>, values, depth, width, factors + row,
+                           {out.floats + row * out.stride, out.stride}, upcoming);
+    });
   });
 }
 

@@ -27,6 +27,8 @@ constexpr int64_t byte_place(int64_t column) {
   return (item / 8 * 2 + item % 2) * 16 + lane * 4 + item % 8 / 2;
 }
 
+constexpr int64_t FEW_BYTE_ROWS = 8;  // more would widen the same bytes twice
+
 // As those of attention_products.h, of bfloat16; rows are bytes, and widths multiples of BYTE_COLUMNS.
 void score_few_bytes(Items kind, int64_t rows, Cells queries, const uint8_t* const* keys, int64_t num_cells,
                      Floats scores, Upcoming& upcoming);

@@ -131,7 +131,7 @@ class AttentionItems {
   void number(TileGroup& group, int64_t longest, int64_t most_rows, int64_t most_partials) {
     const int64_t kv_heads = problem_.num_kv_heads;
     const int64_t partials = group.partials_a_head() * kv_heads;
-    const int64_t most_heads = group.rows() <= FEW_ROWS ? std::min(kv_heads, most_rows / group.rows()) : 1;
+    const int64_t most_heads = group.rows() <= problem_.few_rows() ? std::min(kv_heads, most_rows / group.rows()) : 1;
     const int64_t work = std::max<int64_t>(1, longest / group.row_groups());  // segments of one head
     // All heads of some segments or, where that is too much, some heads of all segments.
     group.heads_an_item = work >= most_heads ? most_heads : std::clamp(work / group.num_segments, int64_t(1), most_heads);

@@ -90,6 +90,16 @@ void with_rows(int64_t rows, Call call) {
   call(std::integral_constant<int, MOST>());
 }
 
+// call(an integral_constant, the first row) of rows in parts of one size, nearly, that are MOST at most.
+template <int MOST, typename Call>
+void in_parts(int64_t rows, Call call) {
+  const int64_t num_parts = (rows + MOST - 1) / MOST;
+  for (int64_t part = 0, row = 0, end; part < num_parts; part++, row = end) {
+    end = rows * (part + 1) / num_parts;
+    with_rows<MOST>(end - row, [&](auto count) { call(count, row); });
+  }
+}
+
 // VECTORS * LANES columns of as many rows as there are values in a cell: one row, or two.
 template <typename T, int VECTORS>
 inline __attribute__((always_inline)) void load_values(const uint8_t* const* rows, int64_t column,

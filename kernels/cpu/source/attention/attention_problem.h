@@ -50,6 +50,7 @@ struct AttentionProblem {
   int64_t group() const { return num_heads / num_kv_heads; }
   bool has_scales() const { return items != Items::WIDE; }
   bool is_bytes() const { return MULTIPLIES_BYTES<T> && has_scales(); }  // what `find_rows` finds
+  int64_t few_rows() const { return is_bytes() ? FEW_BYTE_ROWS : FEW_ROWS; }
   bool has_shuffled_keys() const { return sizeof(T) == 2 && has_scales(); }
   int64_t padded_key() const { return round_up(key_width, column_group()); }
   int64_t padded_value() const { return round_up(value_width, column_group()); }

@@ -4,6 +4,7 @@
 
 #include "attention_pack.h"
 #include "attention_products.h"
+#include "attention_tiles.h"
 #include "neon.h"
 
 namespace {
@@ -37,6 +38,7 @@ inline Lanes add_product(Lanes sum, Words a, Words b) {
 
 // As many rows and vectors at once as their sums stay in registers.
 constexpr int TILE_ROWS = LANES == 16 ? 8 : 4;
+constexpr int SCORED_ROWS = 8;
 constexpr int tile_vectors(int rows) { return LANES == 4 || rows < TILE_ROWS ? 4 : 2; }
 constexpr int mix_vectors(int rows) {
   if (LANES == 16) return rows <= 2 ? 8 : rows <= 4 ? 4 : 2;
@@ -214,6 +216,8 @@ void mix_rows(const Cell* weights, const uint8_t* const* values, int64_t depth, 
 template <typename T, Rowwise LAYOUT>
 void multiply(int64_t rows, const Cell* a, int64_t group_stride, Cells b, int64_t depth, int64_t width,
               const float* factors, Floats out) {
+  if (attends_by_tiles<T>())
+    return multiply_by_tiles(rows, {a, group_stride / QUERY_GROUP}, b, depth, width, factors, out);
   for (int64_t row = 0, done; row < rows; row += done) {
     const int64_t left = rows - row;
     const Cell* first = a + row / QUERY_GROUP * group_stride;
@@ -245,21 +249,21 @@ void multiply(int64_t rows, const Cell* a, int64_t group_stride, Cells b, int64_
 template <typename T>
 void score_few(int64_t rows, Cells queries, const uint8_t* const* keys, int64_t num_cells, Floats scores,
                Upcoming& upcoming) {
-  with_rows<int(FEW_ROWS)>(rows, [&]<int ROWS>(std::integral_constant<int, ROWS>) {
-    score_rows<T, ROWS>(queries, keys, num_cells, scores, upcoming);
+  if (attends_by_tiles<T>()) return score_few_as_tiles(rows, queries, keys, num_cells, scores, upcoming);
+  in_parts<SCORED_ROWS>(rows, [&]<int ROWS>(std::integral_constant<int, ROWS>, int64_t row) {
+    score_rows<T, ROWS>({queries.cells + row * queries.stride, queries.stride}, keys, num_cells,
+                        {scores.floats + row * scores.stride, scores.stride}, upcoming);
   });
 }
 
 template <typename T>
 void mix_few(int64_t rows, const Cell* weights, const uint8_t* const* values, int64_t depth, int64_t width,
              const float* factors, Floats out, Upcoming& upcoming) {
-  for (int64_t row = 0; row < rows; row += TILE_ROWS) {
-    const int64_t count = std::min<int64_t>(rows - row, TILE_ROWS);
-    with_rows<TILE_ROWS>(count, [&]<int ROWS>(std::integral_constant<int, ROWS>) {
-      mix_rows<T, ROWS>(weights + row * WEIGHT_CELLS<T>, values, depth, width, factors + row,
-                        {out.floats + row * out.stride, out.stride}, upcoming);
-    });
-  }
+  if (attends_by_tiles<T>()) return mix_few_as_tiles(rows, weights, values, depth, width, factors, out, upcoming);
+  in_parts<TILE_ROWS>(rows, [&]<int ROWS>(std::integral_constant<int, ROWS>, int64_t row) {
+    mix_rows<T, ROWS>(weights + row * WEIGHT_CELLS<T>, values, depth, width, factors + row,
+                      {out.floats + row * out.stride, out.stride}, upcoming);
+  });
 }
 
 void group_queries(const uint8_t* const* rows, int64_t num_cells, Cell* groups) {

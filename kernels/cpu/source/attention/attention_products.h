@@ -2,10 +2,14 @@
 //
 // They are compiled once, in attention_products.cpp, for all kinds of attention.
 //
+// Of bfloat16 they go by matrix tiles where the process uses those, in an order of sums of their own:
+// attention_tiles.h.
+//
 // A cell is 32 bits: one float32, or two bfloat16 that lie next to each other along the sum. So both
 // types take the same loops, and differ in what happens to a pair of cells.
 #pragma once
 
+#include "lanes.h"
 #include "simd.h"
 #include "upcoming.h"
 
@@ -29,7 +33,7 @@ struct Floats {
 // all of them are found from one address, whatever the width.
 //
 //   WEIGHTS   [rows][WEIGHT_CELLS]                              of a chunk of keys
-//   QUERIES   [rows / QUERY_GROUP][depth][QUERY_GROUP]
+//   QUERIES   [rows / QUERY_GROUP][depth][QUERY_GROUP], for tiles [rows][depth]
 enum class Rowwise { WEIGHTS, QUERIES };
 
 constexpr int64_t CHUNK = 64;  // keys at once
@@ -49,7 +53,7 @@ void multiply(int64_t rows, const Cell* a, int64_t group_stride, Cells b, int64_
 // interleaved, in registers, and used at once. Each sum runs over the same cells in the same order as in
 // `multiply`, so it is the same to the last bit. What will be read next is fetched meanwhile: as many lines
 // as are used, half of them with the keys.
-constexpr int64_t FEW_ROWS = 8;
+constexpr int64_t FEW_ROWS = LANES == 16 ? 16 : 8;
 
 // scores [rows][CHUNK] = queries [rows][num_cells] times CHUNK keys.
 template <typename T>

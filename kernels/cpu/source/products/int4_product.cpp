@@ -95,6 +95,52 @@ void Int4Product::multiply_tile(int64_t row, int64_t panel, const uint8_t* next,
 }
 #endif
 
+// [8 steps][32][4]: as int8 weights lie.
+static void unpack_group(const uint8_t* halves, uint8_t* bytes) {
+  for (int64_t at = 0; at < GROUP / 2 * PANEL; at += LANES * 4) {
+    const Bytes both = load_bytes(halves + at), low = low_halves(both), high = high_halves(both);
+    uint8_t* step = bytes + at / STEP_BYTES * 2 * STEP_BYTES + at % STEP_BYTES;
+    memcpy(step, &low, sizeof low);
+    memcpy(step + STEP_BYTES, &high, sizeof high);
+  }
+}
+
+// y [rows][32] = what the groups before gave + the sums of one, times its scales.
+static void add_group(const int32_t* sums, const uint8_t* scales, Span of, int64_t number, const Int8Rows& rows,
+                      float* y) {
+  for (int64_t column = 0; column < PANEL; column += LANES) {
+    const Lanes scale = load_scales(scales + column * 2);
+    for (int64_t r = 0; r < of.end - of.begin; r++) {
+      Ints sum;
+      Lanes total;
+      memcpy(&sum, sums + r * PANEL + column, sizeof sum);
+      memcpy(&total, y + r * PANEL + column, sizeof total);
+      total = multiply_add(to_floats(sum + rows.group_offsets(of.begin + r)[number]), scale, total);
+      memcpy(y + r * PANEL + column, &total, sizeof total);
+    }
+  }
+}
+
+void Int4Product::multiply_by_tiles(Asking asking, Span of, int64_t panel, const uint8_t* next, float* y) const {
+  constexpr int64_t STEPS = GROUP / 4, LINE = 64;
+  alignas(64) uint8_t bytes[STEPS * STEP_BYTES];
+  alignas(64) int32_t sums[AMX_ROWS * PANEL];
+  const int64_t count = of.end - of.begin;
+  const uint8_t* group = weights + panel * panel_bytes;
+  std::fill(y, y + count * PANEL, 0.0f);
+  for (int64_t k = 0; k < rows.width; k += GROUP, group += INT4_GROUP_BYTES, next += INT4_GROUP_BYTES) {
+    unpack_group(group + SCALE_BYTES, bytes);
+    const TilesAhead ahead{reinterpret_cast<const char*>(next),
+                           asking == Asking::NONE ? 0 : INT4_GROUP_BYTES / STEPS,
+                           asking == Asking::HALF ? 2 * LINE : LINE};
+    multiply_int8_by_tiles(count, {rows.values(of.begin) + k, rows.stride, bytes, STEPS}, ahead, sums);
+    add_group(sums, group, of, k / GROUP, rows, y);
+  }
+  for (int64_t r = 0; r < count; r++)
+    for (int64_t column = 0; column < PANEL; column++) y[r * PANEL + column] *= rows.scale(of.begin + r);
+}
+
 void Int4Product::multiply(Asking asking, Span rows, int64_t panel, const uint8_t* next, float* sums) const {
+  if (goes_by_tiles(rows.end - rows.begin)) return multiply_by_tiles(asking, rows, panel, next, sums);
   run_tile_of(*this, asking, rows, panel, next, sums);
 }

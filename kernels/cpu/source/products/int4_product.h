@@ -4,11 +4,13 @@
 #include "quantized_linear.h"
 
 // panels [K / 32] groups of scales and halves of bytes: see quantized_panel.h. The sums of a group are
-// exact; groups are added up in float.
+// exact; groups are added up in float, in their order. So the matrix tiles of a CPU, which take whole bytes, give
+// what vectors give: they are used from as many rows on as would have vectors unpack a panel twice.
 struct Int4Product {
   static constexpr int MAX_ROWS = LANES == 16 ? 6 : HAS_NEON ? 4 : 1, LINES = INT4_GROUP_BYTES / 64;
-  static constexpr int64_t MOST_ROWS = MAX_ROWS;
-  static constexpr int64_t tile_rows() { return MAX_ROWS; }
+  static constexpr int64_t MOST_ROWS = MOST_TILE_ROWS;
+  static int64_t tile_rows() { return uses_tiles() ? AMX_ROWS : MAX_ROWS; }
+  static bool goes_by_tiles(int64_t rows) { return uses_tiles() && rows > MAX_ROWS; }
   Int8Rows rows;
   const uint8_t* weights;
   int64_t panel_bytes;
@@ -27,6 +29,8 @@ struct Int4Product {
   void multiply_tile(int64_t row, int64_t panel, const uint8_t* next, float* y) const;
 
  private:
+  void multiply_by_tiles(Asking asking, Span of, int64_t panel, const uint8_t* next, float* y) const;
+
   template <int ROWS>
   void multiply_group(int64_t row, int64_t k, const uint8_t* halves, Ints (&sums)[ROWS][VECTORS]) const;
 };

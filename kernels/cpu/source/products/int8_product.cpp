@@ -76,6 +76,6 @@ void Int8Product::multiply_by_tiles(Asking asking, Span of, int64_t panel, const
 }
 
 void Int8Product::multiply(Asking asking, Span rows, int64_t panel, const uint8_t* next, float* sums) const {
-  if (uses_tiles()) return multiply_by_tiles(asking, rows, panel, next, sums);
+  if (goes_by_tiles(rows.end - rows.begin)) return multiply_by_tiles(asking, rows, panel, next, sums);
   run_tile_of(*this, asking, rows, panel, next, sums);
 }

@@ -33,10 +33,9 @@ static inline int64_t rows_of_block(int64_t num_rows, int64_t row_bytes) {
 
 // One panel of some rows, tile by tile.
 template <typename T, int LEVEL, typename Finish>
-__attribute__((noinline)) void multiply_panel(const Factors<T>& factors, Span rows, int64_t panel,
+__attribute__((noinline)) void multiply_panel(const Factors<T>& factors, Span rows, int64_t at_once, int64_t panel,
                                               Ahead<LEVEL> ahead, const Finish& finish) {
   alignas(64) float sums[MOST_TILE_ROWS * PANEL];
-  const int64_t at_once = tile_rows<T>();
   for (int64_t row = rows.begin; row < rows.end; row += at_once) {
     const int64_t count = std::min(rows.end - row, at_once);
     multiply_rows(count, factors.x + row * factors.x_stride, factors.x_stride,
@@ -52,25 +51,28 @@ __attribute__((noinline)) void multiply_panel(const Factors<T>& factors, Span ro
 template <typename T>
 static inline bool asks_early(int64_t rows) {
   const bool gains = sizeof(T) == sizeof(float) ? rows != 2 : rows > 4;
-  return LANES == 16 && tile_rows<T>() == MAX_TILE_ROWS && gains;
+  return LANES == 16 && tile_rows<T>() == MAX_PLAIN_ROWS && gains;
 }
 
 // If one tile does, the panel itself is asked for a little before its use; else each tile asks for a
 // part of the next panel. What is behind the last panel is never asked for: it is another thread's.
 template <typename T, typename Finish>
 void multiply_panels(const Factors<T>& factors, Span rows, Span panels, const Finish& finish) {
-  const int64_t num_tiles = (rows.end - rows.begin + tile_rows<T>() - 1) / tile_rows<T>();
+  const int64_t num_rows = rows.end - rows.begin;
+  if (num_rows <= 0) return;
+  const int64_t num_tiles = (num_rows + tile_rows<T>() - 1) / tile_rows<T>();
+  const int64_t at_once = (num_rows + num_tiles - 1) / num_tiles;  // a tile of one row takes as long as of several
   for (int64_t panel = panels.begin; panel < panels.end; panel++) {
     const char* weights = reinterpret_cast<const char*>(factors.panel(panel));
     const bool is_last = panel + 1 == panels.end;
-    if (num_tiles == 1 && asks_early<T>(rows.end - rows.begin))
-      multiply_panel(factors, rows, panel, Ahead<2>{weights + EARLY_AHEAD, STEP_BYTES}, finish);
+    if (num_tiles == 1 && asks_early<T>(num_rows))
+      multiply_panel(factors, rows, at_once, panel, Ahead<2>{weights + EARLY_AHEAD, STEP_BYTES}, finish);
     else if (num_tiles == 1)
-      multiply_panel(factors, rows, panel, Ahead<1>{weights + STREAM_AHEAD, STEP_BYTES}, finish);
+      multiply_panel(factors, rows, at_once, panel, Ahead<1>{weights + STREAM_AHEAD, STEP_BYTES}, finish);
     else if (is_last)
-      multiply_panel(factors, rows, panel, Ahead<2>{weights, 0}, finish);
+      multiply_panel(factors, rows, at_once, panel, Ahead<2>{weights, 0}, finish);
     else
-      multiply_panel(factors, rows, panel,
+      multiply_panel(factors, rows, at_once, panel,
                      Ahead<2>{weights + factors.num_steps * STEP_BYTES, STEP_BYTES / num_tiles},
                      finish);
   }

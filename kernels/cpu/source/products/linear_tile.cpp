@@ -30,7 +30,10 @@ void multiply_tile(const T* x, int64_t x_stride, const T* panel, int64_t num_ste
   for (int64_t step = 0; step < num_steps; step++) {
     Words w[VECTORS];
 #pragma GCC unroll 8  // as one copy, they would go through memory
-    for (int v = 0; v < VECTORS; v++) memcpy(&w[v], panel + v * LANES * DEPTH, sizeof(Words));
+    for (int v = 0; v < VECTORS; v++) {
+      memcpy(&w[v], panel + v * LANES * DEPTH, sizeof(Words));
+      if constexpr (ROWS > 1) keep_in_register(w[v]);
+    }
     for (int row = 0; row < ROWS; row++)
       for (int v = 0; v < VECTORS; v++)
         sum[row][v] = Step<T>::add(sum[row][v], x + row * x_stride, w[v]);
@@ -67,7 +70,7 @@ void multiply_rows(int64_t rows, const T* x, int64_t x_stride, const T* panel, i
       return multiply_bf16_by_tiles(rows, factors, {ahead.next, ahead.advance}, sums);
     }
   }
-  multiply_some<MAX_TILE_ROWS>(rows, x, x_stride, panel, num_steps, ahead, sums);
+  multiply_some<MAX_PLAIN_ROWS>(rows, x, x_stride, panel, num_steps, ahead, sums);
 }
 
 template void multiply_rows(int64_t, const float*, int64_t, const float*, int64_t, Ahead<1>, float*);

@@ -31,8 +31,9 @@ constexpr bool HAS_NEON = true;
 #else
 constexpr bool HAS_NEON = false;
 #endif
+constexpr int MAX_PLAIN_ROWS = LANES == 16 ? 10 : MAX_TILE_ROWS;  // of float and bfloat16; of more the addresses would not
 constexpr int VECTORS = PANEL / LANES;  // of a panel's columns
-constexpr int64_t MOST_TILE_ROWS = std::max<int64_t>(MAX_TILE_ROWS, HAS_AMX ? AMX_ROWS : 0);
+constexpr int64_t MOST_TILE_ROWS = std::max<int64_t>(MAX_PLAIN_ROWS, HAS_AMX ? AMX_ROWS : 0);
 
 // a * b + c, rounded once where the CPU can: the same for all sums of a machine.
 static inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
@@ -88,7 +89,7 @@ struct Ahead {
 // As many rows as are best multiplied at once: at most MOST_TILE_ROWS.
 template <typename T>
 static inline int64_t tile_rows() {
-  return sizeof(T) == 2 && uses_tiles() ? AMX_ROWS : MAX_TILE_ROWS;
+  return sizeof(T) == 2 && uses_tiles() ? AMX_ROWS : MAX_PLAIN_ROWS;
 }
 
 // The sums of 1 to `tile_rows` rows. Compiled once, in linear_tile.cpp, for all that multiply.

@@ -89,7 +89,7 @@ static inline void run_tile_of(const Product& product, Asking asking, Span rows,
   run_tile_of<Asking::NONE, MOST>(product, rows, panel, next, sums);
 }
 
-// `Product` has weights, panel_bytes, tile_rows() of at most MOST_ROWS, LINES (of a step) and
+// `Product` has weights, panel_bytes, tile_rows() of at most MOST_ROWS, LINES (of a step), goes_by_tiles(rows) and
 //     multiply(asking, rows, panel, next, sums [rows][32])
 // for up to `tile_rows` rows, which asks for what is at `next` as it reads the panel, step by step.
 template <typename Product, typename Finish>
@@ -122,7 +122,7 @@ class Multiplication {
     const uint8_t* next = weights + product_.panel_bytes;
     const int64_t at_once = Product::tile_rows();
     if (rows.end - rows.begin <= at_once) {
-      const bool is_by_vectors = LANES == 16 && at_once == Product::MAX_ROWS;
+      const bool is_by_vectors = LANES == 16 && !Product::goes_by_tiles(rows.end - rows.begin);
       if (is_by_vectors && rows.end - rows.begin <= UNASKED_ROWS) return run_tile(Asking::NONE, rows, panel, next);
       const int64_t ahead = is_by_vectors ? EARLY_BYTES : STREAM_AHEAD_BYTES;
       return run_tile(Asking::ALL, rows, panel, weights + ahead);

@@ -36,6 +36,18 @@ static inline Lanes fused(Lanes a, Lanes b, Lanes c) {
 #endif
 }
 
+// Has words loaded once for all that use them: GCC would have each multiplication load them again, and a load of
+// 64 bytes takes as long as the multiplication.
+static inline void keep_in_register(Words& words) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(words));
+#elif defined(__x86_64__)
+  asm("" : "+x"(words));
+#else
+  (void)words;
+#endif
+}
+
 // Of the items of a and, behind them, b: index(0), index(1) ...
 template <typename Vector, typename Index, int... I>
 static inline Vector pick(Vector a, Vector b, Index index, std::integer_sequence<int, I...>) {

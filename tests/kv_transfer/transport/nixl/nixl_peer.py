@@ -8,13 +8,14 @@ from multiprocessing.connection import Connection
 import torch
 from tests.warm_processes import warm_processes
 
-from baton.kv_transfer.transport.nixl.reads import Stretch, new_agent
+from baton.kv_transfer.transport.nixl.reads import new_agent
 
 
 @dataclass(frozen=True)
 class FarMemory:
     metadata: bytes
-    stretch: Stretch
+    stretch: tuple[int, int, int]
+    """Address, length in bytes, number of the device."""
 
 
 class FarPeer:

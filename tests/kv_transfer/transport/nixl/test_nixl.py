@@ -13,16 +13,27 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
 from tests.kv_transfer.transport.nixl.nixl_peer import FarPeer
 
 from baton.core.errors import TransportFailed
 from baton.kv_transfer.transport.nixl import buffers as nixl_buffers
 from baton.kv_transfer.transport.nixl import reads as nixl_reads
 from baton.kv_transfer.transport.nixl.buffers import Buffers, BuffersInUse
-from baton.kv_transfer.transport.nixl.reads import NixlReads, Stretch, new_agent
+from baton.kv_transfer.transport.nixl.reads import Grid, NixlReads, new_agent
 
 MIB = 1 << 20
+
+Stretch = tuple[int, int, int]
+"""Address, length in bytes, number of the device."""
+
+
+def whole(far: FarPeer) -> Grid:
+    address, length, device = far.memory.stretch
+    return Grid((address,), count=1, size=length, stride=length, device=device)
 
 
 @pytest.fixture
@@ -36,13 +47,34 @@ def far() -> Iterator[FarPeer]:
 async def test_what_the_library_reads_is_what_the_peer_holds(far: FarPeer) -> None:
     reads = NixlReads(partial(new_agent, "near"))
     name = await reads.add_peer(far.memory.metadata)
-    address, length, device = far.memory.stretch
-    halves = [(address + MIB, MIB, device), (address + 3 * MIB, length // 8, device)]
+    address, _, _ = far.memory.stretch
+    half = MIB // 2
+    two_rows = Grid(starts=(address, address + 2 * MIB), count=4, size=half, stride=half)
 
-    landed = await reads.read(name, halves, "DRAM")
+    landed = await reads.read(name, two_rows, [2, 3, 7])
 
-    assert landed.data == bytes([7]) * (MIB + length // 8)
-    landed.data.release()
+    assert landed.data == bytes([7]) * 3 * half
+    landed.give_back()
+    await reads.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+async def test_what_the_library_reads_goes_from_one_memory_of_a_gpu_to_another() -> None:
+    pytest.importorskip("nixl")
+    device = torch.device("cuda:0")
+    memory = torch.arange(4 * MIB, device=device).to(torch.uint8)
+    torch.cuda.synchronize(device)
+    peer = new_agent("p")
+    peer.register_memory([(memory.data_ptr(), 4 * MIB, 0, "")], "VRAM")
+    reads = NixlReads(partial(new_agent, "near"), device)
+    name = await reads.add_peer(peer.get_agent_metadata())
+    grid = Grid((memory.data_ptr(),), count=4, size=MIB, stride=MIB, mem_type="VRAM")
+
+    landed = await reads.read(name, grid, [3, 1])
+
+    assert landed.memory.device == device
+    assert torch.equal(landed.memory, torch.cat([memory[3 * MIB :], memory[MIB : 2 * MIB]]))
     landed.give_back()
     await reads.close()
 
@@ -50,13 +82,13 @@ async def test_what_the_library_reads_is_what_the_peer_holds(far: FarPeer) -> No
 async def test_a_killed_peer_fails_the_read(far: FarPeer) -> None:
     reads = NixlReads(partial(new_agent, "near"))
     name = await reads.add_peer(far.memory.metadata)
-    landed = await reads.read(name, [far.memory.stretch], "DRAM")
+    landed = await reads.read(name, whole(far), [0])
     landed.give_back()
     far.end()
 
     async with asyncio.timeout(60):
         with pytest.raises(TransportFailed):
-            await reads.read(name, [far.memory.stretch], "DRAM")
+            await reads.read(name, whole(far), [0])
         while reads.num_in_flight:
             await asyncio.sleep(0.01)
 
@@ -67,10 +99,10 @@ async def test_a_killed_peer_fails_the_read(far: FarPeer) -> None:
 async def test_a_read_from_a_peer_that_stands_still_can_be_given_up(far: FarPeer) -> None:
     reads = NixlReads(partial(new_agent, "near"))
     name = await reads.add_peer(far.memory.metadata)
-    (await reads.read(name, [far.memory.stretch], "DRAM")).give_back()
+    (await reads.read(name, whole(far), [0])).give_back()
     os.kill(far.process.pid or 0, signal.SIGSTOP)
 
-    reading = reads.read(name, [far.memory.stretch], "DRAM")
+    reading = reads.read(name, whole(far), [0])
     await asyncio.wait({reading}, timeout=0.1)
     reading.cancel()
 
@@ -78,7 +110,7 @@ async def test_a_read_from_a_peer_that_stands_still_can_be_given_up(far: FarPeer
     async with asyncio.timeout(60):
         while reads.num_in_flight:
             await asyncio.sleep(0.01)
-    assert (await reads.read(name, [far.memory.stretch], "DRAM")).data.tobytes()[:3] == b"\7\7\7"
+    assert (await reads.read(name, whole(far), [0])).data.tobytes()[:3] == b"\7\7\7"
     await reads.close()
 
 
@@ -108,13 +140,14 @@ class ObedientAgent:
 
     def register_memory(
         self, stretches: Sequence[tuple[int, int, int, str]], mem_type: str
-    ) -> tuple[int, int]:
-        [(address, length, _, _)] = stretches
-        self.registered.append((address, length))
-        return address, length
+    ) -> list[tuple[int, int]]:
+        found = [(address, length) for address, length, _, _ in stretches]
+        self.registered += found
+        return found
 
-    def deregister_memory(self, registered: tuple[int, int]) -> None:
-        self.registered.remove(registered)
+    def deregister_memory(self, registered: list[tuple[int, int]]) -> None:
+        for each in registered:
+            self.registered.remove(each)
 
     def get_agent_metadata(self) -> bytes:
         return b"obedient"
@@ -126,19 +159,27 @@ class ObedientAgent:
     def remove_remote_agent(self, name: nixl_reads.Name) -> None:
         self.peers.remove(str(name))
 
-    def get_xfer_descs(self, stretches: Sequence[Stretch], mem_type: str) -> Sequence[Stretch]:
-        return stretches
+    def prep_xfer_dlist(
+        self, agent_name: str, grids: NDArray[np.uint64], mem_type: str
+    ) -> list[Stretch]:
+        if agent_name and agent_name not in self.peers:
+            raise RuntimeError("NIXL_ERR_NOT_FOUND")
+        return [
+            (start + number * stride, size, device)
+            for start, size, device, stride, count in grids.tolist()
+            for number in range(count)
+        ]
 
-    def initialize_xfer(
+    def make_prepped_xfer(
         self,
         operation: str,
-        local: Sequence[Stretch],
-        remote: Sequence[Stretch],
-        name: nixl_reads.Name,
+        local: list[Stretch],
+        local_numbers: NDArray[np.int32],
+        remote: list[Stretch],
+        remote_numbers: NDArray[np.int32],
     ) -> Handle:
-        if name not in self.peers:
-            raise RuntimeError("NIXL_ERR_NOT_FOUND")
-        return Handle(local, remote)
+        targets, sources = local_numbers.tolist(), remote_numbers.tolist()
+        return Handle([local[at] for at in targets], [remote[at] for at in sources])
 
     def transfer(self, handle: Handle) -> str:
         self.posted.append(handle)
@@ -164,8 +205,12 @@ class Source:
         self.data = ctypes.create_string_buffer(bytes([self.fill]) * 1000, 1000)
 
     @property
-    def stretches(self) -> list[Stretch]:
-        return [(ctypes.addressof(self.data), 1000, 0)]
+    def address(self) -> int:
+        return ctypes.addressof(self.data)
+
+    @property
+    def grid(self) -> Grid:
+        return Grid((self.address,), count=1, size=1000, stride=1000)
 
 
 @dataclass
@@ -177,7 +222,7 @@ class Obeyed:
 
     async def start(self, source: Source) -> tuple[asyncio.Future[nixl_reads.Landed], Handle]:
         self.sources.append(source)
-        reading = self.reads.read("p", source.stretches, "DRAM")
+        reading = self.reads.read("p", source.grid, [0])
         await asyncio.to_thread(self.agent.has_posted.acquire)
         return reading, self.agent.posted[-1]
 
@@ -202,7 +247,8 @@ async def obeyed() -> AsyncIterator[Obeyed]:
 async def test_stretches_land_end_to_end() -> None:
     async with obeyed() as it:
         first, second = Source(1), Source(2)
-        reading = it.reads.read("p", first.stretches + second.stretches, "DRAM")
+        both = Grid((first.address, second.address), count=1, size=1000, stride=1000)
+        reading = it.reads.read("p", both, [0, 1])
         await asyncio.to_thread(it.agent.has_posted.acquire)
 
         it.agent.posted[0].complete()
@@ -275,7 +321,7 @@ async def test_a_peer_is_forgotten_once_nothing_is_read_from_it() -> None:
 async def test_a_read_from_an_unknown_peer_fails_and_takes_nothing() -> None:
     async with obeyed() as it:
         with pytest.raises(TransportFailed, match="NOT_FOUND"):
-            await it.reads.read("unknown", Source(1).stretches, "DRAM")
+            await it.reads.read("unknown", Source(1).grid, [0])
 
         _, handle = await it.start(Source(2))
 
@@ -289,9 +335,9 @@ async def test_registered_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         await it.start(Source(1))
 
         with pytest.raises(BuffersInUse, match="65536 bytes of buffers are in use"):
-            await it.reads.read("p", Source(2).stretches, "DRAM")
+            await it.reads.read("p", Source(2).grid, [0])
         with pytest.raises(TransportFailed, match="65537 bytes is larger than any buffer"):
-            await it.reads.read("p", [(0, 65537, 0)], "DRAM")
+            await it.reads.read("p", Grid((0,), count=1, size=65537, stride=65537), [0])
 
 
 def test_memory_kept_for_later_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +351,7 @@ def test_memory_kept_for_later_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
         buffers.keep(agent, buffer)
 
     assert buffers.num_bytes == 2 * size
-    assert agent.registered == [buffer.registered for buffer in taken[2:]]
+    assert [[each] for each in agent.registered] == [buffer.registered for buffer in taken[2:]]
 
 
 async def test_idle_buffers_of_other_sizes_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +363,8 @@ async def test_idle_buffers_of_other_sizes_make_room(monkeypatch: pytest.MonkeyP
         (await reading).give_back()
         larger = ctypes.create_string_buffer(b"2" * 2 * size, 2 * size)
 
-        again = it.reads.read("p", [(ctypes.addressof(larger), 2 * size, 0)], "DRAM")
+        grid = Grid((ctypes.addressof(larger),), count=1, size=2 * size, stride=2 * size)
+        again = it.reads.read("p", grid, [0])
         await asyncio.to_thread(it.agent.has_posted.acquire, timeout=60)
         it.agent.posted[-1].complete()
 
@@ -334,7 +381,7 @@ async def test_where_nixl_does_not_start_every_read_says_so() -> None:
     with pytest.raises(TransportFailed, match="no plugins available"):
         await reads.add_peer(b"p")
     with pytest.raises(TransportFailed, match="no plugins available"):
-        await reads.read("p", Source(1).stretches, "DRAM")
+        await reads.read("p", Source(1).grid, [0])
     await reads.close()
     with pytest.raises(TransportFailed, match="closes"):
         reads.forget_peer("p")

@@ -20,6 +20,7 @@ from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer
 from baton.kv_transfer.transport.control.client import Announced, ControlClient
 from baton.kv_transfer.transport.nixl import buffers as nixl_buffers
 from baton.kv_transfer.transport.nixl import nixl
+from baton.kv_transfer.transport.nixl.arena import Arena
 from baton.proto import kv_pb2 as pb
 
 
@@ -42,9 +43,8 @@ class Announcing:
 
     async def meet(self, address: str, transport: str, sender: Epoch, receiver: Epoch) -> bytes:
         self.num_met += 1
-        [(start, size, device)] = self.source.stretches
         return msgspec.msgpack.encode(
-            nixl._Arena(sender.encode(), [start], 1, [size], "DRAM", device)
+            Arena(sender.encode(), [self.source.address], 1, [1000], "DRAM", 0)
         )
 
     async def open(

@@ -1,0 +1,115 @@
+"""Whole blocks of several planes, moved together, where a cache's tensors are.
+
+    host memory  data --copy--> staged ----------------------------.
+    the device   rows --summed up, judged, wrong ones zeroed--------+--> scattered into the arenas
+                 arenas --gathered--> rows --summed up--> checksums alone come to this host
+
+On a GPU all of it is beside the passes, on the streams of `KvStaging`; any thread may call, and
+waits. No event loop does: what goes through here is never in this host's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from math import prod
+
+import torch
+from torch import Tensor
+
+from baton.core.kv_pool import DeviceWrite
+from baton.engine.memory.kv_staging import KvStaging
+from baton.kernels.gpu.upload import uploaded
+from baton.kernels.paging.checksum import row_checksums
+
+Gather = Callable[[range, Tensor], Tensor]
+"""Planes that are alike, and blocks' numbers on the device -> uint8 [planes x blocks, bytes]."""
+Scatter = Callable[[Tensor, range, Tensor], None]
+"""uint8 [planes, blocks, bytes] into planes that are alike, at blocks' numbers on the device."""
+
+
+class DeviceRows:
+    def __init__(
+        self,
+        device: torch.device,
+        staging: KvStaging | None,
+        block_bytes: Sequence[int],
+        gather: Gather,
+        scatter: Scatter,
+    ) -> None:
+        """`staging`: None where the device is no GPU. `block_bytes` is by plane."""
+        self.device = device
+        self._staging = staging
+        self._block_bytes = block_bytes
+        self._gather = gather
+        self._scatter = scatter
+
+    def write_blocks(self, blocks: Sequence[int], planes: range, data: memoryview) -> None:
+        """Replace whole blocks by what lies in memory of this host, by plane and block.
+
+        One copy to the device and one launch, whatever the number of blocks. Raises ValueError on
+        any other length.
+        """
+        shape = self._shape(blocks, planes, data.nbytes)
+        on_host = torch.frombuffer(data, dtype=torch.uint8).view(shape)
+
+        def copied() -> list[DeviceWrite]:
+            return [DeviceWrite(blocks, planes, on_host.to(self.device, non_blocking=True))]
+
+        self._write(copied)
+
+    def write_rows(
+        self,
+        writes: Sequence[DeviceWrite],
+        unit_bytes: int,
+        judge: Callable[[int, bytes], Iterable[int]],
+    ) -> None:
+        """See `BlockTargets.write_rows`; `indices` are blocks. Raises ValueError on any other
+        length."""
+        shaped = [
+            replace(
+                each, rows=each.rows.view(self._shape(each.indices, each.planes, each.rows.nbytes))
+            )
+            for each in writes
+        ]
+
+        def verified() -> list[DeviceWrite]:
+            rows = [each.rows for each in writes]
+            for number, sums in enumerate(row_checksums(rows, unit_bytes)):
+                for index in judge(number, sums):
+                    rows[number][index] = 0
+            return shaped
+
+        self._write(verified)
+
+    def checksums(
+        self, blocks: Sequence[int], planes: range, part: slice, unit_bytes: int
+    ) -> bytes:
+        """See `BlockSource.checksums`."""
+
+        def summed_up(numbers: Tensor) -> bytes:
+            rows = self._gather(planes, numbers)[:, part]
+            return row_checksums((rows.contiguous(),), unit_bytes)[0]
+
+        if self._staging is not None:
+            return self._staging.look(blocks, planes, summed_up)
+        return summed_up(uploaded(torch.tensor(blocks), self.device))
+
+    def _write(self, prepare: Callable[[], list[DeviceWrite]]) -> None:
+        """What is prepared has its rows by plane and block."""
+
+        def scatter(prepared: list[DeviceWrite]) -> None:
+            for each in prepared:
+                numbers = uploaded(torch.tensor(each.indices), self.device)
+                self._scatter(each.rows, each.planes, numbers)
+
+        if self._staging is not None:
+            self._staging.write(prepare, scatter)
+        else:
+            scatter(prepare())
+
+    def _shape(self, blocks: Sequence[int], planes: range, num_bytes: int) -> tuple[int, int, int]:
+        shape = len(planes), len(blocks), self._block_bytes[planes[0]]
+        if num_bytes != prod(shape):
+            raise ValueError(f"{num_bytes} bytes for {shape} planes, blocks and bytes")
+        return shape

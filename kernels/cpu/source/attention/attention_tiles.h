@@ -1,0 +1,33 @@
+// The products of attention over bfloat16 in the order of matrix tiles (amx_product.h), where a process uses them.
+//
+//   many rows    by tiles
+//   few rows     by vectors that add as tiles do: of each 16 cells the first items and the second ones apart, then
+//                both, then to the sum, with denormals as zeros
+//
+// What is added is that of attention_products.h, whose functions these stand for.
+#pragma once
+
+#include "amx_product.h"
+#include "attention_bytes.h"
+
+constexpr int64_t TILE_CELLS = 16;    // of a sum, that are added together
+constexpr int64_t TILE_COLUMNS = 32;  // of a product, at once
+
+template <typename T>
+static inline bool attends_by_tiles() {
+  return sizeof(T) == 2 && uses_tiles();
+}
+
+// As `multiply`; rows of `a` lie each by itself. What lies behind the depth, up to a multiple of TILE_CELLS, is read,
+// and one of the two must be zeros; behind the width, up to one of TILE_COLUMNS, is read and written.
+void multiply_by_tiles(int64_t rows, Cells a, Cells b, int64_t depth, int64_t width, const float* factors, Floats out);
+
+void score_few_as_tiles(int64_t rows, Cells queries, const uint8_t* const* keys, int64_t num_cells, Floats scores,
+                        Upcoming& upcoming);
+void mix_few_as_tiles(int64_t rows, const Cell* weights, const uint8_t* const* values, int64_t depth, int64_t width,
+                      const float* factors, Floats out, Upcoming& upcoming);
+
+void score_few_bytes_as_tiles(Items kind, int64_t rows, Cells queries, const uint8_t* const* keys, int64_t num_cells,
+                              Floats scores, Upcoming& upcoming);
+void mix_few_bytes_as_tiles(Items kind, int64_t rows, const Cell* weights, const uint8_t* const* values, int64_t depth,
+                            int64_t width, const float* factors, Floats out, Upcoming& upcoming);

@@ -1,0 +1,42 @@
+"""Which layers of a pass leave together: each leaving costs both ends, and the pass beside it.
+
+layer 0, 1, 2 | 3, 4, 5 | 6, 7      each but the last of `min_bytes` or more
+"""
+
+from __future__ import annotations
+
+from baton.core.kv_layout import KvLayout
+
+MIN_BYTES = 2 << 20
+"""Less is sent in about the time that a leaving costs. Of a long prompt on a GPU each layer is
+more."""
+
+
+class LayerGroups:
+    """Layers of one pass after the other, each told of from layer 0 on."""
+
+    def __init__(self, layout: KvLayout) -> None:
+        self.min_bytes = MIN_BYTES
+        """May be replaced: where models are tiny, and layers are to leave all the same."""
+        self._num_layers = layout.num_layers
+        block_bytes = [plane.layer_block_bytes for plane in layout.planes]
+        self._token_bytes = [
+            sum(block_bytes[plane] for plane in layout.planes_of(layer)) / layout.block_size
+            for layer in range(layout.num_layers + 1)
+        ]
+        self._first = 0
+        self._num_bytes = 0.0
+
+    def computed(self, layer: int, num_tokens: int) -> range:
+        """The layers that leave now that `layer` is computed; none: more are to come with them.
+
+        `num_tokens` are all of the pass; `layer` may be what is behind the last (`planes_of`).
+        """
+        if layer == 0:
+            self._first, self._num_bytes = 0, 0.0
+        self._num_bytes += num_tokens * self._token_bytes[layer]
+        if layer < self._num_layers - 1 and self._num_bytes < self.min_bytes:
+            return range(0)
+        leaving = range(self._first, layer + 1)
+        self._first, self._num_bytes = layer + 1, 0.0
+        return leaving
