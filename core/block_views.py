@@ -8,7 +8,9 @@ Blocks of a plane are a row; the same blocks of several planes, several rows. Vi
 somebody looks; compiled code takes the memory, rows and starts as they are: nothing is a step of
 Python for each block of each plane.
 Blocks that are still on their way (`ArrivingBlocks`) lie nowhere yet: who knows where they belong
-has them written there. Those of a device (`DeviceBlocks`) stay there unless somebody looks.
+has them written there. Blocks whose heads lie with several ranks (`DividedBlocks`) are in pieces,
+of which each can be shown where it lies.
+Blocks of a device (`DeviceBlocks`) stay there unless somebody looks.
 """
 
 from __future__ import annotations
@@ -118,6 +120,42 @@ class ArrivingBlocks(Sequence[memoryview]):
         return self._own
 
 
+class DividedBlocks(Sequence[memoryview]):
+    """Blocks that lie in pieces. A part of each is shown where it lies, if that is in one piece;
+    who looks at whole blocks may look at copies."""
+
+    def __init__(
+        self, num_blocks: int, size: int, part_of_each: Callable[[int, int], Sequence[memoryview]]
+    ) -> None:
+        """`part_of_each` is given where a part begins in each block, and how long it is."""
+        self.num_bytes = num_blocks * size
+        self.size = size
+        self._num_blocks = num_blocks
+        self._part_of_each = part_of_each
+        self._whole: Sequence[memoryview] | None = None
+
+    def __len__(self) -> int:
+        return self._num_blocks
+
+    @overload
+    def __getitem__(self, index: int) -> memoryview: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[memoryview]: ...
+
+    def __getitem__(self, index: int | slice) -> memoryview | Sequence[memoryview]:
+        if self._whole is None:
+            self._whole = self.part(0, self.size)
+        return self._whole[index]
+
+    def part(self, offset: int, size: int) -> Sequence[memoryview]:
+        """The views of `size` bytes of each block, from `offset` on. Raises ValueError if that is
+        not inside."""
+        if not 0 <= offset <= offset + size <= self.size:
+            raise ValueError(f"bytes {offset} to {offset + size} of {self.size}")
+        return self._part_of_each(offset, size)
+
+
 class DeviceBlocks(Sequence[memoryview]):
     """Blocks that lie end to end in the memory of a device. Who looks at one has all of them copied
     to this host, once, and waits for that."""
@@ -169,21 +207,21 @@ def stretches(views: Sequence[memoryview]) -> list[memoryview]:
 
 def num_bytes_of(views: Sequence[memoryview]) -> int:
     """The total size of all views, in bytes."""
-    if isinstance(views, BlockViews | ArrivingBlocks | DeviceBlocks):
+    if isinstance(views, BlockViews | ArrivingBlocks | DividedBlocks | DeviceBlocks):
         return views.num_bytes
     return sum(view.nbytes for view in views)
 
 
 def sizes_of(views: Sequence[memoryview]) -> set[int]:
     """The lengths that occur, in bytes."""
-    if isinstance(views, BlockViews | ArrivingBlocks | DeviceBlocks):
+    if isinstance(views, BlockViews | ArrivingBlocks | DividedBlocks | DeviceBlocks):
         return {views.size}
     return {view.nbytes for view in views}
 
 
 def part_of(views: Sequence[memoryview], offset: int, size: int) -> Sequence[memoryview]:
     """The views of `size` bytes of each, from `offset` on."""
-    if isinstance(views, BlockViews):
+    if isinstance(views, BlockViews | DividedBlocks):
         return views.part(offset, size)
     return [view[offset : offset + size] for view in views]
 

@@ -98,15 +98,16 @@ class BlockSource(Protocol):
 class BlockTargets(Protocol):
     """Fresh blocks of one holder, to be written on any thread while it keeps its references."""
 
-    @property
-    def is_in_memory(self) -> bool:
-        """Whether the blocks lie in this host's memory: otherwise they have no `view`."""
+    def are_together(self, heads: range) -> bool:
+        """Whether the bytes that these KV heads have in a block lie together in this host's memory:
+        otherwise they have no view."""
 
     def view(self, index: int, plane: int) -> memoryview:
         """The memory of the holder's `index`-th block in `plane`."""
 
     def views(self, indices: Sequence[int], planes: range) -> Sequence[memoryview]:
-        """The views of several blocks in each of some planes that are alike, as from `view`."""
+        """The views of several blocks in each of some planes that are alike; `part_of` them, where
+        only those heads are together."""
 
     def write(self, index: int, plane: int, offset: int, data: memoryview) -> None:
         """Put `data` at byte `offset` of that block and plane."""
@@ -226,6 +227,11 @@ class KvPool(Protocol):
 
     def clear(self, holder: Holder, start: int, plane: int) -> None:
         """Zero the holder's blocks from index `start` on, its alone, in `plane`."""
+
+    @property
+    def head_runs(self) -> Sequence[range]:
+        """Runs of KV heads, all heads in order, of which each has its bytes of a block together in
+        this host's memory: one a tensor-parallel rank. Empty where they are not, as on a device."""
 
     def targets(self, holder: Holder, start: int) -> BlockTargets:
         """The holder's blocks from index `start` on, its alone, to be written."""

@@ -140,6 +140,8 @@ class PrefillGranted:
     num_tokens: int
     num_cached: int
     """Tokens that P need not compute."""
+    head_runs: tuple[range, ...] = ()
+    """See `KvPool.head_runs`, of the sender."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_cached < self.num_tokens:
@@ -193,6 +195,8 @@ class PullOffered:
     """The sender's."""
     num_tokens: int
     """From the first of `tokens` on; more than `num_held`."""
+    head_runs: tuple[range, ...] = ()
+    """See `KvPool.head_runs`, of the sender."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

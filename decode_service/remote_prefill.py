@@ -214,7 +214,10 @@ class RemotePrefill:
             if self.engine.is_starving:
                 return None
             source = KvSource(
-                epoch=granted.sender_epoch, address=peer.address, layout=granted.layout
+                epoch=granted.sender_epoch,
+                address=peer.address,
+                layout=granted.layout,
+                head_runs=granted.head_runs,
             )
             wanted = WantedKv(
                 transfer_id=granted.transfer_id,

@@ -259,6 +259,7 @@ class PrefillWorker:
             layout=layout,
             num_tokens=len(request.tokens),
             num_cached=request.num_cached,
+            head_runs=tuple(self._engine.pool.head_runs),
         )
         self._thread.tell(lambda: self.prompts.put_event(transfer_id, granted))
         self._sender.publish(transfer_id, request.num_computed)  # found in the cache

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 from baton.core.kv_layout import DraftFeatures, KvLayout, SideCache
 from baton.proto import kv_pb2 as pb
@@ -67,3 +69,10 @@ def _layout_from(data: bytes) -> KvLayout:
 
 def _features(message: pb.DraftFeatures) -> DraftFeatures:
     return DraftFeatures(kind=message.kind, width=message.width, dtype=message.dtype)
+
+
+def head_runs_from_proto(layout: KvLayout, stops: Sequence[int]) -> tuple[range, ...]:
+    """Empty for what is no split of the layout's heads: then its KV comes as a whole."""
+    bounds = [layout.first_kv_head, *stops]
+    runs = tuple(range(start, stop) for start, stop in pairwise(bounds))
+    return runs if all(runs) and bounds[-1] == layout.stop_kv_head else ()

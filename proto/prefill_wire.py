@@ -10,7 +10,7 @@ from baton.core.messages import (
 )
 from baton.core.tracing import TraceContext
 from baton.proto import replica_pb2 as pb
-from baton.proto.kv_wire import layout_from_proto, layout_to_proto
+from baton.proto.kv_wire import head_runs_from_proto, layout_from_proto, layout_to_proto
 from baton.proto.message_parts_wire import (
     address_from_proto,
     address_to_proto,
@@ -73,16 +73,19 @@ def granted_to_proto(granted: PrefillGranted) -> pb.PrefillGranted:
         layout=layout_to_proto(granted.layout),
         num_tokens=granted.num_tokens,
         num_cached=granted.num_cached,
+        head_stops=[run.stop for run in granted.head_runs],
     )
 
 
 def granted_from_proto(message: pb.PrefillGranted) -> PrefillGranted:
+    layout = layout_from_proto(message.layout)
     return PrefillGranted(
         transfer_id=TransferId(message.transfer_id),
         sender_epoch=Epoch(message.sender_epoch),
-        layout=layout_from_proto(message.layout),
+        layout=layout,
         num_tokens=message.num_tokens,
         num_cached=message.num_cached,
+        head_runs=head_runs_from_proto(layout, message.head_stops),
     )
 
 

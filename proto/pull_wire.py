@@ -8,7 +8,7 @@ from baton.core.messages import (
     PullRequest,
 )
 from baton.proto import replica_pb2 as pb
-from baton.proto.kv_wire import layout_from_proto, layout_to_proto
+from baton.proto.kv_wire import head_runs_from_proto, layout_from_proto, layout_to_proto
 
 
 def pull_to_proto(request: PullRequest, sender_epoch: Epoch) -> pb.PullRequest:
@@ -48,13 +48,16 @@ def offered_to_proto(offered: PullOffered) -> pb.PullOffered:
         sender_epoch=offered.sender_epoch,
         layout=layout_to_proto(offered.layout),
         num_tokens=offered.num_tokens,
+        head_stops=[run.stop for run in offered.head_runs],
     )
 
 
 def offered_from_proto(message: pb.PullOffered) -> PullOffered:
+    layout = layout_from_proto(message.layout)
     return PullOffered(
         transfer_id=TransferId(message.transfer_id),
         sender_epoch=Epoch(message.sender_epoch),
-        layout=layout_from_proto(message.layout),
+        layout=layout,
         num_tokens=message.num_tokens,
+        head_runs=head_runs_from_proto(layout, message.head_stops),
     )

@@ -956,6 +956,7 @@ class PrefillGranted(message.Message):
     NUM_TOKENS_FIELD_NUMBER: builtins.int
     NUM_CACHED_FIELD_NUMBER: builtins.int
     LAYOUT_FIELD_NUMBER: builtins.int
+    HEAD_STOPS_FIELD_NUMBER: builtins.int
     transfer_id: builtins.str
     sender_epoch: builtins.str
     num_tokens: builtins.int
@@ -963,6 +964,10 @@ class PrefillGranted(message.Message):
     @builtins.property
     def layout(self) -> kv_pb2.KvLayout:
         """the sender's"""
+
+    @builtins.property
+    def head_stops(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """where the KV heads of each of its ranks end; none: as a whole"""
 
     def __init__(
         self,
@@ -972,10 +977,11 @@ class PrefillGranted(message.Message):
         num_tokens: builtins.int = ...,
         num_cached: builtins.int = ...,
         layout: kv_pb2.KvLayout | None = ...,
+        head_stops: abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["layout", b"layout", "num_cached", b"num_cached", "num_tokens", b"num_tokens", "sender_epoch", b"sender_epoch", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["head_stops", b"head_stops", "layout", b"layout", "num_cached", b"num_cached", "num_tokens", b"num_tokens", "sender_epoch", b"sender_epoch", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1119,12 +1125,17 @@ class PullOffered(message.Message):
     SENDER_EPOCH_FIELD_NUMBER: builtins.int
     NUM_TOKENS_FIELD_NUMBER: builtins.int
     LAYOUT_FIELD_NUMBER: builtins.int
+    HEAD_STOPS_FIELD_NUMBER: builtins.int
     transfer_id: builtins.str
     sender_epoch: builtins.str
     num_tokens: builtins.int
     """from the first of `tokens` on"""
     @builtins.property
     def layout(self) -> kv_pb2.KvLayout: ...
+    @builtins.property
+    def head_stops(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """as in PrefillGranted"""
+
     def __init__(
         self,
         *,
@@ -1132,10 +1143,11 @@ class PullOffered(message.Message):
         sender_epoch: builtins.str = ...,
         num_tokens: builtins.int = ...,
         layout: kv_pb2.KvLayout | None = ...,
+        head_stops: abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["layout", b"layout", "num_tokens", b"num_tokens", "sender_epoch", b"sender_epoch", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["head_stops", b"head_stops", "layout", b"layout", "num_tokens", b"num_tokens", "sender_epoch", b"sender_epoch", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

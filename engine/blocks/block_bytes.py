@@ -54,6 +54,10 @@ class BlockBytes(Protocol):
     @property
     def is_in_memory(self) -> bool: ...
 
+    @property
+    def head_runs(self) -> Sequence[range]:
+        """See `KvPool.head_runs`."""
+
     def writable(self, block: int, plane: int) -> memoryview: ...
 
     def writables(self, blocks: Sequence[int], planes: range) -> Sequence[memoryview]: ...
@@ -138,9 +142,11 @@ class Targets:
     blocks: tuple[int, ...]
     start: int
 
-    @property
-    def is_in_memory(self) -> bool:
-        return self.memory.is_in_memory
+    def are_together(self, heads: range) -> bool:
+        if self.memory.is_in_memory:
+            return True
+        runs = self.memory.head_runs
+        return any(run.start <= heads.start and heads.stop <= run.stop for run in runs)
 
     def view(self, index: int, plane: int) -> memoryview:
         return self.memory.writable(self._block(index), plane)

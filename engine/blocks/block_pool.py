@@ -368,6 +368,11 @@ class BlockPool:
             self._check_alone(holder, index, block)
         self._bytes.clear(blocks, plane)
 
+    @property
+    def head_runs(self) -> Sequence[range]:
+        """See `KvPool.head_runs`."""
+        return self._bytes.head_runs
+
     def targets(self, holder: Holder, start: int) -> Targets:
         """See `KvPool.targets`. Raises ValueError if one of them has a name or another holder."""
         blocks = tuple(self.table(holder))

@@ -178,6 +178,12 @@ class KvCache:
         """Whether the blocks are in memory of this host."""
         return bool(self._memory)
 
+    @property
+    def head_runs(self) -> tuple[range, ...]:
+        """See `BlockBytes.head_runs`."""
+        whole = range(self.layout.first_kv_head, self.layout.stop_kv_head)
+        return (whole,) if self.is_in_memory else ()
+
     def writable(self, block: int, plane: int) -> memoryview:
         """The bytes of one block in one plane, to be written; only where `is_in_memory`."""
         return self._memory[plane][self._span(block, plane)]

@@ -4,28 +4,32 @@
                              rank 0      rank 1           as the ranks keep it
 
 The memory of every rank is mapped into the lead's process, so whoever reads or writes a block need
-not know of ranks. Heads that several ranks keep (more ranks than heads, latents, what groups keep)
-are written to all of them, and read from the first; a stage of a pipeline keeps the planes of its
-layers. The ranks themselves only read and write KV within a pass, which the lead begins: what it
-wrote before is there by then, for it waits for that; and what it cleared, once it has called
-`settle`.
+not know of ranks. On a CPU the heads of one rank are shown where they lie: KV that travels by ranks
+is neither put together nor taken apart here. Heads that several ranks keep (more ranks than heads,
+latents, what groups keep) are written to all of them, and read from the first; a stage of a
+pipeline keeps the planes of its layers. The ranks themselves only read and write KV within a pass,
+which the lead begins: what it wrote before is there by then, for it waits for that; and what it
+cleared, once it has called `settle`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import product
 
 import torch
 from torch import Tensor
 
+from baton.core.block_views import DividedBlocks, part_of
 from baton.core.kv_arena import KvArena
 from baton.core.kv_layout import SCALE_BYTES, KvLayout
 from baton.engine.memory.device_rows import DeviceRows
 from baton.engine.memory.huge_arena import HugeArena
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.memory.kv_staging import bytes_of, rows_of
+from baton.engine.ranks.share_views import ShareViews
 from baton.engine.ranks.shares import PlaneShare, Share
 from baton.kernels.gpu.upload import uploaded
 from baton.kernels.paging.block_copy import gather_blocks, scatter_blocks
@@ -55,13 +59,15 @@ class ShardedCache:
         self.num_blocks = own.num_blocks
         self.device = own.device
         self._is_at_once = own.device.type == "cuda" if is_at_once is None else is_at_once
-        bytes_of_own = [plane.view(torch.uint8).flatten(1) for plane in own.planes]
-        shares = [Share(own.layout, bytes_of_own), *others]
+        shares = [Share.of_cache(own), *others]
         self._shares = [
             [found for share in shares if (found := share.of_plane(plane)) is not None]
             for plane in range(layout.num_planes)
         ]
         self._read = [list(self._cover(plane)) for plane in range(layout.num_planes)]
+        self._parts = ShareViews(layout, self._shares, self.num_blocks)
+        self.head_runs = () if self._is_at_once else self._parts.head_runs
+        """See `BlockBytes.head_runs`."""
         sizes = [plane.layer_block_bytes for plane in layout.planes]
         self._rows = DeviceRows(
             own.planes[0].device, own.staging, sizes, self._gathered, self._scatter
@@ -110,7 +116,7 @@ class ShardedCache:
         if self._is_replicated:
             return self.own.views(blocks, planes)
         if not self._is_at_once:
-            return [self.view(block, plane) for plane in planes for block in blocks]
+            return self._divided(blocks, planes, partial(self._read_part, blocks, planes))
         if self.own.staging is not None and planes.stop <= len(self.own.planes):
             return self.own.staging.read(
                 blocks, planes, lambda numbers: self._gathered(planes, numbers)
@@ -192,7 +198,35 @@ class ShardedCache:
         raise ValueError("blocks on several ranks are in pieces; they are written to")
 
     def writables(self, blocks: Sequence[int], planes: range) -> Sequence[memoryview]:
-        return [self.writable(block, plane) for plane in planes for block in blocks]
+        """Blocks to write to, a part of each that is within one of `head_runs`."""
+        return self._divided(blocks, planes, partial(self._write_part, blocks, planes))
+
+    def _divided(
+        self,
+        blocks: Sequence[int],
+        planes: range,
+        part: Callable[[int, int], Sequence[memoryview]],
+    ) -> DividedBlocks:
+        num_blocks = len(planes) * len(blocks)
+        return DividedBlocks(num_blocks, self._block_bytes(planes[0]), part)
+
+    def _read_part(
+        self, blocks: Sequence[int], planes: range, offset: int, size: int
+    ) -> Sequence[memoryview]:
+        parts = self._parts.views(blocks, planes, offset, size)
+        if parts is not None:
+            return parts
+        return part_of([self.view(b, plane) for plane in planes for b in blocks], offset, size)
+
+    def _write_part(
+        self, blocks: Sequence[int], planes: range, offset: int, size: int
+    ) -> Sequence[memoryview]:
+        parts = None
+        if self.head_runs:  # nobody else keeps them, too
+            parts = self._parts.views(blocks, planes, offset, size, is_writable=True)
+        if parts is None:
+            raise ValueError("blocks on several ranks are in pieces; they are written to")
+        return parts
 
     def clear(self, blocks: Sequence[int], plane: int) -> None:
         """Zero these blocks in one plane, at once."""

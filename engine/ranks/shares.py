@@ -9,13 +9,18 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from baton.core.kv_layout import KvLayout
+from baton.engine.memory.kv_cache import KvCache
 from baton.kernels.cpu.shared_mapping import mapped
+
+NOWHERE = memoryview(b"")
+"""Memory of a device, as this host sees it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,13 +32,27 @@ class Share:
     """Bytes [blocks, bytes of its heads], one a plane."""
     first_plane: int = 0
     """First plane, as the model numbers them."""
+    memory: memoryview = NOWHERE
+    """All of it, as this process has it mapped; empty on a device."""
+    starts: Sequence[int] = ()
+    """Where each of the planes begins in that."""
+
+    @classmethod
+    def of_cache(cls, cache: KvCache) -> Share:
+        """The share of this process itself, from the first plane on."""
+        planes = [plane.view(torch.uint8).flatten(1) for plane in cache.planes]
+        if not cache.is_in_memory:
+            return cls(cache.layout, planes)
+        where = cache.writables((), range(len(planes)))
+        return cls(cache.layout, planes, memory=where.memory, starts=where.rows)
 
     def of_plane(self, plane: int) -> PlaneShare | None:
         """None of one that another stage keeps."""
         own = plane - self.first_plane
         if not 0 <= own < len(self.planes):
             return None
-        return PlaneShare(self.layout.planes[own], self.planes[own])
+        start = self.starts[own] if self.starts else 0
+        return PlaneShare(self.layout.planes[own], self.planes[own], self.memory, start)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +62,10 @@ class PlaneShare:
     layout: KvLayout
     blocks: Tensor
     """Bytes [blocks, bytes of its heads]."""
+    memory: memoryview
+    """Memory that they lie in; empty on a device."""
+    start: int
+    """Where the first of them begins in that."""
 
     @property
     def heads(self) -> range:
@@ -61,7 +84,8 @@ class SharedMemory:
         whole = torch.frombuffer(memory, dtype=torch.uint8)
         planes = whole.split(sizes)  # type: ignore[no-untyped-call]
         by_plane = [plane.view(num_blocks, -1) for plane in planes]
-        self.share = Share(layout, by_plane, first_plane)
+        starts = [stop - size for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+        self.share = Share(layout, by_plane, first_plane, memory, starts)
 
     @property
     def place(self) -> tuple[int, int]:

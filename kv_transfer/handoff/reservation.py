@@ -22,6 +22,8 @@ class KvSource:
     """The sender's address as the transport understands it."""
     layout: KvLayout
     """The sender's."""
+    head_runs: tuple[range, ...] = ()
+    """See `KvPool.head_runs`, of the sender; empty where all heads are to come on one stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

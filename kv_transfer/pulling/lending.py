@@ -116,6 +116,7 @@ class Lender:
                 sender_epoch=self._sender.epoch,
                 layout=self._pool.layout,
                 num_tokens=num_tokens,
+                head_runs=tuple(self._pool.head_runs),
             )
             await has_ended.wait()
         finally:

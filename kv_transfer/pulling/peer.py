@@ -241,6 +241,7 @@ def _offer(offered: PullOffered, address: str, listener: Listener) -> PrefixOffe
         sender_epoch=offered.sender_epoch,
         layout=offered.layout,
         num_tokens=offered.num_tokens,
+        head_runs=offered.head_runs,
         address=address,
         listener=listener,
     )

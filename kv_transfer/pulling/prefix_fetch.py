@@ -42,6 +42,8 @@ class PrefixOffer:
     """The sender's."""
     num_tokens: int
     """Tokens offered, from the first one asked for on."""
+    head_runs: tuple[range, ...] = ()
+    """See `KvSource.head_runs`."""
     address: str
     """Source address as the fetcher's transport understands it."""
     listener: Listener = NOBODY
@@ -190,7 +192,12 @@ class PrefixFetcher:
     ) -> Reservation | None:
         if self.is_full():
             return None
-        source = KvSource(epoch=offer.sender_epoch, address=offer.address, layout=offer.layout)
+        source = KvSource(
+            epoch=offer.sender_epoch,
+            address=offer.address,
+            layout=offer.layout,
+            head_runs=offer.head_runs,
+        )
         wanted_kv = WantedKv(
             transfer_id=transfer_id,
             sources=(source,),

@@ -20,6 +20,7 @@ from typing import NoReturn
 from baton.core.block_views import chosen, sizes_of
 from baton.core.errors import CorruptPiece, StaleEpoch, TransferAborted, UnknownTransfer
 from baton.core.ids import TransferId
+from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import BlockTargets
 from baton.kv_transfer.handoff.lease import (
     ReceiverEvent,
@@ -52,6 +53,11 @@ class Fill:
     def placement(self) -> BlockPlacement:
         """The placement of the planes that the piece is of, which are alike."""
         return self.stream.placement.planes[self.piece.plane]
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether what it brings has one place in memory of this host for each block."""
+        return self.targets.are_together(heads_of(self.stream.placement.arriving))
 
     def views(self, blocks: Sequence[int]) -> Sequence[memoryview]:
         """The bytes of these blocks of the piece, by plane and block."""
@@ -155,8 +161,9 @@ class Filling:
 
     def is_plain(self, stream: int) -> bool:
         """Whether the stream's pieces are copied to memory of this host as they are."""
-        planes = self.reservation.streams[stream].placement.planes
-        return self._targets.is_in_memory and all(plane.is_direct for plane in planes)
+        placement = self.reservation.streams[stream].placement
+        is_in_memory = self._targets.are_together(heads_of(placement.arriving))
+        return is_in_memory and all(plane.is_direct for plane in placement.planes)
 
     def first_missing(self, stream: int) -> int:
         """The first block of the stream that is not there in all planes; its stop if all are."""
@@ -280,6 +287,10 @@ class Filling:
             num_planes=piece.num_planes,
             blocks=blocks,
         )
+
+
+def heads_of(layout: KvLayout) -> range:
+    return range(layout.first_kv_head, layout.stop_kv_head)
 
 
 def _by_block(piece: KvPiece) -> bytes:

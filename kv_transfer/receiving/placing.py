@@ -47,7 +47,7 @@ def place_together(fills: Sequence[Fill]) -> dict[Fill, list[Unit]]:
     directly: dict[int, list[Fill]] = {}
     in_rows: dict[int, list[Fill]] = {}
     for fill in fills:
-        if fill.placement.is_direct and fill.targets.is_in_memory:
+        if fill.placement.is_direct and fill.is_in_memory:
             directly.setdefault(fill.placement.arriving.unit_bytes, []).append(fill)
         elif _are_rows(fill):
             in_rows.setdefault(fill.placement.arriving.unit_bytes, []).append(fill)

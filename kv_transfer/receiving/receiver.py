@@ -27,6 +27,7 @@ from baton.kv_transfer.handoff.messages import Outcome
 from baton.kv_transfer.handoff.outcomes import Ended, RecentOutcomes
 from baton.kv_transfer.handoff.reservation import KvSource, Reservation, ReservedStream, WantedKv
 from baton.kv_transfer.layouts.plan import RankStream, placement, plan_streams
+from baton.kv_transfer.layouts.rank_streams import rank_streams
 from baton.kv_transfer.receiving.counters import ReceiverCounters
 from baton.kv_transfer.receiving.filling import Filling
 
@@ -46,6 +47,8 @@ class ReceiverConfig:
     max_leased_fraction: float = DEFAULTS.max_leased_fraction
     """Share of the pool that leases may hold together; 0 < x <= 1."""
     max_remembered: int = 4096
+    min_stream_bytes: int = 2 << 20
+    """Bytes of a prompt for each stream that it comes on, where ranks could send it on several."""
 
     def __post_init__(self) -> None:
         if not 0 < self.max_leased_fraction <= 1:
@@ -110,7 +113,7 @@ class Receiver:
         transfer_id, layout = wanted.transfer_id, self._pool.layout
         if transfer_id in self.lease_ids or self._recent.get(transfer_id) is not None:
             raise ValueError(f"{transfer_id} was reserved before; draw a new transfer id")
-        [streams] = plan_streams([source.layout for source in wanted.sources], [layout])
+        plan_streams([source.layout for source in wanted.sources], [layout])
         num_blocks = layout.num_blocks_for(len(wanted.tokens))
         max_leased = self._config.max_leased_fraction * self._pool.num_blocks
         holder = _holder(HolderKind.LEASE, transfer_id)
@@ -132,7 +135,8 @@ class Receiver:
                 transfer_id=transfer_id,
                 receiver_epoch=self.epoch,
                 streams=tuple(
-                    _reserved(stream, wanted.sources, layout, tokens) for stream in streams
+                    _reserved(stream, wanted.sources, layout, tokens)
+                    for stream in self._streams(wanted.sources, num_blocks - first_fresh)
                 ),
                 num_blocks=num_blocks,
                 tokens=tokens,
@@ -148,6 +152,17 @@ class Receiver:
         self._leases[transfer_id] = Filling(reservation, targets, expires_at, self.counters, wanted)
         self.counters.num_reserved += 1
         return reservation
+
+    def _streams(self, sources: tuple[KvSource, ...], num_blocks: int) -> tuple[RankStream, ...]:
+        """By ranks, where so many blocks are worth it."""
+        layout = self._pool.layout
+        return rank_streams(
+            [source.layout for source in sources],
+            [source.head_runs for source in sources],
+            layout,
+            self._pool.head_runs,
+            max_streams=num_blocks * layout.block_bytes // self._config.min_stream_bytes,
+        )
 
     def filling(self, transfer_id: TransferId) -> Filling:
         """The open lease's filling; for any thread. Raises UnknownTransfer or TransferAborted."""

@@ -35,6 +35,7 @@ class NoBytes:
         raise AssertionError("no KV is written here")
 
     is_in_memory = False
+    head_runs = ()
     device_rows = None
 
     def writable(self, block: int, plane: int) -> memoryview:

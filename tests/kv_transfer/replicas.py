@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import shake_128
 from itertools import product
+from typing import Any
+
+from tests.engine.ranks.sharded_caches import in_tensor_ranks
 
 from baton.core.clock import ManualClock
 from baton.core.ids import Epoch, RequestId, TransferId, new_epoch
@@ -86,6 +89,13 @@ def request_holder(request_id: str) -> Holder:
     return Holder(HolderKind.REQUEST, request_id)
 
 
+def cache_of(layout: KvLayout, num_ranks: int, num_blocks: int, device: str) -> Any:
+    """A KvCache, or that of a lead of several ranks."""
+    if num_ranks == 1:
+        return KvCache(layout, num_blocks, device)
+    return in_tensor_ranks(layout, num_ranks, num_blocks)
+
+
 class PrefillReplica:
     def __init__(
         self,
@@ -93,10 +103,11 @@ class PrefillReplica:
         num_blocks: int = 32,
         layout: KvLayout = LAYOUT,
         config: SenderConfig | None = None,
+        num_ranks: int = 1,
         device: str = "cpu",
     ) -> None:
         self.layout = layout
-        self.cache = KvCache(layout, num_blocks, device)
+        self.cache: KvCache = cache_of(layout, num_ranks, num_blocks, device)
         self.pool = BlockPool(self.cache)
         self.on_ended: Callable[[TransferId], None] = lambda _: None
         self.sender = Sender(
@@ -180,17 +191,20 @@ class DecodeReplica:
         num_blocks: int = 32,
         layout: KvLayout = LAYOUT,
         config: ReceiverConfig | None = None,
+        num_ranks: int = 1,
         device: str = "cpu",
     ) -> None:
         self.layout = layout
         self.clock = ManualClock()
-        self.cache = KvCache(layout, num_blocks, device)
+        self.cache: KvCache = cache_of(layout, num_ranks, num_blocks, device)
         self.pool = BlockPool(self.cache)
         self.receiver = Receiver(self.pool, new_epoch(), config)
         self.requests: dict[TransferId, tuple[int, ...]] = {}
         self.sender_address = "p"
         self.sender_layout = layout
         """Of the sender it reserves for."""
+        self.sender_runs: tuple[range, ...] = ()
+        """Its ranks' heads, as it says."""
 
     def reserve(
         self,
@@ -200,7 +214,10 @@ class DecodeReplica:
         reclaim: Callable[[], bool] = lambda: False,
     ) -> Reservation | None:
         source = KvSource(
-            epoch=sender_epoch, address=self.sender_address, layout=self.sender_layout
+            epoch=sender_epoch,
+            address=self.sender_address,
+            layout=self.sender_layout,
+            head_runs=self.sender_runs,
         )
         wanted = WantedKv(
             transfer_id=transfer_id,

@@ -24,6 +24,7 @@ from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, S
 from baton.kv_transfer.handoff.reservation import Reservation
 from baton.kv_transfer.handoff.transport import SendingHalf, Transport
 from baton.kv_transfer.receiving.fetch import FetchConfig, Fetcher, TransferReport
+from baton.kv_transfer.receiving.receiver import ReceiverConfig
 from baton.kv_transfer.sending.outbox import Outbox
 from baton.kv_transfer.sending.sender import SenderConfig
 from baton.kv_transfer.transport.auto.auto import AutoTransport
@@ -92,23 +93,20 @@ def unaltered(number: int, piece: KvPiece) -> KvPiece:
 class World:
     """P and D, each with an engine's thread, joined by one transport."""
 
-    def __init__(  # noqa: PLR0913 - what both sides are like, each by name
+    def __init__(
         self,
         name: str,
         alter: Alter,
-        layout: KvLayout,
-        decode_layout: KvLayout,
+        prefill: PrefillReplica,
+        decode: DecodeReplica,
         fetching: FetchConfig = QUICK,
         *,
         joins_planes: bool = False,
-        device: str = "cpu",
     ) -> None:
         self.name = name
-        # Small readings and pieces, so that a prompt is several of each.
-        limits = SenderConfig() if joins_planes else SenderConfig(max_blocks_per_read=4)
-        self.prefill = PrefillReplica(config=limits, layout=layout, device=device)
-        self.decode = DecodeReplica(layout=decode_layout, device=device)
-        self.decode.sender_layout = layout
+        self.prefill, self.decode = prefill, decode
+        self.decode.sender_layout = prefill.layout
+        self.decode.sender_runs = tuple(self.prefill.pool.head_runs)
         self.on_p, self.on_d = OneThread(), OneThread()
         max_piece_bytes = 1 << 20 if joins_planes else 2 * LAYOUT.layer_block_bytes
         self.outbox = Outbox(
@@ -218,15 +216,35 @@ async def connected(  # noqa: PLR0913 - what both sides are like, each by name
 
     `joins_planes`: a piece is of all planes that are alike, where the transport takes such.
     """
-    it = World(
-        name,
-        alter,
-        layout,
-        decode_layout or layout,
-        fetching,
-        joins_planes=joins_planes,
-        device=device,
-    )
+    # Small readings and pieces, so that a prompt is several of each.
+    limits = SenderConfig() if joins_planes else SenderConfig(max_blocks_per_read=4)
+    prefill = PrefillReplica(config=limits, layout=layout, device=device)
+    decode = DecodeReplica(layout=decode_layout or layout, device=device)
+    it = World(name, alter, prefill, decode, fetching, joins_planes=joins_planes)
+    async with serving(it):
+        yield it
+
+
+@asynccontextmanager
+async def connected_ranks(
+    name: str,
+    layout: KvLayout,
+    num_ranks: tuple[int, int],
+    *,
+    alter: Alter = unaltered,
+    decode_layout: KvLayout | None = None,
+) -> AsyncIterator[World]:
+    """`num_ranks`: tensor ranks of P and of D. Pieces are of all planes, and each pair of ranks may
+    have a stream of its own."""
+    prefill = PrefillReplica(layout=layout, num_ranks=num_ranks[0])
+    split = ReceiverConfig(min_stream_bytes=1)
+    decode = DecodeReplica(layout=decode_layout or layout, config=split, num_ranks=num_ranks[1])
+    async with serving(World(name, alter, prefill, decode, joins_planes=True)) as it:
+        yield it
+
+
+@asynccontextmanager
+async def serving(it: World) -> AsyncIterator[World]:
     await it.start_serving()
     try:
         yield it

@@ -156,10 +156,24 @@ prefills = st.builds(
     gateway_epoch=st.none() | st.just(Epoch("g")),
     time_left_ms=big_counts,
 )
+
+
+def _two_ranks(layout: KvLayout) -> tuple[range, ...]:
+    start, stop = layout.first_kv_head, layout.stop_kv_head
+    if stop - start < 2 or stop >= 2**32:
+        return ()
+    return range(start, start + 1), range(start + 1, stop)
+
+
 grants = st.builds(
-    lambda num_cached, num_left, **ids: PrefillGranted(
-        num_tokens=num_cached + num_left, num_cached=num_cached, **ids
+    lambda num_cached, num_left, is_split, layout, **ids: PrefillGranted(
+        num_tokens=num_cached + num_left,
+        num_cached=num_cached,
+        layout=layout,
+        head_runs=_two_ranks(layout) if is_split else (),
+        **ids,
     ),
+    is_split=st.booleans(),
     num_cached=st.integers(0, 2**31),
     num_left=st.integers(1, 2**31 - 1),
     transfer_id=texts.map(TransferId),
@@ -180,7 +194,10 @@ pulls = st.builds(
     time_left_ms=big_counts,
 )
 offers = st.builds(
-    PullOffered,
+    lambda layout, is_split, **told: PullOffered(
+        layout=layout, head_runs=_two_ranks(layout) if is_split else (), **told
+    ),
+    is_split=st.booleans(),
     transfer_id=texts.map(TransferId),
     sender_epoch=texts.map(Epoch),
     layout=layouts,
@@ -322,6 +339,26 @@ def test_a_request_to_prefill_also_says_whom_it_means(value: PrefillRequest, pee
 
     assert prefill_wire.prefill_from_proto(message) == value
     assert message.sender_epoch == peer
+
+
+@pytest.mark.parametrize("stops", [(1, 3), (1, 1, 2), (2, 1), (1,)])
+def test_ranks_that_do_not_split_the_heads_of_a_layout_are_none(stops: tuple[int, ...]) -> None:
+    layout = KvLayout(
+        model_fingerprint=b"", dtype="int8", num_layers=1, num_kv_heads=2, head_dim=8, block_size=4
+    )
+    granted = PrefillGranted(
+        transfer_id=TransferId("kv"),
+        sender_epoch=Epoch("p"),
+        layout=layout,
+        num_tokens=1,
+        num_cached=0,
+        head_runs=(range(1), range(1, 2)),
+    )
+    message = prefill_wire.granted_to_proto(granted)
+    assert [*message.head_stops] == [1, 2]
+    message.head_stops[:] = stops
+
+    assert prefill_wire.granted_from_proto(message).head_runs == ()
 
 
 @given(grants)

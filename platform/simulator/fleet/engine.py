@@ -164,6 +164,7 @@ class _NoBytes:
     """The memory behind the blocks: none. What asks for any is no part of a simulation."""
 
     is_in_memory = False
+    head_runs = ()
     device_rows = None
 
     def __init__(self, device: Device) -> None:

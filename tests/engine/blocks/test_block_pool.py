@@ -48,6 +48,7 @@ class FakeBytes:
         raise AssertionError("nothing is sent from here")
 
     is_in_memory = True
+    head_runs = ()
     device_rows = None
 
     def writable(self, block: int, layer: int) -> memoryview:

@@ -69,6 +69,7 @@ class FakeBytes:
         raise AssertionError("whole blocks are written here")
 
     is_in_memory = False
+    head_runs = ()
     device_rows = None
 
     def writable(self, block: int, layer: int) -> memoryview:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -13,18 +13,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine.memory.ordered_cuda import OrderedCuda, pretend
+from tests.engine.ranks.sharded_caches import NUM_BLOCKS, sharded
 from torch.overrides import TorchFunctionMode
 
 from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import DeviceWrite
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.memory.kv_staging import KvStaging
-from baton.engine.ranks.sharded_cache import ShardedCache
-from baton.engine.ranks.shares import SharedMemory, open_place
 from baton.kv_transfer.layouts.integrity import checksums_of, unit_checksums
 from baton.kv_transfer.transports import TransportParts, create_sending_halves
 
-NUM_BLOCKS = 3
 WHOLE = KvLayout(
     model_fingerprint=b"", dtype="float32", num_layers=2, num_kv_heads=4, head_dim=8, block_size=4
 )
@@ -34,36 +32,25 @@ def held(whole: KvLayout, first: int, count: int) -> KvLayout:
     return replace(whole, first_kv_head=first, num_kv_heads=count)
 
 
-def sharded(
-    whole: KvLayout,
-    layouts: list[KvLayout],
-    first_planes: Sequence[int] = (),
-    *,
-    is_at_once: bool = False,
-) -> tuple[ShardedCache, list[KvCache]]:
-    """The cache of the lead, and what each rank sees, as if it were another process."""
-    starts = first_planes or [0] * (len(layouts) - 1)
-    of_others = zip(layouts[1:], starts, strict=True)
-    memories = [SharedMemory(layout, NUM_BLOCKS, start) for layout, start in of_others]
-    fds = [open_place(memory.place) for memory in memories]
-    own = KvCache(layouts[0], NUM_BLOCKS)
-    others = [
-        KvCache(layout, NUM_BLOCKS, memory=fd) for layout, fd in zip(layouts[1:], fds, strict=True)
-    ]
-    for fd in fds:
-        os.close(fd)
-    for memory in memories:
-        memory.close()
-    shares = [memory.share for memory in memories]
-    return ShardedCache(whole, own, shares, is_at_once=is_at_once), [own, *others]
-
-
 SPLITS = {
     "one rank": [held(WHOLE, 0, 4)],
     "two halves": [held(WHOLE, 0, 2), held(WHOLE, 2, 2)],
     "one head each": [held(WHOLE, head, 1) for head in range(4)],
     "more ranks than heads": [held(WHOLE, head, 2) for head in (0, 0, 2, 2)],
 }
+
+
+def test_only_heads_that_one_rank_keeps_alone_are_written_where_they_lie() -> None:
+    found = {split: sharded(WHOLE, layouts)[0].head_runs for split, layouts in SPLITS.items()}
+    at_once = sharded(WHOLE, SPLITS["two halves"], is_at_once=True)[0]  # as on a device
+
+    assert found == {
+        "one rank": (range(4),),
+        "two halves": (range(2), range(2, 4)),
+        "one head each": (range(1), range(1, 2), range(2, 3), range(3, 4)),
+        "more ranks than heads": (),
+    }
+    assert at_once.head_runs == ()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])

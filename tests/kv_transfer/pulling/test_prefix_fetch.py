@@ -9,7 +9,14 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from tests.kv_transfer.replicas import LAYOUT, PROMPT, TRANSFER, kv_of, opening
+from tests.kv_transfer.replicas import (
+    PROMPT,
+    TRANSFER,
+    DecodeReplica,
+    PrefillReplica,
+    kv_of,
+    opening,
+)
 from tests.kv_transfer.world import Alter, World, unaltered
 
 from baton.core.errors import BatonError, TransferCut, TransferError, Unavailable
@@ -19,6 +26,7 @@ from baton.core.messages import PullRequest
 from baton.kv_transfer.handoff.messages import KvPiece
 from baton.kv_transfer.pulling.lending import Lender
 from baton.kv_transfer.pulling.prefix_fetch import PrefixFetcher, PrefixOffer
+from baton.kv_transfer.receiving.receiver import ReceiverConfig
 from baton.kv_transfer.sending import pieces
 
 SALT = b""
@@ -79,6 +87,7 @@ class LocalSource:
                     sender_epoch=offered.sender_epoch,
                     layout=offered.layout,
                     num_tokens=offered.num_tokens,
+                    head_runs=offered.head_runs,
                     address=self._world.address,
                 )
             )
@@ -88,8 +97,15 @@ class LocalSource:
 
 
 @asynccontextmanager
-async def peers(alter: Alter = unaltered) -> AsyncIterator[tuple[World, PrefixFetcher]]:
-    world = World("memory", alter, LAYOUT, LAYOUT)
+async def peers(
+    alter: Alter = unaltered, num_ranks: int = 1
+) -> AsyncIterator[tuple[World, PrefixFetcher]]:
+    split = ReceiverConfig(min_stream_bytes=1)
+    prefill, decode = (
+        PrefillReplica(num_ranks=num_ranks),
+        DecodeReplica(num_ranks=num_ranks, config=split),
+    )
+    world = World("memory", alter, prefill, decode)
     await world.start_serving()
     fetcher = PrefixFetcher(
         pool=world.decode.pool,
@@ -132,8 +148,9 @@ async def audited(world: World) -> None:
         assert report.live == 0
 
 
-async def test_what_a_peer_has_cached_is_found_in_this_pool_afterwards() -> None:
-    async with peers() as (world, fetcher):
+@pytest.mark.parametrize("num_ranks", [1, 2])
+async def test_what_a_peer_has_cached_is_found_in_this_pool_afterwards(num_ranks: int) -> None:
+    async with peers(num_ranks=num_ranks) as (world, fetcher):
         await fill_cache(world)
         source = LocalSource(world)
 
@@ -149,6 +166,7 @@ async def test_what_a_peer_has_cached_is_found_in_this_pool_afterwards() -> None
             for layer in range(world.decode.layout.num_layers):
                 view = world.decode.pool.view(holder, block, layer)
                 assert view == kv_of(PROMPT, block, layer)
+        assert len(world.transport.opened) == num_ranks
         await world.on_d.call(lambda: world.decode.pool.release(holder))
         await audited(world)
 

@@ -220,6 +220,19 @@ async def test_an_answer_that_cannot_be_breaks_the_pair(numbers: list[int]) -> N
             await it.d.expect(1, b"", 1)
 
 
+async def test_a_sender_that_never_answers_a_grant_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(receiving_pair, "PATIENCE_S", 0.05)
+    async with two_ends() as it:
+        it.may_grant.clear()
+
+        with pytest.raises(TransportFailed, match="no answer"):
+            await it.expect(it.announce(b"on its way"))
+
+        assert it.d.is_broken
+
+
 async def test_a_grant_that_was_lost_on_its_way_breaks_the_pair() -> None:
     async with two_ends() as it:
         await it.expect(it.announce(b"first"))
