@@ -70,6 +70,7 @@ class PassLimits:
 
 DEFAULT_LIMITS = PassLimits()
 MAX_KEPT_VIEWS = 256
+"""Most words of which a view is kept."""
 
 
 class _Words:
@@ -83,7 +84,7 @@ class _Words:
         memory = (ctypes.c_int64 * count).from_address(self._host.data_ptr())
         self.words = memoryview(memory).cast("B").cast("q")
         self._views: dict[int, Tensor] = {}
-        """Views of few words, by their number: to make one takes longer than to write them."""
+        """The first few words, by their number: to make a view takes longer than to write them."""
 
     def first(self, count: int) -> Tensor:
         """The first `count` of them."""

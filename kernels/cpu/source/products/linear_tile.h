@@ -31,7 +31,7 @@ constexpr bool HAS_NEON = true;
 #else
 constexpr bool HAS_NEON = false;
 #endif
-constexpr int MAX_PLAIN_ROWS = LANES == 16 ? 10 : MAX_TILE_ROWS;  // of float and bfloat16; of more the addresses would not
+constexpr int MAX_PLAIN_ROWS = LANES == 16 ? 10 : MAX_TILE_ROWS;  // of float and bf16; the addresses of more spill
 constexpr int VECTORS = PANEL / LANES;  // of a panel's columns
 constexpr int64_t MOST_TILE_ROWS = std::max<int64_t>(MAX_PLAIN_ROWS, HAS_AMX ? AMX_ROWS : 0);
 constexpr int64_t MOST_BLOCK_ROWS = std::max<int64_t>(MAX_PLAIN_ROWS, HAS_AMX ? AMX_BLOCK_ROWS : 0);
