@@ -10,8 +10,8 @@
 #include "amx_product.h"
 #include "attention_bytes.h"
 
-// Tiles and vectors give the same bits. Vectors need two steps for each row and what they have loaded, tiles need keys
-// and values packed: for about as many rows that takes no less, by count of instructions; neither was timed.
+// Rows that go by vectors. Tiles would give the same bits, but need keys and values packed, which by count of
+// instructions costs as much as two rows by vectors do; it was not timed on a CPU with tiles.
 constexpr int64_t FEW_ROWS_BESIDE_TILES = 2;
 constexpr int64_t TILE_CELLS = 16;    // of a sum, that are added together
 constexpr int64_t TILE_COLUMNS = 32;  // of a product, at once
