@@ -7,8 +7,8 @@
 A table and not a line: a pass of a few more rows may be free (the weights are read once for all of
 them) or twice as long (another kernel takes it, or a tile of registers is full: on a CPU behind
 eight or ten rows). So few drafted tokens have a price of each number, and those between two that
-were tried are tried as if they were free. Medians of a few recent steps, without the first of a kind:
-that compiles, or finds everything cold.
+were tried are tried as if they were free. Medians of a few recent steps, without the first of a
+kind: that compiles, or finds everything cold.
 """
 
 from __future__ import annotations
