@@ -23,11 +23,11 @@ def listen(host: str) -> socket.socket:
     Raises OSError if `host` is not of this machine, or stands for all its addresses.
     """
     try:
-        door = socket.create_server((host, 0), family=family_of(host))
+        listener = socket.create_server((host, 0), family=family_of(host))
     except (ValueError, TypeError) as error:  # what can be no name, such as one with a NUL
         raise OSError(str(error)) from error
-    at = door.getsockname()[0]
+    at = listener.getsockname()[0]
     if ip_address(at).is_unspecified:  # whoever asked has not reached it there
-        door.close()
+        listener.close()
         raise OSError(f"{at} is every address of this machine")
-    return door
+    return listener

@@ -49,7 +49,7 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _SPAN = struct.Struct("<II")  # where in its block a view begins, and how long it is
 
 
-class _Knock(msgspec.Struct, frozen=True):
+class _MeetRequest(msgspec.Struct, frozen=True):
     host: str
 
 
@@ -161,8 +161,8 @@ class ShmTransport:
 
     async def _map(self, address: str, request: OpenTransfer) -> _Map:
         sender, receiver = request.sender_epoch, request.receiver_epoch
-        knock = msgspec.msgpack.encode(_Knock(this_host()))
-        reply = await self._control.meet(address, self.name, sender, receiver, knock)
+        asked = msgspec.msgpack.encode(_MeetRequest(this_host()))
+        reply = await self._control.meet(address, self.name, sender, receiver, asked)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             answer = msgspec.msgpack.decode(reply, type=_Answer)
@@ -246,7 +246,7 @@ class ShmSending:
         self._name = f"baton-kv-{secrets.token_hex(16)}"
         self._file = -1
         """Our own handle of the arena, from the first meeting until `close`."""
-        self._door: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
         self._visits: set[asyncio.Task[None]] = set()
 
     async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
@@ -258,12 +258,12 @@ class ShmSending:
         if arena.fd is None:
             raise TransportFailed(f"KV on {arena.device} is no memory that others may map")
         try:
-            knock = msgspec.msgpack.decode(payload, type=_Knock)
+            request = msgspec.msgpack.decode(payload, type=_MeetRequest)
         except (ValueError, msgspec.DecodeError) as error:
-            raise TransportFailed(f"a knock that cannot be read: {error}") from error
-        if not knock.host or knock.host != this_host():
+            raise TransportFailed(f"a request to meet that cannot be read: {error}") from error
+        if not request.host or request.host != this_host():
             raise TransportFailed("the replicas share no host and network namespace")
-        self._open_door(arena.fd)
+        self._listen(arena.fd)
         nonce = secrets.token_bytes(_NONCE_BYTES)
         self._nonces[nonce] = None
         while len(self._nonces) > MAX_NONCES:
@@ -273,34 +273,34 @@ class ShmSending:
         )
 
     async def close(self) -> None:
-        tasks = [*self._visits, *([self._door] if self._door else [])]
+        tasks = [*self._visits, *([self._listening] if self._listening else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._door = None
+        self._listening = None
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
-    def _open_door(self, file: int) -> None:
-        if self._door is not None and not self._door.done():
+    def _listen(self, file: int) -> None:
+        if self._listening is not None and not self._listening.done():
             return
         if self._file < 0:
             self._file = os.dup(file)
-        door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            door.setblocking(False)
-            door.bind(f"\0{self._name}")
-            door.listen()
+            listener.setblocking(False)
+            listener.bind(f"\0{self._name}")
+            listener.listen()
         except OSError as error:
-            door.close()
+            listener.close()
             raise TransportFailed(f"no socket to be asked for the arena: {error}") from error
-        self._door = asyncio.create_task(self._welcome(door))
+        self._listening = asyncio.create_task(self._welcome(listener))
 
-    async def _welcome(self, door: socket.socket) -> None:
-        with door:
+    async def _welcome(self, listener: socket.socket) -> None:
+        with listener:
             while True:
-                visitor, _ = await asyncio.get_running_loop().sock_accept(door)
+                visitor, _ = await asyncio.get_running_loop().sock_accept(listener)
                 visit = asyncio.create_task(self._answer(visitor))
                 self._visits.add(visit)
                 visit.add_done_callback(self._visits.discard)

@@ -1,7 +1,7 @@
 """What is said on a data connection, and what admits to it. Little-endian, of fixed lengths.
 
     D                                            P
-      | --- HELLO: magic, epoch, admission ----> |   once, within seconds; else the door shuts
+      | --- HELLO: magic, epoch, admission ----> |   once, within seconds; else the listener shuts
       | <-- WELCOME ---------------------------- |
       | --- ASK: piece, its secret ------------> |   as soon as it is announced; many ahead
       | <== HEADER: piece, length; its bytes === |   in the order asked; length 0: not lent any more

@@ -26,14 +26,14 @@ MAX_IDLE = 64
 """Idle connections to all senders together."""
 
 
-class Knock(msgspec.Struct, frozen=True):
+class MeetRequest(msgspec.Struct, frozen=True):
     """D asks P, with `Meet`."""
 
     host: str
     """P's, as D reaches it."""
 
 
-class Door(msgspec.Struct, frozen=True):
+class MeetReply(msgspec.Struct, frozen=True):
     """P answers."""
 
     port: int
@@ -48,7 +48,7 @@ class _Sender:
     address: str
     epoch: Epoch
     receiver: Epoch
-    door: Door
+    met: MeetReply
     idle: deque[tuple[DataConnection, asyncio.TimerHandle]] = field(default_factory=deque)
     """The one used last is last."""
 
@@ -123,21 +123,21 @@ class ConnectionPool:
 
     async def _meet(self, address: str, request: OpenTransfer) -> _Sender:
         sender, receiver = _epochs(request)
-        knock = msgspec.msgpack.encode(Knock(host_of(address)))
-        answer = await self._control.meet(address, self._name, sender, receiver, knock)
+        asked = msgspec.msgpack.encode(MeetRequest(host_of(address)))
+        answer = await self._control.meet(address, self._name, sender, receiver, asked)
         try:
-            door = msgspec.msgpack.decode(answer, type=Door)
+            reply = msgspec.msgpack.decode(answer, type=MeetReply)
         except msgspec.DecodeError as error:
             raise TransportFailed(f"an answer that cannot be read: {error}") from error
         self.forget(address)  # two streams may have met it at once
-        met = self._senders[address] = _Sender(address, sender, receiver, door)
+        met = self._senders[address] = _Sender(address, sender, receiver, reply)
         return met
 
     async def _connect(self, sender: _Sender) -> DataConnection:
         name = f"tcp from {sender.address}"
-        at = (host_of(sender.address), sender.door.port)
+        at = (host_of(sender.address), sender.met.port)
         try:
-            hello = hello_of(sender.receiver, sender.door.admission)
+            hello = hello_of(sender.receiver, sender.met.admission)
             async with asyncio.timeout(CONNECTING_S):
                 return DataConnection(await _admitted(at, hello), name)
         except (OSError, TimeoutError, ValueError) as error:

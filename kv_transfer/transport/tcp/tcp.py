@@ -46,7 +46,7 @@ from baton.kv_transfer.transport.tcp.frames import (
     read_ticket,
     ticket_of,
 )
-from baton.kv_transfer.transport.tcp.pool import ConnectionPool, Door, Knock
+from baton.kv_transfer.transport.tcp.pool import ConnectionPool, MeetReply, MeetRequest
 from baton.kv_transfer.transport.tcp.readers import Share
 from baton.kv_transfer.transport.tcp.serving import ServedConnection
 
@@ -179,7 +179,7 @@ class TcpSending:
         self._security = security
         self._key = secrets.token_bytes(32)
         self._loans = Loans()
-        self._doors: dict[str, tuple[int, asyncio.Task[None]]] = {}
+        self._listeners: dict[str, tuple[int, asyncio.Task[None]]] = {}
         """Port by host, and the task that welcomes there."""
         self._opening = asyncio.Lock()
         self._strangers: dict[asyncio.Task[None], None] = {}
@@ -198,45 +198,45 @@ class TcpSending:
                 "auto or grpc, or set transfer.allow_plain"
             )
         try:
-            knock = msgspec.msgpack.decode(payload, type=Knock)
+            request = msgspec.msgpack.decode(payload, type=MeetRequest)
         except msgspec.DecodeError as error:
-            raise TransportFailed(f"a knock that cannot be read: {error}") from error
+            raise TransportFailed(f"a request to meet that cannot be read: {error}") from error
         async with self._opening:
-            port = await self._door_at(knock.host)
-        return msgspec.msgpack.encode(Door(port, admission_of(self._key, receiver_epoch)))
+            port = await self._listening_at(request.host)
+        return msgspec.msgpack.encode(MeetReply(port, admission_of(self._key, receiver_epoch)))
 
     async def close(self) -> None:
-        tasks = [*self._strangers, *(task for _, task in self._doors.values())]
+        tasks = [*self._strangers, *(task for _, task in self._listeners.values())]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._doors.clear()
+        self._listeners.clear()
         for connection in list(self._served):
             connection.close()
 
-    async def _door_at(self, host: str) -> int:
+    async def _listening_at(self, host: str) -> int:
         """The port there. Raises TransportFailed."""
-        known = self._doors.get(host)
+        known = self._listeners.get(host)
         if known is not None and not known[1].done():
             return known[0]
-        if len(self._doors) >= MAX_HOSTS:
-            raise TransportFailed(f"tcp: it listens at {', '.join(self._doors)}, and no more")
+        if len(self._listeners) >= MAX_HOSTS:
+            raise TransportFailed(f"tcp: it listens at {', '.join(self._listeners)}, and no more")
         try:
-            door = await asyncio.to_thread(listen, host)  # the host may be a name
+            listener = await asyncio.to_thread(listen, host)  # the host may be a name
         except OSError as error:
             raise TransportFailed(f"tcp: cannot listen at {host!r}: {error}") from error
-        port: int = door.getsockname()[1]
+        port: int = listener.getsockname()[1]
         self._loop = asyncio.get_running_loop()
-        self._doors[host] = port, asyncio.create_task(self._welcome(door))
+        self._listeners[host] = port, asyncio.create_task(self._welcome(listener))
         return port
 
-    async def _welcome(self, door: socket.socket) -> None:
+    async def _welcome(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        door.setblocking(False)
-        with door:
+        listener.setblocking(False)
+        with listener:
             while True:
                 try:
-                    visitor, _ = await loop.sock_accept(door)
+                    visitor, _ = await loop.sock_accept(listener)
                 except OSError:  # no more files, say: those who come wait
                     await asyncio.sleep(0.1)
                     continue

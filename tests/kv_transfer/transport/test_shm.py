@@ -29,11 +29,11 @@ from baton.core.kv_arena import KvArena
 from baton.kv_transfer.handoff.messages import OpenTransfer
 from baton.kv_transfer.handoff.transport import LentPiece, Parcel
 from baton.kv_transfer.transport import shm
-from baton.kv_transfer.transport.shm import ShmSending, ShmTransport, _Answer, _Knock
+from baton.kv_transfer.transport.shm import ShmSending, ShmTransport, _Answer, _MeetRequest
 
 CACHE = PrefillReplica(num_blocks=64).cache
 ARENA = CACHE.arena
-KNOCK = msgspec.msgpack.encode(_Knock(shm.this_host()))
+REQUEST = msgspec.msgpack.encode(_MeetRequest(shm.this_host()))
 
 
 class Forging(ShmSending):
@@ -179,7 +179,7 @@ async def test_only_so_many_senders_stay_mapped(monkeypatch: pytest.MonkeyPatch)
 
 async def test_replicas_on_different_hosts_hear_so_at_once() -> None:
     async with sharing() as (_, half, _):
-        elsewhere = msgspec.msgpack.encode(_Knock("another boot/another network"))
+        elsewhere = msgspec.msgpack.encode(_MeetRequest("another boot/another network"))
 
         with pytest.raises(TransportFailed, match="share no host"):
             await half.meet(RECEIVER, elsewhere)
@@ -210,7 +210,7 @@ async def visit(answer: _Answer, nonce: bytes) -> list[int]:
 
 async def test_a_nonce_opens_the_door_once() -> None:
     async with sharing() as (_, half, _):
-        answer = msgspec.msgpack.decode(await half.meet(RECEIVER, KNOCK), type=_Answer)
+        answer = msgspec.msgpack.decode(await half.meet(RECEIVER, REQUEST), type=_Answer)
 
         files = await visit(answer, answer.nonce)
 
@@ -222,7 +222,7 @@ async def test_a_nonce_opens_the_door_once() -> None:
 
 async def test_another_user_is_given_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async with sharing() as (_, half, _):
-        answer = msgspec.msgpack.decode(await half.meet(RECEIVER, KNOCK), type=_Answer)
+        answer = msgspec.msgpack.decode(await half.meet(RECEIVER, REQUEST), type=_Answer)
         monkeypatch.setattr(os, "getuid", lambda: 12345)  # of the sender: we are another user
 
         assert await visit(answer, answer.nonce) == []

@@ -19,10 +19,10 @@ from baton.core.errors import TransportFailed
 from baton.core.wire_security import WireSecurity
 from baton.kv_transfer.transport.tcp import pool, tcp
 from baton.kv_transfer.transport.tcp.frames import WELCOME, hello_of
-from baton.kv_transfer.transport.tcp.pool import Door, Knock
+from baton.kv_transfer.transport.tcp.pool import MeetReply, MeetRequest
 from baton.kv_transfer.transport.tcp.tcp import TcpSending, TcpTransport
 
-KNOCK = msgspec.msgpack.encode(Knock("127.0.0.1"))
+REQUEST = msgspec.msgpack.encode(MeetRequest("127.0.0.1"))
 
 
 async def visit(port: int, words: bytes) -> bytes:
@@ -77,19 +77,19 @@ async def test_a_name_with_addresses_of_both_families_is_reached_where_it_is_lis
 async def test_strangers_are_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp, "HELLO_TIMEOUT_S", 0.05)
     async with sharing() as (it, half, transport):
-        door = msgspec.msgpack.decode(await half.meet(RECEIVER, KNOCK), type=Door)
+        listener = msgspec.msgpack.decode(await half.meet(RECEIVER, REQUEST), type=MeetReply)
         another = TcpSending()
-        theirs = msgspec.msgpack.decode(await another.meet(RECEIVER, KNOCK), type=Door)
-        hello = hello_of(RECEIVER, door.admission)
+        theirs = msgspec.msgpack.decode(await another.meet(RECEIVER, REQUEST), type=MeetReply)
+        hello = hello_of(RECEIVER, listener.admission)
 
         async with asyncio.timeout(60):
             answers = await asyncio.gather(
-                visit(door.port, b""),  # silent
-                visit(door.port, hello[:-1]),  # halting
-                visit(door.port, b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n" * 9),
-                visit(door.port, hello_of(RECEIVER, theirs.admission)),
-                visit(door.port, hello_of(it.side.epoch, door.admission)),
-                visit(door.port, b"\0" + hello[1:]),
+                visit(listener.port, b""),  # silent
+                visit(listener.port, hello[:-1]),  # halting
+                visit(listener.port, b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n" * 9),
+                visit(listener.port, hello_of(RECEIVER, theirs.admission)),
+                visit(listener.port, hello_of(it.side.epoch, listener.admission)),
+                visit(listener.port, b"\0" + hello[1:]),
             )
 
         assert list(answers) == [b""] * 6
@@ -103,8 +103,8 @@ async def test_only_so_many_strangers_are_listened_to(monkeypatch: pytest.Monkey
     monkeypatch.setattr(tcp, "MAX_STRANGERS", 2)
     monkeypatch.setattr(tcp, "HELLO_TIMEOUT_S", 3600.0)
     async with sharing() as (it, half, transport):
-        door = msgspec.msgpack.decode(await half.meet(RECEIVER, KNOCK), type=Door)
-        silent = [await asyncio.open_connection("127.0.0.1", door.port) for _ in range(2)]
+        listener = msgspec.msgpack.decode(await half.meet(RECEIVER, REQUEST), type=MeetReply)
+        silent = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(2)]
         await until(lambda: len(half._strangers) == 2)
 
         assert len(await bytes_of(it, transport)) == 40  # the silent ones make room
@@ -120,9 +120,9 @@ async def test_it_listens_only_at_an_address_of_its_own(host: str) -> None:
     half = TcpSending()
 
     with pytest.raises(TransportFailed, match="cannot listen at"):
-        await half.meet(RECEIVER, msgspec.msgpack.encode(Knock(host)))
+        await half.meet(RECEIVER, msgspec.msgpack.encode(MeetRequest(host)))
 
-    assert not half._doors
+    assert not half._listeners
 
 
 async def test_who_cannot_be_served_is_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,12 +130,12 @@ async def test_who_cannot_be_served_is_shown_out(monkeypatch: pytest.MonkeyPatch
         raise RuntimeError("can't start new thread")
 
     async with sharing() as (_, half, _transport):
-        door = msgspec.msgpack.decode(await half.meet(RECEIVER, KNOCK), type=Door)
+        listener = msgspec.msgpack.decode(await half.meet(RECEIVER, REQUEST), type=MeetReply)
         unraised: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, what: unraised.append(what))
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", start)
-            assert await visit(door.port, hello_of(RECEIVER, door.admission)) == WELCOME
+            assert await visit(listener.port, hello_of(RECEIVER, listener.admission)) == WELCOME
 
         await until(lambda: not half._strangers)
         assert not half._served
@@ -160,6 +160,6 @@ async def test_where_tls_is_asked_for_nobody_is_let_in() -> None:
     half = TcpSending(WireSecurity(certificate_pem=b"-----BEGIN CERTIFICATE-----"))
 
     with pytest.raises(TransportFailed, match=r"does not encrypt.*auto or grpc"):
-        await half.meet(RECEIVER, KNOCK)
+        await half.meet(RECEIVER, REQUEST)
 
-    assert not half._doors
+    assert not half._listeners
