@@ -47,6 +47,8 @@ class Line:
     num_traffic: int = 0
     num_asked: int = 0
     heard: list[ReplicaInfo] = field(default_factory=list)
+    goes_on: asyncio.Event = field(default_factory=asyncio.Event)
+    """Whoever hangs."""
 
     def __post_init__(self) -> None:
         self.registry = Registry(clock=self.clock)
@@ -57,7 +59,7 @@ class Line:
         if self.mood == "away":
             raise ConnectionError("away")
         if self.mood != "well":
-            await asyncio.Event().wait()
+            await self.goes_on.wait()
 
     async def heartbeat(self, info: ReplicaInfo) -> float:
         await self._answer()
@@ -161,6 +163,19 @@ async def test_a_farewell_and_a_start_are_told_to_all_who_hear_them() -> None:
     assert [line.registry.membership().left for line in (first, third)] == [(A.epoch,)] * 2
     await registries.heartbeat(A)  # it has stayed after all
     assert first.registry.membership().replicas == third.registry.membership().replicas == (A,)
+
+
+async def test_a_heartbeat_that_is_on_its_way_is_not_told_behind_a_farewell() -> None:
+    first, slow = both = lines("well", "hangs")
+    registries = AllRegistries(both, first.clock)
+    await registries.heartbeat(A)
+    slow.mood = "well"
+    await registries.leave(A.epoch)
+    slow.goes_on.set()
+    await asyncio.sleep(0.01)
+
+    assert first.heard and not slow.heard
+    assert slow.registry.membership().left == (A.epoch,)
 
 
 class Patient(Line):
