@@ -96,7 +96,7 @@ class Line:
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("BEAT_S", "FAREWELL_S", "SPARE_S", "STARTING_S"):
         monkeypatch.setattr(all_registries, name, 0.1)
-    for name in ("SHARES_S", "FIRST_S"):
+    for name in ("SHARES_S", "FIRST_S", "AGAIN_S"):
         monkeypatch.setattr(gateway_registries, name, 0.1)
 
 
@@ -264,6 +264,21 @@ async def test_traffic_is_told_to_the_first_registry_that_answers_and_again_once
 
     with pytest.raises(ConnectionError):
         await registries.report_traffic(ONE, report)
+
+
+async def test_one_that_was_away_is_not_waited_for_while_another_would_miss_the_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = both = lines("away", "well")
+    registries = GatewayRegistries(both, first.clock)
+    await registries.report_traffic(ONE, TrafficReport(age_s=0.0))
+    monkeypatch.setattr(gateway_registries, "FIRST_S", 600.0)
+    first.mood = "hangs"
+    first.clock.advance(AVOIDED_S)
+    async with asyncio.timeout(60):  # only keeps a failing test from hanging
+        await registries.report_traffic(ONE, TrafficReport(age_s=1.0))
+
+    assert (first.num_asked, second.num_traffic) == (2, 2)
 
 
 async def test_one_of_several_registries_plans_while_gateways_tell_it_of_traffic(
