@@ -137,7 +137,7 @@ class Lender:
     def ended(self, transfer_id: TransferId) -> None:
         """A transfer of the sender is over; nothing happens if it is no loan."""
         loan = self._loans.pop(transfer_id, None)
-        if loan is not None and self._sender.is_read(transfer_id):
+        if loan is not None and loan.num_recallable and self._sender.is_read(transfer_id):
             self._returning[transfer_id] = loan
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended, and its calls with it

@@ -86,7 +86,7 @@ class FetchedPrefix:
 
     def then(self, later: FetchedPrefix) -> FetchedPrefix:
         """Both, of the same tokens, one after the other."""
-        num_held = later.num_held if self.transfer_id is None else self.num_held
+        num_held = self.num_held if self.num_new else later.num_held
         return FetchedPrefix(
             transfer_id=later.transfer_id or self.transfer_id,
             num_held=num_held,

@@ -3,8 +3,9 @@
     a replica is there       if any registry that is heard says so
     a replica is gone        when all that are heard say so; or one says that it has said farewell
     a registry is heard      until it has not answered for HEARD_S
-    one began anew           those its last incarnation knew count as said by it until it has had
-                             time to hear everybody; one that begins again and again gets that once
+    one began anew           those its last incarnation knew, if that was heard until then, count as
+                             said by it until it has had time to hear everybody; one that begins
+                             again and again gets that once
 
 Each registry hears each replica, and goes by no other one: so a registry that some replicas cannot
 reach takes nobody away, and one that comes back with an old list brings nobody back for longer than
@@ -58,7 +59,8 @@ class MembershipUnion:
             return
         kept, kept_until_s = before.kept_at(now), before.kept_until_s
         is_anew = known.incarnation != before.known.incarnation
-        if is_anew and now >= kept_until_s:
+        was_heard = now - before.at_s <= HEARD_S  # else what it knew has not counted for a while
+        if is_anew and was_heard and now >= kept_until_s:
             slowest_s = max(
                 one.intervals.settled_after_s for one in (before.known, known)
             )  # who lives comes to the new one as seldom as the old one said

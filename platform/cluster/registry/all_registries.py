@@ -130,6 +130,8 @@ class AllRegistries:
     async def leave(self, epoch: Epoch) -> None:
         for pulse in self._pulses:
             pulse.asked = None  # one that stays after all, or is another by now, is told at once
+            if pulse.telling is not None:
+                pulse.telling.cancel()  # or a slow one would hear it behind the farewell
         await self._of_all(lambda line: line.leave(epoch), FAREWELL_S)
 
     async def report_starting(self, starting: StartingReplica) -> float:

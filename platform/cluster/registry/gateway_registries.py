@@ -32,6 +32,9 @@ SHARES_S = 0.5
 """Seconds for which a report of demand waits for the answers; later ones count with the next."""
 FIRST_S = 2.5
 """Seconds for one registry to answer before the next is asked, which then is the planner."""
+AGAIN_S = 1.0
+"""Likewise of one that did not answer before: the one that plans by now would else take the gateway
+for silent, and begin anew."""
 AVOIDED_S = 10.0
 """Seconds for which one that did not answer is left out."""
 
@@ -112,8 +115,9 @@ class GatewayRegistries:
         asked = [n for n in numbers if self._avoided_until_s[n] <= now] or list(numbers)
         trouble: Exception | None = None
         for number in asked:
+            patience_s = FIRST_S if number >= self._planner else AGAIN_S
             try:
-                async with asyncio.timeout(FIRST_S):
+                async with asyncio.timeout(patience_s):
                     answer = await ask(self._lines[number])
             except Exception as error:  # whatever Ray raises while it is away
                 self._avoided_until_s[number] = self._clock() + AVOIDED_S

@@ -120,6 +120,7 @@ class _Half:
             await it.fetch(reservation)
         except TransferError as error:
             return str(error)
+        await it.fetcher.close()  # P has been told by the time that this process may be killed
         await it.on_d.call(lambda: it.decode.adopt(id_))
         return "equal" if it.decode.holds_kv(id_) else "different"
 

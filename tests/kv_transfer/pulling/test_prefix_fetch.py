@@ -25,7 +25,7 @@ from baton.core.kv_pool import Holder, HolderKind
 from baton.core.messages import PullRequest
 from baton.kv_transfer.handoff.messages import KvPiece
 from baton.kv_transfer.pulling.lending import Lender
-from baton.kv_transfer.pulling.prefix_fetch import PrefixFetcher, PrefixOffer
+from baton.kv_transfer.pulling.prefix_fetch import FetchedPrefix, PrefixFetcher, PrefixOffer
 from baton.kv_transfer.receiving.receiver import ReceiverConfig
 from baton.kv_transfer.sending import pieces
 
@@ -270,6 +270,16 @@ async def test_what_came_before_a_transfer_broke_off_for_good_is_not_asked_for_a
 
             await world.fetcher.close()
             await audited(world)
+
+
+def test_what_is_kept_of_one_source_counts_as_brought_in_whatever_the_next_one_has() -> None:
+    kept = FetchedPrefix(num_held=4, num_tokens=12, note="cut")
+    rest = FetchedPrefix(transfer_id=TRANSFER, num_held=12, num_tokens=20)
+    nothing = FetchedPrefix(num_held=12, num_tokens=12)
+
+    assert (kept.then(rest).num_held, kept.then(rest).num_new) == (4, 16)
+    assert kept.then(nothing).num_new == kept.then(FetchedPrefix(note="cut")).num_new == 8
+    assert FetchedPrefix(note="cut").then(rest).num_new == nothing.then(rest).num_new == 8
 
 
 async def test_without_room_nothing_is_brought_in() -> None:

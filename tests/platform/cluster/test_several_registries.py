@@ -47,6 +47,8 @@ class Line:
     num_traffic: int = 0
     num_asked: int = 0
     heard: list[ReplicaInfo] = field(default_factory=list)
+    goes_on: asyncio.Event = field(default_factory=asyncio.Event)
+    """Whoever hangs."""
 
     def __post_init__(self) -> None:
         self.registry = Registry(clock=self.clock)
@@ -57,7 +59,7 @@ class Line:
         if self.mood == "away":
             raise ConnectionError("away")
         if self.mood != "well":
-            await asyncio.Event().wait()
+            await self.goes_on.wait()
 
     async def heartbeat(self, info: ReplicaInfo) -> float:
         await self._answer()
@@ -94,7 +96,7 @@ class Line:
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("BEAT_S", "FAREWELL_S", "SPARE_S", "STARTING_S"):
         monkeypatch.setattr(all_registries, name, 0.1)
-    for name in ("SHARES_S", "FIRST_S"):
+    for name in ("SHARES_S", "FIRST_S", "AGAIN_S"):
         monkeypatch.setattr(gateway_registries, name, 0.1)
 
 
@@ -161,6 +163,19 @@ async def test_a_farewell_and_a_start_are_told_to_all_who_hear_them() -> None:
     assert [line.registry.membership().left for line in (first, third)] == [(A.epoch,)] * 2
     await registries.heartbeat(A)  # it has stayed after all
     assert first.registry.membership().replicas == third.registry.membership().replicas == (A,)
+
+
+async def test_a_heartbeat_that_is_on_its_way_is_not_told_behind_a_farewell() -> None:
+    first, slow = both = lines("well", "hangs")
+    registries = AllRegistries(both, first.clock)
+    await registries.heartbeat(A)
+    slow.mood = "well"
+    await registries.leave(A.epoch)
+    slow.goes_on.set()
+    await asyncio.sleep(0.01)
+
+    assert first.heard and not slow.heard
+    assert slow.registry.membership().left == (A.epoch,)
 
 
 class Patient(Line):
@@ -249,6 +264,21 @@ async def test_traffic_is_told_to_the_first_registry_that_answers_and_again_once
 
     with pytest.raises(ConnectionError):
         await registries.report_traffic(ONE, report)
+
+
+async def test_one_that_was_away_is_not_waited_for_while_another_would_miss_the_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = both = lines("away", "well")
+    registries = GatewayRegistries(both, first.clock)
+    await registries.report_traffic(ONE, TrafficReport(age_s=0.0))
+    monkeypatch.setattr(gateway_registries, "FIRST_S", 600.0)
+    first.mood = "hangs"
+    first.clock.advance(AVOIDED_S)
+    async with asyncio.timeout(60):  # only keeps a failing test from hanging
+        await registries.report_traffic(ONE, TrafficReport(age_s=1.0))
+
+    assert (first.num_asked, second.num_traffic) == (2, 2)
 
 
 async def test_one_of_several_registries_plans_while_gateways_tell_it_of_traffic(

@@ -128,6 +128,18 @@ def test_a_registry_that_stood_still_brings_back_who_is_gone_for_no_longer_than_
     assert cluster.names == {"b", "c"}
 
 
+def test_a_registry_that_begins_anew_after_a_minute_brings_back_nobody_who_is_gone() -> None:
+    cluster = Cluster()
+    cluster.unheard = {2}
+    cluster.die("a")
+    cluster.wait(60)
+
+    cluster.restart(2)
+    cluster.unheard.clear()
+    cluster.wait(TICK_S)
+    assert cluster.names == {"b", "c"}
+
+
 def test_a_registry_that_begins_again_and_again_keeps_nobody_who_is_gone() -> None:
     cluster = Cluster()
     cluster.die("a")
