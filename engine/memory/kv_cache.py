@@ -95,9 +95,6 @@ class KvCache:
         is_on_gpu = self.device.type == "cuda"
         self.staging = KvStaging(self.planes, layout) if is_on_gpu else None
         """The way of many blocks out of a GPU."""
-        self._rows = DeviceRows(
-            self.planes[0].device, self.staging, self._sizes, self._gathered, self._scatter
-        )
 
     @cached_property
     def layers(self) -> list[LayerCache]:
@@ -218,6 +215,13 @@ class KvCache:
     @property
     def device_rows(self) -> DeviceRows | None:
         return None if self.is_in_memory else self._rows
+
+    @property
+    def _rows(self) -> DeviceRows:
+        """Not kept: it knows this cache, whose memory is let go with the last who knows it."""
+        return DeviceRows(
+            self.planes[0].device, self.staging, self._sizes, self._gathered, self._scatter
+        )
 
     def write(self, block: int, plane: int, data: memoryview[Any]) -> None:
         """Replace the bytes of one block in one plane. Raises ValueError on any other length."""

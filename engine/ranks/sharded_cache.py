@@ -68,10 +68,6 @@ class ShardedCache:
         self._parts = ShareViews(layout, self._shares, self.num_blocks)
         self.head_runs = () if self._is_at_once else self._parts.head_runs
         """See `BlockBytes.head_runs`."""
-        sizes = [plane.layer_block_bytes for plane in layout.planes]
-        self._rows = DeviceRows(
-            own.planes[0].device, own.staging, sizes, self._gathered, self._scatter
-        )
         self._cleared: torch.cuda.Event | None = None
         """Behind what was last cleared, if that may be amid it; on a GPU."""
 
@@ -177,6 +173,13 @@ class ShardedCache:
     @property
     def device_rows(self) -> DeviceRows | None:
         return self._rows if self._is_at_once else None
+
+    @property
+    def _rows(self) -> DeviceRows:
+        """Not kept, as that of `KvCache`."""
+        sizes = [plane.layer_block_bytes for plane in self.layout.planes]
+        device, staging = self.own.planes[0].device, self.own.staging
+        return DeviceRows(device, staging, sizes, self._gathered, self._scatter)
 
     def _scatter(self, staged: Tensor, planes: range, numbers: Tensor) -> None:
         for heads, part in self._parts_of(planes):

@@ -42,8 +42,10 @@ def fixed_attention(
     *,
     split_keys: int = SPLIT_KEYS,
 ) -> Tensor:
-    """What q [T, N, H] attends to, [T, N, H], by splits of so many keys."""
+    """What q [T, N, H] attends to, [T, N, H], by splits of so many keys, or more."""
     rules = ScoringRules(scoring, window, sinks)
+    # The first tokens must fit in one split: else a window's place says in how many parts they are.
+    split_keys = max(split_keys, triton.next_power_of_2(rules.num_first))
     out = torch.empty_like(q)
     runs = sequences.in_runs()
     num_splits = triton.cdiv(sequences.max_context_len, split_keys)

@@ -67,7 +67,7 @@ def linear_tiles(
     splits = num_splits(num_columns, width, columns)
     per_split = triton.cdiv(triton.cdiv(width, step), splits) * step
     every = torch.empty(num_rows, num_columns, dtype=dtype or x.dtype, device=x.device)
-    at_once = num_rows
+    at_once = max(1, num_rows)
     if is_fixed and splits > 1:
         of_tile = 4 * splits * num_columns * rows
         at_once = rows * max(1, MAX_PARTIAL_BYTES // of_tile)

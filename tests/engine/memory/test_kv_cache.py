@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
@@ -98,6 +100,20 @@ def test_a_view_outlives_the_cache() -> None:
     del cache
 
     assert view == expected
+
+
+def test_memory_is_let_go_at_once() -> None:
+    """What is free of a GPU is measured when a cache for trials has gone."""
+    cache = make_cache()
+    assert cache.layers
+    cache.write_blocks([1], range(1), cache.scratch(cache.layout.layer_block_bytes))
+    kept = weakref.ref(cache.planes[0])
+    gc.disable()
+    try:
+        del cache
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_a_block_is_written_alone() -> None:

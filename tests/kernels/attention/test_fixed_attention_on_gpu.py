@@ -28,7 +28,9 @@ KINDS = [
 ]
 
 
-def attended(made: PagedPass, parts: list[tuple[int, int, int]]) -> torch.Tensor:
+def attended(
+    made: PagedPass, parts: list[tuple[int, int, int]], split: int = SPLIT
+) -> torch.Tensor:
     """What some tokens attend to: (request, new tokens, context) of each part."""
     firsts = [sum(query_len for query_len, _ in REQUESTS[:row]) for row in range(len(REQUESTS))]
     q = torch.cat(
@@ -44,7 +46,7 @@ def attended(made: PagedPass, parts: list[tuple[int, int, int]]) -> torch.Tensor
     )
     rules, cache = made.rules, PagedCache.of(made.arena())
     return fixed_attention.fixed_attention(
-        q, cache, sequences, rules.window, rules.scoring, rules.sinks, split_keys=SPLIT
+        q, cache, sequences, rules.window, rules.scoring, rules.sinks, split_keys=split
     )
 
 
@@ -60,6 +62,14 @@ def test_a_token_has_the_same_bits_in_any_batch_and_in_any_chunk(kind: dict[str,
     assert torch.equal(torch.cat(chunks), prompt), "alone and in other chunks"
     decoded = [attended(made, [(1, 1, at), (0, 1, 3)])[:1] for at in (32, 50)]
     assert torch.equal(torch.cat(decoded), prompt[[0, 18]]), "one by one, beside another"
+
+
+def test_first_tokens_are_added_up_alike_wherever_the_window_is() -> None:
+    made = PagedPass(REQUESTS, heads=HEADS, rules=ScoringRules(window=Streaming(10, 20)))
+
+    prompt = attended(made, [(1, 19, 50)], split=16)
+
+    assert torch.equal(attended(made, [(1, 4, 50)], split=16), prompt[15:])
 
 
 def test_partial_results_that_are_too_many_are_made_in_turns(

@@ -69,7 +69,7 @@ def is_close(found: Tensor, x: Tensor, weight: Tensor) -> bool:
     return bool(((found.double() - wanted).abs() <= limit).all())
 
 
-@pytest.mark.parametrize("num_rows", [1, 5, 16, 20])
+@pytest.mark.parametrize("num_rows", [0, 1, 5, 16, 20])
 @pytest.mark.parametrize(("num_columns", "width"), [(100, 100), (64, 1100)])
 def test_wide_weights_give_the_product(num_rows: int, num_columns: int, width: int) -> None:
     x, weight, bias = random(num_rows, width), random(num_columns, width), random(num_columns)
