@@ -84,7 +84,8 @@ def test_all_processes_of_an_application_are_told_the_same_and_no_token(
     monkeypatch.setenv("RAY_AUTH_TOKEN", RAYS)
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
     gateway: Any = build_app(override(DeploymentConfig(), {}), Path("/model"))._bound_deployment
-    actors = [gateway, *(bound._bound_deployment for bound in gateway.init_args[2:])]
+    registries, *replicas = gateway.init_args[2:]
+    actors = [gateway, *(bound._bound_deployment for bound in (*registries, *replicas))]
 
     found = {actor.init_args[0].security.default_token for actor in actors}
 
