@@ -1,6 +1,6 @@
 """Whether what a model computes can be the same for a request whatever is computed beside it.
 
-    a CPU with operators    it is so anyway
+    a CPU with operators    it is so anyway, on a rank or on two that share matrices
     a GPU                   products by our tiles, the same for any number of rows; attention by
                             splits and tiles of one size
 
@@ -13,6 +13,7 @@ import torch
 
 from baton.core.errors import InvalidConfig
 from baton.engine.layers.moe import MoeFeedForward
+from baton.engine.mesh.mesh import Mesh
 from baton.engine.mesh.ranks import ONE_RANK, MeshGroups
 from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.models.skeleton.decoder import Decoder
@@ -35,6 +36,7 @@ def check_deterministic(
             )
         if model.latent is not None:
             raise InvalidConfig(_why("latent attention, whose form follows from chunks of prompts"))
+        _check_ranks_on_cpus(groups.mesh)
         return
     if config.num_vectors == 1:
         raise InvalidConfig(_why("latent attention, whose splits follow from the contexts"))
@@ -44,6 +46,21 @@ def check_deterministic(
         raise InvalidConfig(
             "deterministic on several GPUs (parallel): how NCCL adds up follows from how much it "
             "is given; serve replicas of one GPU each, or leave deterministic off"
+        )
+
+
+def _check_ranks_on_cpus(mesh: Mesh) -> None:
+    if mesh.tensor > 2:
+        raise InvalidConfig(
+            f"deterministic with tensor parallel {mesh.tensor}: with three ranks or more the order "
+            "in which a sum is added follows from where it lies in the message; take two ranks at "
+            "most, or leave deterministic off"
+        )
+    if mesh.expert > 1 and mesh.data == 1:
+        raise InvalidConfig(
+            f"deterministic with expert parallel {mesh.expert}: the order in which a token's "
+            "experts are added follows from which rank has which, and that from all requests; set "
+            "expert parallel to 1, or leave deterministic off"
         )
 
 

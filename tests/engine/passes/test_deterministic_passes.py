@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,13 @@ from tests.tiny_checkpoints import FAMILIES
 
 from baton.core.errors import InvalidConfig
 from baton.engine.batch.batch import Chunk, ignore_layer, make_batch
-from baton.engine.checkpoint.load import check_model, load_model
+from baton.engine.checkpoint.deterministic import check_deterministic
+from baton.engine.checkpoint.load import check_model, load_model, plan_weights
 from baton.engine.layers.embedding import Embedding
 from baton.engine.layers.linear import Linear
 from baton.engine.memory.kv_cache import KvCache
+from baton.engine.mesh.mesh import Mesh
+from baton.engine.mesh.ranks import ONE_RANK
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.kernels.products.fixed_weight import FixedWeight
 
@@ -105,3 +110,22 @@ def test_what_it_is_not_there_for_is_refused(
         check_model(folder, device=device, dtype=dtype, deterministic=True)
     check_model(folder, device=device, dtype=dtype)
     check_model(FAMILIES["llama"](tmp_path / "llama"), device=device, deterministic=True)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "why"),
+    [
+        (Mesh(tensor=2), None),
+        (Mesh(tensor=2, data=2, expert=4), None),
+        (Mesh(tensor=3), "three ranks or more"),
+        (Mesh(tensor=2, expert=2), "which rank has which"),
+    ],
+)
+def test_ranks_on_cpus_whose_sums_have_no_one_order_are_refused(
+    mesh: Mesh, why: str | None, tmp_path: Path
+) -> None:
+    config, model, _, _ = plan_weights(FAMILIES["mixtral"](tmp_path), "auto")
+    groups = replace(ONE_RANK, mesh=mesh)
+    refused = nullcontext() if why is None else pytest.raises(InvalidConfig, match=why)
+    with refused:
+        check_deterministic(model, config, "cpu", "float32", groups)
