@@ -26,6 +26,7 @@ from baton.core.block_views import DeviceBlocks
 from baton.core.errors import TransferAborted, TransferError
 from baton.core.ids import TransferId
 from baton.core.kv_layout import KvLayout
+from baton.engine.memory.device_rows import DeviceRows
 from baton.engine.memory.kv_cache import KvCache
 from baton.kv_transfer import transports
 from baton.kv_transfer.receiving.receiver import AbortReason
@@ -266,20 +267,19 @@ async def test_blocks_that_a_device_still_writes_stay_in_quarantine_when_their_l
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with on_devices(monkeypatch, Fabric()) as it:
-        rows = it.decode.cache.device_rows
-        assert rows is not None
-        is_writing, may_end, write_rows = threading.Event(), threading.Event(), rows.write_rows
+        is_writing, may_end = threading.Event(), threading.Event()
+        write_rows = DeviceRows.write_rows
 
-        def slowly(*arguments: Any) -> None:
-            write_rows(*arguments)
+        def slowly(rows: DeviceRows, *arguments: Any) -> None:
+            write_rows(rows, *arguments)
             is_writing.set()
             may_end.wait(60)
 
-        monkeypatch.setattr(rows, "write_rows", slowly)
+        monkeypatch.setattr(DeviceRows, "write_rows", slowly)
         reservation = await it.grant()
         await it.compute()
         fetching = asyncio.create_task(it.fetch(reservation))
-        await asyncio.to_thread(is_writing.wait, 60)
+        assert await asyncio.to_thread(is_writing.wait, 60)
 
         await it.on_d.call(lambda: it.decode.receiver.abort(TRANSFER, AbortReason.PRESSURE))
 
