@@ -91,6 +91,7 @@ async def test_a_replica_is_emptied_under_load_and_nobody_notices(server: Server
         is_empty = asyncio.Event()
 
         async def keep_asking(number: int, prompt: str) -> list[dict[str, Any]]:
+            await asyncio.sleep(number / 4)  # or all would end, and begin anew, at once
             answers = [await answer(client, number, prompt, MOVED)]
             while not is_empty.is_set():
                 answers.append(await answer(client, number, prompt, MOVED))
