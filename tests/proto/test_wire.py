@@ -10,17 +10,6 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.errors import (
-    BatonError,
-    Cancelled,
-    ContextExceeded,
-    CorruptPiece,
-    DeadlineExceeded,
-    EngineFailed,
-    InvalidRequest,
-    Overloaded,
-    Unavailable,
-)
 from baton.core.ids import Epoch, ReplicaId, RequestId, TransferId
 from baton.core.kv_layout import ITEM_BYTES, WIDE, KvLayout, SideCache
 from baton.core.messages import (
@@ -49,7 +38,7 @@ from baton.proto import (
 )
 from baton.proto import replica_pb2 as pb
 from baton.proto.kv_wire import layout_from_proto, layout_to_proto
-from baton.proto.sampling_wire import grammar_from_proto, sampling_from_proto, sampling_to_proto
+from baton.proto.sampling_wire import sampling_from_proto, sampling_to_proto
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -411,62 +400,3 @@ def test_a_logprob_arrives_as_the_nearest_float32(logprob: float) -> None:
     )
 
     assert arrived.logprob == pytest.approx(logprob, rel=2**-23, abs=1e-44)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        InvalidRequest("no such field"),
-        Overloaded("full"),
-        Unavailable("gone"),
-        DeadlineExceeded("late"),
-        Cancelled("taken back"),
-    ],
-)
-def test_an_error_arrives_as_what_it_was_and_ends_the_request(error: BatonError) -> None:
-    update = TokenUpdate(request_id=RequestId("r"), attempt=1, error=error)
-
-    arrived = token_update_wire.update_from_proto(sent(token_update_wire.update_to_proto(update)))
-
-    assert type(arrived.error) is type(error)
-    assert str(arrived.error) == str(error)
-    assert arrived.is_last
-
-
-def test_a_special_mistake_of_the_caller_is_still_the_callers_mistake() -> None:
-    arrived = token_update_wire.error_from_proto(
-        sent(token_update_wire.error_to_proto(ContextExceeded("too long")))
-    )
-
-    assert type(arrived) is InvalidRequest
-    assert str(arrived) == "too long"
-
-
-@pytest.mark.parametrize("error", [EngineFailed("x"), CorruptPiece("x"), RuntimeError("x")])
-def test_a_fault_on_our_side_may_be_tried_elsewhere(error: Exception) -> None:
-    arrived = token_update_wire.error_from_proto(sent(token_update_wire.error_to_proto(error)))
-
-    assert type(arrived) is Unavailable
-    assert str(arrived) == f"{type(error).__name__}: x"
-
-
-def test_an_error_of_a_newer_peer_may_be_tried_elsewhere() -> None:
-    message = pb.Error.FromString(b"\x08\x63\x12\x03new")  # code 99
-
-    assert type(token_update_wire.error_from_proto(message)) is Unavailable
-
-
-def test_a_finish_reason_of_a_newer_peer_is_none_we_know() -> None:
-    message = pb.TokenUpdate.FromString(b"\x28\x63")  # finish_reason 99
-
-    assert token_update_wire.update_from_proto(message).finish_reason is None
-
-
-def test_a_grammar_or_a_pooling_of_a_newer_peer_cannot_be_left_out() -> None:
-    grammar = pb.Grammar.FromString(b"\x08\x63")  # kind 99
-    pooled = pb.GenerateRequest.FromString(b"\x50\x63")  # pooling 99
-
-    with pytest.raises(InvalidRequest):
-        grammar_from_proto(grammar)
-    with pytest.raises(InvalidRequest):
-        generate_wire.generate_from_proto(pooled)
