@@ -1,10 +1,10 @@
 """One model on one group of devices: requests in, tokens out, one step at a time.
 
-    schedule -> forward -> read prompts, or sample -> finish
+    schedule -> forward -> pool prompts or sample tokens -> finish requests
                  layer, on_layer, between_layers, layer, ...
 
-The services join in by the hooks that a step is given: see `baton.engine.step_hooks`. A decode pass
-may have been launched by the step before: see `baton.engine.schedule.step_ahead`.
+The services take part in a step through the hooks that they pass in: see `baton.engine.step_hooks`.
+The previous step may already have launched a decode pass: see `baton.engine.schedule.step_ahead`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The thread that owns an engine and its pool, and the door to it.
+"""The thread that owns an engine and its pool; other threads reach them only through it.
 
     other threads -- call, post --> mailbox --+
                                               v
@@ -7,13 +7,14 @@
                                               ^       ^ between two layers
     other threads -- interject --> express ---+-------+
 
-What is interjected runs in order among itself, and before what waits in the mailbox.
+Interjected functions run in order among themselves, and before what waits in the mailbox.
 
-Without work, or with work that only a command can get going, it sleeps until a command comes; an
-engine that has to keep pace with others joins their passes instead, and sleeps from tick to tick:
-commands in between wait for nobody.
-An exception in a step, in `on_step` or in a posted command is the end: the pool is not to be
-trusted any more, every call fails from then on, and the replica must be replaced.
+Without work, or with work that only a command can start, the thread sleeps until a command comes.
+An engine that has to keep pace with others joins their passes instead, and sleeps from tick to
+tick; commands in between do not wait.
+
+An exception in a step, in `on_step` or in a posted command is final: the pool cannot be trusted any
+more, every call fails from then on, and the replica must be replaced.
 """
 
 from __future__ import annotations

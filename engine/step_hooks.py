@@ -1,4 +1,4 @@
-"""Where others join a step of the engine: what whoever runs it hands in with it.
+"""The hooks of an engine step: what the owner of the engine passes in to take part in it.
 
 reclaim -> on_scheduled -> layer, on_layer, between_layers, layer, ...
 """

@@ -1,11 +1,11 @@
-"""All that a replica has for KV to come and go by, of either role.
+"""Everything by which KV enters and leaves one replica, of either role.
 
-    comes    Receiver <- Fetcher <- any transport        handoffs; what PrefixFetcher brings in
-    goes     Sender -> Outbox -> any transport           handoffs; what Lender lends to peers
-    asks     PeerClient -> a peer's Lender
-    keeps    Tiers: what leaves this pool, for when it is wanted again
+    receives   Receiver <- Fetcher <- any transport      handoffs; what PrefixFetcher fetches
+    sends      Sender -> Outbox -> any transport         handoffs; what Lender lends to peers
+    asks       PeerClient -> a peer's Lender
+    keeps      Tiers: blocks that leave this pool, until they are wanted again
 
-Both sides share one pool, one epoch and one books-keeping: leases, expiry, pressure.
+Both sides share one pool, one epoch and one set of books: leases, expiry, memory pressure.
 """
 
 from __future__ import annotations

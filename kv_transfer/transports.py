@@ -1,7 +1,7 @@
-"""The transports there are, by the name used in configuration and receipts.
+"""The transports, by the name used in configuration and receipts.
 
-A transport is one file with two halves, and one line here. Best first: of ways about equally fast
-`auto` takes the earlier.
+A transport is one file with two halves, and one line here. The best comes first: of transports that
+are about equally fast `auto` takes the earlier one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Chunks of a step with the tokens that are drafted behind them, as far as there is room.
+"""Chunks of a step with their draft tokens appended, as far as there is room.
 
-Drafts come last: they take no token of the pass and no block that anybody else could have.
+Drafts come last: they take no token of the budget and no block that another request could use.
 """
 
 from __future__ import annotations

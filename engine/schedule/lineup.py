@@ -1,12 +1,12 @@
-"""The requests that decode side by side, for as long as nobody comes or goes.
+"""The requests that decode together, for as long as none comes or goes.
 
     turn:   make_room -> the pass -> computed -> each gets its next token -> make_room ...
 
-All of them move on by one token a turn, so who needs a block next, and whose last block is full, is
-known in advance: with S tokens a block, a request of c computed tokens is due in each turn t with
-(c + t) % S == 0. Whoever is not due costs nothing but its token.
+All of them advance by one token a turn, so it is known in advance which request needs a block next
+and whose last block becomes full: with S tokens a block, a request with c computed tokens is due in
+each turn t with (c + t) % S == 0. Requests that are not due cost nothing but their token.
 
-For the same reason room for the next turn can be made while this one is still computed: see
+For the same reason room for the next turn can be made while this turn is still being computed: see
 `baton.engine.schedule.step_ahead`.
 """
 

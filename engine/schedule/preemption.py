@@ -1,4 +1,4 @@
-"""The requests whose blocks another may have: by waiting for their end, or at once."""
+"""Which requests give up their blocks for another one: by finishing soon, or by preemption."""
 
 from __future__ import annotations
 

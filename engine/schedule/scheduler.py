@@ -3,30 +3,31 @@
 A request moves   WAITING -> RUNNING -> FINISHED
                      ^_________|  preempted: blocks freed, recomputed later
 
-There is no prefill and no decode: a request runs as many of its pending tokens as the budget
+There are no prefill and decode phases: a request runs as many of its pending tokens as the budget
 allows. Chunked prefill, prefix hits, resumption and adopted requests all follow from that.
 
     running   hold blocks; the last one is the first to be preempted
-    adopted   waiting, but hold computed blocks of a handoff: admitted first, for they cost nothing
-    waiting   hold nothing; whoever does not fit holds up those behind
+    adopted   wait, but hold computed blocks of a handoff: admitted first, as they cost nothing
+    waiting   hold nothing; a request that does not fit holds up those behind it
 
-Whoever does not fit because its tenant holds all it may holds up only that tenant's; and what is
-kept for a tenant is its own to use, however long the others wait.
+A request that does not fit because its tenant is at its limit holds up only requests of that
+tenant. Blocks that are reserved for a tenant stay its own, however long others wait.
 
-All three are in the order of priority, then of arrival; of those waiting, who was preempted comes
-first. Within a priority nobody starves. One of lesser priority (a larger number) may, as long as
-there are others; but what runs is preempted only for what runs, never for what waits.
+All three queues are ordered by priority, then by arrival; among waiting requests, preempted ones
+come first. Within a priority no request starves. A request of lower priority (a larger number) may
+starve as long as there are others; but a running request is preempted only for running ones, never
+for a waiting one.
 
-The tokens of a pass go to decodes first, of whatever rank: one each, those included that are about
-to be adopted. Where full blocks have 4 bits an item, the rest of the block that a handoff left
-open is computed again: it counts as decoding, too, as far as everybody else keeps a token. Prompts
-share the rest in their order, so a long one, new or resumed, holds up no decode. No more requests
-run than a pass has tokens: whenever prompts run, the first gets some.
+The tokens of a pass go to decoding requests first, of whatever rank: one each, those included that
+are about to be adopted. With int4 KV, the rest of the block that a handoff left open is computed
+again; it counts as decoding, too, as far as every other request keeps a token. Prompts share the
+rest in their order, so a long prompt, new or resumed, holds up no decode. No more requests run than
+a pass has tokens, so whenever prompts run, the first gets some.
 
-Tokens that are drafted behind those of a decode come last: `drafted_chunks.py`.
+Draft tokens come last: `drafted_chunks.py`.
 
-While all that run decode and nobody comes or goes, a step repeats the one before: `Lineup`. Whoever
-did not fit is not tried again before something has changed.
+While all running requests decode and none comes or goes, a step repeats the previous one: `Lineup`.
+A request that did not fit is not tried again before something has changed.
 """
 
 from __future__ import annotations

@@ -1,24 +1,25 @@
-"""Decode passes that begin before the one before is read: the device computes while the host gives
-out tokens, sends them and takes in what comes.
+"""Decode passes that are launched before the previous one is read (async scheduling): the device
+computes while the host distributes tokens, sends them and accepts new requests.
 
     host     launch 0, 1 | wait 0, give out 0 | launch 2 | wait 1, give out 1 | launch 3 | ...
     device      0          1                             2                             3
     step     |------------ reads 0 -----------|------- reads 1 ---------------|------- ...
 
-A step reads one pass, here as ever, and gives out what it would without this. What it has launched
-besides is the next step's: the same lineup's next turn, whose tokens go from draw to pass on the
-device. That is done only if nothing the host knows speaks against the turn (`Scheduler.go_ahead`).
-What it learns later ends the lineup, and those who left have nothing of the turn in flight.
+A step reads one pass, as without this, and returns the same tokens. The pass that it launches in
+addition is the next step's: the next turn of the same lineup, whose tokens go from sampling to the
+pass on the device. It is launched only if nothing that the host knows speaks against the turn
+(`Scheduler.go_ahead`). What the host learns later ends the lineup, and requests that have left have
+nothing of the turn in flight.
 
-**Who may have a block.** A pass in flight writes one slot for each of its requests: the one behind
+**Who owns the blocks.** A pass in flight writes one slot for each of its requests: the one after
 its computed tokens, in a block that this request alone holds and that has no name. So nothing is
-written into a block that is named, shared or somebody else's as long as no request in flight gives
-up its references; whoever lets them go says `land` first. Then the device is done with them, and
-what was drawn is kept for its step. The scheduler, which preempts, plans only while nothing is in
-flight. Tokens count as computed, and blocks are named, when their pass is read.
+written into a block that is named, shared or another request's, as long as no request in flight
+gives up its references. Code that lets references go calls `land` first: then the device is done
+with them, and the sampled tokens are kept for their step. The scheduler, which preempts, runs only
+while nothing is in flight. Tokens count as computed, and blocks are named, when their pass is read.
 
-Off for rows that are drawn by what only the host knows: grammars and other rules, typical-p,
-logprobs (`SamplingPlan.needs_host`).
+It is off for rows whose sampling needs what only the host knows: grammars and other rules,
+typical-p, logprobs (`SamplingPlan.needs_host`).
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 """How long this engine's steps take, learnt from the steps themselves.
 
     engine's thread    add(work, seconds)         short steps of a kind -> one sample
-    whoever asks       times(now), slowness(now)  samples -> sums -> `StepTimes`
+    any thread         times(now), slowness(now)  samples -> sums -> `StepTimes`
 
 Weighted least squares of the relative error, so that a short step counts as much as a long one:
 
     minimise over x >= 0    sum of w ((seconds - work . x) / predicted)^2  +  a little (x - guess)^2
 
-`predicted` is what the fit said before, but within twice and half of what was measured.
-Steps with a prompt and steps that only decode are summed apart, and each sum is forgotten by the
-time of its own kind: hours of decoding leave what is known of prompts alone. Where the samples say
-nothing the guess stands: ratios as transformers have them, at the speed that was measured.
+`predicted` is what the fit said before, limited to half and twice the measured time.
+Steps with a prompt and steps that only decode are summed separately, and each sum decays with the
+time of its own kind: hours of decoding do not erase what is known of prompts. Where the samples say
+nothing the guess stands: ratios as transformers have them, at the measured speed.
 
-What is off by more than is usual weighs less, so that a long stall says little; measured by what is
-usual lately, so that a machine that stays slow is believed. Long before the fit has followed,
-`slowness` tells.
+Samples that are off by more than usual have less weight, so a long stall says little. What is usual
+follows recent samples, so a machine that stays slow is believed. `slowness` shows a change long
+before the fit has followed it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What comes of drafts: those that are what the model draws itself are kept, with all that follows.
+"""Verifies draft tokens: those that equal what the model itself draws are kept.
 
     known ... c | drafted  x  y  z          the pass computes c, x, y, z
-    drawn behind           x  y  w  v       the draft's third is not what is drawn
+    drawn after each       x  y  w  v       the draft's third token is not what is drawn
     the request gets       x  y  w          as if it had been three passes
 
-The noise of a draw is a function of seed, choice and position, so what is drawn behind right tokens
-is what would have been drawn without drafts: to keep a draft only if it is drawn loses nothing, and
-needs no other rule.
+The noise of a draw is a function of seed, choice and position, so the tokens drawn after correct
+drafts are those that would have been drawn without drafts. Keeping a draft token only if it equals
+the drawn one therefore loses nothing, and no other acceptance rule is needed.
 """
 
 from __future__ import annotations

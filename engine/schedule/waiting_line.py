@@ -1,10 +1,12 @@
-"""Requests that wait, in the order of their rank; behind the first of a tenant wait its others.
+"""Waiting requests in the order of their rank; the other requests of a tenant wait behind its
+first.
 
     tenant a     a1  a2  a3 ...         heads: a1, b1, c1 in the order of their ranks
     tenant b     b1  b2
     tenant c     c1
 
-What coming, going and looking at the heads costs does not grow with the number that waits.
+The cost of adding a request, removing one and looking at the heads does not grow with the number
+of waiting requests.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What D and P say to each other about one transfer, whatever carries it.
+"""The messages between D and P about one transfer, whatever transport carries it.
 
     D                               P
       | --- OpenTransfer ---------> |   both epochs, D's layout, the first block D lacks
       | <== KvPiece, as computed == |   each with a checksum per (block, head); D releases it
-      | --- OpenTransfer(only) ---> |   what came with wrong bytes: once more, and nothing else
+      | --- OpenTransfer(only) ---> |   pieces that came with wrong bytes: once more, nothing else
       | <== KvPiece ================ |
       | --- SettleTransfer -------> |   SEALED or ABORTED; may be repeated, or ask
       | <-- Outcome --------------- |

@@ -1,4 +1,4 @@
-"""What became of the transfers that are over, for a peer that asks late. Bounded: old ones go."""
+"""The outcomes of finished transfers, for a peer that asks late. Bounded: old ones are dropped."""
 
 from __future__ import annotations
 

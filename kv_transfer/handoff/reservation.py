@@ -1,4 +1,4 @@
-"""What D wants handed over, and what it has set aside for it.
+"""What D wants to receive, and the blocks that it has reserved for it.
 
 WantedKv ----Receiver.reserve----> Reservation: one stream for each source that holds some of it
 """

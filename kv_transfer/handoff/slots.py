@@ -1,13 +1,13 @@
-"""Which blocks of a stream have arrived, plane by plane, and with which bytes. Pure.
+"""Which blocks of a stream have arrived, plane by plane, and with which checksums. Pure.
 
-empty --claim--> claimed --record--> there          each with the checksum of what came
+empty --claim--> claimed --record--> there          each with the checksum of what arrived
   ^_____give_back____|
 
-What came with wrong bytes may come again, but with the same checksum: the sender's own memory may
-have changed since it computed the first.
+A block that arrived with wrong bytes may arrive again, but with the same checksum: the sender's own
+memory may have changed since it computed the first one.
 
-A byte of state and a checksum for each (plane, block), in rows of one memory: what arrives as a
-whole, as nearly all does, is a step for each row, and whole rows are one for all of them.
+A byte of state and a checksum for each (plane, block), in rows of one memory. What arrives as a
+whole, as nearly everything does, takes one operation a row, and one operation for whole rows.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What a transport is: D's way to the pieces that P lends, and P's way to hand them over.
+"""The interface of a transport: how D gets the pieces that P lends, and how P sends them.
 
     D: Fetcher -> Transport  ~~~ memory, gRPC, ... ~~~  SendingHalf <- SendingSide (P: Outbox)
 
-The pieces of most transports are announced on one stream (`transport/control/`); what differs is
-how their bytes get across. Errors cross a transport as what they are: StaleEpoch, LayoutMismatch,
-UnknownTransfer and TransferAborted when P refuses or gives up, TransferCut when P cannot be reached
-or the connection breaks, TransportFailed (a kind of cut) when this way leads nowhere but another
-may. Nothing else is raised, but for cancellation.
+Most transports announce their pieces on one stream (`transport/control/`), and differ in how the
+bytes travel. Errors cross a transport unchanged: StaleEpoch, LayoutMismatch, UnknownTransfer and
+TransferAborted when P refuses or gives up; TransferCut when P cannot be reached or the connection
+breaks; TransportFailed (a kind of cut) when this transport cannot reach the peer but another may.
+Nothing else is raised, except cancellation.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""KV of one dtype as KV of another: what was computed in one, to be read in the other.
+"""Converts KV from one dtype to another: computed in one, read in the other.
 
     arriving bytes [heads] units --> float32 [heads, K or V, tokens, head_dim] --> units as wanted
 
-Wide to narrow loses what `kernels/paging/kv_quantize.py` and the formats say.
+Narrowing loses precision as described in `kernels/paging/kv_quantize.py` and by the formats.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A unit is K and V of one block and one head, or its latents, contiguous in every
 checksum stays valid however blocks are grouped into pieces. It guards against broken memory, links
 and software, not against an attacker.
 
-    checksums   8 bytes for each unit, the lowest first, end to end: as they are computed, as they
-                travel, and as they are compared. None of them is a number of Python's on the way
+    checksums   8 bytes for each unit, the lowest first, one after the other: as computed, as sent
+                and as compared. None of them becomes a Python number on the way
 """
 
 from __future__ import annotations

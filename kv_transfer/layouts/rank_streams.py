@@ -1,10 +1,10 @@
 """Whether the KV of one prompt comes on one stream, or on one for each pair of ranks. Pure.
 
     ranks of P      | heads 0 1 | heads 2 3 |       two streams: each piece is sent from the memory
-                          |           |             of one rank, and written to that of one; nobody
-    ranks of D      | heads 0 1 | heads 2 3 |       puts heads together, or takes them apart
+                          |           |             of one rank and written to that of one rank, so
+    ranks of D      | heads 0 1 | heads 2 3 |       heads are neither joined nor split
 
-A stream more costs both sides an opening, so short prompts come on one.
+Each stream costs both sides an opening, so short prompts come on one.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The other end of a pull: lends a peer the KV that this pool holds of a sequence of tokens.
+"""The lending end of a pull: lends a peer the KV that this pool has cached of a sequence of tokens.
 
     pull --> hold what is cached --> offer, published as a whole --> settled, expired or cut
                   `--> no more than the peer has: nothing is lent
 
-The blocks are held by a lease of their own until the transfer is over, like those of a handoff.
-They take nothing from the pool but what could have been evicted: under pressure the youngest loan
-is called back before a request is preempted, first of those that are not being read: their blocks
-come back at once. Of the others one is enough until its blocks, too, have come back.
+A lease of their own holds the blocks until the transfer is over, like those of a handoff. A loan
+takes nothing from the pool that could not have been evicted. Under memory pressure loans are called
+back before a request is preempted, youngest first: first a loan that nobody is reading, whose
+blocks come back at once; else one that is being read, and no other until its blocks have come back.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""One replica asks another for the KV it holds: `baton.replica.v1.Peer`, both ends.
+"""Asking a peer for the KV that it holds: `baton.replica.v1.Peer`, both ends.
 
-    PeerClient.source(peer) -- Pull --> PeerGrpc -> Lends (a worker: its Lender, or who moves away)
+    PeerClient.source(peer) -- Pull --> PeerGrpc -> PullService (a worker: its Lender, or a move)
                             <- progress, now and then
                             <- Offered
       the transfer itself goes by any transport; the call stays open until it is settled
 
 Cutting the call gives the loan up. Leaving the offer's context after a transfer does not cut it:
-the peer ends it on hearing that the transfer is sealed, which is waited for behind the caller's
-back.
+the peer ends the call when it hears that the transfer is sealed, and that is awaited in the
+background.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""How KV that is cached elsewhere enters a pool: from a peer or a tier, by a lease like any other.
+"""Brings KV that is cached elsewhere into a pool: from a peer or a tier, by a lease like any other.
 
     ask the source --> reserve --> fetch, verify --> name the full blocks --> held --> let go
           |               `------- anything wrong ------'                        |
-          |                            `--> what had come stays cached blocks    `--> cached blocks
-          `--> nothing is brought in: whoever wanted it computes it
+          |                            `--> what has arrived stays cached        `--> cached blocks
+          `--> nothing is fetched: the caller computes the prompt
 
-While they are held the blocks cannot be evicted: a request that joins the engine meanwhile finds
+While the blocks are held they cannot be evicted, so a request that joins the engine meanwhile finds
 them in the prefix cache. A caller may also adopt the lease itself, with its last, partly filled
-block. Nothing that goes wrong here is an error of the request: it becomes a note.
+block. A failure here is never an error of the request: it becomes a note.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a receiver counts, from its start on."""
+"""Counters of a receiver, since it was started."""
 
 from __future__ import annotations
 

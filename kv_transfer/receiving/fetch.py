@@ -8,9 +8,9 @@
     anything else, cancellation included --> abort --> (tell P: ABORTED)       the caller recomputes
 
 A prompt may come from several sources at once, the ranks of one P: each has a stream of its own,
-and the lease is sealed when all are whole. Telling P is done behind the caller's back, a bounded
-number of times: whatever P answers, D has verified the bytes or given them up. A P that cannot be
-told lets its lease expire.
+and the lease is sealed when all of them are complete. P is told in the background, with a bounded
+number of attempts: whatever P answers, D has verified the bytes or given them up. If P cannot be
+told, its lease expires.
 """
 
 from __future__ import annotations

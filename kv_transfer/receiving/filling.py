@@ -1,11 +1,11 @@
-"""The blocks of one lease while they fill: the part of it that several threads may touch.
+"""The blocks of one lease while they are filled: the part of it that several threads may touch.
 
-    parts(piece)   a piece of several planes, or each of them, if some have come before
-    begin(part)    checked against epoch, state, time, range; its empty slots are claimed
+    parts(piece)   a piece of several planes, or each plane, if some have arrived before
+    begin(part)    checks epoch, state, time and range, and claims its empty slots
     ...            its bytes are written and verified, on any thread (`placing.py`)
-    end(fill)      what is right is recorded, what is not is missing again
+    end(fill)      correct units are recorded, wrong ones are missing again
 
-Between `begin` and `end` the lease counts a fill: if it is aborted meanwhile its blocks stay in
+Between `begin` and `end` the lease counts a fill: if it is aborted meanwhile, its blocks stay in
 quarantine. One lock guards all of it; nothing that takes long, or calls out, happens under it.
 """
 

@@ -1,4 +1,4 @@
-"""Who wants to know how a transfer advances. Belongs to its event loop."""
+"""Listeners to the progress of a transfer. Each belongs to the event loop of its transfer."""
 
 from __future__ import annotations
 

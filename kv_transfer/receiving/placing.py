@@ -1,14 +1,14 @@
-"""Writing the bytes of a piece where they belong, and verifying them. Runs on a worker thread.
+"""Writes the bytes of a piece to their place and verifies them. Runs on a worker thread.
 
     equal layouts   piece --copied and verified in one pass--> D's blocks
       on a device   piece --likewise--> pinned scratch --one copy, one launch--> D's blocks
-                    piece of that device --summed up there--> D's blocks
+                    piece on that device --checksums there--> D's blocks
     others          piece --likewise--> scratch --> converted --> D's blocks
 
-A piece that has yet to come (`ArrivingBlocks`) is read into the same places, and verified there.
+A piece that has yet to arrive (`ArrivingBlocks`) is read into the same places, and verified there.
 
-What is verified is always memory of D's own, never the piece itself: that may look into memory
-that its sender can write while we read. So the bytes that were verified are the bytes that stay.
+Verification always reads D's own memory, never the piece itself, which may refer to memory that its
+sender can still write. So the bytes that were verified are the bytes that stay.
 """
 
 from __future__ import annotations

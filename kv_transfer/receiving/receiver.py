@@ -1,13 +1,14 @@
-"""D's side of handoffs: blocks reserved for KV under way, filled piece by piece, then adopted.
+"""D's side of handoffs: blocks reserved for KV on its way, filled piece by piece, then adopted.
 
     reserve -> fill, fill, ... -> seal -> adopt       the request joins the batch
                abort / expire / pressure              pieces are refused; blocks go back, or to
-                                                      quarantine while one is being written; of a
-                                                      prompt that was computed, the full ones that
-                                                      came are cached: the rest alone is missing
+                                                      quarantine while one is being written. If the
+                                                      prompt was computed, its full blocks stay
+                                                      cached, and only the rest is missing
 
-Only this process writes its pool. Synchronous: the receiver lives on the engine's thread, beside
-the pool; the filling of a lease (`filling.py`), which has a lock, may be used and sealed from any.
+Only this process writes its pool. The receiver is synchronous and lives on the engine's thread,
+beside the pool. The filling of a lease (`filling.py`) has a lock, so any thread may use and seal
+it.
 """
 
 from __future__ import annotations

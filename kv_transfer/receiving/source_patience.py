@@ -1,23 +1,23 @@
-"""How long a replica waits for another that answers but gets nowhere. Pure.
+"""How long a replica waits for another one that answers but makes no progress. Pure.
 
     no news for `silence_s` --> given up, not asked for 5 s --> asked by one prompt
-                                          ^ (10 s, 15 s)        | gets nowhere   | succeeds
+                                          ^ (10 s, 15 s)        | no progress    | succeeds
                                           `---------------------'                `--> asked by all
 
-News are progress that is told, a grant, a first token, an offer, a piece of KV: before all that is
-asked for is computed, who tells of any is not given up, however long it takes. `silence_s` is the
-longest silence of late, `MARGIN` times, in bounds; half of what it is above `LEAST_S` is gone after
-each `HALF_LIFE_S`. Who was too late is given twice the silence the next time. However many handoffs
-a stall ends, it counts once.
+News are reported progress, a grant, a first token, an offer, or a piece of KV. Before everything
+has been computed, a source that sends news is not given up, however long it takes. `silence_s` is
+the longest recent silence times `MARGIN`, within bounds; the part of it above `LEAST_S` halves in
+each `HALF_LIFE_S`. A source that was too late gets twice the silence the next time. However many
+handoffs a stall ends, it counts once.
 
-Once all is there to be sent, who could compute what has not come waits in silence for as long as
-that would take, at least a part of `silence_s`; and for a source that is slow while the rest is to
-be expected within twice that. Who is too late for that once is asked again all the same: perhaps
-only that one was late.
+Once everything is ready to be sent, a replica that could compute the missing part waits without
+news as long as computing it would take, and at least a part of `silence_s`; and it waits for a slow
+source while the rest is expected within twice that time. A source that is too late by this rule
+once is asked again all the same: perhaps only that transfer was late.
 
-In any case it must come at a rate: a part of what the source's late transfers
-came at by the same transport, shared by all that come at this moment. Who was too slow is given
-twice the time.
+In any case KV must arrive at a rate: a part of the rate at which the source's recent transfers
+arrived by the same transport, shared by all transfers that arrive at this moment. A source that was
+too slow gets twice the time.
 """
 
 from __future__ import annotations

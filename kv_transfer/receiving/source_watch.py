@@ -1,12 +1,13 @@
-"""Watches what one source is to bring for news, and ends the wait when they fail to come.
+"""Watches for news of what one source should send, and ends the wait when there are none.
 
     a handoff  asked -> progress, ... -> granted -> progress, pieces, ... -> first token -> pieces
     a pull     asked -> progress, ... -> offered -> pieces, ...
-               `-- nothing for too long, or all too slowly once all is there --> Unavailable
+               `-- no news for too long, or too slow once everything is there --> Unavailable
 
-A source that tells no progress is watched from its first token, or its offer, on: the time limit of
-the transfer holds in any case. Time passes in looks, and only while something is awaited of the
-source: time in which our own loop, or our own engine, keeps us from listening is not the peer's.
+A source that reports no progress is watched from its first token, or its offer, on; the time limit
+of the transfer holds in any case. Time is counted in polls, and only while something is awaited
+from the source: time in which our own event loop or engine keeps us from listening is not the
+peer's.
 """
 
 from __future__ import annotations

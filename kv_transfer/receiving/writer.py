@@ -3,15 +3,15 @@
     event loop      put --> waiting --.                .-- a batch is done: the next one begins
     worker thread                      `--> begin all, place all, end all, release all
 
-One batch of a stream is under way at a time, and takes whatever has come in meanwhile: the quicker
-pieces come, the fewer hops between threads each of them costs. One compiled call writes a batch,
-and its pieces are released together: a release wakes the event loop, which then wants the
-interpreter. Each piece is released once, whatever happens to it.
+One batch of a stream is under way at a time, and the next takes whatever has arrived meanwhile: the
+faster pieces arrive, the fewer hops between threads each of them costs. One compiled call writes a
+batch, and its pieces are released together, because a release wakes the event loop, which then
+needs the interpreter. Each piece is released once, whatever happens to it.
 
-A piece with wrong bytes does not end its stream: it is put down to be asked for again, unless there
-were too many. Pieces whose bytes are yet to come are waited for on their transport's threads, so
-that a slow sender holds up nobody else; it is listened to meanwhile, but not while they wait for a
-thread.
+A piece with wrong bytes does not end its stream: it is noted, to be asked for again, unless there
+are too many. Pieces whose bytes have yet to arrive are awaited on their transport's threads, so
+that a slow sender holds up nobody else. Meanwhile the source counts as awaited, except while the
+pieces wait for a thread.
 """
 
 from __future__ import annotations

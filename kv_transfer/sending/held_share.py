@@ -1,10 +1,11 @@
-"""The share of P's pool that prompts may hold from when they are computed until D has them.
+"""The share of P's pool that computed prompts may hold until D has fetched them.
 
     take (its turn) --> computed --hold--> D has it, or it is given up --let_go-->
          not counted                counted
 
-What is being computed does not count: D fetches it meanwhile, layer by layer. So prompts hold no
-more than the share, and what was under way when it was used up. One may be held in any case.
+A prompt that is being computed does not count: D fetches it meanwhile, layer by layer. So prompts
+hold no more than the share plus what was under way when it was used up. One prompt may be held in
+any case.
 """
 
 from __future__ import annotations

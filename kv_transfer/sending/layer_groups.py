@@ -1,6 +1,6 @@
-"""Which layers of a pass leave together: each leaving costs both ends, and the pass beside it.
+"""Which layers of a pass are sent together: each sending costs time at both ends and in the pass.
 
-layer 0, 1, 2 | 3, 4, 5 | 6, 7      each but the last of `min_bytes` or more
+layer 0, 1, 2 | 3, 4, 5 | 6, 7      each group but the last has `min_bytes` or more
 """
 
 from __future__ import annotations

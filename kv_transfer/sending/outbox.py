@@ -5,15 +5,15 @@
     hashing threads                         `-> checksums, a few pieces ahead           |
     transport                                        `-> lent ---------------- give back
 
-Pieces are lent, so reads really are in flight while the engine steps; and they begin between two
-layers of a step, so a layer leaves while later ones are computed. A reading is ended on the
-engine's thread when its last piece is given back, also if the stream is cut in the middle of one;
-until then the blocks cannot be reused. A piece that travels in its message is a copy, and is given
-back once that is written.
+Pieces are lent, so they are read while the engine steps; and reads begin between two layers of a
+step, so the KV of a layer leaves while later layers are computed. A reading ends on the engine's
+thread when its last piece is given back, also if the stream is cut in the middle; until then its
+blocks cannot be reused. A piece that travels in its message is a copy, and is given back once the
+message is written.
 
-Hashing has a few threads of its own, and a stream has a few pieces ahead of its receiver, of copies
-about 8 MiB: a slow one holds up nobody but itself. The first bytes of a stream, all of a short
-prompt, are hashed on the event loop: no hop to a thread and back.
+A few threads do the hashing, a few pieces ahead of each stream's receiver (about 8 MiB of copies),
+so a slow receiver holds up nobody else. The first bytes of a stream, which are all of a short
+prompt, are hashed on the event loop, without a hop to a thread and back.
 """
 
 from __future__ import annotations

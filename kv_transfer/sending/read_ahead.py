@@ -3,11 +3,11 @@
     begin_read --> readings --> cuts --> hashed on a thread --> shelf --> taken, lent, given back
       ^  producing: a task of its own, as long as the shelf has room         the receiver's pace
 
-Where the transport carries pieces a thread copies them into their messages, and gives them back.
+If the transport carries bytes in its messages, a thread copies the pieces and gives them back.
 
-Small cuts (a short prompt, layer by layer) are hashed several at a time: a thread is not asked for
-each. A share of a reading goes with each of its cuts, and comes back exactly once: from whoever
-the piece was lent to, or from here if it never got that far. With the last the reading is over.
+Small cuts (a short prompt, layer by layer) are hashed several at a time, so that not each needs a
+thread. Each cut carries a share of its reading, which comes back exactly once: from the borrower of
+the piece, or from here if the piece was never lent. With the last share the reading is over.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     offer -> publish, publish, ... -> finish          the engine computes, layer by layer
                begin_read ... end_read                the outbox lends pieces, off this thread
-                         settle / abort / expire      D is done, or somebody gave up
+                         settle / abort / expire      D is done, or one side gave up
 
-    published      of each plane, how many blocks are computed. Nothing is written to them in that
-                   plane any more, though later layers of the same blocks may yet be computed
+    published      number of computed blocks, by plane. Nothing is written to them in that plane
+                   any more, though later layers of the same blocks may yet be computed
     references     held as LEASE from the first layer's publication on; as QUARANTINE when the
                    transfer is over but a read is still in flight; given up by whichever of the two
                    comes last
