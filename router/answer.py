@@ -1,4 +1,4 @@
-"""A choice, told: the placement that it makes, why, and what was known of the other replicas."""
+"""Turns a choice into a placement, with its reason and what was known of the other replicas."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Which replica decodes a request: where that costs least (`decode_costs.py`); or the one that
-another choice of the same request runs on, if it has room.
+"""Which replica decodes a request: the one where that costs least (`decode_costs.py`), or the one
+on which another choice of the same request runs, if it has room.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
-"""Where decoding one request would cost least of several replicas, and what, in seconds.
+"""What decoding a request would cost on each replica, in seconds, and where it would cost least.
 
     cost = queued + silent + decode + harm + blocks + lacks + late
 
-    queued    until it has computed what waits there, for whichever gateway, by its own speed
-    silent    it has something to do and should have spoken: as long as it has been overdue
+    queued    until the replica has computed what waits there, for any gateway, at its own speed
+    silent    the replica has work and should have reported: as long as it has been overdue
     decode    the request's own tokens: expected output x a step with it in, by its own step times
-    harm      those who decode there wait longer in each of these steps, all of them
+    harm      the requests that decode there wait longer in each of these steps, all of them
     blocks    where its free blocks lack room for prompt and output: what it must compute again, and
               its share of the time until others have ended
     lacks     to compute what it has not cached of the prompt, at the pool's rate, whoever does
-    late      of a request with an objective: by how much its tokens would be late in all, and from
+    late      for a request with an objective: by how much its tokens would be late in all, and from
               a quarter of what is allowed on all of that (`fairness/slo.py`)
 
 A step of n requests takes constant + n x request + context tokens x context, times the replica's
-slowness of late (`core/step_times.py`), so one that becomes slow is avoided long before it is dead.
-While nobody has measured steps, a request that decodes counts as eight tokens to compute.
+recent slowness (`core/step_times.py`), so a replica that becomes slow is avoided long before it is
+dead. While no replica has measured steps, a decoding request counts as eight tokens to compute.
 
-Compiled where the library is there (`kernels/cpu/source/routing/choices.cpp`), to the same bits.
+Compiled where the library is there (`kernels/cpu/source/routing/choices.cpp`), with the same bits.
 """
 
 from __future__ import annotations

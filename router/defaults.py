@@ -1,6 +1,7 @@
-"""What a configuration may say of the router, known without the router itself, which brings numpy.
+"""The router's defaults that the configuration needs, without importing the router, which needs
+numpy.
 
-Every command reads the configuration before it does anything, and most ask for no routes.
+Every command reads the configuration before it does anything, and most need no routing.
 """
 
 from __future__ import annotations

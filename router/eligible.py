@@ -1,9 +1,9 @@
-"""Which of the replicas in a view may take a request: those whose word allows it, and did not fail.
+"""Which of the replicas in a view may take a request: those that accept requests and did not fail.
 
-    ready      prefill replicas that do not drain       in_time    of these, who is not late
+    ready      prefill replicas that do not drain       in_time    of these, those not overdue
     opened     decode replicas that take one more       but_lost   no earlier attempt failed there
 
-Where nobody is left by the last two, all are.
+If the last two leave no replica, all are eligible.
 """
 
 from __future__ import annotations

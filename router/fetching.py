@@ -1,13 +1,13 @@
-"""What each replica has of a prompt or can fetch, and how long that takes: for the routing policy.
+"""How much of a prompt each replica has or can fetch, and how long that takes: for the policy.
 
     holder     the replica that has most of the prompt, found once a prompt
     usable     by candidate: the tokens that it has; or those of the holder, where fetching the rest
-               is clearly cheaper than computing it (`cache/pulling.py`), over the two's own link
+               is clearly cheaper than computing it (`cache/pulling.py`), over their own link
     fetch      seconds until those are there; it is fetched while the prompt waits
     handoff    seconds after the first token until the KV is where the request is decoded
 
-Both are by what was measured between the two replicas lately, and as between all others else.
-Compiled where the library is there (`kernels/cpu/source/routing/choices.cpp`), to the same bits.
+Both times are those measured between the two replicas lately, else between all others.
+Compiled where the library is there (`kernels/cpu/source/routing/choices.cpp`), with the same bits.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Whether the decode replica computes a prompt itself, and why: words for people, or none.
+"""Whether the decode replica computes a prompt itself, and why: the reason in words, or none.
 
-    here     until it is free + work + what the work makes those wait who decode there
+    here     until it is free + work + what the work delays the requests that decode there
     there    until a prefill replica is free + its work + a transfer; for a prompt that need not
              wait also what is left of the handoff after its first token
 
-It does if it must, if there is nobody else, if it lacks few tokens and `here` is no more than
-`there`, which is not asked before its steps are measured; and however many it lacks if it would
-wait elsewhere, and `here` is clearly less.
+It does so if it must, or if there is no other replica. It does so if it lacks few tokens and `here`
+is no more than `there`, which is not compared before its steps are measured. And it does so,
+however many tokens it lacks, if the prompt would wait elsewhere and `here` is clearly less.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the router is asked, and what it answers. The reason is for people: in every receipt."""
+"""The router's question and its answer. The reason is for people, and is part of every receipt."""
 
 from __future__ import annotations
 

@@ -4,13 +4,13 @@
                    -> Prompt        it waits for a prefill replica that is busy (`prefill_queue.py`)
                    -> None          no decode replica has room, or it would wait and may not
     served(...)   --> Prompt, Placement ...    of those in line, when something has changed
-    stranded(...) --> Prompt ...               whose replica left, or answers nobody: place anew
+    stranded(...) --> Prompt ...               whose replica left or does not answer: place anew
 
 The decode replica is the one where decoding costs least (`decode_costs.py`); a request that belongs
-beside another goes there, if there is room. It computes the prompt itself if it must, and where
-that costs less than a handoff (`local_prefill.py`). Else, and where there are no prefill replicas,
-the routing policy chooses. What another replica has cached counts as there if fetching it is
-clearly cheaper than computing it (`pulling.py`).
+beside another one goes there, if there is room. It computes the prompt itself if it must, or where
+that costs less than a handoff (`local_prefill.py`). Otherwise, and if there are no prefill
+replicas, the routing policy chooses. Blocks that another replica has cached count as present if
+fetching them is clearly cheaper than computing them (`pulling.py`).
 """
 
 from __future__ import annotations

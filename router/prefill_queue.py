@@ -4,12 +4,13 @@
                    -> None: it waits                         in the line of its choice
     free(candidate) -> the prompt to send there, now         the next of its own line,
                                                              or one that is better off here
-    next(candidates) -> the same, of whoever has credit
+    next(candidates) -> the same, for any candidate with credit
     leave(prompt)                                       refused, cancelled or out of time
 
-A choice is looked at again when its candidate is free: what the prompt lacks there may have
+A choice is reconsidered when its candidate becomes free: what the prompt lacks there may have
 changed, and so may whose turn it is. Nothing is queued in a replica beyond its credit, so one that
-stops holds up what it computes, and nobody else. Pure but for its own books; `now` is handed in.
+stops holds up what it computes, and nothing else. Pure except for its own books; `now` is passed
+in.
 """
 
 from __future__ import annotations

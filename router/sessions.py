@@ -1,11 +1,12 @@
-"""Which conversation a prompt continues: as its caller says, or by the blocks it begins with.
+"""Which conversation a prompt continues: as its caller names it, or by the blocks it begins with.
 
     turn 1   a b c            its last whole block is c: the tail of session 1
     turn 2   a b c d e        contains the tail c: session 1, whose tail is e now
     other    a x y            shares a system prompt, but no tail: a session of its own
 
-A tail is taken by the turn that continues it, so a prompt that is all system prompt draws one
-stranger into its session at most. A session that has a name keeps it where a turn comes without.
+The turn that continues a tail takes it over, so a prompt that is nothing but the system prompt
+draws one stranger into its session at most. A session with a name keeps it for a turn that comes
+without.
 """
 
 from __future__ import annotations

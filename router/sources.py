@@ -1,4 +1,4 @@
-"""The replica whose cache spares another one a part of a prompt."""
+"""The replica from whose cache another one should fetch a part of a prompt."""
 
 from __future__ import annotations
 

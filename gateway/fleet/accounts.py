@@ -1,8 +1,8 @@
 """What a request has used, added up over its attempts.
 
 attempt 1, lost or moved ----.
-attempt 2, the same ---------+--> spent      what an attempt ran after its last receipt is
-attempt 3, under way --> current             counted by its tokens: one was run for each
+attempt 2, the same ---------+--> spent      after its last receipt, an attempt's use is
+attempt 3, under way --> current             counted by its tokens: one was computed for each
 """
 
 from __future__ import annotations

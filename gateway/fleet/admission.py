@@ -1,10 +1,11 @@
-"""The queue for a place while there is none: requests of all tenants, before any work is done.
+"""The queue of requests for which no replica has room: all tenants, before any work is done.
 
     place --> found at once, if nobody else is first, or it needs not what the first waits for
           '-> in line --wake--> placed        whose turn it is: `router/fairness/fair_queue.py`
                       '-> Overloaded          too many wait, or it would wait longer than it may
 
-Who goes first, how long that takes and who is refused is the line's to say (`admission_line.py`).
+Which request goes first, how long that takes and which is refused is decided by the line
+(`admission_line.py`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The line for a place, as a value: whose turn it is, how long that takes, and who need not wait.
+"""The admission line as a value: whose turn it is, how long that takes, and who need not wait.
 
     enter --> entry    first, serve    its turn has come, and there was room
-              refused  no use to wait, or too many do: who gives way is told when to come again
+              refused  no use to wait, or too many do: the refused one is told when to come again
 
-How long a wait is going to be is told by how fast places came lately. When no more may wait, the
-tenant with the most in line for its weight gives up its last. The simulator's gateways have the
-same line; `admission.py` is its shell in a live one.
+The length of a wait is estimated from how fast requests were admitted lately. When no more may
+wait, the tenant with the most in line for its weight gives up its last request. The simulator's
+gateways have the same line; `admission.py` is its shell in a live one.
 """
 
 from __future__ import annotations

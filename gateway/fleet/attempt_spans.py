@@ -1,9 +1,10 @@
 """The spans of one generation's attempts.
 
-    sought -> begun -> ended          a place is looked for, the attempt runs, it is over
-       `----> failed                  no place was found
+    sought -> begun -> ended          a replica is looked for, the attempt runs, it is over
+       `----> failed                  no replica was found
 
-While one attempt goes on, a place for the next may be sought; the next one links to the one before.
+While one attempt goes on, a replica for the next one may be sought; the next span links to the one
+before.
 """
 
 from __future__ import annotations

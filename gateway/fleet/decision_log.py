@@ -1,9 +1,9 @@
-"""Writes down where each attempt went, follows it, and learns how good predictions are.
+"""Records where each attempt went, follows it, and learns how good predictions are.
 
     sent --> FollowedDecision --deliver--> first token: regret, error of the prediction
                               --end-----> time between tokens, and its error
 
-What it has learnt answers those who ask what a request would see (`estimate`).
+What it has learnt answers estimates of what a request would experience (`estimate`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The gateway's link to one decode replica, which all of its requests there share.
 
     open(request)      an Attempt: its updates, until the last one or ReplicaLost
-    attempt.cut_off()  it goes on elsewhere: what it still says here goes unheard
+    attempt.cut_off()  it goes on elsewhere: what this replica still sends is ignored
     attempt.close()    takes the request back, if it is not over
 
-`(request id, attempt)` tells them apart. A break tells every open attempt; a replica that is to
-become empty, or falls silent, asks them to go on elsewhere.
+`(request id, attempt)` tells them apart. If the link breaks, every open attempt is told; a replica
+that is to become empty, or falls silent, asks them to go on elsewhere.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a replica is told of what waits at this gateway, and of the credit that the gateway goes by.
+"""What a replica is told of the requests that wait at this gateway, and of the credit in force.
 
-Told as the next power of two, so that a line of changing length is news to a thousand replicas only
-now and then; that nothing waits any more, after `KEEP_S` without.
+The number is told as the next power of two, so that a line of changing length is news to a thousand
+replicas only now and then; that nothing waits any more is told after `KEEP_S` without requests.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Finds each request of this gateway a place among the replicas it knows.
+"""Finds a replica for each request of this gateway among those that it knows.
 
     start -> RunningRequest --place--> AdmissionQueue --> PlacementQueue, on the fleet's view
                                 <----- Placed: an attempt, open on a decode replica
 
-A request waits here, never after an expensive prefill. Where it goes is the placer's to say.
+A request waits here, never after an expensive prefill. The placer decides where it goes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Emptying one replica on an operator's word, so that it can be taken away, or take the other role;
-or its prefix cache alone.
+"""Empties one replica at an operator's request, so that it can be removed or take the other role;
+or empties only its prefix cache.
 
     the replica is told --> calls itself draining --> every gateway places nothing more there, and
                                                       moves what runs there elsewhere
 
-Asking again tells how many requests have yet to leave. How a replica takes the other role is in
+Asking again returns how many requests have yet to leave. How a replica takes the other role is in
 `platform/replica/flips.py`.
 """
 

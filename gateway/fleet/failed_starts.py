@@ -1,8 +1,8 @@
-"""Starts of decode replicas that failed one after another, with none between that served.
+"""Starts of decode replicas that failed one after another, with none between that succeeded.
 
-Where replicas start for who waits, each failure is followed by another start. After a few it is
-told instead of waited for; after a while requests may wait again, and one more failure is enough.
-Those that were already under way beside the last failure are waited for.
+While replicas start for waiting requests, each failure is followed by another start. After a few,
+requests are refused with the failure instead of waiting; after a while requests may wait again, and
+one more failure is enough. Starts that were already under way beside the last failure are awaited.
 
     0 --fails--> 1 --> 2 --> MANY: refused --AGAIN_S--> waits again --fails--> refused ...
     any --a decode replica takes requests--> 0

@@ -1,8 +1,8 @@
-"""What a gateway knows of the replicas: membership, links, load, and who has cached what.
+"""What a gateway knows of the replicas: membership, links, load, and what each has cached.
 
-    registry --membership--> Fleet --> Links    streams: requests, tokens, what is lent, and cached
+    registry --membership--> Fleet --> Links    streams: requests, tokens, credits, and cached blocks
                                    --> Pool     one a role: what placements see
-                                   --> KvIndex  who has which blocks
+                                   --> KvIndex  which replica has which blocks
 
 The registry is a hint: its absence changes nothing, and liveness is the stream itself.
 """

@@ -1,7 +1,8 @@
-"""What operators read about the replicas: leaks and status; what a gateway knows of their caches.
+"""Reports for operators about the replicas: leaks, status, and what a gateway knows of their
+caches.
 
-Made of the replicas' own books (`Inspections`) and of what this gateway knows of their prefix
-caches (`KvKnowledge`).
+They are made of the replicas' own books (`Inspections`) and of what this gateway knows of their
+prefix caches (`KvKnowledge`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keeps a long-lived stream to a replica open: whenever it breaks off, it is opened again."""
+"""Keeps a long-lived stream to a replica open: whenever it breaks, it is opened again."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Keeps the gateway's index at what one replica's prefix cache holds.
+"""Keeps the gateway's index in step with one replica's prefix cache.
 
     run()    the link is there; watch: snapshot, events ...; after a gap or a break: wait a little,
              watch anew
 
-`on_learnt` is called with each part of the first snapshot, and told whether that was all, as it was
-if none will come. While the stream is away the index keeps what it knew: the next snapshot puts it
-right.
+`on_learnt` is called with each part of the first snapshot, and told whether it was the last one; so
+it is if no part will come. While the stream is away the index keeps what it knew: the next snapshot
+corrects it.
 """
 
 from __future__ import annotations

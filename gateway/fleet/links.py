@@ -1,7 +1,7 @@
-"""The streams to all replicas that were met: one for work, and one for what each has cached.
+"""The streams to all known replicas: one for work, and one for what each has cached.
 
 DecodeLink    one a decode replica: requests and tokens
-PrefillLink   one a prefill replica: what it lends
+PrefillLink   one a prefill replica: its credits
 KvWatch       one a replica: its prefix cache, into KvIndex
 """
 

@@ -1,9 +1,10 @@
-"""A gateway's own picture of who serves, kept from the registry's snapshots.
+"""A gateway's own picture of which replicas serve, kept from the registry's snapshots.
 
-Pure: `merge` says what a snapshot changes. Who has said farewell leaves, and so does who is another
-incarnation by now. A young incarnation of the registry else only adds; once it is old enough that
-every living replica has reported to it, those leave of which neither it nor this gateway hears: a
-registry that stalls, or that heartbeats do not reach, takes nobody away whose stream lives.
+Pure: `merge` says what a snapshot changes. A replica leaves when it has said farewell, or when it
+is another incarnation by now. Otherwise a young incarnation of the registry only adds replicas.
+Once it is old enough that every living replica has reported to it, those leave of which neither it
+nor this gateway hears: a registry that stalls, or that heartbeats do not reach, removes no replica
+whose stream lives.
 """
 
 from __future__ import annotations

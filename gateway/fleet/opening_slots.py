@@ -1,11 +1,11 @@
-"""Whose turn it is to connect, or to take a snapshot: of a thousand replicas only so many at once.
+"""Limits how many replicas a gateway connects to, or takes a snapshot from, at the same time.
 
     wants a stream --> has a turn --> has what it opened it for, or has failed,
                                       or has had its turn for `turn_s`: the next one's
 
-All at once they would not be through: each connection comes so late that it has timed out, on this
-side or the other, and is tried again; and snapshots that have come take memory until they are
-entered. A turn is short, so that replicas which answer nobody keep nobody from the others for long.
+All at once would not succeed: each connection would take so long that it times out, on this side or
+the other, and is tried again; and snapshots that have arrived take memory until they are entered. A
+turn is short, so that replicas that do not answer do not keep others waiting for long.
 """
 
 from __future__ import annotations

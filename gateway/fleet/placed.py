@@ -1,9 +1,9 @@
-"""One attempt at its place, and what this gateway has booked for it.
+"""One attempt on its replicas, and what this gateway has booked for it.
 
     opened -> prefill over (the first token is there) -> closed
 
-Until they end, the prompt counts as work of whoever computes it, and its blocks as on their way to
-both replicas: equal prompts that arrive together go where the first of them went.
+Until they end, the prompt counts as work of the replica that computes it, and its blocks as on
+their way to both replicas: equal prompts that arrive together go where the first of them went.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Requests that look for a place: some find it at once, some stand in line for a prefill replica.
+"""Requests that look for replicas: some are placed at once, some wait in line for a prefill
+replica.
 
     enter --> placed                                   or refused: no decode replica has room
           '-> in line --serve--> placed                whenever something has changed
-                       '-stranded-> enter again        its prefill replica left, or answers nobody
+                       '-stranded-> enter again        its prefill replica left or does not answer
 
-Whose turn it is to enter is the admission queue's to say (`admission.py`); who of those in line
-goes where, and when, is the placer's.
+The admission queue decides whose turn it is to enter (`admission.py`); the placer decides which of
+those in line goes where, and when.
 """
 
 from __future__ import annotations

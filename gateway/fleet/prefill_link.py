@@ -1,7 +1,7 @@
-"""The gateway's link to one prefill replica: how full it is, how fast, and what it lends.
+"""The gateway's link to one prefill replica: how full it is, how fast, and its credits.
 
-Prompts do not go this way: their decode replica brings them. While the stream is away the last word
-is kept, and grows old.
+Prompts do not go this way: their decode replica sends them. While the stream is away the last
+report is kept, and grows old.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What replicas are told to do: become empty, take requests again, take the other role, forget.
+"""Commands to replicas: become empty, accept requests again, take the other role, drop the cache.
 
-One that is told to become empty gets nothing more from here at once, however long it takes to say
-so itself:
+A replica that is told to become empty gets nothing more from here at once, however long it takes to
+say so itself:
 
-    told --> its own word that it drains, which holds from then on -----> forgotten
-         --> another word, when all from before it was told are here ---> forgotten
+    told --> its own report that it drains, which holds from then on ---> forgotten
+         --> another report, when all from before the command are here -> forgotten
 
-A replica need not say what was over at once, like a change of roles that failed.
+A replica need not report a state that was over at once, like a change of roles that failed.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The one long-lived stream between this gateway and a replica, of whatever role.
+"""The one long-lived stream between this gateway and a replica, of either role.
 
-    connect, greet --> the replica's first word: connected --> frames, demand, what it lends
+    connect, greet --> the replica's first word: connected --> frames, demand, credits
          ^                                                         |
          '--------------- a little later --------- broken <--------'
 
-A replica that somebody waits for is asked whether it answers (`proto/pulse.py`): one that does not
-is *silent*, though its stream is there, until it speaks. What a role does with its frames, and when
-its replica falls silent, is said by `DecodeLink` and `PrefillLink`.
+A replica for which somebody waits is asked whether it answers (`proto/pulse.py`). One that does not
+is *silent*, though its stream is there, until it speaks. `DecodeLink` and `PrefillLink` say what a
+role does with its frames, and when its replica falls silent.
 """
 
 from __future__ import annotations

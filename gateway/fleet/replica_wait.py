@@ -1,9 +1,9 @@
-"""How long requests wait while no decode replica takes any.
+"""How long requests wait while no decode replica accepts any.
 
-none takes requests    for the grace period -----------------> Unavailable
-  one is started       as long as it is on its way
-  starts fail          not at all ---------------------------> Unavailable
-one takes requests     no limit from here: `admission.py` has its own
+no replica takes requests   for the grace period ----------------> Unavailable
+  one is being started      as long as it is on its way
+  starts fail               not at all --------------------------> Unavailable
+one takes requests          no limit from here: `admission.py` has its own
 """
 
 from __future__ import annotations

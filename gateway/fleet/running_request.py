@@ -1,10 +1,10 @@
-"""One generation under way, over as many attempts as it needs.
+"""One running generation, over as many attempts as it needs.
 
     place -> attempt 1 -> tokens ... -> last update
                | replica lost, or it could not go on
     place -> attempt 2, given the tokens the client already has -> tokens ...
-               | its replica drains, or is silent: while it goes on there, if it does, a place
-               | elsewhere is waited for; from silent ones a request moves but twice
+               | its replica drains, or is silent: it goes on there if it can while another replica
+               | is looked for; a request leaves silent replicas at most twice
     switch -> attempt 3, which takes the KV along if it can -> tokens ... -> last update
 
 Each token reaches the caller exactly once, whatever replicas come and go. Sampling is a function of

@@ -1,10 +1,10 @@
-"""What a gateway tells the planner: what comes and goes here, what waits, how fast replicas are.
+"""What a gateway reports to the planner: its requests, what waits, and how fast replicas are.
 
     arrive --> waits --place--> open --end--> ended
                  '-----------------end------->        refused, cancelled or out of time
 
-Numbers of what happened only grow, so that a report that is lost, or comes twice, changes nothing:
-whoever adds gateways up takes differences.
+Counters of events only grow, so a report that is lost, or comes twice, changes nothing: the reader,
+who adds up the gateways, takes differences.
 """
 
 from __future__ import annotations

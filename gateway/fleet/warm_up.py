@@ -1,12 +1,12 @@
 """A new gateway learns what replicas have cached before it places anything.
 
-    first replicas heard of --> part, part ... --> all have told, or nobody says anything more: over
+    first replicas known --> part, part ... --> all have reported, or no more reports come: over
 
-Prompts that were placed meanwhile would be computed beside where they are cached, and leave copies
-there. A replica that says nothing holds nobody up for longer than `PAUSE_S`, unless others have yet
-to be asked; who comes later has nothing cached: where there is nobody, nothing is to be learnt.
-From `ENOUGH_AFTER_S` on, half of a thousand caches will do: a prompt that is cached is then found
-more often than not, and to wait for the rest would cost the others more.
+Prompts that were placed before that would be computed although they are cached elsewhere, and leave
+copies. A silent replica delays nothing for longer than `PAUSE_S`, unless others have yet to be
+asked. A replica that joins later has nothing cached, and without replicas there is nothing to
+learn. From `ENOUGH_AFTER_S` on, half of a thousand caches are enough: a cached prompt is then found
+more often than not, and waiting for the rest would cost the others more.
 """
 
 from __future__ import annotations

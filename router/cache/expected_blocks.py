@@ -1,4 +1,6 @@
-"""Blocks of prompts on their way: not stored yet where they go, but soon (`prefix_tree.py`)."""
+"""Blocks of prompts that are on their way to a replica: not cached yet, but soon
+(`prefix_tree.py`).
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""How many conversations begin alike: prefixes worth having on every replica.
+"""How many conversations begin with the same prefix: prefixes worth having on every replica.
 
     u(d)   conversations that began with the same first d blocks lately, at d = 1, 2, 4, 8, ...
     w(d)   1 / (1 + u(d) / replicas)          what computing such a block once more is charged
 
-A prefix that each replica will be asked for u / N times soon is computed there once and had after
-that: its first computing is shared by all of them. A conversation's own blocks (u = 1) are charged
-in full.
+If each replica will soon be asked for a prefix u / N times, the prefix is computed there once and
+is cached afterwards: the cost of computing it is shared by all of these requests. A conversation's
+own blocks (u = 1) are charged in full.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Which replica has which blocks of KV, as the replicas' own events tell it.
+"""Which replica has which blocks of KV, according to the replicas' own events.
 
     table       block name -> the slots of the replicas that have it            1 entry a block
     expected    prompts on their way to a replica (`expected_blocks.py`)
 
 A replica's *slot* is its number in the table. A snapshot fills a new slot while the old one still
-answers, then takes its place; a replica that leaves loses its slot. Either way the old slot is dead
-at once, as it is masked out of every answer, and is swept out of the table bit by bit, a stretch
-with each call that changes something: no call takes long, however many blocks there are.
+answers, and then takes its place; a replica that leaves loses its slot. Either way the old slot is
+dead at once, because it is masked out of every answer, and it is swept out of the table bit by bit,
+a part with each call that changes something. So no call takes long, however many blocks there are.
 
-A look-up goes over the names one by one, though a replica that has a block nearly always has all
-before it: two prompts that are computed beside each other leave a cache with later blocks of the
-one and, once the other's are evicted, without the first. To go over 8,192 takes no longer than to
-fetch as many lines of memory, all of which are asked for ahead.
+A look-up goes over the names one by one, although a replica that has a block nearly always has all
+blocks before it: two prompts that are computed side by side leave a cache with later blocks of one
+of them and, once the other's are evicted, without the first. Looking up 8,192 names takes no longer
+than fetching as many lines of memory, all of which are prefetched.
 """
 
 from __future__ import annotations

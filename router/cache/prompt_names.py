@@ -1,7 +1,7 @@
-"""The names of a prompt's KV blocks, as each replica names them.
+"""The names of a prompt's KV blocks, for each way in which replicas name them.
 
 A name follows from a model's fingerprint, a salt and the tokens of all blocks up to its own, so
-replicas whose blocks are of unequal size have no name in common.
+replicas with different block sizes have no name in common.
 """
 
 from __future__ import annotations

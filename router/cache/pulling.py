@@ -1,11 +1,11 @@
 """Whether to fetch a cached prefix from another replica rather than compute it: pure arithmetic.
 
-    fetch     latency + tokens * bytes a token / bytes a second, of the two replicas' link
+    fetch     latency + tokens * bytes a token / bytes a second, of the link between the two replicas
     compute   tokens / tokens a second
 
-All are measured, from receipts, and configured until then; a pair between which nothing was pulled
-lately is as all pairs are (`link_times.py`). What is gained must be worth a move of blocks, so a
-fetch has to be clearly cheaper, and of some length.
+All of these are measured, from receipts, and configured until then. A pair between which nothing
+was pulled lately counts as the average of all pairs (`link_times.py`). The gain must be worth
+moving blocks, so a fetch has to be clearly cheaper, and of some length.
 """
 
 from __future__ import annotations

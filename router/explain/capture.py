@@ -4,8 +4,8 @@
     {"timestamp": ms, "input_length", "output_length", "hash_ids",     as Mooncake's traces have it
      "decision": {...}}                                                where it went; what came
 
-Names of blocks become numbers in the order in which they first occur: equal ones stay equal, and
-nothing else is told of the prompts.
+Names of blocks become numbers in the order in which they first occur: equal names stay equal, and
+nothing else of the prompts is contained.
 """
 
 from __future__ import annotations

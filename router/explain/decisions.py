@@ -1,13 +1,13 @@
-"""What was decided for each request, and what came of it: the last few thousand of them.
+"""The last few thousand decisions: what was decided for each request, and what happened.
 
     record(Decision)                   it is on its way, with what was known and predicted
     conclude(number, Outcome)          its first token is there
-    finish(number, ...)                its last is
+    finish(number, ...)                its last token is there
 
-regret   what it took less what the best of the others would have taken, predicted anew with what
-         is known once the first token is there; 0 where none would have been sooner
+regret   the time it took minus the time that the best of the others would have taken, predicted
+         anew with what is known once the first token is there; 0 if none would have been sooner
 
-The ring is bounded by number and by age. The names of blocks that it holds on to are bounded, too:
+The ring is bounded by number and by age. The number of block names that it keeps is bounded, too:
 the oldest decisions lose theirs first, and cannot be captured any more.
 """
 

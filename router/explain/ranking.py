@@ -1,4 +1,4 @@
-"""The replicas that a decision tells of, best first: kept as columns, and spelt when somebody asks.
+"""The replicas that a decision considered, best first: kept as columns, and built on demand.
 
     Ranking[place] --> Considered      one replica, with all that was known of it
 

@@ -4,14 +4,15 @@
     next     of the tenants in line, the one with the least    used + typical * steps
     first    of one tenant's own, the one with the least       came + due in + 10 s * steps
 
-`steps` is the priority of the tenant's first, ten at most either way, and `typical` the tokens of a
-request: a smaller priority is served sooner, on its tenant's account, so nobody waits for ever
-behind the urgent. While several wait, each is served tokens in proportion to its weight, but for
-what it has running (virtual token counters, Sheng et al. 2024; deficits in bytes, Shreedhar and
-Varghese 1995). Who comes back after a while without anybody in line begins where the tenant that
-was served last stood before it was (start-time fair queueing, Goyal et al. 1996), or at the least
-used of those who wait, if that is less. So nothing is saved up, nothing is held against who used
-what nobody else wanted, and who asks for one at a time, again and again, gets its share.
+`steps` is the priority of the tenant's first request, ten at most either way, and `typical` the
+tokens of a request. A smaller priority is served sooner, on its tenant's account, so nobody waits
+for ever behind urgent requests. While several tenants wait, each is served tokens in proportion to
+its weight, except for what it has running (virtual token counters, Sheng et al. 2024; deficits in
+bytes, Shreedhar and Varghese 1995). A tenant that comes back after a while without waiting requests
+begins where the tenant that was served last stood before it was (start-time fair queueing, Goyal et
+al. 1996), or at the least `used` of the waiting tenants, if that is less. So nothing can be saved
+up, using what nobody else wanted is not held against a tenant, and a tenant that sends one request
+at a time, again and again, gets its share.
 
 Requests that were served in part go before all others: there are no more of them than have run.
 """

@@ -3,9 +3,9 @@
     class, or the request's own --> Slo --> due_s     by when the first token is to be there
                                             latest start = due_s - work; slack = latest start - now
 
-In line the least slack goes first, within bounds (`turns.py`). A replica that is predicted to be
-late is dearer, by the overrun and, from a quarter of what was allowed on, by all of that: what
-comes too late is of little use.
+In line the request with the least slack goes first, within bounds (`turns.py`). A replica that is
+predicted to be late costs more, by the overrun and, from a quarter of the allowed time on, by all
+of that time: a token that comes too late is of little use.
 """
 
 from __future__ import annotations

@@ -2,15 +2,16 @@
 
     due = arrival + min(3 * work, max(3 * typical work, line))            (seconds; the least first)
 
-Between first come first served, where a short prompt waits for every long one before it, and
-shortest first, where a long one may wait for ever: a prompt lets those pass that come a little
-later and take much less, but nobody by more than three typical prompts' time, or by all that
-waits in that line: where minutes do, three prompts are first come first served. A step of priority
-is worth ten seconds, and ten steps are the most: nobody waits for ever behind the urgent.
+This lies between first come first served, where a short prompt waits for every long one before it,
+and shortest first, where a long prompt may wait for ever. A prompt lets others pass that come a
+little later and take much less, but by no more than three typical prompts' time, or all that waits
+in that line; where three prompts make a line of minutes, they are first come first served. A step
+of priority is worth ten seconds, and ten steps are the most, so nobody waits for ever behind urgent
+requests.
 
-One with an objective (`slo.py`) is due when it must begin to be in time, at most 100 s after its
-arrival: of all who wait, the least slack goes first. One that is late anyway goes after all that
-are not, unless it takes a tenth of a typical one or less: that costs them little.
+A prompt with an objective (`slo.py`) is due when it must begin to be in time, at most 100 s after
+its arrival: the least slack goes first. One that is late anyway goes after all that are not, unless
+it takes a tenth of a typical prompt or less, which costs the others little.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
          + blocks in use there, this prompt's included
 
 as its documentation gives it ("Router design", 1.3); weight 1 and no temperature are its defaults.
-What is half computed counts whole until its first token.
+A half-computed prompt counts whole until its first token.
 """
 
 from __future__ import annotations

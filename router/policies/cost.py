@@ -1,39 +1,40 @@
-"""The default: the least delay, of this prompt, of those that it delays, and of those to come.
+"""The default policy: the least delay for this prompt, for those it delays, and for those to come.
 
     cost = wait + transfer + price * work * charged + harm + balance + surplus + late   (seconds)
 
-    wait      until the candidate has computed what it was sent, and who goes before in line
-    transfer  to fetch what another has of the prompt, where that is clearly cheaper than computing
-              it: all of it, though it may go while the prompt waits, for others wait for the link;
-              and from its first token until its KV is where it is decoded: by the links between
-              these replicas (`fetching.py`)
+    wait      until the candidate has computed what it was sent, and what goes first in line
+    transfer  to fetch what another replica has of the prompt, where that is clearly cheaper than
+              computing it: all of it, even if it could travel while the prompt waits, because
+              others wait for the link; and from its first token until its KV is where it is
+              decoded: by the links between these replicas (`fetching.py`)
     work      to compute what it neither has nor fetches, by the candidate's own step times
-    charged   the share of it that is charged to this prompt: what others will ask for there, too,
-              is computed once for all of them (`heat.py`), so hot prefixes are copied on purpose
+    charged   the share of it that is charged to this prompt: a prefix that others will ask for
+              there, too, is computed once for all of them (`heat.py`), so hot prefixes are copied
+              on purpose
     price     1.1 + 3 * prompts in line a candidate: work that another would not have to do delays
-              everybody who waits, so the longer the line, the more a cached prefix is worth; of
+              all waiting prompts, so the longer the line, the more a cached prefix is worth; of
               equal delays, the one with less work
     harm      work * (prompts in line that would go after it + requests that decode there + half of
-              those who come while it is computed and have to wait: all, where most are turns of
-              conversations, which come to where those are; where few are, the fraction of the time
-              that candidates are busy: the rest go elsewhere)
-    share     what the candidate was sent lately, and what its other conversations will bring that
-              go on there, as turns of others did (`ongoing.py`; three typical prompts' work, while
-              few are known): over the mean
-    balance   of a conversation that begins: two typical prompts' work, times by how much more than
-              the mean that is: what begins here comes back here, and is dear to move later. Before
-              each was sent eight prompts, it counts less
-    surplus   6 * (work + what its conversation will bring) * by how much more than the mean it is,
-              half of that included: where too much is, it is dear, so those conversations leave
-              that lose little by it. While few conversations began lately, it counts little. New
-              ones even it out for nothing: once none begin, only those that are there can, and what
-              is beyond 10 % is charged 11 times. It is at most twice what all but a hundredth
-              of prompts take once none begin: leaving costs a conversation all its tokens once, and
-              what is left then is soon over. One prompt of a thousand may pay more
-    late      of a prompt with an objective: the predicted overrun of its first token, and from a
-              quarter of what was allowed on all of that (`slo.py`)
+              those that arrive while it is computed and have to wait: all, where most are turns of
+              conversations, which return to where those are; where few are, the fraction of the
+              time that candidates are busy: the rest go elsewhere)
+    share     what the candidate was sent lately, and what its conversations that go on will bring,
+              as turns of others did (`ongoing.py`; three typical prompts' work, while few are
+              known): over the mean
+    balance   for a conversation that begins: two typical prompts' work, times by how much the share
+              exceeds the mean: what begins here comes back here, and is dear to move later. It
+              counts less until each candidate has been sent eight prompts
+    surplus   6 * (work + what its conversation will bring) * by how much the share exceeds the
+              mean, half of that included: where a candidate has too much, those conversations
+              leave that lose little by it. While few conversations began lately, it counts little.
+              New ones even things out for nothing: once none begin, only the existing ones can, and
+              what is beyond 10 % is charged 11 times. It is then at most twice what all but a
+              hundredth of prompts take, because leaving costs a conversation all its tokens once,
+              and what is left is soon over. One prompt of a thousand may pay more
+    late      for a prompt with an objective: the predicted overrun of its first token, and from a
+              quarter of the allowed time on all of that time (`slo.py`)
 
-Balance and surplus count the less the more wait: what waits evens out by itself.
+Balance and surplus count the less the more prompts wait: waiting prompts even out by themselves.
 
 Prompts are bound late (`prefill_queue.py`): they wait in the gateway's line, not in a replica's.
 """

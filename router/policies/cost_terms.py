@@ -1,10 +1,10 @@
-"""What the default policy's terms are, replica by replica: one matrix for all of them.
+"""The terms of the default policy, replica by replica: one matrix for all of them.
 
     [term, candidate]    work, wait, transfer, charged, harm, balance, surplus, late, and the total
                          of all but work
 
-Compiled where the library is there (`kernels/cpu/source/routing/cost_terms.cpp`), else by numpy: to
-the same bits, so a choice does not depend on where it is made.
+Compiled where the library is there (`kernels/cpu/source/routing/cost_terms.cpp`), else by numpy,
+with the same bits, so a choice does not depend on where it is made.
 """
 
 from __future__ import annotations

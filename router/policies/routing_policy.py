@@ -1,11 +1,11 @@
-"""Which of several replicas is to compute a prompt: what every policy answers.
+"""The interface of a policy: which of several replicas should compute a prompt.
 
     prompt, candidates, what each has of the prompt --costs--> one number a candidate
 
-The smallest wins; equals are drawn by the prompt, so that they are filled evenly. A policy's unit
-is its own: seconds, tokens, requests. One that has `turns` binds late: its prompts wait in the
-gateway until the candidate of their choice is about to be free (`prefill_queue.py`); the others'
-are sent at once.
+The smallest wins; among equals the prompt draws, so that they are filled evenly. A policy's unit is
+its own: seconds, tokens, requests. A policy with `turns` binds late: its prompts wait in the
+gateway until the candidate of their choice is about to be free (`prefill_queue.py`). The other
+policies' prompts are sent at once.
 """
 
 from __future__ import annotations

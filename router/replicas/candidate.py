@@ -1,11 +1,11 @@
-"""A replica that computes prompts, as a router knows it from one moment to the next.
+"""A replica that computes prompts, as the router knows it at each moment.
 
     book(prompt) --> open, in order --> finished(prompt)      the first token is there
                      |
                      next_free_s     when the last of them should be over, by prediction
 
-It is kept up by events and never rebuilt. What was predicted too low or too high moves the rest of
-the line at the event that shows it; a replica that is overdue counts as busy for as long again.
+It is updated by events and never rebuilt. A prediction that was too low or too high moves the rest
+of the line at the event that shows it; an overdue replica counts as busy for as long again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The replicas that may compute a prompt, as policies see them: a column of numbers for each fact.
 
-    CandidateTable   all of them, kept up by what happens to each (`candidate.py`)
+    CandidateTable   all of them, updated by what happens to each (`candidate.py`)
       `- at(places) --> Candidates     some of them, as they are now
 
-A policy is an expression over columns: a thousand replicas cost little more than ten.
+A policy is an expression over columns, so a thousand replicas cost little more than ten.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The replicas of one role, as this gateway knows them: kept up by events, never rebuilt.
+"""The replicas of one role, as this gateway knows them: updated by events, never rebuilt.
 
     join(info, candidate) --> KnownReplica     replica.hear(...), .connect(...), .count(...)
     leave(epoch)
 
-Each replica writes what it is into columns, so that who is open is known of all at once.
+Each replica writes its state into columns, so which replicas are open is known for all at once.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What a gateway knows of its replicas when it places one request.
 
-    Pool         the replicas of one role, kept up by events (`pool.py`)
+    Pool         the replicas of one role, updated by events (`pool.py`)
       `- PoolView      what they are to one request: who has how much of its prompt
            `- ReplicaView    one of them
 
-Whatever a policy needs to know is in the pool's candidates; it sees nothing else.
+Everything that a policy needs is in the pool's candidates; it sees nothing else.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""How long KV takes from one replica to another: of each pair, by what was pulled between them.
+"""How long KV takes from one replica to another: measured for each pair, by the pulls between them.
 
-    seconds = latency + bytes / rate            the straight line through what was heard lately
+    seconds = latency + bytes / rate            the straight line through recent pulls
 
 A pair's line begins as that of all pairs, which counts as half an observation of no bytes and half
-a one of as many as are heard of now. What was heard counts a fifth less with each that follows.
-After five minutes without news a pair is as all others again: a link that was slow is tried again.
+an observation of as many bytes as the current one. Each observation counts a fifth less with each
+that follows. After five minutes without news a pair counts as the average again, so a link that was
+slow is tried again.
 """
 
 from __future__ import annotations

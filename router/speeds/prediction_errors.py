@@ -1,12 +1,12 @@
-"""How far off predictions were of late, and what that says of the next one.
+"""How far off recent predictions were, and what that says of the next one.
 
     error = log(actual / predicted)
 
-The interval of a prediction holds what the errors of those nearest to it in size say: of the last
-few hundred, the middle 90 %. Its ends are order statistics of exchangeable errors (split conformal
-prediction, Vovk et al. 2005), so they cover what comes next about as often as they say, whatever
-the errors' distribution; until enough are heard, guesses stand in for them. While loads change,
-yesterday's errors say too little: each miss moves the ends outward a little, each hit inward
+The interval of a prediction comes from the errors of the predictions nearest to it in size: of the
+last few hundred, the middle 90 %. Its ends are order statistics of exchangeable errors (split
+conformal prediction, Vovk et al. 2005), so they cover the next value about as often as they claim,
+whatever the errors' distribution; until there are enough, guesses stand in for them. While loads
+change, older errors say too little: each miss moves the ends outward a little, each hit inward
 (adaptive conformal inference, Gibbs & Candes 2021).
 """
 

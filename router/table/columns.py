@@ -2,12 +2,12 @@
 
     numbers    [Column, row]
     draws      [row]          what rendezvous hashing mixes with a prompt's draw
-    line       who waits for which row, when it is due, what it takes there
+    line       which prompts wait for which row, when each is due, what it takes there
     ongoing    conversations that are expected to come back to a row
 
-Rows are written by the candidates themselves (`candidate.py`) whenever something happens to them.
-What decays does so at one rate, so it is kept as it would have been at one moment, `base_s`: time
-passes for all rows alike, and nothing needs to be written.
+The candidates themselves write their rows (`candidate.py`) whenever something happens to them.
+Decaying values all decay at one rate, so they are stored as of one moment, `base_s`: time passes
+for all rows alike, and nothing needs to be rewritten.
 """
 
 from __future__ import annotations

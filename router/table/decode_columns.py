@@ -1,9 +1,9 @@
-"""What decode replicas say of their work and steps, as columns: one row a replica of a pool.
+"""What decode replicas report of their work and steps, as columns: one row a replica of a pool.
 
-    numbers   [DecodeFact, row]      written whenever something is new of a replica (`pool.py`)
+    numbers   [DecodeFact, row]      written whenever a replica reports something new (`pool.py`)
 
 A replica that has not measured its own steps yet is taken to be as fast as the mean of those that
-have: no number stands in its columns, and `usual` has what does instead.
+have: no number stands in its columns, and `usual` has the values to use instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small numbers that stand for replicas: what is known of many of them is one array.
+"""Small numbers that stand for replicas, so that facts about many of them form one array.
 
 Numbering   replica -> its number, for as long as it has that
   `- Depths      by number: how many leading blocks of one prompt it has

@@ -1,9 +1,9 @@
 """Conversations that go on: where the next turn of each is expected, and what it will take.
 
     goes_on(session, home)  --> home.num_ongoing     one more there, one less where it was
-    pass_to(now)            --> home.num_ongoing     one less where none came for long
+    pass_to(now)            --> home.num_ongoing     one less where no turn came for long
 
-A replica whose conversations have just begun was sent little yet, and will be sent more.
+A replica whose conversations have just begun has been sent little so far, and will be sent more.
 """
 
 from __future__ import annotations
