@@ -1,6 +1,6 @@
 """What a gateway knows of the replicas: membership, links, load, and what each has cached.
 
-    registry --membership--> Fleet --> Links    streams: requests, tokens, credits, and cached blocks
+    registry --membership--> Fleet --> Links    streams: requests, tokens, credits, cached blocks
                                    --> Pool     one a role: what placements see
                                    --> KvIndex  which replica has which blocks
 

@@ -1,4 +1,4 @@
-"""How much of each waiting prompt each replica has; looked up again only where its cache changed."""
+"""How much of each waiting prompt each replica has; looked up anew only where its cache changed."""
 
 from __future__ import annotations
 

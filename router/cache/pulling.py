@@ -1,6 +1,6 @@
 """Whether to fetch a cached prefix from another replica rather than compute it: pure arithmetic.
 
-    fetch     latency + tokens * bytes a token / bytes a second, of the link between the two replicas
+    fetch     latency + tokens * bytes a token / bytes a second, of the two replicas' link
     compute   tokens / tokens a second
 
 All of these are measured, from receipts, and configured until then. A pair between which nothing
