@@ -2,7 +2,7 @@
 
     put --> waiting (found by name already) --writer thread--> victims out, record in
                 `--> too many wait: dropped and counted
-    read, num_leading: at once for memory, on reader threads for what does I/O
+    read, num_leading: at once for memory, on reader threads for tiers with I/O
 
 A tier that hangs takes its own threads with it and no more: once all of its readers are stuck it
 counts as empty until one comes back.

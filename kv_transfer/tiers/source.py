@@ -1,4 +1,4 @@
-"""What the tiers hold of one prompt, as a source of KV like a peer."""
+"""The blocks of one prompt in the tiers, as a source of KV like a peer."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What is found to be wrong while it is on its way from one tier to another.
+"""Removes wrong blocks from all tiers, also while they are on their way from one tier to another.
 
     copy      watch { read --> put --> named in the watch? --> struck again }
-    strike    told to every watch that is, or begins --> removed from every tier --> told no more
+    strike    told to every watch, old or new --> removed from every tier --> told no more
 
 In this order no interleaving leaves a struck block behind: a copy that does not hear of a strike
-has ended before it, and is removed with the rest, or has begun behind it, and finds nothing. What
-was put too late may have been copied on: that is why it is struck again, and not only removed.
+either ended before it, and is removed with the rest, or began after it, and finds nothing. A block
+that was put too late may have been copied on: that is why it is struck again, and not only removed.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     leaves    pool --named--> WriteBack --> TierStack
     returns   TierStack --> TierTransport --> Fetcher --> a lease --> cached blocks of the pool
 
-Bringing in takes what is worth it, and no longer than the deadline. Whatever goes wrong is a note:
-the prompt is computed instead.
+Only blocks that are worth it are brought in, and for no longer than the deadline. A failure is a
+note: the prompt is computed instead.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     expect(transfer, names) -> open: pieces with the checksums of when they were written -> settle
 
-D verifies them on arrival as it does everybody's. Records are values of their own: nothing is lent,
+D verifies them on arrival as it does any piece. Records are values of their own: nothing is lent,
 and nothing needs to be settled.
 """
 

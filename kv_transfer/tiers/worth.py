@@ -1,4 +1,5 @@
-"""Whether KV in the tiers is worth bringing back, or sooner computed. Pure, but for the rates.
+"""Whether KV in the tiers is worth bringing back, or is computed sooner. Pure, except for the
+rates.
 
     gain of a block = block size / (tokens computed per second) - bytes / (bytes read per second)
 

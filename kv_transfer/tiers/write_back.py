@@ -1,12 +1,13 @@
-"""How computed blocks get into the tiers before their place on the device is needed.
+"""Copies computed blocks into the tiers before their memory on the device is needed.
 
     engine's thread   named --> waiting --> held, by a LEASE each --.             .--> let go
     copy thread                                                      copy, checksum
     tiers                                                                         `--> put
 
-Full named blocks only, in the order they were named, each once. A held block cannot be reused, so
-the number of them is bounded; one that is evicted while it waits is counted and not written. By the
-time it is evicted it has most likely been copied, and the eviction costs nothing.
+Only full, named blocks are copied, in the order in which they were named, each once. A held block
+cannot be reused, so their number is bounded; a block that is evicted while it waits is counted and
+not written. By the time a block is evicted it has most likely been copied, and the eviction costs
+nothing.
 """
 
 from __future__ import annotations

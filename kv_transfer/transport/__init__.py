@@ -1,1 +1,1 @@
-"""How pieces of KV travel between processes: one small interface, one file for each way."""
+"""How pieces of KV travel between processes: one small interface, one file for each transport."""

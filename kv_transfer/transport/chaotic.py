@@ -1,6 +1,6 @@
-"""A transport on which faults strike on purpose (core/chaos.py).
+"""A transport with injected faults (core/chaos.py).
 
-Nothing in here knows how the transfer copes: whatever it does to pieces, a network could do.
+Nothing here knows how the transfer copes: whatever it does to pieces, a network could do.
 """
 
 from __future__ import annotations

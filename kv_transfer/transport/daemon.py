@@ -1,4 +1,4 @@
-"""Calls that may block for long, made where nobody has to wait for them.
+"""Runs calls that may block for long on a daemon thread, so that no event loop waits for them.
 
     event loop:  future <- call(function)         its thread: one function after the other
 

@@ -1,4 +1,4 @@
-"""Pieces that P sends when D asks for them: each to who shows its secret, once.
+"""Pieces that P sends when D asks for them: each to the holder of its secret, once.
 
     lend --> [waiting] --claim--> [being sent] --sent--> [with D] --give_back--> over
                  `--------- give_back --------> over

@@ -8,9 +8,9 @@
       | <== a ticket for each piece = |   the numbers of its blocks
 
 P's arena is an anonymous file: it is gone with the last process that has it. So D keeps the
-connection as long as the map, and lets go of both when P closes it or dies; views of pieces in
-flight keep the memory for themselves. Should P use a block again while D still reads it (D was
-stopped until its stream ended), the checksum that D computes over its own copy tells.
+connection as long as the map, and closes both when P closes it or dies; views of pieces in flight
+keep the memory alive for themselves. If P reuses a block while D still reads it (D was stopped
+until its stream ended), the checksum that D computes over its own copy shows it.
 """
 
 from __future__ import annotations

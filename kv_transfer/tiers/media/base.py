@@ -1,8 +1,9 @@
-"""What a tier is: a bounded place for blocks, which gives up the least recently used.
+"""The interface of a tier: a bounded store of blocks that evicts the least recently used.
 
-A tier is synchronous and may be called from any thread. It never raises: what it cannot read it
-does not hold, what it cannot write it refuses, and either is counted. Making room is the caller's:
-`victims` names what has to go first, so that it can be moved on before `remove`.
+A tier is synchronous and may be called from any thread. It never raises: a block that it cannot
+read it does not hold, a block that it cannot write it refuses, and both are counted. The caller
+makes room: `victims` names the blocks that have to go first, so that they can be moved on before
+`remove`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A tier on which faults strike on purpose (core/chaos.py): a slow, full, forgetful or lying disk.
+"""A tier with injected faults (core/chaos.py): a slow, full, forgetful or lying disk.
 
-Nothing in here knows how the stack copes: whatever it does to records, a disk could do.
+Nothing here knows how the stack copes: whatever it does to records, a disk could do.
 """
 
 from __future__ import annotations

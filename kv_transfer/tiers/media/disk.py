@@ -2,12 +2,12 @@
 
     folder/v1/slot-N/ab/abcdef...-DIGEST.kv     slot-N is this replica's alone
 
-A slot for each replica, rather than one folder for all: its capacity is exact, and nobody's files
-vanish under a reader. A replica that starts again takes a slot that is free, with what is in it.
-The index is in memory, rebuilt from file times at `open`; a file is verified when it is read.
+Each replica has a slot, rather than all of them one folder: its capacity is exact, and no file
+vanishes under a reader. A replica that starts again takes a free slot, with its contents. The index
+is in memory, rebuilt from file times at `open`; a file is verified when it is read.
 
-What the system refuses (no space, no permission, read-only, the folder gone) pauses writing for a
-while; reading goes on. What is broken is removed. Files that are not named as ours are let alone.
+If the system refuses to write (no space, no permission, read-only, the folder gone), writing pauses
+for a while and reading goes on. Broken files are removed. Files with other names are left alone.
 """
 
 from __future__ import annotations

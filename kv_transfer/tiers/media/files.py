@@ -1,9 +1,9 @@
 """Files that are there as a whole or not at all, and folders that one process has to itself.
 
     write    name.RANDOM.tmp -> (fsync) -> rename     a crash leaves a .tmp, which nobody reads
-    claim    folder/v1/slot-0, slot-1, ...            the first that nobody holds the lock of
+    claim    folder/v1/slot-0, slot-1, ...            the first whose lock is free
 
-The lock is the kernel's: whoever dies, however, lets go of it.
+The lock is the kernel's: a process that dies, however it dies, releases it.
 """
 
 from __future__ import annotations

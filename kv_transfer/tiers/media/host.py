@@ -1,8 +1,8 @@
 """The tier in this process's memory: the fastest, and gone with the process.
 
-On an orderly end the stack moves what was used last to the next tier (`recent`).
+On an orderly end the stack moves the most recently used blocks to the next tier (`recent`).
 
-A record that is being read stays whole when it is evicted meanwhile: it is given up, not reused.
+A record that is being read stays whole when it is evicted meanwhile: it is released, not reused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much is kept under which key, least recently used first."""
+"""How many bytes are kept under which key, least recently used first."""
 
 from __future__ import annotations
 

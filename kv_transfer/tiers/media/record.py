@@ -10,9 +10,9 @@ As a file or an object:
     XXH3-64 of all of the above
     payload
 
-The length is known from the layout, so a file that is torn, cut short or grown is told at once; the
-last checksum guards the header and the checksums guard the payload. Nothing is trusted but what
-fits the layout and the name it was asked for by.
+The length follows from the layout, so a file that is torn, cut short or grown is recognised at
+once; the last checksum guards the header and the checksums guard the payload. A record is trusted
+only if it fits the layout and the name by which it was requested.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Each way to a peer measured, and the fastest taken."""
+"""Measures each transport to a peer, and takes the fastest."""

@@ -1,14 +1,14 @@
 """The transport that takes the fastest way to each peer, and says which and why.
 
 first contact     go by gRPC; when that stream has ended, ask the peer what it sends by (`Meet`) and
-                  measure each way that could work
-then              the fastest; of ways about equally fast, the one named first
-a way fails       it is left alone for a while, and the next best is taken
+                  measure each transport that could work
+then              the fastest; of transports about equally fast, the one named first
+one fails         it is left alone for a while, and the next best is taken
 
-With `require` no other way is ever taken, not even at first: a peer that none of them leads to is
-refused (`check`), so that nothing is computed there in vain. What was learnt belongs to one
-incarnation of a peer; how fast a way is, for a while, to all peers of its host that say the same of
-themselves: to the others a way is set up and tried, and not measured.
+With `require` no other transport is ever taken, not even at first: a peer that none of them reaches
+is refused (`check`), so that nothing is computed there in vain. What was learnt belongs to one
+incarnation of a peer. How fast a transport is holds, for a while, for all peers of its host that
+describe themselves alike: to those it is set up and tried, but not measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measuring the way between two replicas with real blocks and real transports.
+"""Measures a transport between two replicas with real blocks.
 
     D: Prober                          P: ProbeOffers
       | --- OfferProbe(bytes) -------> |   fresh blocks, computed all at once, held by a lease

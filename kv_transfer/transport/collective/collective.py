@@ -7,10 +7,10 @@
             ^ <============= bytes, over the pair (pair.py) ================ /
 
 A pair is made when D first opens a transfer of an incarnation of P, and again at the next opening
-after it broke. A piece stays lent until D grants it; P copies it then, so its blocks are free
-before it has arrived. D receives into buffers of its own, and has memory for what it grants. What a
-slow reader of D's has not taken is bounded by the control stream's window, for each transfer; all
-of that is received, so no transfer waits for another's reader.
+after it broke. A piece stays lent until D grants it; then P copies it, so its blocks are free
+before it has arrived. D receives into buffers of its own, and has memory for what it grants. The
+control stream's window bounds, for each transfer, what a slow reader of D's has not taken; all of
+that is received, so no transfer waits for another's reader.
 
 The bytes travel in plain text, whatever secures the control stream.
 """

@@ -1,7 +1,7 @@
 """How torch.distributed joins two processes started at different times; there is no world.
 
     P: listen --(Meet: port)--> D: connect        a store between the two, its keys hold both epochs
-    P: rank 0   <------------>  D: rank 1         each blocks until the other has come, or in vain
+    P: rank 0   <------------>  D: rank 1         each blocks until the other joins, or gives up
 
 Gloo's connections go over the addresses by which the two already talk.
 """

@@ -5,20 +5,20 @@
        post: copy, send <---- grant: which, in what order ---- as many as it will receive
        thread: wait      ---- which of them it has sent -----> receive; thread: wait
 
-P posts no send that D has not promised to receive, and D promises a bounded number of bytes: what
-waits, waits in a line, as blocks that are lent, and blocks neither a thread nor a device nor an
-event loop. So pairs do not wait for each other, whatever their peers do, nor do transfers that
-share one: bytes in both directions between two devices meet, and an announcement that is late
-delays its own transfer alone. Posting blocks on no peer.
+P posts no send that D has not promised to receive, and D promises a bounded number of bytes. What
+waits, waits in a line, as lent blocks, and blocks neither a thread nor a device nor an event loop.
+So pairs do not wait for each other, whatever their peers do, nor do transfers that share one: bytes
+in both directions between two devices can cross, and a late announcement delays its own transfer
+alone. Posting never blocks on a peer.
 
-Both sides post in the order of D's grants: by it NCCL matches them, and Gloo under one tag. D
-receives only what P says it has sent. A piece that P took back, or whose transfer D gave up, while
-it was in line is left out; what is granted by then is received whoever still wants it, so that
-nothing gets out of step, and nothing stays on the way.
+Both sides post in the order of D's grants: NCCL matches sends and receives by order, and so does
+Gloo under one tag. D receives only what P says it has sent. A piece that P took back, or whose
+transfer D gave up, while it was in line is left out; a piece that has been granted is received even
+if nobody wants it any more, so that nothing gets out of step and nothing stays on the way.
 
 A pair breaks as a whole and for good: when its peer dies (noticed at once while D awaits bytes, and
-with the control stream else), or P stands still for `PATIENCE_S`. Whoever waits hears of it at
-once, whatever the pair's thread is still stuck in. P has no such limit for D.
+with the control stream otherwise), or when P stands still for `PATIENCE_S`. All that wait are told
+at once, whatever the pair's thread is still stuck in. P has no such limit for D.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""P's end of a pair: what is lent waits in line until D grants it."""
+"""P's end of a pair: lent pieces wait in line until D grants them."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
     P: lent blocks -> outgoing -> send          D: recv -> incoming -> landed -> views
 
-Gloo moves host memory, NCCL a device's. There, streams of each pair's own do all of it, beside the
-model's and those of other pairs: none waits for another's peer. Another one waits for what was
-sent, for no piece is announced before those announced with it are copied, and D takes none before.
-A piece lands in pinned host memory, where D verifies it. An event loop only launches; what waits
-for a device is a thread.
+Gloo moves host memory, NCCL a device's. On a device, streams of each pair's own do all of it,
+beside the model's and those of other pairs, so none waits for another's peer. A further stream
+waits for what was sent, because no piece is announced before those announced with it are copied,
+and D takes none before that. A piece lands in pinned host memory, where D verifies it. An event
+loop only launches; waiting for a device is done on a thread.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The control stream: pieces announced, lent and given back."""
+"""The control stream: pieces are announced, lent and given back."""

@@ -1,7 +1,7 @@
-"""A transfer's announcements, read ahead of whoever takes its pieces.
+"""A transfer's announcements, read ahead of the consumer of its pieces.
 
 The bytes of each piece are on their way as soon as it is announced, and a slow reader holds up
-nobody but P's window for this one transfer.
+nothing but P's window for this one transfer.
 """
 
 from __future__ import annotations

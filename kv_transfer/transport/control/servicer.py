@@ -3,8 +3,8 @@
 SendingSide --pieces--> StreamWindow --packed, as many as are ready--> D
                              lent <------------ Taken(n) ------------'
 
-A D that keeps its streams opens the next transfer on the same one, which has a window of its own.
-P says with each transfer whether it keeps the stream, and may end one on which nothing is open.
+If D keeps its streams it opens the next transfer on the same one, which has a window of its own. P
+says with each transfer whether it keeps the stream, and may end one on which nothing is open.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
                              ^______________ shrink ______________|
 
 A stream is lent a bounded number of pieces, for a bounded time; a D that takes none stops its own
-stream and nobody else's. Pieces whose bytes are in the message are given back as it is written.
-However a stream ends, what it was lent is given back. So it is when P has waited for D, over the
+stream and no other. Pieces whose bytes are in the message are given back as it is written. However
+a stream ends, what it was lent is given back. The same happens when P has waited for D, over the
 whole stream, for longer than its bytes would take at the least rate: even if D never reads on, and
 the stream cannot end.
 """

@@ -1,9 +1,10 @@
-"""D's control streams to its senders: each is for one transfer at a time, and kept for the next.
+"""D's control streams to its senders: each carries one transfer at a time, and is kept for the
+next.
 
     begin --> in use --> the end, and P was told what was taken --keep--> idle --> begin
                  `- anything else: closed                                  `- IDLE_S: closed
 
-Opening one costs several times what a message on it does. One that broke while it was idle is
+Opening a stream costs several times what a message on it does. A stream that broke while idle is
 replaced; one that breaks in use cuts its transfer, which its receiver opens again.
 """
 

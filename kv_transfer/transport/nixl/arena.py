@@ -1,4 +1,4 @@
-"""P's memory, as D must know it to read from it by itself, and the tickets that name blocks of it.
+"""What D must know of P's memory to read from it, and the tickets that name blocks of it.
 
 ticket   where in its block a view begins, how long it is; the blocks' numbers
 """

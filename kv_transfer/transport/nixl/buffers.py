@@ -1,7 +1,7 @@
-"""Registered memory that reads through NIXL land in: buffers of powers of two, used again, on the
-device where this replica's KV is.
+"""Registered memory into which NIXL reads: buffers of powers of two, used again, on the device
+where this replica's KV is.
 
-    take --> in use --> keep --> spare --> taken again, or let go: too much is spare, or the room is
+    take --> in use --> keep --> spare --> taken again, or freed: too much is spare, or the room is
                                            needed for a buffer of another size
 
 Belongs to the thread that makes the agent's calls.

@@ -6,15 +6,16 @@
             =============> P's memory                               P's processor has no part in it
 
 Both sides register the memory where their KV is, so between two GPUs bytes go from device to
-device: P sums them up there before it announces them (`reads_in_place`), D reads them into buffers
-of its own on its GPU, sums up what has come there, and has them put into its blocks from there.
+device. P computes checksums there before it announces pieces (`reads_in_place`); D reads pieces
+into buffers of its own on its GPU, computes checksums of what has arrived, and puts it into its
+blocks from there.
 
-A piece stays lent until D has taken it. Should its stream be cut, P may use its blocks again while
-a read of D's is still on its way: that read's bytes go nowhere, and its buffer is not used again
+A piece stays lent until D has taken it. If its stream is cut, P may use its blocks again while a
+read of D's is still on its way: that read's bytes go nowhere, and its buffer is not used again
 before it is over (reads.py). D verifies what it got in any case.
 
-The bytes travel in plain text, and who knows P's agent can read all of its KV: for networks that
-are the cluster's own.
+The bytes travel in plain text, and a process that knows P's agent can read all of its KV: use it
+only in networks that belong to the cluster.
 """
 
 from __future__ import annotations

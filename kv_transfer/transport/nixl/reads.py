@@ -1,4 +1,4 @@
-"""Reads of other replicas' memory through NIXL, and the thread that looks after them.
+"""Reads of other replicas' memory through NIXL, and the thread that runs them.
 
     WANTED -> posted -> local completion -> LANDED     its bytes are the caller's until given back
                  |             |
@@ -6,13 +6,13 @@
                  v
             QUARANTINED --- local completion ---> its memory may be used again
 
-Memory that a read may still write to is never used for anything else: a read that nobody waits for
-any more stays, with its buffer, until NIXL says that it is over. All calls of an agent are made on
-one thread: some block while a peer is being connected to, and completions have to be polled for.
+Memory that a read may still write to is never used for anything else: an abandoned read stays, with
+its buffer, until NIXL says that it is over. All calls of an agent are made on one thread, because
+some block while a peer is being connected to, and completions have to be polled for.
 
-What is read is named by numbers in a `Grid`, of which NIXL keeps a prepared list for each peer:
-that takes less than half of the time of a list made for each read, and blocks that are neighbours
-are read as one. Bytes land where the buffers are: on a GPU they never see this host's memory.
+Blocks are named by numbers in a `Grid`, of which NIXL keeps a prepared list for each peer. That
+takes less than half of the time of a list made for each read, and neighbouring blocks are read as
+one. Bytes land where the buffers are: on a GPU they never pass through this host's memory.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Pages straight from one arena to another over plain TCP, announced on the control stream."""
+"""KV blocks directly from one arena to another over plain TCP, announced on the control stream."""

@@ -3,10 +3,10 @@
     event loop     expect: ASK ------------------------> P     Arrival: its place in the line
     any thread     read: HEADER, bytes <================ P     straight into the memory it is given
 
-A reader whose turn has not come reads what is before its piece first, for whoever will want it.
-The system writes to the reader's memory within its call and never after: so whoever reads into
-blocks holds his claim to them until that call is over, and a connection that is given up is shut
-down first, which ends the call, and closed when nobody reads any more.
+A reader whose turn has not come first reads the pieces before its own, on behalf of their readers.
+The system writes to the reader's memory within its call and never after it: so a reader holds its
+claim to the blocks until that call is over, and a connection that is given up is shut down first,
+which ends the call, and closed when nobody reads any more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is said on a data connection, and what admits to it. Little-endian, of fixed lengths.
+"""The messages on a data connection, and its admission. Little-endian, of fixed lengths.
 
     D                                            P
       | --- HELLO: magic, epoch, admission ----> |   once, within seconds; else the listener shuts
@@ -7,8 +7,8 @@
       | <== HEADER: piece, length; its bytes === |   in the order asked; length 0: not lent any more
 
 Both secrets came by the control channel: the admission with the answer to `Meet`, a piece's own in
-its ticket. They keep strangers and stray bytes out; who listens on the wire reads all, so where
-TLS is asked for this transport is refused.
+its ticket. They keep strangers and stray bytes out. A process that listens on the wire reads
+everything, so where TLS is asked for this transport is refused.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Threads that read pieces: many in all, few for one sender.
 
-A sender that stands still holds up those that wait for its pieces, and leaves the others their
+A sender that stands still holds up the readers of its own pieces, and leaves the others their
 threads.
 """
 

@@ -4,13 +4,13 @@
       | --- Meet: at which host? -------> |   refused where TLS is asked for
       | <-- port, admission ------------- |
       | --- connect, HELLO -------------> |   once for several streams, one after the other
-      | <== a ticket for each piece ===== |   on the control stream, which bears all checksums
+      | <== a ticket for each piece ===== |   on the control stream, which carries all checksums
       | --- ASK (frames.py) ------------> |   a thread of P's for each connection
-      | <== its bytes =================== |   read where they belong, then verified there
+      | <== its bytes =================== |   read into their place, then verified there
 
-Nothing is copied but by the kernels' sockets, and no thread of D's that writes pieces is held up by
-a slow P: a stream's pieces are read by a thread of the transport's. A connection that breaks cuts
-its stream, which is opened again where blocks are missing.
+Nothing is copied except by the kernel's sockets, and a slow P holds up no thread of D's that writes
+pieces: a stream's pieces are read by a thread of the transport. A connection that breaks cuts its
+stream, which is opened again where blocks are missing.
 """
 
 from __future__ import annotations
