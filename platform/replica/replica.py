@@ -73,14 +73,15 @@ class Replica:
     probing: PeerProbing
     engine_facts: pb.EngineFacts
     chaos: Chaos | None = None
-    is_spared: bool = False
-    """It is about to leave its role: the registry counts on it no more."""
+    is_flipping: bool = False
+    """It is about to leave its role, if it may, or on its way: the registry counts on it no
+    more."""
 
     @property
     def info(self) -> ReplicaInfo:
         """What it tells the registry now."""
-        is_ready = not (self.worker.core.is_draining or self.is_spared)
-        return replace(self.registered, is_ready=is_ready)
+        is_ready = not (self.worker.core.is_draining or self.is_flipping)
+        return replace(self.registered, is_ready=is_ready, is_flipping=self.is_flipping)
 
     def reconfigure(self, before: DeploymentConfig, after: DeploymentConfig) -> None:
         """Go by the live settings of `after`. Faults that somebody set meanwhile stay, unless the
