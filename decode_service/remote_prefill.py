@@ -5,7 +5,7 @@
                      KV sealed ----> adopted: the request joins the running batch
 
 Whatever happens in between (refused, lost, silent, stuck, cancelled, bad KV), no lease outlives
-`run`; what had come of a prompt whose first token is known stays in the prefix cache.
+`run`; what had come stays in the prefix cache, see `Receiver.abort`.
 """
 
 from __future__ import annotations
@@ -113,6 +113,7 @@ class RemotePrefill:
             asking.end(str(error))
             self._release(transfer_id, AbortReason.FAILED)
             if generating.prefill is not None:
+            if fetching is not None:
                 generating.lost_ms = (self.clock() - opened_at) * 1e3
                 await self._note_kept(generating, transfer_id)
             _raise_cause(fetching)
@@ -249,7 +250,8 @@ class RemotePrefill:
         with suppress(BatonError):  # nothing is kept of an engine that has died
             kept = await self.thread.call(lambda: self.receiver.kept(transfer_id))
             message = generating.message
-            generating.num_lost = len(message.prompt) + len(message.output) - kept.stop
+            if generating.prefill is not None:
+                generating.num_lost = len(message.prompt) + len(message.output) - kept.stop
             if kept:
                 generating.notes.append(f"kept the KV of {len(kept)} tokens that had come")
 
