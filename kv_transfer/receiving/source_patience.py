@@ -10,10 +10,10 @@ longest silence of late, `MARGIN` times, in bounds; half of what it is above `LE
 each `HALF_LIFE_S`. Who was too late is given twice the silence the next time. However many handoffs
 a stall ends, it counts once.
 
-Once all is there to be sent, who could compute what has not come waits in silence for as long as
-that would take, at least a part of `silence_s`; and for a source that is slow while the rest is to
-be expected within twice that. Who is too late for that once is asked again all the same: perhaps
-only that one was late.
+Once all is there to be sent, as what is pulled is from the beginning, who could compute what has
+not come waits in silence for as long as that would take, at least a part of `silence_s`; and for a
+source that is slow while the rest is to be expected within twice that. Who is too late for that
+once is asked again all the same: perhaps only that one was late.
 
 In any case it must come at a rate: a part of what the source's late transfers
 came at by the same transport, shared by all that come at this moment. Who was too slow is given
