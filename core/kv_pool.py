@@ -228,6 +228,10 @@ class KvPool(Protocol):
     def clear(self, holder: Holder, start: int, plane: int) -> None:
         """Zero the holder's blocks from index `start` on, its alone, in `plane`."""
 
+    def are_finite(self, holder: Holder, start: int, stop: int) -> bool:
+        """Whether all that is in the holder's blocks from index `start` to before `stop` is finite;
+        False where it is kept in few bits, which do not tell."""
+
     @property
     def head_runs(self) -> Sequence[range]:
         """Runs of KV heads, all heads in order, of which each has its bytes of a block together in

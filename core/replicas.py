@@ -78,8 +78,8 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaInfo:
-    """What a replica registers about itself. But for its readiness, constant for an incarnation; in
-    another role it is another incarnation."""
+    """What a replica registers about itself. But for its readiness, and whether it is to change its
+    role, constant for an incarnation; in another role it is another incarnation."""
 
     replica_id: ReplicaId
     epoch: Epoch
@@ -100,6 +100,8 @@ class ReplicaInfo:
     is_ready: bool = True
     is_flipped: bool = False
     """It was started in the other role."""
+    is_flipping: bool = False
+    """It drains so as to take the other role."""
 
     @property
     def endpoint(self) -> ReplicaAddress:

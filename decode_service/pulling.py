@@ -1,7 +1,8 @@
 """KV that another replica holds, brought into this one's engine.
 
     a request that moves here   its KV, all of it ------> adopted: it goes on where it was
-                                less than all of it ----> in the prefix cache, the rest is computed
+                                less than all of it ----> in the prefix cache, the rest is computed;
+                                                          so is what was in it already
     a prompt cached elsewhere   its full blocks --------> held until the request is in the engine
     a handoff that ended early  what did not come ------> likewise
 
@@ -50,11 +51,14 @@ class Pulling:
         span = generating.span.child("take over")
         async with _traced(span, source, moving) as brought_in:
             self._take_note(generating, brought_in)
-            num_missing = len(wanted) - brought_in.num_tokens
-            if not brought_in.num_new or (num_missing > brought_in.num_tokens and message.prefill):
+            num_here = brought_in.num_tokens
+            num_missing = len(wanted) - num_here
+            if not num_here or (num_missing > num_here and message.prefill):
                 return False
-            text = f"moved from {source.replica_id} with the KV of {brought_in.num_tokens} tokens"
-            generating.notes.append(text)
+            came = f"with the KV of {num_here} tokens"
+            if not brought_in.num_new:
+                came = f"to where the KV of {num_here} tokens was"
+            generating.notes.append(f"moved from {source.replica_id} {came}")
             await self._enter(generating, brought_in, is_whole=not num_missing)
         return True
 

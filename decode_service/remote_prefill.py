@@ -5,7 +5,7 @@
                      KV sealed ----> adopted: the request joins the running batch
 
 Whatever happens in between (refused, lost, silent, stuck, cancelled, bad KV), no lease outlives
-`run`; what had come of a prompt whose first token is known stays in the prefix cache.
+`run`; what had come stays in the prefix cache, see `Receiver.abort`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from baton.core.messages import (
     PrefillRequest,
 )
 from baton.core.replicas import ReplicaAddress
-from baton.core.step_times import StepTimes
 from baton.core.tracing import Span
 from baton.decode_service.adoption import adopt
 from baton.decode_service.arriving_prompts import ArrivingPrompts
@@ -64,8 +63,8 @@ class RemotePrefill:
     lender: Lender
     arriving: ArrivingPrompts = field(default_factory=ArrivingPrompts)
     patience: SourcePatience
-    step_times: Callable[[], StepTimes]
-    """How long this engine's steps take."""
+    compute_s: Callable[[int, int, float], float]
+    """See `ReplicaCore.compute_s`."""
     timeout_s: float
     clock: Clock
 
@@ -114,6 +113,7 @@ class RemotePrefill:
             self._release(transfer_id, AbortReason.FAILED)
             if generating.prefill is not None:
                 generating.lost_ms = (self.clock() - opened_at) * 1e3
+            if fetching is not None:
                 await self._note_kept(generating, transfer_id)
             _raise_cause(fetching)
             raise
@@ -157,15 +157,10 @@ class RemotePrefill:
 
     def _here_s(self, filling: Filling, done: PrefillDone) -> float:
         """Seconds in which this engine, if nobody waits for it, would compute what is missing."""
-        engine, times = self.engine, self.step_times()
-        if engine.num_waiting:
-            return inf
-        num_tokens, num_here = len(filling.wanted.tokens), filling.num_verified
-        if times.num_prompt_steps:
-            return times.prefill_s(num_tokens, num_here, engine.max_chunk)
-        if done.num_computed < MIN_MEASURED_TOKENS:
-            return inf
-        return (num_tokens - num_here) * done.prefill_ms / 1e3 / done.num_computed  # as P would
+        as_p_s = inf
+        if done.num_computed >= MIN_MEASURED_TOKENS:
+            as_p_s = done.prefill_ms / 1e3 / done.num_computed
+        return self.compute_s(len(filling.wanted.tokens), filling.num_verified, as_p_s)
 
     async def _let_the_call_end(self, events: PrefillEvents) -> None:
         """P ends it on hearing that the transfer is sealed; cutting it would look like a crash."""
@@ -249,7 +244,8 @@ class RemotePrefill:
         with suppress(BatonError):  # nothing is kept of an engine that has died
             kept = await self.thread.call(lambda: self.receiver.kept(transfer_id))
             message = generating.message
-            generating.num_lost = len(message.prompt) + len(message.output) - kept.stop
+            if generating.prefill is not None:
+                generating.num_lost = len(message.prompt) + len(message.output) - kept.stop
             if kept:
                 generating.notes.append(f"kept the KV of {len(kept)} tokens that had come")
 

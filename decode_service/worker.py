@@ -56,7 +56,7 @@ class DecodeWorker:
             channels=parts.channels,
             patience=self.core.kv.patience,
             lender=self.core.kv.lender,
-            step_times=self.core.step_times,
+            compute_s=self.core.compute_s,
             timeout_s=parts.config.prefill_timeout_s,
             clock=engine.clock,
         )

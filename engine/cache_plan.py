@@ -74,7 +74,8 @@ def plan_cache(
     """The plan with as many blocks as this rank has room for on the device of that name.
 
     `features` are kept beside the KV, and `taps` read passes. On a GPU what these take is tried
-    first. Raises InvalidConfig if there is no room for a block, or for a pass.
+    first, and `config.buffer_bytes` are left free. Raises InvalidConfig if there is no room for a
+    block, or for a pass.
     """
     of_model = loaded.info.layout(config.cache.block_size, config.cache.kv_dtype)
     layout = replace(of_model, features=features)
@@ -101,13 +102,15 @@ def plan_cache(
     gpu = CudaDevice(name) if gpu is None else gpu
     passes = measure(loaded, own, plan.widest_limits, gpu, taps)
     draft_bytes = _draft_bytes(config, plan.max_drafted, loaded.info.num_logits)
-    left_bytes = gpu.free_bytes() - passes.num_bytes - draft_bytes
+    taken_bytes = passes.num_bytes + draft_bytes + config.buffer_bytes
+    left_bytes = gpu.free_bytes() - taken_bytes
     logger.info(
-        "passes take %d bytes, their graphs %d and what drafts are drawn from %d; %d of the device "
-        "are left",
+        "passes take %d bytes, their graphs %d, what drafts are drawn from %d and buffers for KV "
+        "that comes %d; %d of the device are left",
         passes.activation_bytes,
         passes.graph_bytes,
         draft_bytes,
+        config.buffer_bytes,
         left_bytes,
     )
     memory_bytes = int(left_bytes * config.cache.memory_fraction)

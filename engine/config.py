@@ -150,5 +150,7 @@ class EngineConfig:
     replicas; None: no features are kept."""
     kv_shares: Mapping[str, float] = field(default_factory=dict)
     """Share of the blocks that each tenant may hold, and that is kept for what it caches."""
+    buffer_bytes: int = 0
+    """Bytes of a GPU that this process takes beside its engine: KV that comes lands there."""
     rebalance_passes: int = 0
     """Forward passes after which experts are moved so that ranks get like loads. 0: never."""

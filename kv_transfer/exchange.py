@@ -14,8 +14,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from math import inf
 
 from baton.core.clock import Clock
+from baton.core.errors import TransferError
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_pool import KvPool
 from baton.core.metrics import Family
@@ -29,7 +31,7 @@ from baton.kv_transfer.pulling.peer import PeerClient
 from baton.kv_transfer.pulling.prefix_fetch import FetchedPrefix, PrefixFetcher
 from baton.kv_transfer.receiving.fetch import Fetcher
 from baton.kv_transfer.receiving.receiver import AbortReason, Receiver, ReceiverConfig
-from baton.kv_transfer.receiving.source_patience import SourcePatience
+from baton.kv_transfer.receiving.source_patience import Left, SourcePatience
 from baton.kv_transfer.sending.outbox import Outbox
 from baton.kv_transfer.sending.sender import Sender, SenderConfig
 from baton.kv_transfer.tiers.config import TiersConfig
@@ -56,6 +58,21 @@ class ExchangeParts:
     """See `Sender`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCalls:
+    """What the exchange asks, and tells, the engine whose pool it is."""
+
+    on_transfer_ended: Callable[[TransferId], None] = lambda _: None
+    """Hears of transfers that leave, on the owner's thread."""
+    is_full: Callable[[], bool] = lambda: False
+    """See `PrefixFetcher`."""
+    compute_s: Callable[[int, int], float] = lambda num_tokens, num_here: inf
+    """Seconds in which it would compute what follows the first `num_here` tokens of a prompt."""
+
+
+NO_ENGINE = EngineCalls()
+
+
 class KvExchange:
     def __init__(
         self,
@@ -64,20 +81,15 @@ class KvExchange:
         pool: KvPool,
         owner: OwnerThread,
         clock: Clock,
-        on_transfer_ended: Callable[[TransferId], None] = lambda _: None,
-        is_full: Callable[[], bool] = lambda: False,
+        engine: EngineCalls = NO_ENGINE,
     ) -> None:
-        """`on_transfer_ended` hears of those that leave, on the owner's thread.
-
-        `is_full`: see `PrefixFetcher`.
-        """
         config, timeout_s = parts.config, parts.config.prefill_timeout_s
         self.pool = pool
         self.owner = owner
         self.epoch = parts.epoch
         self.transport = parts.transport
         self._clock = clock
-        self._on_transfer_ended = on_transfer_ended
+        self._engine = engine
         leases = ReceiverConfig(max_leased_fraction=config.max_leased_fraction)
         self.receiver = Receiver(pool, parts.epoch, leases, may_reserve=parts.may_reserve)
         self.scores = SourceScores(max_corrupt=config.max_corrupt)
@@ -92,7 +104,7 @@ class KvExchange:
             fetcher=self.fetcher,
             timeout_s=timeout_s,
             clock=clock,
-            is_full=is_full,
+            is_full=engine.is_full,
         )
         self.peers = PeerClient(
             parts.channels,
@@ -100,8 +112,9 @@ class KvExchange:
             layout=pool.layout,
             timeout_s=timeout_s,
             patience=self.patience,
+            left=self._left,
         )
-        self.tiers = None if parts.stack is None else self._tiers(parts.stack, parts, is_full)
+        self.tiers = None if parts.stack is None else self._tiers(parts.stack, parts.tiers)
         limits = SenderConfig(max_time_left_s=timeout_s, max_held_fraction=config.max_held_fraction)
         self.sender = Sender(
             pool, parts.epoch, limits, on_ended=self._ended, may_keep=parts.may_keep
@@ -115,15 +128,15 @@ class KvExchange:
             bring_in=None if self.tiers is None else self.tiers.bring_in,
         )
 
-    def _tiers(self, stack: TierStack, parts: ExchangeParts, is_full: Callable[[], bool]) -> Tiers:
+    def _tiers(self, stack: TierStack, config: TiersConfig) -> Tiers:
         pool_parts = PoolParts(
             pool=self.pool,
             owner=self.owner,
             receiver=self.receiver,
             clock=self._clock,
-            is_full=is_full,
+            is_full=self._engine.is_full,
         )
-        return Tiers(stack, pool_parts, parts.tiers)
+        return Tiers(stack, pool_parts, config)
 
     def start(self) -> None:
         """Keep KV in the tiers from now on. Before the owner's thread is started."""
@@ -163,6 +176,15 @@ class KvExchange:
                 if brought_in.num_tokens == len(wanted):
                     break
             yield brought_in
+
+    def _left(self, transfer_id: TransferId, num_tokens: int, num_held: int) -> Left:
+        """What of a pull has not come: all that was asked for, until there are blocks for it."""
+        try:
+            filling = self.receiver.filling(transfer_id)
+        except TransferError:
+            return Left(here_s=self._engine.compute_s(num_tokens, num_held))
+        here_s = self._engine.compute_s(len(filling.wanted.tokens), filling.num_verified)
+        return Left(filling.num_missing_bytes, here_s)
 
     def why_avoided(self, source: ReplicaAddress) -> str:
         """Why KV should not be asked for there now; empty if nothing is against it."""
@@ -236,7 +258,7 @@ class KvExchange:
 
     def _ended(self, transfer_id: TransferId) -> None:
         self.lender.ended(transfer_id)
-        self._on_transfer_ended(transfer_id)
+        self._engine.on_transfer_ended(transfer_id)
 
     @property
     def lease_ids(self) -> frozenset[TransferId]:

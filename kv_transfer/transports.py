@@ -6,7 +6,7 @@ are about equally fast `auto` takes the earlier one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 
@@ -20,6 +20,7 @@ from baton.kv_transfer.transport.collective.collective import CollectiveSending,
 from baton.kv_transfer.transport.control.client import ControlClient
 from baton.kv_transfer.transport.grpc import GrpcSending, GrpcTransport
 from baton.kv_transfer.transport.memory import MemoryTransport, Switchboard
+from baton.kv_transfer.transport.nixl.buffers import MAX_BUFFER_BYTES
 from baton.kv_transfer.transport.nixl.nixl import NixlSending, NixlTransport
 from baton.kv_transfer.transport.shm import ShmSending, ShmTransport, this_host
 from baton.kv_transfer.transport.tcp.tcp import TcpSending, TcpTransport
@@ -63,6 +64,8 @@ class TransportKind:
     """What this machine would need for it; empty where it has everything."""
     reads_arena: bool = False
     """Rather than block by block: the sender's must not be in pieces, as those of ranks are."""
+    buffer_bytes: int = 0
+    """The most that KV which comes so takes of the device where it goes, beside the cache."""
 
 
 TRANSPORTS: Mapping[str, TransportKind] = {
@@ -88,6 +91,7 @@ TRANSPORTS: Mapping[str, TransportKind] = {
         lambda parts, arena: NixlSending(arena),
         lacks=lambda: "" if find_spec("nixl") else "NIXL: pip install 'baton-llm[nixl]'",
         reads_arena=True,
+        buffer_bytes=MAX_BUFFER_BYTES,
     ),
     "tcp": TransportKind(
         lambda parts: TcpTransport(ControlClient(parts.channels)),
@@ -168,6 +172,13 @@ class Transports:
 def usable_transports() -> list[str]:
     """The names of those for which this machine lacks nothing, best first."""
     return [name for name, kind in TRANSPORTS.items() if not kind.lacks()]
+
+
+def buffer_bytes(names: Iterable[str]) -> int:
+    """The most that any of these takes of a device beside the cache; none that this machine has
+    not."""
+    kinds = [TRANSPORTS[name] for name in names]
+    return max((kind.buffer_bytes for kind in kinds if not kind.lacks()), default=0)
 
 
 def create_transport(name: str, parts: TransportParts) -> Transport:

@@ -25,7 +25,7 @@ from baton.proto.kv_wire import layout_from_proto, layout_to_proto
 _ID_BYTES = 12
 _SAME = (
     *("replica_id", "epoch", "role", "address", "num_blocks", "max_model_len", "max_open"),
-    *("max_queued_tokens", "max_chunk", "model", "is_ready", "is_flipped"),
+    *("max_queued_tokens", "max_chunk", "model", "is_ready", "is_flipped", "is_flipping"),
 )
 _SAME_OF_STARTING = ("stage", "failure", "is_final", "stage_s", "is_flipped")
 

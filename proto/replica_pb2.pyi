@@ -1590,6 +1590,7 @@ class RegisteredReplica(message.Message):
     MODEL_FIELD_NUMBER: builtins.int
     IS_READY_FIELD_NUMBER: builtins.int
     IS_FLIPPED_FIELD_NUMBER: builtins.int
+    IS_FLIPPING_FIELD_NUMBER: builtins.int
     replica_id: builtins.str
     epoch: builtins.str
     role: builtins.str
@@ -1604,6 +1605,7 @@ class RegisteredReplica(message.Message):
     model: builtins.str
     is_ready: builtins.bool
     is_flipped: builtins.bool
+    is_flipping: builtins.bool
     def __init__(
         self,
         *,
@@ -1620,10 +1622,11 @@ class RegisteredReplica(message.Message):
         model: builtins.str = ...,
         is_ready: builtins.bool = ...,
         is_flipped: builtins.bool = ...,
+        is_flipping: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["address", b"address", "epoch", b"epoch", "is_flipped", b"is_flipped", "is_ready", b"is_ready", "layout_id", b"layout_id", "max_chunk", b"max_chunk", "max_model_len", b"max_model_len", "max_open", b"max_open", "max_queued_tokens", b"max_queued_tokens", "model", b"model", "num_blocks", b"num_blocks", "replica_id", b"replica_id", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["address", b"address", "epoch", b"epoch", "is_flipped", b"is_flipped", "is_flipping", b"is_flipping", "is_ready", b"is_ready", "layout_id", b"layout_id", "max_chunk", b"max_chunk", "max_model_len", b"max_model_len", "max_open", b"max_open", "max_queued_tokens", b"max_queued_tokens", "model", b"model", "num_blocks", b"num_blocks", "replica_id", b"replica_id", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

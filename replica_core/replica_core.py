@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -28,7 +29,7 @@ from baton.engine.kv_feed import KvFeed
 from baton.engine.request.cache_points import cache_metrics
 from baton.engine.request.step_report import StepReport
 from baton.engine.step_hooks import ALONE, StepHooks
-from baton.kv_transfer.exchange import ExchangeParts, KvExchange
+from baton.kv_transfer.exchange import EngineCalls, ExchangeParts, KvExchange
 from baton.kv_transfer.handoff.auditor import AuditReport, audit, tally
 from baton.replica_core.step_meter import StepMeter
 
@@ -53,7 +54,7 @@ class RoleHooks:
     in_step: StepHooks = ALONE
     """`reclaim` and `between_layers` are not the role's to say."""
     on_transfer_ended: Callable[[TransferId], None] = lambda _: None
-    """Hears of transfers of KV that leaves: see `KvExchange`."""
+    """Hears of transfers of KV that leaves: see `EngineCalls`."""
     is_full: Callable[[], bool] = lambda: False
     """See `PrefixFetcher`."""
 
@@ -118,8 +119,11 @@ class ReplicaCore:
             pool=engine.pool,
             owner=self.thread,
             clock=engine.clock,
-            on_transfer_ended=hooks.on_transfer_ended,
-            is_full=hooks.is_full,
+            engine=EngineCalls(
+                on_transfer_ended=hooks.on_transfer_ended,
+                is_full=hooks.is_full,
+                compute_s=self.compute_s,
+            ),
         )
         self.matchers = Matchers(engine.grammars)
         self._hooks = hooks
@@ -190,6 +194,19 @@ class ReplicaCore:
 
     def step_times(self) -> StepTimes:
         return self.thread.step_fit.times(self.engine.clock())
+
+    def compute_s(
+        self, num_tokens: int, num_here: int, unmeasured_token_s: float = math.inf
+    ) -> float:
+        """Seconds in which this engine, if nobody waits for it, would compute what follows the
+        first `num_here` tokens of a prompt; `unmeasured_token_s` each while it has measured
+        none."""
+        if self.engine.num_waiting:
+            return math.inf
+        times = self.step_times()
+        if times.num_prompt_steps:
+            return times.prefill_s(num_tokens, num_here, self.engine.max_chunk)
+        return max(1, num_tokens - num_here) * unmeasured_token_s
 
     def metrics(self) -> dict[str, float]:
         """Metrics by Prometheus name."""

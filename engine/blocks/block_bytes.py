@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from baton.core.kv_arena import KvArena
@@ -186,3 +187,23 @@ class Targets:
         if not self.start <= index < len(self.blocks):
             raise ValueError(f"block {index} is not one of [{self.start}, {len(self.blocks)})")
         return self.blocks[index]
+
+
+_EXPONENTS: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
+    "float32": (np.uint32, 0x7F80_0000),
+    "bfloat16": (np.uint16, 0x7F80),
+    "float16": (np.uint16, 0x7C00),
+}
+"""Bits of a number, all of which are set where it is not finite."""
+
+
+def are_finite(memory: BlockBytes, blocks: Sequence[int]) -> bool:
+    """Whether all numbers of these blocks are; False where any are kept in few bits."""
+    for number, plane in enumerate(memory.layout.planes):
+        if plane.dtype not in _EXPONENTS:
+            return False
+        kind, exponent = _EXPONENTS[plane.dtype]
+        for view in memory.views(blocks, range(number, number + 1)):
+            if (np.frombuffer(view, kind) & kind(exponent) == exponent).any():
+                return False
+    return True

@@ -22,7 +22,7 @@ from baton.core.block_hash import root_hash
 from baton.core.clock import Clock, monotonic
 from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import Census, Holder, HolderKind, Holdings, NameFollower
-from baton.engine.blocks.block_bytes import BlockBytes, Source, Targets
+from baton.engine.blocks.block_bytes import BlockBytes, Source, Targets, are_finite
 from baton.engine.blocks.block_supply import BlockSupply, Pinned
 from baton.engine.blocks.cache_pins import CachePins
 from baton.engine.blocks.kv_accounts import KvAccounts
@@ -367,6 +367,10 @@ class BlockPool:
         for index, block in enumerate(blocks, start):
             self._check_alone(holder, index, block)
         self._bytes.clear(blocks, plane)
+
+    def are_finite(self, holder: Holder, start: int, stop: int) -> bool:
+        """See `KvPool.are_finite`."""
+        return are_finite(self._bytes, self.table(holder)[start:stop])
 
     @property
     def head_runs(self) -> Sequence[range]:

@@ -13,9 +13,10 @@ background.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import grpc
@@ -36,7 +37,7 @@ from baton.core.owner_thread import OwnerThread
 from baton.core.replicas import ReplicaAddress
 from baton.kv_transfer.pulling.prefix_fetch import PrefixOffer
 from baton.kv_transfer.receiving.listener import Listener
-from baton.kv_transfer.receiving.source_patience import SourcePatience
+from baton.kv_transfer.receiving.source_patience import Left, SourcePatience
 from baton.kv_transfer.receiving.source_watch import SourceWatch
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
@@ -134,9 +135,13 @@ class PeerClient:
         layout: KvLayout,
         timeout_s: float,
         patience: SourcePatience,
+        left: Callable[[TransferId, int, int], Left] = lambda *asked: Left(),
     ) -> None:
+        """`left`: what has not come of a transfer that was to bring so many tokens, of which so
+        many were here."""
         self.channels = channels
         self.patience = patience
+        self.left = left
         self._epoch = epoch
         self._layout = layout
         self._timeout_s = timeout_s
@@ -219,16 +224,18 @@ class PeerSource:
             leaving = self._leaving
             request = replace(request, request_id=leaving.request_id, attempt=leaving.attempt)
         watch = SourceWatch(self._client.patience, self._peer)
+        left = partial(self._client.left, transfer_id, len(tokens), num_held)
         loan = self._client.pull(self._peer, request, watch)
         try:
             async with self._client.channels.answering(self._peer), watch.waits():
+                watch.may_be_computed(left)
                 with watch.listening():
                     offered = await anext(loan, None)
                 if offered is None:
                     yield None
                 else:
                     watch.granted()
-                    watch.is_coming()
+                    watch.is_coming(left)
                     yield _offer(offered, self._peer.address, watch)
         except BaseException:
             await loan.aclose()

@@ -3,8 +3,9 @@
     reserve -> fill, fill, ... -> seal -> adopt       the request joins the batch
                abort / expire / pressure              pieces are refused; blocks go back, or to
                                                       quarantine while one is being written. If the
-                                                      prompt was computed, its full blocks stay
-                                                      cached, and only the rest is missing
+                                                      prompt was computed, or its KV is finite, its
+                                                      full blocks stay cached, and only the rest is
+                                                      missing
 
 Only this process writes its pool. The receiver is synchronous and lives on the engine's thread,
 beside the pool. The filling of a lease (`filling.py`) has a lock, so any thread may use and seal
@@ -209,14 +210,15 @@ class Receiver:
         """Give the blocks back, or quarantine them while one of them is being written.
 
         The full ones before the first that is missing stay in the prefix cache, if the source had
-        computed them all. Changes nothing for a lease that is over or was adopted.
+        computed them all, or has failed and what it had computed is finite. Changes nothing for a
+        lease that is over or was adopted.
         """
         filling = self._leases.pop(transfer_id, None)
         if filling is None:
             return
         lease = _holder(HolderKind.LEASE, transfer_id)
         is_released = filling.happen(ReceiverEvent.ABORT, reason).is_released
-        kept = self._keep(lease, filling)
+        kept = self._keep(lease, filling, has_failed=reason == AbortReason.FAILED)
         if is_released:
             self._pool.release(lease)
         else:
@@ -263,16 +265,21 @@ class Receiver:
         self.end_quarantine()
         return expired
 
-    def _keep(self, lease: Holder, filling: Filling) -> range:
+    def _keep(self, lease: Holder, filling: Filling, *, has_failed: bool) -> range:
         """Name the full blocks that have come: what is there is not written again.
 
-        Of a prompt that was not computed to its end nobody knows whether its outputs are finite.
+        Of a prompt that was not computed to its end nobody has said that its outputs are finite.
+        Its KV is looked at if the request goes on without its source: that is worth the time, and
+        what is finite is as good as if it had been computed here.
         """
         size, wanted = self._pool.layout.block_size, filling.wanted
-        num_cached = filling.reservation.num_cached
-        num_full = filling.num_verified // size if filling.is_computed else 0
+        num_cached, num_full = filling.reservation.num_cached, filling.num_verified // size
         known = wanted.tokens[: num_full * size]
         if len(known) <= num_cached or not self._pool.is_prefix_caching:
+            return range(0)
+        if not filling.is_computed and not (
+            has_failed and self._pool.are_finite(lease, num_cached // size, num_full)
+        ):
             return range(0)
         self._pool.commit(lease, known, len(known), wanted.salt)
         kept = range(num_cached, max(num_cached, self._pool.num_cached(known, wanted.salt)))

@@ -117,6 +117,11 @@ class SourceWatch:
         self._is_armed = True
         self.hear()
 
+    def may_be_computed(self, left: Callable[[], Left]) -> None:
+        """What is asked for is nothing that the source has yet to compute: from now on it is waited
+        for in silence no longer than `left` would take here."""
+        self._left = left
+
     def is_coming(self, left: Callable[[], Left] = Left) -> None:
         """All that was asked for is there to be sent, as its first token or its offer says."""
         self._is_coming = True
@@ -158,14 +163,16 @@ class SourceWatch:
     def _why_not_worth_it(self) -> str:
         """Why what is missing is better computed; empty if it is not."""
         epoch, now = self._peer.epoch, self._loop.time()
-        if not self._is_coming or self._coming_s < self._patience.late_s(epoch, now):
+        if max(self._silent_s, self._coming_s) < self._patience.late_s(epoch, now):
             return ""
         left = self._left()
         is_worth = partial(self._patience.is_worth_waiting, epoch, left=left, now=now)
         here = f"what is missing is computed in {left.here_s:.1f} s"
         if not is_worth(self._silent_s):
             return f"got nowhere for {self._silent_s:.1f} s: {here}"
+        if is_worth(self._coming_s):
+            return ""
         rate = self._num_coming_bytes / self._coming_s
-        if is_worth(self._coming_s) or left.num_bytes <= TOO_LATE * left.here_s * rate:
+        if left.num_bytes <= TOO_LATE * left.here_s * rate:
             return ""
         return f"sent {rate / 2**20:.3f} MiB/s for {self._coming_s:.1f} s: {here}"

@@ -244,6 +244,15 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
             )
 
     @property
+    def kv_ways(self) -> frozenset[str]:
+        """The transports by which KV may come to a replica."""
+        transfer = self.transfer
+        chosen = {transfer.transport} - {"auto"}
+        ways = frozenset(chosen or transfer.require or typing.get_args(TransportName)[1:])
+        is_open = transfer.allow_plain or not self.security.is_encrypted
+        return ways if is_open else ways & PRIVATE_TRANSPORTS
+
+    @property
     def streaming(self) -> Streaming | None:
         if self.attention_window is None:
             return None

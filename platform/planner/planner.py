@@ -5,8 +5,9 @@
     what the document wants -------------'
 
 Whoever asks for proposals carries them out, and keeps what came of each here, for
-`baton explain planner`. It decides on what it sees: begun anew it has forgotten nothing but how
-long fewer replicas were enough, so it lets nobody go before `steady_s`.
+`baton explain planner`. It decides on what it sees, replicas that change their role included: begun
+anew it has forgotten nothing but how long fewer replicas were enough, so it lets nobody go before
+`steady_s`.
 """
 
 from __future__ import annotations
@@ -219,8 +220,9 @@ class Planner:
             causes[role] = "held"
             notes.append(f"{role.value}: set by hand, which holds for {left_s:.0f} s more")
         may_flip = planned.can_flip and not held_s and self.clock() >= self._no_flips_until_s
+        under_way = self._under_way(known)
         flips, moved = decision.flips if may_flip else 0, self._moved(known)
-        if flips and self._flipping:
+        if flips and under_way:
             counts = _after(counts, -flips)
             flips = 0
             notes.append("another flip is under way: the next waits for it")
@@ -233,7 +235,7 @@ class Planner:
             and not planned.is_asleep
             and may_flip
             and not flips
-            and not self._flipping
+            and not under_way
         ):
             flips = 1 if owing == [Role.PREFILL] else -1
             counts = _after({role: pool.wanted for role, pool in self._pools.items()}, flips)
@@ -358,14 +360,25 @@ class Planner:
         """Prefill replicas that decode by now, or will, less those that went the other way."""
         all_known: list[StartingReplica | ReplicaInfo] = [*known.starting, *known.replicas]
         there = {one.replica_id: one for one in all_known}
+        to = [one.role for one in there.values() if one.is_flipped]
+        to += self._under_way(known).values()
+        return to.count(Role.DECODE) - to.count(Role.PREFILL)
+
+    def _under_way(self, known: Membership) -> dict[ReplicaId, Role]:
+        """Replicas that are to take a role, by what was told here, and by their own word: a planner
+        before this one, or a person, may have told them."""
+        role_by_id = {one.replica_id: one.role for one in known.starting}
+        role_by_id |= {info.replica_id: info.role for info in known.replicas}
         now = self.clock()
         for replica_id, (role, until_s) in list(self._flipping.items()):
-            one = there.get(replica_id)
-            if one is None or one.role is role or now > until_s:
+            if role_by_id.get(replica_id, role) is role or now > until_s:
                 del self._flipping[replica_id]
-        to = [one.role for one in there.values() if one.is_flipped]
-        to += [role for role, _ in self._flipping.values()]
-        return to.count(Role.DECODE) - to.count(Role.PREFILL)
+        flipping = {
+            info.replica_id: Role.PREFILL if info.role is Role.DECODE else Role.DECODE
+            for info in known.replicas
+            if info.is_flipping
+        }
+        return {replica_id: role for replica_id, (role, _) in self._flipping.items()} | flipping
 
     def _see(self, known: Membership) -> None:
         now, moved = self.clock(), self._moved(known)

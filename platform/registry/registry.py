@@ -188,7 +188,8 @@ class Registry:
             self._layouts.pop(layout, version)
 
     def spare(self, epoch: Epoch, *, may_be_last: bool = False) -> str:
-        """Why a replica may not leave its role; empty if it may, and then it counts as not ready.
+        """Why a replica may not leave its role; empty if it may, and then it counts as not ready,
+        but as on its way to the other role: whoever plans by now need not be who asked it.
 
         Asked here so that of two which would leave at once, one stays if they are the last, unless
         the deployment does without (`may_be_last`).
@@ -205,7 +206,7 @@ class Registry:
                 "first"
             )
         heard = self._heard[epoch]
-        self.heartbeat(replace(own, is_ready=False), heard.telling)
+        self.heartbeat(replace(own, is_ready=False, is_flipping=True), heard.telling)
         self._heard[epoch].is_unsaid = True
         return ""
 

@@ -128,7 +128,7 @@ class Flips:
         flip = self._flip
         if flip is not None and not (flip.is_turning or flip.failure):
             flip.failure = why
-            flip.replica.worker.core.is_shut = False
+            flip.replica.is_flipping = flip.replica.worker.core.is_shut = False
             log.info("no flip to %s: %s", flip.role, why)
 
     def _stay(self, why: str) -> None:
@@ -141,21 +141,27 @@ class Flips:
     async def _leave_role(self, replica: Replica, role: Role) -> None:
         """Raises InvalidConfig, InvalidRequest and Unavailable: nothing has happened then."""
         check_flip(self._of.config)
-        replica.is_spared = True
+        replica.is_flipping = True
+        try:
+            await self._be_spared(replica.info)
+        except BaseException:
+            replica.is_flipping = False
+            raise
+        flip = self._flip = _Flip(role, replica, was_draining=replica.worker.core.is_draining)
+        replica.worker.begin_drain()
+        self._task = asyncio.create_task(self._run(flip), name=f"flip to {role}")
+
+    async def _be_spared(self, info: ReplicaInfo) -> None:
+        """Raises InvalidRequest if the registry cannot do without it, and Unavailable."""
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                why = await self._of.spare(replica.info)
+                why = await self._of.spare(info)
         except Exception as error:  # whatever Ray raises
             raise Unavailable(
                 f"the registry does not say whether it can be spared: {error!r}"
             ) from error
-        finally:
-            replica.is_spared = False
         if why:
             raise InvalidRequest(why, field="replica")
-        flip = self._flip = _Flip(role, replica, was_draining=replica.worker.core.is_draining)
-        replica.worker.begin_drain()
-        self._task = asyncio.create_task(self._run(flip), name=f"flip to {role}")
 
     async def _run(self, flip: _Flip) -> None:
         began_s = monotonic()

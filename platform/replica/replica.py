@@ -21,6 +21,7 @@ from baton.core.wire_security import WireSecurity
 from baton.decode_service.server import DecodeGrpc
 from baton.decode_service.worker import DecodeWorker
 from baton.engine.assemble import assemble_engine
+from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.mesh.ranks import ONE_RANK, MeshGroups
 from baton.kv_transfer.exchange import ExchangeParts
@@ -34,6 +35,7 @@ from baton.kv_transfer.transport.control.servicer import KvTransferServicer
 from baton.kv_transfer.transports import (
     TransportParts,
     Transports,
+    buffer_bytes,
     create_sending_halves,
 )
 from baton.platform.config.deployment import DeploymentConfig
@@ -73,14 +75,15 @@ class Replica:
     probing: PeerProbing
     engine_facts: pb.EngineFacts
     chaos: Chaos | None = None
-    is_spared: bool = False
-    """It is about to leave its role: the registry counts on it no more."""
+    is_flipping: bool = False
+    """It is about to leave its role, if it may, or on its way: the registry counts on it no
+    more."""
 
     @property
     def info(self) -> ReplicaInfo:
         """What it tells the registry now."""
-        is_ready = not (self.worker.core.is_draining or self.is_spared)
-        return replace(self.registered, is_ready=is_ready)
+        is_ready = not (self.worker.core.is_draining or self.is_flipping)
+        return replace(self.registered, is_ready=is_ready, is_flipping=self.is_flipping)
 
     def reconfigure(self, before: DeploymentConfig, after: DeploymentConfig) -> None:
         """Go by the live settings of `after`. Faults that somebody set meanwhile stay, unless the
@@ -149,7 +152,7 @@ async def load_engine(
     return await asyncio.to_thread(
         assemble_engine,
         folder,
-        config.engine(role),
+        engine_config(config, role),
         dtype=config.dtype,
         device=config.device,
         load_format=config.load_format,
@@ -159,6 +162,12 @@ async def load_engine(
         progress=progress,
         groups=groups,
     )
+
+
+def engine_config(config: DeploymentConfig, role: Role) -> EngineConfig:
+    """What its pool configures, with what KV takes beside the cache on its way in. All ranks of an
+    engine need the same."""
+    return replace(config.engine(role), buffer_bytes=buffer_bytes(config.kv_ways))
 
 
 async def start_replica(

@@ -183,6 +183,17 @@ def test_what_drafts_are_drawn_from_lies_beside_the_pass_that_judges_them(tmp_pa
     assert num_blocks("suffix", "published") == num_blocks("suffix", "draws")
 
 
+def test_what_kv_takes_on_its_way_in_is_left_free(tmp_path: Path) -> None:
+    loaded = load_model(make_llama(tmp_path))
+    plain, beside = (
+        plan_cache(loaded, replace(CROWD, buffer_bytes=num_bytes), "cuda", PretendedGpu())
+        for num_bytes in (0, 300_000)
+    )
+
+    missing_bytes = (plain.num_blocks - beside.num_blocks) * plain.layout.block_bytes
+    assert abs(missing_bytes - 0.85 * 300_000) <= plain.layout.block_bytes
+
+
 def test_where_no_graph_is_within_its_budget_it_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

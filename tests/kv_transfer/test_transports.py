@@ -20,8 +20,13 @@ from baton.core.errors import (
     TransferCut,
 )
 from baton.core.ids import TransferId
+from baton.core.replicas import Role
+from baton.kv_transfer import transports
 from baton.kv_transfer.handoff.messages import KvPiece, Outcome
+from baton.kv_transfer.transport.nixl.buffers import MAX_BUFFER_BYTES
 from baton.kv_transfer.transports import TransportParts, create_transport
+from baton.platform.config.deployment import DeploymentConfig, override
+from baton.platform.replica.replica import engine_config
 
 
 @each_transport
@@ -115,6 +120,21 @@ async def test_a_transfer_outlives_its_connection(name: str) -> None:
         await it.on_d.call(it.decode.adopt)
         assert it.decode.holds_kv()
         await it.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("has_nixl", [True, False])
+def test_where_kv_may_come_by_nixl_its_buffers_are_counted(
+    monkeypatch: pytest.MonkeyPatch, has_nixl: bool
+) -> None:
+    monkeypatch.setattr(transports, "find_spec", lambda name: object() if has_nixl else None)
+
+    anyhow, by_grpc = (
+        engine_config(override(DeploymentConfig(), {"transfer.transport": name}), Role.DECODE)
+        for name in ("auto", "grpc")
+    )
+
+    assert anyhow.buffer_bytes == (MAX_BUFFER_BYTES if has_nixl else 0)
+    assert by_grpc.buffer_bytes == 0
 
 
 def test_a_transport_nobody_registered_is_refused_by_name() -> None:

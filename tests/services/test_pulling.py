@@ -127,6 +127,31 @@ async def test_a_peer_that_holds_nothing_is_asked_in_vain() -> None:
         assert told.receipt.notes == ()
 
 
+@pytest.mark.parametrize("num_tokens", [NUM_FULL + 1, NUM_FULL + 2])
+async def test_who_moves_to_where_its_kv_is_asks_no_prefill_replica(num_tokens: int) -> None:
+    """Its old replica is not even asked for what ends with a full block, and has no more."""
+    async with running_fleet(prefill=1, decode=2) as fleet:
+        prompt = PROMPT[:num_tokens]
+        before = await ask_at(fleet, "decode-3", prompt)
+
+        moved = await ask_at(
+            fleet,
+            "decode-3",
+            prompt,
+            is_moving=True,
+            source=at(fleet, "decode-2"),
+            prefill=(at(fleet, "prefill-1"),),
+        )
+
+        assert moved.tokens == before.tokens
+        assert (moved.receipt.prefill_replica, moved.receipt.cached_tokens) == ("", NUM_FULL)
+        assert moved.receipt.computed_tokens == num_tokens - NUM_FULL + len(moved.tokens) - 1
+        assert moved.receipt.notes == (
+            f"moved from decode-2 to where the KV of {NUM_FULL} tokens was",
+        )
+        await fleet.assert_nothing_is_held()
+
+
 async def test_another_tenants_prefix_stays_where_it_is() -> None:
     async with two_decode_replicas() as fleet:
         await ask_at(fleet, "decode-1", salt=b"one")

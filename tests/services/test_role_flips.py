@@ -139,12 +139,17 @@ async def test_a_flip_gives_way_to_an_undrain_a_drain_and_the_end_of_its_time() 
         lease = Holder(HolderKind.LEASE, "of a peer that reads on")
         await core.thread.call(partial(core.engine.pool.hold_cached, lease, PROMPT, b""))
 
+        def in_the_registry() -> bool:
+            known = turning.registry.registry.membership().replicas
+            return any(it.replica_id == name and it.is_flipping for it in known)
+
         await turning.flip(name, "prefill")
+        assert turning.replica(name).info.is_flipping and in_the_registry()
         assert (
             await turning.why_not(name)
             == "0 requests or KV that they lend were still here after 0.3 s"
         )
-        assert not core.is_draining
+        assert not (core.is_draining or turning.replica(name).info.is_flipping)
 
         serving = turning.serving[name]  # whoever tells it otherwise now may take the time
         serving.reconfigure(override(serving.config, {"health.drain_s": 60.0}))

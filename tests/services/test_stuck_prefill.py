@@ -228,16 +228,22 @@ async def test_a_request_cancelled_while_kv_is_late_holds_nothing_and_what_came_
         await fleet.assert_nothing_is_held()
 
 
+@pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("stuck", ["its engine", "the way from it"])
 async def test_a_pull_from_a_replica_that_gets_nowhere_costs_the_silence_and_a_note(
-    stuck: str,
+    monkeypatch: pytest.MonkeyPatch, stuck: str, is_late: bool
 ) -> None:
+    """Or less than the silence, if what is missing is computed sooner."""
+    monkeypatch.setattr(source_patience, "LATE_PART", 0.001 if is_late else 1.0)
+    if is_late:
+        monkeypatch.setattr(source_patience, "MOST_S", 100.0)  # longer than a test may take
     async with (
         running_fleet(prefill=0, decode=2, changes={"chaos": {"enabled": True}}) as fleet,
         AsyncExitStack() as held,
     ):
         source = fleet.replicas[ReplicaId("decode-1")].info.endpoint
         await ask_at(fleet, "decode-1", PROMPT)
+        await ask_at(fleet, "decode-2", PROMPT[40:])  # it knows how long prompts take
         if stuck == "its engine":
             held.enter_context(stuck_in_a_pass(fleet, "decode-1"))
             other = asyncio.create_task(ask_at(fleet, "decode-1", [9, *PROMPT]))
@@ -256,8 +262,10 @@ async def test_a_pull_from_a_replica_that_gets_nowhere_costs_the_silence_and_a_n
         later = await ask_at(fleet, "decode-2", [8, *PROMPT], source=source)
 
         assert answer.tokens == echo_output(PROMPT, GREEDY.max_tokens, VOCAB_SIZE)
-        assert any("decode-1 got nowhere for 0.1 s" in note for note in answer.receipt.notes)
-        assert not later.receipt.notes  # it is left alone for a while
+        why = "what is missing is computed in" if is_late else "decode-1 got nowhere for 0.1 s"
+        assert any(why in note for note in answer.receipt.notes)
+        if not is_late:  # perhaps that one alone was late
+            assert not later.receipt.notes  # it is left alone for a while
         await held.aclose()
         if stuck == "its engine":
             await other

@@ -26,7 +26,7 @@ MAX_CUTS = 16
 """Prepared lists of one buffer."""
 MIN_BUFFER_BYTES = 1 << 16
 MAX_BUFFER_BYTES = 1 << 30
-"""Registered, of one replica, in use or not; on a GPU beside what its cache was given."""
+"""Registered, of one replica, in use or not; on a GPU the cache leaves as much free."""
 MAX_SPARE_BYTES = 256 << 20
 """Bytes of these, kept for later: to register memory takes as long as to fill it."""
 

@@ -105,12 +105,13 @@ def _follow(assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
     from baton.engine.assemble import follow_lead
     from baton.engine.mesh.ranks import join
     from baton.platform.machine.core_share import share_of_cores
+    from baton.platform.replica.replica import engine_config
 
     config, pool, role = assignment.config, assignment.pool, assignment.role
     torch.set_num_threads(pool.resources.num_threads or share_of_cores(config))
     follow_lead(
         assignment.folder,
-        config.engine(role),
+        engine_config(config, role),
         join(meeting, rank),
         dtype=config.dtype,
         device=config.device,

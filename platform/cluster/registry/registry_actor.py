@@ -182,12 +182,12 @@ class RegistryActor:
     async def leave(self, epoch: Epoch, telling: int = 0) -> None:
         self._registry.leave(epoch, telling)
 
-    async def report_starting(self, told: bytes) -> float:
-        """A StartingReplica."""
-        from baton.proto.membership_wire import starting_from_proto
+    async def report_starting(self, told: bytes) -> float | str:
+        """A StartingReplica; the seconds until the next, or why it is refused."""
         from baton.proto.replica_pb2 import StartingReplica as Starting
 
-        return self._registry.report_starting(starting_from_proto(Starting.FromString(told)))
+        assert self._port is not None, "Serve configures an actor before it is called"
+        return self._port.hear_starting(Starting.FromString(told))
 
     async def spare(self, epoch: Epoch, may_be_last: bool) -> str:
         return self._registry.spare(epoch, may_be_last=may_be_last)

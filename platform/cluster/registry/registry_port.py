@@ -15,7 +15,11 @@ from baton.platform.security.config import SecurityConfig
 from baton.platform.security.connections import load_security
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import listen, new_server
-from baton.proto.membership_wire import heartbeat_from_proto, update_to_proto
+from baton.proto.membership_wire import (
+    heartbeat_from_proto,
+    starting_from_proto,
+    update_to_proto,
+)
 from baton.proto.replica_pb2_grpc import RegistryServicer, add_RegistryServicer_to_server
 
 log = logging.getLogger(__name__)
@@ -97,13 +101,20 @@ class RegistryPort(RegistryServicer):
         try:
             info = heartbeat_from_proto(request)
         except ValueError as error:
-            why = f"{request.replica.replica_id} is of another version than the registry: {error}"
-            log.warning("not registered: %s", why)
-            return pb.HeartbeatReply(refusal=f"{why}; finish the update of the deployment")
+            return pb.HeartbeatReply(refusal=_refused(request.replica.replica_id, error))
         intervals = self._registry.heartbeat(info, request.telling)
         return pb.HeartbeatReply(
             address=self.address, beat_s=intervals.beat_s, whole_s=intervals.whole_s
         )
+
+    def hear_starting(self, request: pb.StartingReplica) -> float | str:
+        """What a replica that does not serve yet says, through Serve: the seconds until it is to
+        say more, or why it is not listened to."""
+        try:
+            starting = starting_from_proto(request)
+        except ValueError as error:
+            return _refused(request.replica_id, error)
+        return self._registry.report_starting(starting)
 
     async def watch(self, request: pb.WatchRequest) -> pb.MembershipUpdate:
         """Answer a watch. A caller that came through Serve learns this port's address."""
@@ -113,3 +124,9 @@ class RegistryPort(RegistryServicer):
         answer = update_to_proto(registry.update(incarnation, version))
         answer.address = self.address
         return answer
+
+
+def _refused(replica_id: str, error: ValueError) -> str:
+    why = f"{replica_id} is of another version than the registry: {error}"
+    log.warning("not registered: %s", why)
+    return f"{why}; finish the update of the deployment"

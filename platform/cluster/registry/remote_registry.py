@@ -71,8 +71,10 @@ class RemoteRegistry:
         from baton.proto.membership_wire import starting_to_proto
 
         told = starting_to_proto(starting).SerializeToString()
-        rest_s: float = await _answer(self.handle.report_starting.remote(told))
-        return rest_s
+        answer: float | str = await _answer(self.handle.report_starting.remote(told))
+        if isinstance(answer, str):
+            raise Unavailable(answer)
+        return answer
 
     async def spare(self, epoch: Epoch, may_be_last: bool) -> str:
         why: str = await _answer(self.handle.spare.remote(epoch, may_be_last))

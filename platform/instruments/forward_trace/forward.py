@@ -57,7 +57,8 @@ def trace_forward(
             field="prompt",
         )
     layout = loaded.info.layout(BLOCK_SIZE)
-    cache = KvCache(layout, layout.num_blocks_for(len(tokens)), device)
+    num_blocks, is_fixed = layout.num_blocks_for(len(tokens)), loaded.is_deterministic
+    cache = KvCache(layout, num_blocks, device, is_deterministic=is_fixed)
     chunk = Chunk(tokens, 0, range(cache.num_blocks), num_outputs=1)
     batch = make_batch([chunk], BLOCK_SIZE, device)
     model = loaded.model

@@ -13,7 +13,8 @@ from tests.gateway.fleet.scripted_replica import until
 
 from baton.core.clock import ManualClock
 from baton.core.errors import Unavailable
-from baton.core.replicas import ReplicaInfo, ReportIntervals
+from baton.core.ids import ReplicaId
+from baton.core.replicas import ReplicaInfo, ReportIntervals, Role, StartingReplica
 from baton.platform.cluster.registry import heartbeat_client, registry_port
 from baton.platform.cluster.registry.heartbeat_client import AVOIDED_S, HeartbeatClient
 from baton.platform.cluster.registry.registry_port import RegistryPort
@@ -25,6 +26,9 @@ from baton.proto.membership_wire import heartbeat_from_proto, heartbeat_to_proto
 
 PLAIN = SecurityConfig()
 INFO = make_replica("decode-1")
+STARTING = StartingReplica(
+    replica_id=ReplicaId("decode-2"), role=Role.DECODE, stage="loading weights"
+)
 
 
 class Serve:
@@ -91,6 +95,9 @@ async def test_a_replica_of_a_newer_version_is_heard_and_what_cannot_be_is_refus
     with pytest.raises(Unavailable, match="decode-1 is of another version than the registry"):
         await remote(Newer(through_serve, newer)).heartbeat(INFO)
     assert through_serve.registry.membership().replicas == (INFO,)
+    with pytest.raises(Unavailable, match="decode-2 is of another version than the registry"):
+        await remote(NewerStart(through_serve)).report_starting(STARTING)
+    assert through_serve.registry.membership().starting == ()
 
 
 class Newer:
@@ -101,6 +108,18 @@ class Newer:
 
     async def remote(self, told: bytes) -> bytes:
         return await self._serve.remote(self._told.SerializeToString())
+
+
+class NewerStart:
+    """A handle by which a newer replica tells how far its start is."""
+
+    def __init__(self, serve: Serve) -> None:
+        self.report_starting, self._serve = self, serve
+
+    async def remote(self, told: bytes) -> float | str:
+        newer = pb.StartingReplica.FromString(told)
+        newer.role = "a role of the next version"
+        return self._serve.port.hear_starting(newer)
 
 
 async def test_serve_hears_all_of_it_now_and_then_as_it_may_know_of_another_registry(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from baton.core.errors import ITEM, InvalidConfig
 from baton.core.replicas import Role
+from baton.core.wire_security import PRIVATE_TRANSPORTS
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.kv_transfer.transports import AUTO, TRANSPORTS
 from baton.platform.config.deployment import (
@@ -322,6 +323,20 @@ def test_a_config_survives_the_way_to_another_process(config: DeploymentConfig) 
 
 def test_the_transports_of_the_configuration_are_those_of_the_registry() -> None:
     assert set(typing.get_args(TransportName)) == {AUTO, *TRANSPORTS}
+
+
+def test_kv_comes_by_what_is_chosen_or_allowed_and_else_by_any_transport() -> None:
+    def ways(**transfer: Any) -> frozenset[str]:
+        changes = {f"transfer.{name}": value for name, value in transfer.items()}
+        return override(DeploymentConfig(), changes).kv_ways
+
+    assert ways() == set(TRANSPORTS)
+    assert ways(transport="grpc") == {"grpc"}
+    assert ways(require=("tcp", "nixl")) == {"tcp", "nixl"}
+    pem = ("tls_cert_file", "tls_key_file", "tls_ca_file")
+    secured = override(DeploymentConfig(), {f"security.{name}": "a.pem" for name in pem})
+    assert secured.kv_ways == PRIVATE_TRANSPORTS
+    assert override(secured, {"transfer.allow_plain": True}).kv_ways == set(TRANSPORTS)
 
 
 def test_who_hands_over_kv_keeps_what_heads_draft_by() -> None:

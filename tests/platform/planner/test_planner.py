@@ -254,6 +254,24 @@ def test_the_next_flip_waits_for_the_one_that_is_under_way_and_nobody_is_added_f
     assert "the next waits for it" in later.reasons[-1]
 
 
+def test_a_planner_that_takes_over_waits_for_the_flip_that_another_has_begun() -> None:
+    deployment = Deployment()
+    planner = deployment.planner
+    limits, wanted = {Role.PREFILL: 64, Role.DECODE: 4}, {Role.PREFILL: 5, Role.DECODE: 1}
+    planner.planned = replace(
+        planner.planned, wanted=wanted, max_running=limits, can_flip=True, flip_s=30.0
+    )
+    deployment.answer_tokens = 150
+    gone, *others = deployment.known.replicas
+    leaving = replace(gone, is_ready=False, is_flipping=True)
+
+    deployment.hear_of(1.0, 15)
+    later = planner.propose(replace(deployment.known, replicas=(*others, leaving)))
+
+    assert later is not None and not later.is_change
+    assert later.counts == {Role.PREFILL: 4, Role.DECODE: 2}
+
+
 def test_a_pool_that_is_to_be_smaller_than_its_flipped_replicas_gets_one_back_first() -> None:
     deployment = Deployment()
     planner = deployment.planner

@@ -30,6 +30,8 @@ from typer.testing import CliRunner, Result
 
 from baton.engine.checkpoint.load import load_model
 from baton.gateway.text.tokenizer import TextTokenizer
+from baton.kernels.attention.layer_kv import LayerKv
+from baton.kernels.paging.int4_arena import AnyArena
 from baton.platform.cli.main import app
 from baton.platform.instruments.forward_trace.forward import trace_forward
 from baton.platform.instruments.forward_trace.page import page
@@ -179,6 +181,25 @@ def test_the_page_stands_alone_and_no_token_can_break_out_of_it(folder: Path) ->
     assert text.count("</script>") == 1
     assert "<img" not in text
     assert "http" not in text.replace("http-equiv", "")
+
+
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_what_attends_adds_up_in_one_order_where_the_model_does(
+    folder: Path, tokenizer: TextTokenizer, is_fixed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def of(arena: AnyArena, dtype: torch.dtype, *, is_deterministic: bool = False) -> LayerKv:
+        asked.append(is_deterministic)
+        return honest(arena, dtype)  # which a CPU does in any case
+
+    honest = LayerKv.of
+    monkeypatch.setattr(LayerKv, "of", of)
+    loaded = replace(load_model(folder), is_deterministic=is_fixed)
+
+    trace_forward(loaded, tokenizer, TOKENS, name="tiny", device="cpu")
+
+    assert set(asked) == {is_fixed}
 
 
 def test_layers_that_are_alike_are_shown_once_and_the_others_too(
