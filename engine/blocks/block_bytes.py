@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from baton.core.kv_arena import KvArena
@@ -189,21 +188,17 @@ class Targets:
         return self.blocks[index]
 
 
-_EXPONENTS: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
-    "float32": (np.uint32, 0x7F80_0000),
-    "bfloat16": (np.uint16, 0x7F80),
-    "float16": (np.uint16, 0x7C00),
-}
-"""Bits of a number, all of which are set where it is not finite."""
+_WIDE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def are_finite(memory: BlockBytes, blocks: Sequence[int]) -> bool:
     """Whether all numbers of these blocks are; False where any are kept in few bits."""
     for number, plane in enumerate(memory.layout.planes):
-        if plane.dtype not in _EXPONENTS:
+        dtype = _WIDE.get(plane.dtype)
+        if dtype is None:
             return False
-        kind, exponent = _EXPONENTS[plane.dtype]
         for view in memory.views(blocks, range(number, number + 1)):
-            if (np.frombuffer(view, kind) & kind(exponent) == exponent).any():
+            # A copy, as torch takes no memory that it may not write.
+            if not torch.frombuffer(bytearray(view), dtype=dtype).isfinite().all():
                 return False
     return True

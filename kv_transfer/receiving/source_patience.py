@@ -10,10 +10,11 @@ the longest recent silence times `MARGIN`, within bounds; the part of it above `
 each `HALF_LIFE_S`. A source that was too late gets twice the silence the next time. However many
 handoffs a stall ends, it counts once.
 
-Once everything is ready to be sent (for a pull: from the beginning), a replica that could compute the missing part waits without
-news as long as computing it would take, and at least a part of `silence_s`; and it waits for a slow
-source while the rest is expected within twice that time. A source that is too late by this rule
-once is asked again all the same: perhaps only that transfer was late.
+Once everything is ready to be sent (for a pull: from the beginning), a replica that could compute
+the missing part waits without news as long as computing it would take, and at least a part of
+`silence_s`; and it waits for a slow source while the rest is expected within twice that time. A
+source that is too late by this rule once is asked again all the same: perhaps only that transfer
+was late.
 
 In any case KV must arrive at a rate: a part of the rate at which the source's recent transfers
 arrived by the same transport, shared by all transfers that arrive at this moment. A source that was
