@@ -126,4 +126,5 @@ $(VENV)/.kernels: $(VENV)/.serve $(wildcard kernels/cpu/source/*/*) kernels/cpu/
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(INSTALL_TORCH)
 	$(PIP) install -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m compileall -q -j 0 src/baton/*/  # once, and not by each worker of the tests
 	@touch $@ $(VENV)/.serve

@@ -13,11 +13,13 @@ import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.covering_rows import covering
+from tests.kernels.gpu.quick_interpreter import quicken
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin take others' cores
@@ -37,7 +39,15 @@ settings.load_profile("baton")
 def _draws_of_its_own(request: pytest.FixtureRequest) -> None:
     """What a test draws does not depend on which others its worker has run."""
     if (torch := sys.modules.get("torch")) is not None:
-        torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
+        seed = zlib.crc32(request.node.nodeid.encode())
+        torch.random.default_generator.manual_seed(seed)
+        if torch.cuda.is_initialized():  # or it would note a stack for each device that is not
+            torch.cuda.manual_seed_all(seed)
+
+
+def pytest_runtest_setup() -> None:
+    if "triton.runtime.interpreter" in sys.modules:
+        quicken()
 
 
 TEARDOWN_LIMIT_S = 900.0
@@ -59,9 +69,30 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
+_places = pytest.StashKey[dict[str, int]]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Each worker begins to collect at another folder: what one of them has compiled, in a fresh
+    clone, the others find."""
+    report = yield
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if worker and collector.path == Path(__file__).parent and report.result:
+        found = list(report.result)
+        collector.config.stash[_places] = {node.name: at for at, node in enumerate(found)}
+        first = len(found) * int(worker) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        report.result = [*found[first:], *found[:first]]
+    return report
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m is applied
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark as `wide` the rows that add little to others of their test; some say it themselves."""
+    if places := config.stash.get(_places, None):
+        items.sort(key=lambda item: places[item.nodeid.split("/")[1].partition("::")[0]])
     rows_of: dict[tuple[object, str], list[pytest.Function]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("wide"):

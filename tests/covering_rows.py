@@ -26,9 +26,10 @@ def covering(rows: Sequence[Sequence[str]]) -> list[bool]:
     used: Counter[tuple[int, str]] = Counter()
     chosen = [False] * len(rows)
     while any(lacking):
-        best = max(
-            range(len(rows)),
-            key=lambda n: (len(lacking[n]), -sum(used[v] for v in enumerate(points[n])), -n),
+        most = max(map(len, lacking))
+        best = min(
+            (n for n, parts in enumerate(lacking) if len(parts) == most),
+            key=lambda n: sum(used[value] for value in enumerate(points[n])),
         )
         chosen[best] = True
         used.update(enumerate(points[best]))

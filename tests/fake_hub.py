@@ -109,7 +109,7 @@ def fake_hub(repo: str, files: dict[str, bytes]) -> Iterator[FakeHub]:
     hub = FakeHub(repo, files)
     with Server(hub) as server:
         hub.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:
             yield hub

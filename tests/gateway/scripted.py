@@ -78,6 +78,7 @@ def text_of(tokens: Sequence[int]) -> str:
     return b"".join(map(text_tokenizer().token_bytes, tokens)).decode()
 
 
+@cache
 def eos_token() -> int:
     return int(json.loads(tokenizer_json())["model"]["vocab"][EOS])
 
@@ -98,6 +99,7 @@ def make_model(
     )
 
 
+@cache
 def json_vocab_size() -> int:
     return len(json.loads(tokenizer_json())["model"]["vocab"])
 

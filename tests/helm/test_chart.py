@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import yaml
-from ray.scripts.scripts import start as ray_start
 from tests.helm.chart import (
     CHART,
     OPERATED,
@@ -84,6 +83,8 @@ def test_the_values_with_everything_bring_every_object_of_the_chart() -> None:
 
 
 def test_ray_start_knows_every_option_that_it_is_given() -> None:
+    from ray.scripts.scripts import start as ray_start  # a second, which no other test has to spend
+
     known = {option for parameter in ray_start.params for option in parameter.opts}
     cluster = render().one("RayService")["spec"]["rayClusterConfig"]
 

@@ -36,7 +36,7 @@ def engines(
 
 
 async def begun(compiler: GatedCompiler) -> None:
-    assert await asyncio.to_thread(compiler.has_begun.wait, 10)
+    assert await asyncio.to_thread(compiler.has_begun.wait, 60)
 
 
 @pytest.mark.parametrize("num_prefill", [0, 1])

@@ -59,7 +59,8 @@ class Deterministic:
 
 
 def test_a_request_has_the_same_logits_whatever_is_beside_it(tmp_path: Path) -> None:
-    folder = FAMILIES["qwen3"](tmp_path, num_hidden_layers=1)
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    folder = FAMILIES["qwen3"](tmp_path, **sizes)
     size, table = len(PROMPT), list(range(8))
     at_once = Deterministic(folder)
     prompt = at_once.logits(Chunk(PROMPT, 0, table, 2))

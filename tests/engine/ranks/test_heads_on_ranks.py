@@ -12,10 +12,10 @@ import pytest
 from tests.engine.models.test_mtp import with_head
 from tests.engine.rank_processes import RankProcesses, engine_on_ranks
 from tests.engine.ranks.data_places import DataPlaces, first_of, leave
-from tests.engine.speculation.test_heads import (
+from tests.engine.speculation.headed_engines import Waking
+from tests.engine.speculation.reference_heads import (
     NUM_DRAFTED,
     EagleReference,
-    Waking,
     make_medusa_heads,
 )
 from tests.far_apart import with_wide

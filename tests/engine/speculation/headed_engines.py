@@ -14,6 +14,7 @@ from baton.engine.engine import Engine
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.passes.echo import EchoRunner, echo_output
 from baton.engine.request.request import Phase, Request
+from baton.engine.request.step_report import StepReport
 from baton.engine.speculation.draft_budget import FixedBudget
 from baton.engine.speculation.head_drafter import HeadDrafter
 from baton.engine.speculation.hidden_reader import HiddenReader, Shown
@@ -27,6 +28,24 @@ class Never(FixedBudget):
 
     def begins(self, num_running: int) -> bool:
         return self.is_on
+
+
+class Waking(FixedBudget):
+    """Drafts in every third six steps, and rests deeply in the others."""
+
+    num_steps = 0
+
+    @property
+    def is_paused(self) -> bool:  # type: ignore[override]
+        return self.num_steps % 18 < 12
+
+    is_pause_deep = is_paused
+
+    def begins(self, num_running: int) -> bool:
+        return not self.is_paused
+
+    def learn(self, report: StepReport, seconds: float) -> None:
+        self.num_steps += 1
 
 
 def with_head(

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,19 +101,20 @@ NUM_FREE, NUM_MOST = 60, 4000
 
 
 @cache
-def model(has_marks: bool) -> tuple[Tokenizer, GrammarChecker, dict[str, int]]:
-    """Its marks are special tokens, or text."""
+def model(has_marks: bool) -> tuple[Tokenizer, GrammarChecker, dict[str, int], list[list[int]]]:
+    """Its marks are special tokens, or text; and the tokens of `ENDS`."""
     tokenizer = Tokenizer.from_str(text_tokenizer().to_json())
     if has_marks:
         tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in MARKERS])
     ids = {mark: tokenizer.token_to_id(mark) or 0 for mark in MARKERS} if has_marks else {}
-    return tokenizer, GrammarChecker(tokenizer.to_str, [eos_token()]), ids
+    ends = [tokenizer.encode(end, add_special_tokens=False).ids for end in ENDS]
+    return tokenizer, GrammarChecker(tokenizer.to_str, [eos_token()]), ids, ends
 
 
 def written(case: str, *, has_marks: bool, chance: random.Random) -> str:
     """An output that the grammar allows, from the case's beginning to where it may end."""
     name = case.split(",")[0]
-    tokenizer, checker, ids = model(has_marks)
+    tokenizer, checker, ids, ends = model(has_marks)
     calls = optional_calls(name, TOOLS, ids)
     assert calls is not None
     matcher = checker.start(Grammar(GrammarKind.LARK, f"start: calls\n{calls}"))
@@ -120,7 +122,7 @@ def written(case: str, *, has_marks: bool, chance: random.Random) -> str:
     assert matcher.try_consume_tokens(tokens) == len(tokens)
     while not (matcher.is_accepting() and chance.random() < 0.7):
         assert len(tokens) < NUM_MOST, tokenizer.decode(tokens, skip_special_tokens=False)
-        next_ = _end(matcher, tokenizer, chance) if len(tokens) > NUM_FREE else []
+        next_ = _end(matcher, ends, chance) if len(tokens) > NUM_FREE else []
         if not next_:
             if not (allowed := _allowed(matcher)):
                 break
@@ -130,18 +132,18 @@ def written(case: str, *, has_marks: bool, chance: random.Random) -> str:
     return tokenizer.decode(tokens, skip_special_tokens=False)
 
 
-def _end(matcher: LLMatcher, tokenizer: Tokenizer, chance: random.Random) -> list[int]:
-    for end in chance.sample(ENDS, len(ENDS)):
-        tokens: list[int] = tokenizer.encode(end, add_special_tokens=False).ids
+def _end(matcher: LLMatcher, ends: list[list[int]], chance: random.Random) -> list[int]:
+    for tokens in chance.sample(ends, len(ends)):
         if matcher.validate_tokens(tokens) == len(tokens):
             return tokens
     return []
 
 
 def _allowed(matcher: LLMatcher) -> list[int]:
-    mask = next_tokens(matcher)
-    found = [8 * i + bit for i, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1]
-    return [token for token in found if token != eos_token()]
+    bits = np.unpackbits(np.frombuffer(next_tokens(matcher), np.uint8), bitorder="little")
+    bits[eos_token()] = 0
+    found: list[int] = bits.nonzero()[0].tolist()
+    return found
 
 
 def read(case: str, text: str) -> tuple[str, list[tuple[str, str]]]:

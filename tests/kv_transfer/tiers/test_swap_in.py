@@ -129,7 +129,7 @@ async def test_a_request_that_is_cancelled_while_it_waits_leaves_nothing() -> No
         await left_the_device(world, PROMPT)
 
         waiting = asyncio.create_task(world.swap_in(PROMPT))
-        await asyncio.to_thread(hanging.is_reading.wait, 10)
+        await asyncio.to_thread(hanging.is_reading.wait, 60)
         assert (await world.audit()).leased == 6
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
@@ -143,7 +143,7 @@ async def test_kv_struck_while_it_is_read_comes_back_neither_to_the_pool_nor_to_
     async with running_world(host(16), hanging) as world:
         await left_the_device(world, PROMPT)
         reading = asyncio.create_task(world.swap_in(PROMPT))
-        await asyncio.to_thread(hanging.is_reading.wait, 10)
+        await asyncio.to_thread(hanging.is_reading.wait, 60)
         root = root_hash(FORMAT.layout.model_fingerprint, b"")
         names = list(block_hashes(root, PROMPT, SIZE))
         assert all(map(world.tiers.stack.holds, names))

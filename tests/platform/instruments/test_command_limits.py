@@ -38,6 +38,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(
     assert command[-1] in result.stderr and "folder" in result.stderr
 
 
+@pytest.mark.usefixtures("small_probes")
 def test_a_cache_that_is_small_is_named_as_the_reason(folder: Path) -> None:
     sizes = ("--measure", "prefill", "--length", 300, "--num-blocks", 4)
 

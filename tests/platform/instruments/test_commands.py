@@ -11,17 +11,9 @@ from typer.testing import CliRunner, Result
 
 from baton.engine.speculation.draft_tally import DraftCounts
 from baton.platform.cli.main import app
-from baton.platform.instruments import ceilings, engine_bench
 from baton.platform.instruments.speculation_bench import draft_use
 
-
-@pytest.fixture(autouse=True)
-def small_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is measured here means nothing, so it need not take long."""
-    monkeypatch.setattr(ceilings, "PROBE_BYTES", {"cpu": 1 << 20})
-    monkeypatch.setattr(ceilings, "PRODUCTS", {"cpu": ((32, 64, 64),)})
-    monkeypatch.setattr(ceilings, "_probe", ceilings._probe.__wrapped__)
-    monkeypatch.setattr(engine_bench, "POINT_S", 0.02)
+pytestmark = pytest.mark.usefixtures("small_probes")
 
 
 @pytest.fixture(scope="module")
