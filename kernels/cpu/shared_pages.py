@@ -14,7 +14,7 @@ import threading
 import torch
 from torch import Tensor
 
-from baton.kernels.cpu import huge_pages
+from baton.kernels.cpu import huge_pages, thread_places
 
 MAPPING_BYTES = 64 << 20
 ALIGNMENT = 64
@@ -34,9 +34,10 @@ class SharedPages:
             return huge_pages.empty(shape, torch.uint8)
         with self._lock:
             if num_bytes > len(self._rest):
-                self._rest = huge_pages.empty((MAPPING_BYTES,), torch.uint8)
+                self._rest = huge_pages.untouched((MAPPING_BYTES,), torch.uint8)
             piece = self._rest[:num_bytes]
             self._rest = self._rest[-(-num_bytes // ALIGNMENT) * ALIGNMENT :]
+        thread_places.touch(piece.data_ptr(), piece.nbytes)
         return piece.view(shape)
 
 

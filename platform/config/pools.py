@@ -11,7 +11,7 @@ Part of the tree in config.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -34,6 +34,10 @@ class ResourcesConfig(ConfigNode, frozen=True, kw_only=True):
     num_threads: NonNegative = 0
     """Threads on a CPU. 0: its share of the machine's cores, less one core for the gateway where
     no operators are compiled."""
+    numa: Literal["auto", "off"] = "auto"
+    """On a CPU with several NUMA nodes, threads stay on the cores beside their memory. `auto`: a
+    rank has as few nodes as hold its threads, one core a thread before hyperthreads, and ranks are
+    spread over nodes. With one node nothing is done."""
 
 
 class PlacementConfig(ConfigNode, frozen=True, kw_only=True):

@@ -32,6 +32,7 @@ from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.pools import PoolConfig
 from baton.platform.doctor.node_checks import GIB, Demand
 from baton.platform.doctor.process_room import process_bytes
+from baton.platform.machine.core_share import num_ranks_of
 
 
 def demand_of(config: DeploymentConfig, folder: Path, *, is_on_gpu: bool) -> Demand:
@@ -66,6 +67,7 @@ def demand_of(config: DeploymentConfig, folder: Path, *, is_on_gpu: bool) -> Dem
             pool.replicas * pool.parallel.size * (pool.resources.num_threads or 1) for pool in pools
         ),
         num_replicas=num_replicas,
+        num_ranks=num_ranks_of(config),
         disk_bytes={disk.folder: num_replicas * int(disk.gib * GIB)} if disk.folder else {},
     )
 

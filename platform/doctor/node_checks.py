@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from baton.platform.doctor.finding import Finding, fail, ok, skipped, warn
@@ -32,6 +32,8 @@ class Demand:
     """What the processes take by themselves."""
     num_threads: int
     num_replicas: int
+    num_ranks: int
+    """Processes that compute."""
     disk_bytes: dict[str, int]
     """Bytes wanted of the disk, by folder of a KV tier."""
 
@@ -64,6 +66,8 @@ def check_node(facts: NodeFacts, demand: Demand | None) -> Iterator[Finding]:
     yield check_files(facts.max_files)
     yield check_rdma(facts)
     yield check_cores(facts, demand)
+    if len(facts.numa_cores) > 1:
+        yield check_numa(facts.numa_cores, demand)
     if demand is not None:
         yield from (
             check_disk(folder, wanted, facts.disk_free.get(folder, -1))
@@ -141,6 +145,18 @@ def check_cores(facts: NodeFacts, demand: Demand | None) -> Finding:
         )
         return warn("cores", seen, remedy)
     return ok("cores", seen)
+
+
+def check_numa(numa_cores: Sequence[int], demand: Demand | None) -> Finding:
+    """Of a machine with several NUMA nodes. Never a reason not to serve."""
+    seen = f"{len(numa_cores)} nodes with {', '.join(map(str, numa_cores))} cores"
+    if demand is not None and demand.num_ranks < len(numa_cores):
+        return ok(
+            "NUMA",
+            f"{seen}: a rank computes on several, each with its part of the weights; with "
+            f"{len(numa_cores)} replicas each would have all it reads on its own node",
+        )
+    return ok("NUMA", f"{seen}: ranks stay beside their memory (resources.numa)")
 
 
 def check_disk(folder: str, wanted: int, free: int) -> Finding:

@@ -4,7 +4,7 @@
             |  decode  | prefill  | gw |   torch's own: OpenMP's threads do not, so one core is left
 
 Which of the two it is, is known once the model is loaded. Who sets `resources.num_threads` is taken
-at their word.
+at their word. Where a machine has several NUMA nodes a rank has cores of its own: numa_seat.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ from baton.platform.config.deployment import DeploymentConfig
 
 def share_of_cores(config: DeploymentConfig, *, num_left: int = 0) -> int:
     """The cores of one rank of a replica, when `num_left` of them are left to the gateway."""
-    num_ranks = sum(pool.replicas * pool.parallel.size for pool in (config.prefill, config.decode))
-    return max(1, (int(usable_cores()) - num_left) // num_ranks)
+    return max(1, (int(usable_cores()) - num_left) // num_ranks_of(config))
+
+
+def num_ranks_of(config: DeploymentConfig) -> int:
+    """Ranks of all replicas."""
+    return sum(pool.replicas * pool.parallel.size for pool in (config.prefill, config.decode))
 
 
 def limit_threads() -> None:
@@ -30,10 +34,9 @@ def limit_threads() -> None:
     torch.set_num_threads(min(torch.get_num_threads(), max(1, int(usable_cores()))))
 
 
-def fair_share(config: DeploymentConfig, device: str, dtype: str) -> int:
-    """The cores of one rank of a replica that computes on `device` in `dtype`."""
-    leaves_one = device == "cpu" and not is_compiled(dtype)
-    return share_of_cores(config, num_left=1 if leaves_one else 0)
+def num_left_to_gateway(device: str, dtype: str) -> int:
+    """Cores that replicas leave which compute on `device` in `dtype`."""
+    return 1 if device == "cpu" and not is_compiled(dtype) else 0
 
 
 def is_compiled(dtype: str) -> bool:

@@ -23,6 +23,7 @@ from baton.core.cores import usable_cores
 from baton.kernels.cpu.build import kinds_of
 from baton.kernels.cpu.shared_mapping import can_collapse
 from baton.platform.machine.memory import MemoryFacts, read_memory
+from baton.platform.machine.numa_nodes import numa_nodes
 
 PACKAGES = (
     "baton-llm", "torch", "ray", "grpcio", "protobuf", "msgspec", "safetensors", "tokenizers",
@@ -56,6 +57,8 @@ class NodeFacts:
     """The CUDA version torch was built for; empty: none."""
     num_cores: float
     """The cores that this process may use."""
+    numa_cores: tuple[int, ...] = ()
+    """Physical cores of each NUMA node among them. Empty: nobody tells."""
     cpu_flags: tuple[str, ...] = ()
     kernels: str = ""
     """The best kind of CPU that compiled kernels are made for and this one is of; empty: none."""
@@ -94,6 +97,7 @@ def read_node(folders: Iterable[str] = (), root: Path = Path("/")) -> NodeFacts:
         versions=_versions(),
         torch_cuda=_torch_cuda(),
         num_cores=usable_cores(root),
+        numa_cores=tuple(len(node.cores) for node in numa_nodes(root)),
         cpu_flags=tuple(flag for flag in CPU_FLAGS if flag in flags),
         kernels=next(iter(kinds_of(platform.machine(), flags)), ""),
         memory=read_memory(root),

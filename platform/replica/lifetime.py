@@ -9,16 +9,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-import torch
-
 from baton.core.errors import EngineFailed
 from baton.core.replicas import Role
 from baton.engine.assemble import find_device
 from baton.engine.engine import Engine
 from baton.engine.mesh.ranks import MeshGroups
-from baton.kernels.cpu.library import library
 from baton.platform.config.deployment import DeploymentConfig
-from baton.platform.machine.core_share import fair_share, share_of_cores
+from baton.platform.machine.core_share import num_left_to_gateway
+from baton.platform.machine.rank_cores import RankCores
 from baton.platform.observe.process_port import ProcessPort
 from baton.platform.replica.assignment import Assignment
 from baton.platform.replica.replica import Replica, load_engine
@@ -31,7 +29,10 @@ class Lifetime:
         self._assignment = assignment
         self._config = assignment.config
         self._startup = startup
-        self._num_threads = assignment.pool.resources.num_threads
+        self._is_on_cpu = find_device(assignment.config.device) == "cpu"
+        self._cores = RankCores(
+            assignment.config, assignment.pool.resources, is_on_cpu=self._is_on_cpu
+        )
         self._engine: Engine | None = None
         self._serving: Serving | None = None
         self._port = ProcessPort()
@@ -56,10 +57,10 @@ class Lifetime:
 
     async def load(self, groups: MeshGroups) -> None:
         """Raises CheckpointError or InvalidConfig for what cannot be served."""
-        torch.set_num_threads(self._num_threads or share_of_cores(self._config))
-        if find_device(self._config.device) == "cpu":
+        self._cores.use()
+        if self._is_on_cpu:
             self._startup.enter("preparing kernels")
-            await asyncio.to_thread(library)  # found, or compiled, which takes a minute
+            await asyncio.to_thread(self._cores.place_threads)
         self._startup.enter("loading weights")
 
         def progress(num_bytes: int, total: int) -> None:
@@ -72,7 +73,7 @@ class Lifetime:
         """Serve on a free port of `host`."""
         engine, config = self.engine, self._config
         device, dtype = engine.runner.cache.device.type, engine.info.dtype
-        torch.set_num_threads(self._num_threads or fair_share(config, device, dtype))
+        self._cores.use(num_left=num_left_to_gateway(device, dtype))
         self._startup.enter("starting")
         serving = Serving(replace(self._assignment, config=config), engine, host)
         await serving.begin(self._assignment.role)

@@ -100,15 +100,17 @@ class RankActor:
 
 
 def _follow(assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
-    import torch
-
-    from baton.engine.assemble import follow_lead
+    from baton.engine.assemble import find_device, follow_lead
     from baton.engine.mesh.ranks import join
-    from baton.platform.machine.core_share import share_of_cores
+    from baton.platform.machine.rank_cores import RankCores
     from baton.platform.replica.replica import engine_config
 
-    config, pool, role = assignment.config, assignment.pool, assignment.role
-    torch.set_num_threads(pool.resources.num_threads or share_of_cores(config))
+    config, role = assignment.config, assignment.role
+    is_on_cpu = find_device(config.device) == "cpu"
+    cores = RankCores(config, assignment.pool.resources, is_on_cpu=is_on_cpu)
+    cores.use()
+    if is_on_cpu:
+        cores.place_threads()
     follow_lead(
         assignment.folder,
         engine_config(config, role),

@@ -26,6 +26,7 @@ from baton.platform.doctor.node_checks import (
     check_files,
     check_memory,
     check_node,
+    check_numa,
     check_rdma,
     check_shm,
 )
@@ -38,6 +39,7 @@ DEMAND = Demand(
     process_bytes=0,
     num_threads=4,
     num_replicas=2,
+    num_ranks=2,
     disk_bytes={},
 )
 
@@ -155,3 +157,11 @@ def test_the_verdict_says_the_worst() -> None:
     assert said(good, skipped("d", "")) == "all of 1 checks passed (1 skipped)"
     assert is_healthy([good, tight])
     assert not is_healthy([bad])
+
+
+def test_a_machine_with_several_numa_nodes_is_told_who_computes_on_which() -> None:
+    named = [finding.seen for finding in check_node(node(numa_cores=(32, 32)), DEMAND)]
+
+    assert "2 nodes with 32, 32 cores: ranks stay beside their memory (resources.numa)" in named
+    assert "with 2 replicas" in check_numa((32, 32), replace(DEMAND, num_ranks=1)).seen
+    assert not any(finding.name == "NUMA" for finding in check_node(node(numa_cores=(8,)), None))

@@ -8,8 +8,16 @@ import torch
 from baton.kernels.cpu import operators
 from baton.kernels.cpu.library import find_compiler
 from baton.platform.config.deployment import DeploymentConfig, override
-from baton.platform.machine import core_share
-from baton.platform.machine.core_share import fair_share, limit_threads, share_of_cores
+from baton.platform.config.pools import ResourcesConfig
+from baton.platform.machine import core_share, rank_cores
+from baton.platform.machine.core_share import (
+    limit_threads,
+    num_left_to_gateway,
+    share_of_cores,
+)
+from baton.platform.machine.numa_nodes import NumaNode
+from baton.platform.machine.numa_seat import NumaSeat
+from baton.platform.machine.rank_cores import RankCores
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no compiler here")
 
@@ -62,25 +70,47 @@ def test_a_command_without_replicas_keeps_torch_to_the_quota(
 
 
 @needs_compiler
-@pytest.mark.usefixtures("eight_cores")
-@pytest.mark.parametrize(("dtype", "share"), [("float32", 8), ("bfloat16", 8), ("float16", 7)])
+@pytest.mark.parametrize(("dtype", "num_left"), [("float32", 0), ("bfloat16", 0), ("float16", 1)])
 def test_a_replica_leaves_a_core_where_nothing_is_compiled_for_its_dtype(
-    dtype: str, share: int
+    dtype: str, num_left: int
 ) -> None:
-    assert fair_share(replicas(0, 1), "cpu", dtype) == share
+    assert num_left_to_gateway("cpu", dtype) == num_left
 
 
-@pytest.mark.usefixtures("eight_cores")
-def test_a_replica_leaves_a_core_where_there_are_no_operators(
+def test_a_replica_leaves_a_core_where_there_are_no_operators_and_none_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(operators, "library", lambda: None)
 
-    assert fair_share(replicas(0, 1), "cpu", "float32") == 7
+    assert num_left_to_gateway("cpu", "float32") == 1
+    assert num_left_to_gateway("cuda", "float16") == 0
 
 
 @pytest.mark.usefixtures("eight_cores")
-def test_a_replica_on_a_gpu_leaves_no_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "library", lambda: None)
-
-    assert fair_share(replicas(0, 1), "cuda", "float16") == 8
+@pytest.mark.parametrize(
+    ("resources", "is_on_cpu", "threads", "with_one_left"),
+    [
+        (ResourcesConfig(), True, 3, 2),  # of its seat
+        (ResourcesConfig(num_threads=5), True, 5, 5),
+        (ResourcesConfig(numa="off"), True, 8, 7),  # of the machine
+        (ResourcesConfig(), False, 8, 7),
+    ],
+)
+def test_a_rank_with_a_seat_has_the_cores_of_its_numa_node(
+    monkeypatch: pytest.MonkeyPatch,
+    resources: ResourcesConfig,
+    is_on_cpu: bool,
+    threads: int,
+    with_one_left: int,
+) -> None:
+    seat = NumaSeat((NumaNode(1, ((1,), (3,), (5,))),), cores=3, ranks=1)
+    monkeypatch.setattr(rank_cores, "take_seat", lambda num_ranks, num_threads: seat)
+    before = torch.get_num_threads()
+    try:
+        cores = RankCores(replicas(0, 1), resources, is_on_cpu=is_on_cpu)
+        cores.use()
+        assert torch.get_num_threads() == threads
+        cores.use(num_left=1)
+        assert torch.get_num_threads() == with_one_left
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,153 @@
+"""Where a rank computes on a machine with several NUMA nodes: on cores beside its memory.
+
+    ranks of this machine    rank 0   rank 1   rank 2     each takes the first seat that is free,
+    seats     NUMA node 0    seat 0            seat 1     one a node before two on one
+              NUMA node 1             seat 0
+
+A rank has its seat before it allocates anything. All its threads stay on the CPUs of its nodes, and
+memory comes from the node of the core that first touches it: weights and KV lie where they are
+read.
+A rank of several nodes has its weights in parts, each beside the threads that read it
+(kernels/cpu/thread_places.py); of its KV as much lies on another node as others wrote.
+Nothing of it is asked of libnuma or `mbind`, which a container may forbid.
+
+A seat is a name that only one process of the machine can have at a time: an abstract socket, which
+the kernel lets go of with the process, however that ends. Containers with a network of their own do
+not see each other's: of nodes with as many seats taken, the one with least memory in use comes
+first, and for certain each has its own node by a cpuset (Kubernetes: `static` CPU manager).
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+import re
+import socket
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from baton.core.control_groups import text_of
+from baton.core.cores import usable_cores
+from baton.platform.machine.numa_nodes import NumaNode, Part, num_cores, numa_nodes, parts_for
+
+log = logging.getLogger(__name__)
+
+GIB = 1 << 30
+_IN_USE = re.compile(r"(?:AnonPages|Shmem):\s*(\d+) kB")
+
+Claim = socket.socket
+
+
+@dataclass(frozen=True, slots=True)
+class NumaSeat:
+    """The cores of one rank, for as long as its process lives."""
+
+    nodes: tuple[NumaNode, ...]
+    cores: int
+    ranks: int
+    """`cores` are shared by so many ranks."""
+    claims: tuple[Claim, ...] = ()
+
+    def num_threads(self, *, num_left: int = 0) -> int:
+        """Threads of the rank, when `num_left` of the cores are left to the gateway."""
+        return max(1, (self.cores - num_left) // self.ranks)
+
+    def leave(self) -> None:
+        """Let others have it; threads stay where they are."""
+        for each in self.claims:
+            each.close()
+
+    def places(self, num_threads: int) -> list[frozenset[int]]:
+        """CPUs of each thread that computes: of the node whose part of the weights it reads, and
+        one a core, if there are cores for all."""
+        has_cores = num_threads <= num_cores(self.nodes)
+        cpus = [node.one_cpu_a_core if has_cores else node.cpus for node in self.nodes]
+        by_core = [cpus[i] for i, node in enumerate(self.nodes) for _ in node.cores]
+        return [by_core[thread * len(by_core) // num_threads] for thread in range(num_threads)]
+
+
+def take_seat(num_ranks: int, num_threads: int, root: Path = Path("/")) -> NumaSeat | None:
+    """A seat for this process, all of whose threads stay there from now on; `num_threads` is what
+    a rank is to have, or 0: its share. None on a machine with one NUMA node, and where the system
+    does not let us."""
+    nodes = numa_nodes(root)
+    if len(nodes) < 2:
+        return None
+    cores = min(num_cores(nodes), max(1, int(usable_cores(root))))  # a quota may leave fewer
+    parts = parts_for(nodes, num_ranks, num_threads or max(1, cores // num_ranks))
+    try:
+        part, claims = claim(by_memory(parts, root))
+    except OSError as error:
+        log.warning("threads are not kept to a NUMA node, no seat can be taken: %s", error)
+        return None
+    of_part, of_all = (num_cores(part.nodes), part.num_ranks), (cores, num_ranks)
+    seat = NumaSeat(part.nodes, *min(of_part, of_all, key=lambda of: of[0] / of[1]), claims)
+    names = " and ".join(str(node.number) for node in part.nodes)
+    try:
+        keep_to(part.cpus)
+    except OSError as error:
+        log.warning("threads are not kept to NUMA node %s: %s", names, error)
+        seat.leave()
+        return None
+    log.info(
+        "threads and memory stay on NUMA node %s of %d, with %d cores",
+        names,
+        len(nodes),
+        of_part[0],
+    )
+    return seat
+
+
+def by_memory(parts: Sequence[Part], root: Path) -> list[Part]:
+    """The one with least memory in use first; about as much is anybody's turn, for ranks that start
+    at once and see nothing of each other."""
+    return sorted(parts, key=lambda part: (used_memory(part, root) // GIB, random.random()))
+
+
+def used_memory(part: Part, root: Path) -> int:
+    """Bytes in use for ever: of processes and of shared memory, none of files' cache."""
+    folder = root / "sys/devices/system/node"
+    told = (text_of(folder / f"node{node.number}/meminfo") for node in part.nodes)
+    return sum(1024 * int(kib) for text in told for kib in _IN_USE.findall(text))
+
+
+def claim(parts: Sequence[Part]) -> tuple[Part, tuple[Claim, ...]]:
+    """The first part that fewest ranks of this machine have, and what shows that it is taken.
+    Raises OSError where there are no such names."""
+    for seat in count():
+        for part in parts:
+            names = [f"\0baton-numa-{os.getuid()}-{node.number}-{seat}" for node in part.nodes]
+            claims = _claim_all(names)
+            if claims:
+                return part, claims
+    raise AssertionError("there is no end of seats")
+
+
+def _claim_all(names: Collection[str]) -> tuple[Claim, ...]:
+    """All of these names, or none of them."""
+    claims: list[Claim] = []
+    for name in names:
+        claims.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        try:
+            claims[-1].bind(name)
+        except OSError as error:
+            for each in claims:
+                each.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return ()
+    return tuple(claims)
+
+
+def keep_to(cpus: Collection[int]) -> None:
+    """All threads of this process, and those that they start, run on these CPUs from now on. Raises
+    OSError where the system forbids it."""
+    os.sched_setaffinity(0, cpus)
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread), cpus)

@@ -1,0 +1,45 @@
+"""The cores that one rank computes on, from before it has anything in memory.
+
+one NUMA node    its share of all, wherever the system runs its threads (core_share.py)
+several          those of its seat, where its threads stay (numa_seat.py)
+"""
+
+from __future__ import annotations
+
+import torch
+
+from baton.kernels.cpu.library import library
+from baton.kernels.cpu.thread_places import place_threads
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.config.pools import ResourcesConfig
+from baton.platform.machine.core_share import num_ranks_of, share_of_cores
+from baton.platform.machine.numa_seat import take_seat
+
+
+class RankCores:
+    def __init__(
+        self, config: DeploymentConfig, resources: ResourcesConfig, *, is_on_cpu: bool
+    ) -> None:
+        """From now on this process's threads stay where its seat is, which is taken for as long as
+        this object is kept."""
+        self._config = config
+        self._num_threads = resources.num_threads
+        is_kept = is_on_cpu and resources.numa == "auto"
+        self._seat = take_seat(num_ranks_of(config), self._num_threads) if is_kept else None
+
+    def use(self, *, num_left: int = 0) -> None:
+        """Compute with as many threads as there are cores, `num_left` of which the replicas leave
+        to the gateway."""
+        torch.set_num_threads(self._num_threads or self._share(num_left))
+
+    def place_threads(self) -> None:
+        """Keep threads that compute beside what they will read. Compiles operators where there are
+        none yet, which takes a minute."""
+        kernels = library()
+        if self._seat is not None and kernels is not None:
+            place_threads(kernels, self._seat.places(torch.get_num_threads()))
+
+    def _share(self, num_left: int) -> int:
+        if self._seat is None:
+            return share_of_cores(self._config, num_left=num_left)
+        return self._seat.num_threads(num_left=num_left)
