@@ -3,6 +3,9 @@
     prefill(request)   refused at once | pulled -> queued -> granted -> computed -> first token
     engine thread      on_scheduled: grant    on_layer: publish what is there    on_step: finish
 
+The last layers of a pass are published behind its first token, which nothing may hold up: to send
+KV takes both processors and the interpreter.
+
 Plain Python on purpose. `platform/cluster/replica_actor.py` turns it into an actor; tests just
 build one.
 """
@@ -62,6 +65,8 @@ class PrefillWorker:
         self._thread = self.core.thread
         self._sender = self.core.kv.sender
         self.layer_groups = LayerGroups(engine.pool.layout)
+        self._withheld: list[TransferId] = []
+        """On the engine's thread: those whose last layers leave when the step is over."""
 
     async def prefill(self, message: PrefillRequest) -> AsyncGenerator[Event, None]:
         """Yield the grant when its turn comes, then the first token; end when the transfer does.
@@ -76,6 +81,7 @@ class PrefillWorker:
         span = self.core.tracer.start("prefill", message.trace, "server")
         entering = asyncio.create_task(self._enter(prompt))
         try:
+            await asyncio.sleep(0)  # it enters first: its engine need not wait for what is told
             self._publish_capacity()
             while (event := await prompt.events.get()) is not None:
                 if isinstance(event, Exception):
@@ -284,10 +290,15 @@ class PrefillWorker:
         layers = self.layer_groups.computed(layer, sum([chunk.num_tokens for chunk in chunks]))
         if not layers:
             return
+        are_last = self.layer_groups.are_last(layers)
         for chunk in chunks:
-            request = chunk.request
-            num_computed = request.num_computed + chunk.num_tokens
-            self._sender.publish(TransferId(request.request_id), num_computed, layers)
+            transfer_id = TransferId(chunk.request.request_id)
+            num_computed = chunk.request.num_computed + chunk.num_tokens
+            if are_last:
+                self._sender.withhold(transfer_id, num_computed, layers)
+                self._withheld.append(transfer_id)
+            else:
+                self._sender.publish(transfer_id, num_computed, layers)
 
     def _on_step(self, report: StepReport) -> None:
         self._thread.tell(lambda: self._receive(report))
@@ -296,8 +307,11 @@ class PrefillWorker:
             transfer_id = TransferId(output.request.request_id)
             if output.error is None:
                 self._sender.finish(transfer_id)
-            else:  # its layers may have left before the error was known
+            else:  # some of its layers may have left before the error was known
                 self._sender.abort(transfer_id, str(output.error))
+        withheld, self._withheld = self._withheld, []
+        for transfer_id in withheld:
+            self._sender.show(transfer_id)
 
     def _on_failure(self, failure: BaseException) -> None:
         error = EngineFailed(f"the engine's thread died: {failure!r}")

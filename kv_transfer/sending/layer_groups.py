@@ -27,6 +27,10 @@ class LayerGroups:
         self._first = 0
         self._num_bytes = 0.0
 
+    def are_last(self, layers: range) -> bool:
+        """Whether nothing of the model follows behind them in the pass."""
+        return layers.stop >= self._num_layers
+
     def computed(self, layer: int, num_tokens: int) -> range:
         """The layers that leave now that `layer` is computed; none: more are to come with them.
 

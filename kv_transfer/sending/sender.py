@@ -4,21 +4,24 @@
                begin_read ... end_read                the outbox lends pieces, off this thread
                          settle / abort / expire      D is done, or one side gave up
 
-    published      number of computed blocks, by plane. Nothing is written to them in that plane
-                   any more, though later layers of the same blocks may yet be computed
-    references     held as LEASE from the first layer's publication on; as QUARANTINE when the
+    computed       of each plane, how many blocks are computed. Nothing is written to them in that
+                   plane any more, though later layers of the same blocks may yet be computed
+    published      how many of these D may read: all of them, except those that are withheld until
+                   the first token has left
+    references     held as LEASE from the first layer's computation on; as QUARANTINE when the
                    transfer is over but a read is still in flight; given up by whichever of the two
                    comes last
 
-Synchronous and single-threaded: it lives on the engine's thread, beside the pool. `publish`, `open`
-and `begin_read` may run in the middle of a step: they only add references and look.
+Synchronous and single-threaded: it lives on the engine's thread, beside the pool. `publish`,
+`withhold`, `open` and `begin_read` may run in the middle of a step: they only add references and
+look.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from baton.core.errors import StaleEpoch, TransferAborted, TransferError, UnknownTransfer
@@ -29,7 +32,6 @@ from baton.kv_transfer.config import DEFAULTS
 from baton.kv_transfer.handoff.lease import (
     Computation,
     SenderEvent,
-    SenderState,
     Transfer,
     next_sender_state,
 )
@@ -37,6 +39,7 @@ from baton.kv_transfer.handoff.messages import BlockRange, OpenTransfer, Outcome
 from baton.kv_transfer.handoff.outcomes import Ended, RecentOutcomes
 from baton.kv_transfer.layouts.plan import check_features, check_layouts
 from baton.kv_transfer.sending.held_share import HeldShare
+from baton.kv_transfer.sending.offer import Offer
 from baton.kv_transfer.sending.pieces import (
     BlockRead,
     HeadRange,
@@ -45,12 +48,6 @@ from baton.kv_transfer.sending.pieces import (
     progress_of,
     together,
 )
-
-_OUTCOMES = {
-    Transfer.OPEN: Outcome.OPEN,
-    Transfer.ACKED: Outcome.SEALED,
-    Transfer.ABORTED: Outcome.ABORTED,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,36 +69,6 @@ class SenderCounters:
     num_aborted: int = 0
     num_expired: int = 0
     """Aborted transfers whose time was up."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Offer:
-    """One transfer: what was promised to D, how much of it is there, who reads it."""
-
-    transfer_id: TransferId
-    receiver_epoch: Epoch
-    source: Holder
-    num_tokens: int
-    num_blocks: int
-    offered_at: float
-    expires_at: float
-    state: SenderState = field(default_factory=SenderState)
-    published: list[int]
-    """Blocks of each plane that may be read."""
-    readings: set[BlockRead] = field(default_factory=set)
-    reason: str = ""
-
-    @property
-    def outcome(self) -> Outcome:
-        return _OUTCOMES[self.state.transfer]
-
-    @property
-    def lease(self) -> Holder:
-        return Holder(HolderKind.LEASE, self.transfer_id)
-
-    @property
-    def quarantine(self) -> Holder:
-        return Holder(HolderKind.QUARANTINE, self.transfer_id)
 
 
 class Sender:
@@ -174,6 +141,7 @@ class Sender:
             num_blocks=self._pool.layout.num_blocks_for(num_tokens),
             offered_at=now,
             expires_at=now + min(max(0.0, time_left_s), self._config.max_time_left_s),
+            computed=[0] * self._pool.layout.num_planes,
             published=[0] * self._pool.layout.num_planes,
         )
         self.counters.num_offered += 1
@@ -193,6 +161,14 @@ class Sender:
         token; nothing may be written to it from then on. A smaller number than before (the source
         was preempted and computes again) and a transfer that is over change nothing.
         """
+        self.withhold(transfer_id, num_computed, layers)
+        self.show(transfer_id)
+
+    def withhold(
+        self, transfer_id: TransferId, num_computed: int, layers: Sequence[int] | None = None
+    ) -> None:
+        """Likewise, but that D may read them only once they are shown: their request may be over by
+        then, for the references are held from now on."""
         offer = self._offers.get(transfer_id)
         if offer is None or offer.state.is_settled:
             return
@@ -203,24 +179,31 @@ class Sender:
         if layers is not None:
             first, last = layout.planes_of(layers[0]), layout.planes_of(layers[-1])
             planes = range(first.start, last.stop)
-        behind = [plane for plane in planes if offer.published[plane] < num_full]
+        behind = [plane for plane in planes if offer.computed[plane] < num_full]
         if not behind:
             return
         self._pool.share(offer.source, offer.lease, num_full)
         for plane in behind:
             if is_whole:
                 self._pool.clear_tail(offer.source, offer.num_tokens, plane)
-            offer.published[plane] = num_full
+            offer.computed[plane] = num_full
+
+    def show(self, transfer_id: TransferId) -> None:
+        """Let D read what was withheld. Changes nothing if the transfer is over."""
+        offer = self._offers.get(transfer_id)
+        if offer is None or offer.state.is_settled or offer.published == offer.computed:
+            return
+        offer.published[:] = offer.computed
         self._tell(transfer_id)
 
     def finish(self, transfer_id: TransferId) -> None:
-        """The source computes no more. What it has not published by now will never come."""
+        """The source computes no more. What it has not computed by now will never come."""
         offer = self._offers.get(transfer_id)
         if offer is None:
             return
         self.held.hold(transfer_id)
         offer.state = next_sender_state(offer.state, SenderEvent.COMPUTED)
-        if min(offer.published) < offer.num_blocks:
+        if min(offer.computed) < offer.num_blocks:
             self.abort(transfer_id, "the prompt was not computed to its end")
 
     def open(self, request: OpenTransfer) -> SendingStream:

@@ -5,7 +5,8 @@
       | <-- socket, nonce, shape ---- |
       | --- connect, nonce ---------> |   the same user only, each nonce once
       | <-- the arena's file -------- |   sealed: D can map it to read, and nobody can shrink it
-      | <== a ticket for each piece = |   the numbers of its blocks
+      | --- connect, line key ------> |   the control stream (`control/socket_lines.py`); by gRPC
+      | <== a ticket for each piece = |   from a P that has no such key: the numbers of its blocks
 
 P's arena is an anonymous file: it is gone with the last process that has it. So D keeps the
 connection as long as the map, and closes both when P closes it or dies; views of pieces in flight
@@ -17,36 +18,42 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import hmac
 import os
 import secrets
 import socket
-import struct
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from weakref import WeakSet
 
 import msgspec
 
 from baton.core.block_views import BlockViews
-from baton.core.errors import TransferCut, TransportFailed
+from baton.core.errors import TransportFailed
 from baton.core.ids import Epoch
 from baton.core.kv_arena import KvArena
 from baton.kernels.cpu.shared_mapping import mapped
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import LentPiece, Parcel
+from baton.kv_transfer.transport.block_tickets import read_ticket, ticket_of
 from baton.kv_transfer.transport.control.client import Announced, ControlClient
+from baton.kv_transfer.transport.control.socket_lines import OpenStream, SocketCall, serve_line
+from baton.kv_transfer.transport.local_sockets import (
+    KEY_BYTES,
+    VISIT_TIMEOUT_S,
+    SocketDoor,
+    check_user,
+    new_socket,
+    visit,
+)
 
 MAX_MAPS = 64
 """Senders whose arenas a receiver keeps mapped; the one used longest ago makes room."""
-MEETING_TIMEOUT_S = 5.0
 MAX_NONCES = 256
 """Told to receivers that have not come for the file yet."""
-
-_NONCE_BYTES = 16
-_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
-_SPAN = struct.Struct("<II")  # where in its block a view begins, and how long it is
 
 
 class _MeetRequest(msgspec.Struct, frozen=True):
@@ -60,6 +67,8 @@ class _Answer(msgspec.Struct, frozen=True):
     num_blocks: int
     block_bytes: list[int]
     """Bytes of a block, by plane."""
+    line_key: bytes = b""
+    """What opens control streams at the socket; an older P knows none."""
 
     @property
     def num_bytes(self) -> int:
@@ -93,29 +102,14 @@ class _Map:
 
     def views(self, announced: Announced) -> BlockViews:
         """Where the blocks of a piece lie. Raises TransferCut for what is not in the arena."""
-        shape, message = self.shape, announced.message
-        try:
-            offset, size = _SPAN.unpack_from(message.ticket)
-            blocks = memoryview(message.ticket)[_SPAN.size :].cast("I")
-        except (struct.error, TypeError) as error:
-            raise TransferCut(f"a ticket that cannot be read: {error}") from error
-        first, stop = message.plane, message.plane + announced.num_planes
-        is_inside = (
-            len(blocks) == message.num_blocks > 0
-            and size > 0
-            and first < stop <= len(shape.block_bytes)
-            and {*shape.block_bytes[first:stop]} == {shape.block_bytes[first]}
-            and offset + size <= shape.block_bytes[first]
-            and max(blocks) < shape.num_blocks
-        )
-        if not is_inside:
-            raise TransferCut("a ticket for what is not in the sender's memory")
+        shape, first = self.shape, announced.message.plane
+        ticket = read_ticket(announced, num_blocks=shape.num_blocks, block_bytes=shape.block_bytes)
         block_bytes = shape.block_bytes[first]
-        starts = [block * block_bytes for block in blocks]
-        begin = shape.num_blocks * sum(shape.block_bytes[:first]) + offset
+        starts = [block * block_bytes for block in ticket.blocks]
+        begin = shape.num_blocks * sum(shape.block_bytes[:first]) + ticket.offset
         row_bytes = shape.num_blocks * block_bytes
         rows = range(begin, begin + announced.num_planes * row_bytes, row_bytes)
-        return BlockViews(self.memory, starts, size, rows)
+        return BlockViews(self.memory, starts, ticket.size, rows)
 
 
 class ShmTransport:
@@ -123,6 +117,7 @@ class ShmTransport:
 
     def __init__(self, control: ControlClient) -> None:
         self._control = control
+        self._calls: WeakSet[SocketCall] = WeakSet()
         self._map_by_address: OrderedDict[str, _Map] = OrderedDict()
         self._mapping: dict[str, asyncio.Lock] = {}
 
@@ -132,7 +127,9 @@ class ShmTransport:
     async def open(self, address: str, request: OpenTransfer) -> AsyncGenerator[KvPiece, None]:
         arena = await self._map_of(address, request)
         request = replace(request, joins_planes=True)
-        async with aclosing(self._control.open(address, request, self.name)) as announcements:
+        name, key = arena.shape.socket, arena.shape.line_key
+        door = SocketDoor(name, key, self._calls) if key else None
+        async with aclosing(self._control.open(address, request, self.name, door)) as announcements:
             async for announced in announcements:
                 yield announced.piece(arena.views(announced))
 
@@ -144,6 +141,8 @@ class ShmTransport:
         maps, self._map_by_address = self._map_by_address, OrderedDict()
         for arena in maps.values():
             arena.close()
+        for call in tuple(self._calls):
+            call.cancel()
 
     async def _map_of(self, address: str, request: OpenTransfer) -> _Map:
         lock = self._mapping.setdefault(address, asyncio.Lock())
@@ -163,10 +162,10 @@ class ShmTransport:
         sender, receiver = request.sender_epoch, request.receiver_epoch
         asked = msgspec.msgpack.encode(_MeetRequest(this_host()))
         reply = await self._control.meet(address, self.name, sender, receiver, asked)
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection = new_socket()
         try:
             answer = msgspec.msgpack.decode(reply, type=_Answer)
-            async with asyncio.timeout(MEETING_TIMEOUT_S):
+            async with asyncio.timeout(VISIT_TIMEOUT_S):
                 file = await _fetch_file(connection, answer)
             try:
                 return _Map(sender, answer, _mapped(file, answer.num_bytes), connection)
@@ -196,11 +195,7 @@ class ShmTransport:
 
 async def _fetch_file(connection: socket.socket, answer: _Answer) -> int:
     """Connect to the sender's socket and be given the file of its arena."""
-    loop = asyncio.get_running_loop()
-    connection.setblocking(False)
-    await loop.sock_connect(connection, f"\0{answer.socket}")
-    _check_user(connection)
-    await loop.sock_sendall(connection, answer.nonce)
+    await visit(connection, answer.socket, answer.nonce)
     await _readable(connection)
     _, files, _, _ = socket.recv_fds(connection, 1, 1)
     if not files:
@@ -216,14 +211,6 @@ def _mapped(file: int, num_bytes: int) -> memoryview:
     return mapped(file, num_bytes, is_writable=False)
 
 
-def _check_user(connection: socket.socket) -> None:
-    """Raises OSError unless the process at the other end is run by our user."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(raw)
-    if uid != os.getuid():
-        raise OSError(f"the other end is run by user {uid}")
-
-
 async def _readable(connection: socket.socket) -> None:
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(connection, ready.set)
@@ -234,14 +221,17 @@ async def _readable(connection: socket.socket) -> None:
 
 
 class ShmSending:
-    """P's half: gives the arena's file to those who were told how to ask for it."""
+    """P's half: gives the arena's file, and control streams, to those who were told how to ask."""
 
     max_piece_bytes = 20 << 20
     carry = None
     reads_in_place = False
 
     def __init__(self, arena: KvArena) -> None:
+        self.open_stream: OpenStream | None = None
+        """See `OpensLines`."""
         self._arena = arena
+        self._line_key = secrets.token_bytes(KEY_BYTES)
         self._nonces: OrderedDict[bytes, None] = OrderedDict()
         self._name = f"baton-kv-{secrets.token_hex(16)}"
         self._file = -1
@@ -250,8 +240,7 @@ class ShmSending:
         self._visits: set[asyncio.Task[None]] = set()
 
     async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
-        span = _SPAN.pack(piece.block_offset, piece.views[0].nbytes)
-        return Parcel(ticket=span + struct.pack(f"={len(piece.blocks)}I", *piece.blocks))
+        return Parcel(ticket=ticket_of(piece).pack())
 
     async def meet(self, receiver_epoch: Epoch, payload: bytes) -> bytes:
         arena = self._arena
@@ -264,12 +253,13 @@ class ShmSending:
         if not request.host or request.host != this_host():
             raise TransportFailed("the replicas share no host and network namespace")
         self._listen(arena.fd)
-        nonce = secrets.token_bytes(_NONCE_BYTES)
+        nonce = secrets.token_bytes(KEY_BYTES)
         self._nonces[nonce] = None
         while len(self._nonces) > MAX_NONCES:
             self._nonces.popitem(last=False)
+        key = b"" if self.open_stream is None else self._line_key
         return msgspec.msgpack.encode(
-            _Answer(self._name, nonce, arena.num_blocks, list(arena.block_bytes))
+            _Answer(self._name, nonce, arena.num_blocks, list(arena.block_bytes), key)
         )
 
     async def close(self) -> None:
@@ -287,7 +277,7 @@ class ShmSending:
             return
         if self._file < 0:
             self._file = os.dup(file)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener = new_socket()
         try:
             listener.setblocking(False)
             listener.bind(f"\0{self._name}")
@@ -301,17 +291,19 @@ class ShmSending:
         with listener:
             while True:
                 visitor, _ = await asyncio.get_running_loop().sock_accept(listener)
-                visit = asyncio.create_task(self._answer(visitor))
-                self._visits.add(visit)
-                visit.add_done_callback(self._visits.discard)
+                answering = asyncio.create_task(self._answer(visitor))
+                self._visits.add(answering)
+                answering.add_done_callback(self._visits.discard)
 
     async def _answer(self, visitor: socket.socket) -> None:
         with visitor, suppress(OSError, TimeoutError):
-            _check_user(visitor)
+            check_user(visitor)
             loop = asyncio.get_running_loop()
-            async with asyncio.timeout(MEETING_TIMEOUT_S):
-                nonce = await loop.sock_recv(visitor, _NONCE_BYTES)
-            if nonce in self._nonces:
-                del self._nonces[nonce]
+            async with asyncio.timeout(VISIT_TIMEOUT_S):
+                key = await loop.sock_recv(visitor, KEY_BYTES)
+            if key in self._nonces:
+                del self._nonces[key]
                 socket.send_fds(visitor, [b"!"], [self._file])
                 await loop.sock_recv(visitor, 1)  # until it leaves
+            elif self.open_stream is not None and hmac.compare_digest(key, self._line_key):
+                await serve_line(socket.socket(fileno=visitor.detach()), self.open_stream)

@@ -30,6 +30,7 @@ from baton.kv_transfer.sending.sender import SenderConfig
 from baton.kv_transfer.transport.auto.auto import AutoTransport
 from baton.kv_transfer.transport.auto.probe import ProbeOffers
 from baton.kv_transfer.transport.control.servicer import KvTransferServicer
+from baton.kv_transfer.transport.control.socket_lines import OpensLines
 from baton.kv_transfer.transport.memory import Switchboard
 from baton.kv_transfer.transports import (
     TransportParts,
@@ -151,6 +152,9 @@ class World:
         self.switchboard.unplug(self.address)
         if self._server is not None:
             await self._server.stop(grace=None)
+        for half in self.halves:
+            if isinstance(half, OpensLines):  # these end with the server, as a replica's do
+                await half.close()
 
     async def grant(self, transfer_id: TransferId = TRANSFER) -> Reservation:
         """P takes the prompt in, D reserves blocks for it."""

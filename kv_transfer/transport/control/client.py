@@ -23,7 +23,7 @@ from baton.core.gathering import Gathering
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
-from baton.kv_transfer.transport.control.streams import ControlStream, ControlStreams
+from baton.kv_transfer.transport.control.streams import ControlStream, ControlStreams, Door
 from baton.kv_transfer.transport.control.wire import (
     error_from_status,
     open_to_proto,
@@ -103,7 +103,7 @@ class ControlClient:
         return self._lines.num_idle
 
     async def open(
-        self, address: str, request: OpenTransfer, transport: str
+        self, address: str, request: OpenTransfer, transport: str, door: Door | None = None
     ) -> AsyncGenerator[Announced, None]:
         """Yield what P announces. Pieces may be taken in any order, also after the next one.
 
@@ -119,7 +119,7 @@ class ControlClient:
             opening = pb.OpenMessage(
                 open=open_to_proto(request, transport, keeps_stream=True, joins_end=True)
             )
-            line, message = await self._lines.begin(address, opening)
+            line, message = await self._lines.begin(address, opening, door)
             telling = asyncio.create_task(taking.tell(line))
             while message is not None:
                 pulse.hear()
@@ -138,37 +138,37 @@ class ControlClient:
             raise TransferCut(f"{address}: the stream has ended") from error
         finally:
             if line is not None and telling is not None and taking.has_all:
-                self._end(line, telling, address if is_kept else None)
+                self._end(line, telling, is_kept=is_kept)
             elif line is not None:
                 if telling is not None:
                     telling.cancel()
                 line.close()
 
-    def _end(self, line: ControlStream, telling: asyncio.Task[None], address: str | None) -> None:
+    def _end(self, line: ControlStream, telling: asyncio.Task[None], *, is_kept: bool) -> None:
         """Have P told of what was taken. A P that does not hear of it takes it back by itself.
 
-        With an address the stream is kept for the next transfer.
+        `is_kept`: the stream is kept for the next transfer.
         """
-        if address is not None and telling.done():
-            self._lines.keep(address, line)
+        if is_kept and telling.done():
+            self._lines.keep(line)
             return
-        ending = asyncio.create_task(self._end_quietly(line, telling, address))
+        ending = asyncio.create_task(self._end_quietly(line, telling, is_kept=is_kept))
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
     async def _end_quietly(
-        self, line: ControlStream, telling: asyncio.Task[None], address: str | None
+        self, line: ControlStream, telling: asyncio.Task[None], *, is_kept: bool
     ) -> None:
         """All pieces are here: how the stream ends is nobody's matter any more."""
-        last: set[asyncio.Task[Any]] = {telling} if address else {telling, line.reading()}
+        last: set[asyncio.Task[Any]] = {telling} if is_kept else {telling, line.reading()}
         try:
             _, left = await asyncio.wait(last, timeout=LAST_WORDS_S)
         except BaseException:
             telling.cancel()
             line.close()
             raise
-        if address is not None and not left:
-            self._lines.keep(address, line)
+        if is_kept and not left:
+            self._lines.keep(line)
         else:
             telling.cancel()
             line.close()

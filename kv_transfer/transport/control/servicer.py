@@ -10,7 +10,7 @@ says with each transfer whether it keeps the stream, and may end one on which no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
@@ -28,6 +28,7 @@ from baton.core.ids import Epoch
 from baton.kv_transfer.handoff.messages import OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import SendingHalf, SendingSide
 from baton.kv_transfer.transport.control.client import ProbeOffer
+from baton.kv_transfer.transport.control.socket_lines import OpensLines
 from baton.kv_transfer.transport.control.stream_window import MAX_UNTAKEN, StreamWindow
 from baton.kv_transfer.transport.control.streams import SERVICE
 from baton.kv_transfer.transport.control.wire import (
@@ -77,6 +78,9 @@ class KvTransferServicer:
         self._idle: set[StreamWindow] = set()
         """Windows of streams that are kept, while nothing is open on them."""
         self._is_leaving = False
+        for half in halves.values():
+            if isinstance(half, OpensLines):
+                half.open_stream = self.Open
 
     def serve(self, server: grpc.aio.Server) -> None:
         """As the generated code would, but that pieces are bytes already."""
@@ -101,7 +105,7 @@ class KvTransferServicer:
 
     async def Open(
         self, messages: AsyncIterator[pb.OpenMessage], context: ServicerContext
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         window, opening = StreamWindow(), await anext(messages, None)
         old_at = monotonic() + MAX_AGE_S
         try:

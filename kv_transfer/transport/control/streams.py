@@ -5,7 +5,8 @@ next.
                  `- anything else: closed                                  `- IDLE_S: closed
 
 Opening a stream costs several times what a message on it does. A stream that broke while idle is
-replaced; one that breaks in use cuts its transfer, which its receiver opens again.
+replaced; one that breaks in use cuts its transfer, which its receiver opens again. A stream is a
+gRPC call, or goes through the sender's own socket where it has one (`socket_lines.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
@@ -32,10 +33,23 @@ MAX_IDLE = 64
 SERVICE = pb.DESCRIPTOR.services_by_name["KvTransfer"].full_name
 
 
+class Door(Protocol):
+    """Another way to an incarnation of a sender than gRPC."""
+
+    @property
+    def name(self) -> str:
+        """No other door's, and no address."""
+
+    async def call(self) -> Any | None:
+        """A stream through it, which behaves as gRPC's; None where it is shut."""
+
+
 class ControlStream:
     """One stream. Belongs to one event loop."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, way: str) -> None:
+        """`way`: the address, or the door's name."""
+        self.way = way
         self._call = call
         # Not `call.read`: behind a write that failed it no longer tells why the stream ended.
         self._messages: AsyncIterator[bytes] = aiter(call)
@@ -78,20 +92,20 @@ class ControlStreams:
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
         self._idle: dict[str, deque[tuple[ControlStream, asyncio.TimerHandle]]] = {}
-        """Idle lines by address; the one used last is last."""
+        """Idle lines by their way; the one used last is last."""
 
     @property
     def num_idle(self) -> int:
         return sum(map(len, self._idle.values()))
 
     async def begin(
-        self, address: str, opening: pb.OpenMessage
+        self, address: str, opening: pb.OpenMessage, door: Door | None = None
     ) -> tuple[ControlStream, bytes | None]:
         """A stream on which a transfer is open now, and P's first message.
 
         Raises AioRpcError.
         """
-        while (line := self._take(address)) is not None:
+        while (line := self._take(address if door is None else door.name)) is not None:
             try:
                 if (message := await _opened(line, opening)) is not None:
                     return line, message
@@ -101,43 +115,49 @@ class ControlStreams:
                 if type(error_from_status(error, address, self._channels)) is not TransferCut:
                     raise
             line.close()  # it ended while nothing was open on it
-        call: Any = self._channels.to(address).stream_stream(
-            f"/{SERVICE}/Open", request_serializer=pb.OpenMessage.SerializeToString
-        )()
-        line = ControlStream(call)
+        line = await self._new(address, door)
         return line, await _opened(line, opening)
 
-    def keep(self, address: str, line: ControlStream) -> None:
+    async def _new(self, address: str, door: Door | None) -> ControlStream:
+        call = None if door is None else await door.call()
+        if door is not None and call is not None:
+            return ControlStream(call, door.name)
+        streaming: Any = self._channels.to(address).stream_stream(
+            f"/{SERVICE}/Open", request_serializer=pb.OpenMessage.SerializeToString
+        )
+        return ControlStream(streaming(), address)
+
+    def keep(self, line: ControlStream) -> None:
         """Keep a line for the next transfer, unless it has ended, or there are too many."""
         if not line.is_quiet:
             line.close()
             return
-        closing = asyncio.get_running_loop().call_later(IDLE_S, self._close_oldest, address)
-        idle = self._idle.setdefault(address, deque())
+        closing = asyncio.get_running_loop().call_later(IDLE_S, self._close_oldest, line.way)
+        idle = self._idle.setdefault(line.way, deque())
         idle.append((line, closing))
         if len(idle) > MAX_IDLE_EACH:
-            self._close_oldest(address)
+            self._close_oldest(line.way)
         elif self.num_idle > MAX_IDLE:
             self._close_oldest(next(iter(self._idle)))
 
-    def _take(self, address: str) -> ControlStream | None:
-        idle = self._idle.get(address, deque())
+    def _take(self, way: str) -> ControlStream | None:
+        idle = self._idle.get(way, deque())
         while idle:
             line, closing = idle.pop()
             closing.cancel()
             if not idle:
-                del self._idle[address]
+                del self._idle[way]
             if line.is_quiet:
                 return line
             line.close()
         return None
 
-    def _close_oldest(self, address: str) -> None:
-        idle = self._idle[address]
+    def _close_oldest(self, way: str) -> None:
+        idle = self._idle[way]
         line, closing = idle.popleft()
         closing.cancel()
         if not idle:
-            del self._idle[address]
+            del self._idle[way]
         line.close()
 
 

@@ -1,25 +1,12 @@
-"""What D must know of P's memory to read from it, and the tickets that name blocks of it.
-
-ticket   where in its block a view begins, how long it is; the blocks' numbers
-"""
+"""P's memory, as D must know it to read from it by itself."""
 
 from __future__ import annotations
 
-import struct
-
 import msgspec
 
-from baton.core.errors import TransferError
-from baton.kv_transfer.handoff.transport import LentPiece
+from baton.kv_transfer.transport.block_tickets import read_ticket
 from baton.kv_transfer.transport.control.client import Announced
 from baton.kv_transfer.transport.nixl.reads import Grid
-
-_SPAN = struct.Struct("<II")
-
-
-def ticket_of(piece: LentPiece) -> bytes:
-    span = _SPAN.pack(piece.block_offset, piece.num_bytes // len(piece.views))
-    return span + struct.pack(f"={len(piece.blocks)}I", *piece.blocks)
 
 
 class Arena(msgspec.Struct, frozen=True):
@@ -37,30 +24,16 @@ class Arena(msgspec.Struct, frozen=True):
     def where(self, announced: Announced) -> tuple[Grid, list[int]]:
         """The memory that the planes of a piece lie in, and which of its stretches the blocks are.
 
-        Raises TransferError for what is not in the arena.
+        Raises TransferCut for what is not in the arena.
         """
-        message = announced.message
-        try:
-            offset, size = _SPAN.unpack_from(message.ticket)
-            blocks = memoryview(message.ticket)[_SPAN.size :].cast("I")
-        except (struct.error, TypeError) as error:
-            raise TransferError(f"a ticket that cannot be read: {error}") from error
-        first, stop = message.plane, message.plane + announced.num_planes
-        is_inside = (
-            len(blocks) == message.num_blocks > 0
-            and size > 0
-            and first < stop <= len(self.planes)
-            and {*self.block_bytes[first:stop]} == {self.block_bytes[first]}
-            and offset + size <= self.block_bytes[first]
-            and max(blocks) < self.num_blocks
-        )
-        if not is_inside:
-            raise TransferError("a ticket for what is not in the sender's memory")
+        ticket = read_ticket(announced, num_blocks=self.num_blocks, block_bytes=self.block_bytes)
+        first = announced.message.plane
+        stop = first + announced.num_planes
         first_alike, stop_alike = self._alike(first)
         grid = Grid(
-            starts=tuple(start + offset for start in self.planes[first_alike:stop_alike]),
+            starts=tuple(start + ticket.offset for start in self.planes[first_alike:stop_alike]),
             count=self.num_blocks,
-            size=size,
+            size=ticket.size,
             stride=self.block_bytes[first],
             mem_type=self.mem_type,
             device=self.device,
@@ -68,7 +41,7 @@ class Arena(msgspec.Struct, frozen=True):
         rows = range(
             (first - first_alike) * self.num_blocks, (stop - first_alike) * self.num_blocks
         )
-        return grid, [row + block for row in rows[:: self.num_blocks] for block in blocks]
+        return grid, [row + block for row in rows[:: self.num_blocks] for block in ticket.blocks]
 
     def _alike(self, plane: int) -> tuple[int, int]:
         """The planes around this one whose blocks are as long: one grid serves all of them."""

@@ -37,10 +37,11 @@ from baton.core.ids import Epoch
 from baton.core.kv_arena import KvArena
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import LentPiece, Parcel
+from baton.kv_transfer.transport.block_tickets import ticket_of
 from baton.kv_transfer.transport.control.ahead import ahead
 from baton.kv_transfer.transport.control.client import Announced, ControlClient
 from baton.kv_transfer.transport.daemon import DaemonThread
-from baton.kv_transfer.transport.nixl.arena import Arena, ticket_of
+from baton.kv_transfer.transport.nixl.arena import Arena
 from baton.kv_transfer.transport.nixl.buffers import BuffersInUse, bind_thread, place_of
 from baton.kv_transfer.transport.nixl.reads import (
     Agent,
@@ -235,7 +236,7 @@ class NixlSending:
         self._agent: Agent | None = None
 
     async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
-        return Parcel(ticket=ticket_of(piece))
+        return Parcel(ticket=ticket_of(piece).pack())
 
     async def meet(self, receiver_epoch: Epoch, payload: bytes) -> bytes:
         if self._introduction is None:

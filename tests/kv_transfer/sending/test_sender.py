@@ -93,6 +93,43 @@ def test_blocks_outlive_the_request_that_computed_them_until_the_ack() -> None:
     assert prefill.sender.lease_ids == frozenset()
 
 
+def withheld(prefill: PrefillReplica) -> list[str]:
+    """Compute all of it, to be shown later, and let its request end. Who waits is told here."""
+    told: list[str] = []
+    prefill.sender.when_changed(TRANSFER, lambda: told.append("changed"))
+    prefill.sender.publish = prefill.sender.withhold  # type: ignore[method-assign]
+    prefill.compute()
+    prefill.finish()
+    return told
+
+
+def test_what_is_withheld_outlives_its_request_and_is_read_when_it_is_shown() -> None:
+    prefill = granted()
+    stream, told = opened(prefill), withheld(prefill)
+    assert prefill.sender.begin_read(stream) == []
+    assert (told, prefill.audit().leased) == ([], 6)
+
+    prefill.sender.show(TRANSFER)
+    prefill.sender.show(TRANSFER)  # nothing new
+
+    spans = [span_of(reading) for reading in prefill.sender.begin_read(stream)]
+    assert (told, spans) == (["changed"], [(0, 0, 6), (1, 0, 6)])
+    assert prefill.audit().violations == ()
+
+
+def test_what_is_withheld_is_never_shown_of_a_transfer_that_was_given_up() -> None:
+    prefill = granted()
+    stream, told = opened(prefill), withheld(prefill)
+
+    prefill.sender.abort(TRANSFER, "its outputs were not finite")
+    prefill.sender.show(TRANSFER)
+
+    with pytest.raises(TransferAborted, match="not finite"):
+        prefill.sender.begin_read(stream)
+    assert (told, prefill.audit().leased) == (["changed"], 0)
+    assert prefill.audit().violations == ()
+
+
 def test_a_read_sees_what_lies_beyond_its_cursor_and_no_more_than_its_share() -> None:
     prefill = granted(SenderConfig(max_blocks_per_read=3))
     prefill.compute(num_tokens=20)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from tests.kv_transfer.transport.nixl.test_nixl import Handle, ObedientAgent, So
 from baton.core.errors import TransferCut, TransportFailed
 from baton.core.ids import Epoch, TransferId
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer
+from baton.kv_transfer.transport.block_tickets import BlockTicket
 from baton.kv_transfer.transport.control.client import Announced, ControlClient
 from baton.kv_transfer.transport.nixl import buffers as nixl_buffers
 from baton.kv_transfer.transport.nixl import nixl
@@ -52,7 +52,7 @@ class Announcing:
     ) -> AsyncGenerator[Announced, None]:
         told = self.streams.setdefault(request.transfer_id, asyncio.Queue())
         while (error := await told.get()) is None:
-            ticket = struct.pack("<II", 0, 1000) + struct.pack("=I", 0)
+            ticket = BlockTicket(0, 1000, [0]).pack()
             message = pb.KvPiece(num_blocks=1, ticket=ticket)
             yield Announced(message=message, data=memoryview(b""), take=lambda: None)
         raise error
