@@ -32,9 +32,10 @@ class CachePlan:
     max_model_len: int
     """Tokens of prompt and output together that the model serves."""
     max_drafted: int = 0
-    """This and the next two: see `PassLimits`."""
+    """This and the next three: see `PassLimits`."""
     max_run: int = 1
     graph_sizes: tuple[GraphSize, ...] | None = None
+    mixed_sizes: tuple[int, ...] | None = None
 
     @property
     def limits(self) -> PassLimits:
@@ -51,6 +52,7 @@ class CachePlan:
             max_run=min(self.max_run, longest),
             micro_batch_tokens=self.scheduler.micro_batch_tokens,
             graph_sizes=self.graph_sizes,
+            mixed_sizes=self.mixed_sizes,
         )
 
     @property
@@ -114,7 +116,7 @@ def plan_cache(
         left_bytes,
     )
     memory_bytes = int(left_bytes * config.cache.memory_fraction)
-    plan = replace(plan, graph_sizes=passes.graph_sizes)
+    plan = replace(plan, graph_sizes=passes.graph_sizes, mixed_sizes=passes.mixed_sizes)
     return plan.with_blocks(_num_blocks(config.cache, own, memory_bytes))
 
 

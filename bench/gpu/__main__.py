@@ -99,8 +99,10 @@ def _timings(report: Report, device: str) -> list[Callable[[], None]]:
         )
         report.rows.append(bench.decode(1, 2048, ceilings))
         report.rows.append(bench.decode(64, 2048, ceilings))
+        report.rows += bench.mixed(32, 2048, 96, ceilings)
         report.rows.append(bench.prefill(8192, ceilings))
         report.notes.append(f"graphs: {bench.runner.graphs and bench.runner.graphs.sizes}")
+        report.notes.append(f"of prompts: {bench.runner.mixed and bench.runner.mixed.sizes}")
         report.weight_bytes = bench.weight_bytes
 
     def llama_70b() -> None:

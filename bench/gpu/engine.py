@@ -166,6 +166,29 @@ class EngineBench:
             (self.weight_bytes + kv_bytes) / ceilings.bytes,
         )
 
+    def mixed(
+        self, num_decoding: int, context: int, num_tokens: int, ceilings: Ceilings
+    ) -> list[Row]:
+        """A prompt beside requests that decode, in a graph if there is one, and without."""
+        needed = self._layout.num_blocks_for(context)
+        own = range(self._layout.num_blocks_for(num_tokens))
+        stride = (self._num_blocks - len(own)) // num_decoding
+        firsts = [len(own) + row * stride for row in range(num_decoding)]
+        chunks = [Chunk([token % 1000 for token in range(num_tokens)], 0, own, 1)]
+        chunks += [Chunk((7,), context - 1, range(at, at + needed), 1) for at in firsts]
+        kv_bytes = float(num_decoding * needed * self._layout.block_bytes)
+        by_memory = (self.weight_bytes + kv_bytes) / ceilings.bytes
+        num_flops = 2.0 * self.num_weights * (num_tokens + num_decoding)
+        least = max(by_memory, num_flops / ceilings.bf16)
+        name = f"{self._name}, prompt of {num_tokens} beside {num_decoding} x {context}"
+        rows = [Row(name, self._seconds(lambda: self._step(chunks)), least)]
+        graphs, self.runner.mixed = self.runner.mixed, None
+        rows.append(
+            Row(f"{name}, without graphs", self._seconds(lambda: self._step(chunks)), least)
+        )
+        self.runner.mixed = graphs
+        return rows
+
     def prefill(self, num_tokens: int, ceilings: Ceilings) -> Row:
         blocks = range(self._layout.num_blocks_for(num_tokens))
         chunks = [Chunk([token % 1000 for token in range(num_tokens)], 0, blocks, 1)]

@@ -56,6 +56,8 @@ class PassLimits:
     """Least of a piece of a pass, where passes go through the stages of a pipeline in pieces."""
     graph_sizes: tuple[GraphSize, ...] | None = None
     """The passes that are captured on a GPU. None: all there may be."""
+    mixed_sizes: tuple[int, ...] | None = None
+    """Tokens of passes with prompts that are captured there, likewise."""
 
     @property
     def max_logits(self) -> int:
@@ -152,15 +154,21 @@ class StaticBatch:
                 return False
         return num_tokens <= limits.max_tokens
 
-    def fill(self, chunks: Sequence[Chunk], output_rows: Sequence[int] | None = None) -> Batch:
-        """Lay chunks end to end. Outputs are of `output_rows`, where they are given, else of the
-        last tokens of each chunk. Raises ValueError if one is longer than its blocks, or all of
-        them are more than fits."""
+    def fill(
+        self,
+        chunks: Sequence[Chunk],
+        output_rows: Sequence[int] | None = None,
+        num_requests: int = 0,
+    ) -> Batch:
+        """Lay chunks end to end, and behind them requests without tokens, until there are
+        `num_requests`. Outputs are of `output_rows`, where they are given, else of the last tokens
+        of each chunk. Raises ValueError if one is longer than its blocks, or all of them are more
+        than fits."""
         filled, self._filled = self._filled, None
         if filled is not None and filled.is_before(chunks):
             batch = self._fill_next(filled)
         else:
-            batch = self._fill_anew(chunks, output_rows)
+            batch = self._fill_anew(chunks, output_rows, num_requests)
         if isinstance(chunks, Decoding):
             self._filled = _Turn(chunks, chunks.turn, batch)
         return batch
@@ -192,7 +200,9 @@ class StaticBatch:
             ),
         )
 
-    def _fill_anew(self, chunks: Sequence[Chunk], wanted: Sequence[int] | None) -> Batch:
+    def _fill_anew(
+        self, chunks: Sequence[Chunk], wanted: Sequence[int] | None, num_requests: int
+    ) -> Batch:
         if not self.fits(chunks):
             raise ValueError(f"a pass of {len(chunks)} requests is larger than {self.limits}")
         tokens, positions, output_rows = array("q"), array("q"), array("q")
@@ -216,21 +226,26 @@ class StaticBatch:
             self._tables.write(request, blocks[:num_blocks])
             width = max(width, num_blocks)
             max_query_len = max(max_query_len, query_len)
+        lanes = array("q", [chunk.lane for chunk in chunks])
+        without_tokens = max(0, num_requests - len(chunks))
+        starts.extend([starts[-1]] * without_tokens)
+        for words in (context_lens, lanes):
+            words.extend([0] * without_tokens)
         return Batch(
             tokens=_written(self._tokens, tokens),
             output_rows=_written(
                 self._output_rows, output_rows if wanted is None else array("q", wanted)
             ),
             sequences=Sequences(
-                num_requests=len(chunks),
+                num_requests=len(context_lens),
                 positions=_written(self._positions, positions),
                 query_starts=_written(self._query_starts, starts),
                 context_lens=_written(self._context_lens, context_lens),
-                block_tables=self._tables.view(len(chunks), width),
+                block_tables=self._tables.view(len(context_lens), width),
                 block_size=self._block_size,
                 max_query_len=max_query_len,
                 max_context_len=max(context_lens),
-                lanes=_written(self._lanes, array("q", [chunk.lane for chunk in chunks])),
+                lanes=_written(self._lanes, lanes),
             ),
         )
 

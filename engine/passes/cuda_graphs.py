@@ -13,8 +13,9 @@ A pass of fewer requests than its graph is made up with rows that stand for nobo
 the first positions of the spare block, which no pool counts, so that what they write is nobody's. A
 request of fewer tokens than its graph's is made up with more of them (-), as if they were drafts
 that nobody will keep: what they write lies behind all that is known of it, in blocks that it alone
-has, or in the spare block where it has none; and no token before them sees it. Everything else
-(prompts, more requests or drafts than were captured) runs as the model is written.
+has, or in the spare block where it has none; and no token before them sees it. Passes with prompts
+have graphs of their own (`baton.engine.passes.mixed_graphs`); more requests or drafts than were
+captured run as the model is written.
 
 Which sizes there are follows from what graphs cost, which is tried before KV takes its memory: as
 many as MAX_GRAPH_BYTES hold (`baton.engine.passes.graph_sizes`). All share one pool of memory, the
@@ -36,7 +37,7 @@ from torch import Tensor
 
 from baton.engine.batch.batch import Batch, Chunk, ignore_layer
 from baton.engine.batch.decoding import Decoding
-from baton.engine.batch.static_batch import GraphSize, StaticBatch
+from baton.engine.batch.static_batch import GraphSize, PassLimits, StaticBatch
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh.ranks import ALONE, Ranks
 from baton.engine.models.skeleton.decoder import Decoder
@@ -74,10 +75,8 @@ class DecodeGraphs:
         self.taps = taps
         self._batch = batch
         self._block_size = cache.layout.block_size
-        self.max_context = batch.limits.max_blocks * self._block_size
+        self.max_context = max_context_of(model, batch.limits, cache)
         """Tokens of a request, those made up behind it included."""
-        if model.positions is not None:
-            self.max_context = min(self.max_context, model.positions.size)
         self._spare_block = spare_block
         self._capture = capture
         self._graphs: dict[GraphSize, tuple[Graph, Outputs]] = {}
@@ -175,6 +174,12 @@ class DecodeGraphs:
         return Chunk([*tokens, *[0] * (run - len(tokens))], start, blocks, run, lane)
 
 
+def max_context_of(model: Decoder, limits: PassLimits, cache: KvCache) -> int:
+    """Tokens of a request that a graph over such a batch may have."""
+    longest = limits.max_blocks * cache.layout.block_size
+    return longest if model.positions is None else min(longest, model.positions.size)
+
+
 def nobody(run: int, spare_block: int, block_size: int) -> Chunk:
     """The chunk of a request that is none, of `run` tokens."""
     return Chunk((0,) * run, 0, (spare_block,) * -(-run // block_size), run)
@@ -199,7 +204,7 @@ def run_of(
     taps: Taps | None,
 ) -> Callable[[], Outputs]:
     """A pass of so many requests, each as long as any may become."""
-    batch = _as_long_as_may_be(static.fill(chunks), static)
+    batch = as_long_as_may_be(static.fill(chunks), static)
     own = None if taps is None else Taps(taps.layers)
 
     def run() -> Outputs:
@@ -209,7 +214,7 @@ def run_of(
     return run
 
 
-def _as_long_as_may_be(batch: Batch, static: StaticBatch) -> Batch:
+def as_long_as_may_be(batch: Batch, static: StaticBatch) -> Batch:
     """Grids that follow from lengths then fit all passes; what is beyond a context ends at once."""
     sequences, max_blocks = batch.sequences, static.limits.max_blocks
     tables = sequences.block_tables

@@ -31,7 +31,7 @@ def disagreement(
     Raises InvalidConfig if several ranks cannot launch a pass, and RanksApart: nothing more is
     launched then, for devices may wait for each other.
     """
-    past = _blocks_of_past(graphs, cache)
+    past = past_of(graphs.max_context, cache)
     try:
         reason = _difference(graphs, model, cache, past, spare_block, ranks)
     except RanksApart:
@@ -58,7 +58,7 @@ def _difference(
     """No size is left out once one is wrong: other ranks compute them, too."""
     taps, reason = graphs.taps, ""
     with launched_by_all(ranks):
-        _write(past, model, cache)
+        write_past(past, model, cache)
     for size in _checked(graphs.sizes):
         with launched_by_all(ranks):
             most = (graphs.max_context - size.run) // cache.layout.block_size
@@ -71,7 +71,7 @@ def _difference(
             wanted: Tensor = model(batch, cache.layers, ignore_layer, taps)
             expected = (wanted, model.logits(wanted), *(() if taps is None else taps.found))
         with tried_by_all(ranks):
-            if not all(map(_agree, found, expected)):
+            if not all(map(agree, found, expected)):
                 reason = (
                     f"the graph of {size.num_requests} requests of {size.run} tokens gave "
                     "something else than the model"
@@ -90,13 +90,13 @@ def _checked(sizes: Sequence[GraphSize]) -> list[GraphSize]:
     ]
 
 
-def _blocks_of_past(graphs: DecodeGraphs, cache: KvCache) -> range:
-    """The blocks of a context: half of those that there are, at most."""
-    num_wanted = -(-CHECKED_TOKENS // cache.layout.block_size)
-    return range(min(num_wanted, graphs.limits.max_blocks - 1, cache.num_blocks // 2))
+def past_of(max_context: int, cache: KvCache) -> range:
+    """The blocks of a context that others go on from: half of those that there are, at most."""
+    size = cache.layout.block_size
+    return range(min(-(-CHECKED_TOKENS // size), max_context // size - 1, cache.num_blocks // 2))
 
 
-def _write(past: range, model: Decoder, cache: KvCache) -> None:
+def write_past(past: range, model: Decoder, cache: KvCache) -> None:
     """Let the model compute that context."""
     if past:
         size = cache.layout.block_size
@@ -132,6 +132,6 @@ def _checked_rows(
     return rows + [nobody(size.run, spare_block, cache.layout.block_size)] * num_missing
 
 
-def _agree(found: Tensor, wanted: Tensor) -> bool:
+def agree(found: Tensor, wanted: Tensor) -> bool:
     limit = TOLERANCE * float(wanted.float().abs().max())
     return bool(((found.float() - wanted.float()).abs() <= limit).all())

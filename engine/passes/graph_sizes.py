@@ -2,9 +2,10 @@
 
     decode passes        1, 2, 4, 8 ... requests of one token
     drafts to verify     1, 2, 4, 8 ... requests of 2, 3, 5, 9 ... tokens, up to MAX_DRAFTED_ROWS
+    with prompts         32, 64, 96 ... tokens of any requests, up to MAX_MIXED_TOKENS
 
-Passes of few requests gain most of a graph: theirs are the last to go, and those with drafts go
-before any that decodes.
+Passes of few requests gain most of a graph: theirs are the last to go. Those with drafts go before
+any that decodes, and those with prompts before these.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ MAX_GRAPH_BYTES = 2 << 30
 MAX_DRAFTED_ROWS = 256
 """Tokens of a captured pass that verifies drafts: of more, products take longer than it takes to
 launch them one kernel at a time."""
+MAX_MIXED_TOKENS = 512
+"""Tokens of a captured pass with prompts: likewise."""
+MIXED_STEP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,20 @@ def sizes_within(
     return chosen + next(drafts, ())
 
 
+def all_mixed_sizes(limits: PassLimits) -> tuple[int, ...]:
+    """Tokens of passes with prompts, where memory limits nothing; fewest first. There are none
+    where a pass has so few that its attention would be another."""
+    return next(_mixed_sizes(limits), ())
+
+
+def mixed_sizes_within(limits: PassLimits, costs: GraphCosts, max_bytes: int) -> tuple[int, ...]:
+    """The sizes that fit. If not all do, the largest go."""
+    every = _mixed_sizes(limits)
+    return next(
+        (sizes for sizes in every if costs.of(list(map(GraphSize, sizes))) <= max_bytes), ()
+    )
+
+
 def graph_sizes(max_requests: int) -> tuple[int, ...]:
     """1, 2, 4, 8, then in steps of 8, of 16 from 64 on and of 32 from 256 on; the last of all."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_requests + 1, 32)]
@@ -112,6 +130,14 @@ def _draft_sizes(limits: PassLimits) -> Iterator[tuple[GraphSize, ...]]:
             ]
             yield tuple(sorted(sizes, key=lambda size: size.num_rows))
         max_rows //= 2
+
+
+def _mixed_sizes(limits: PassLimits) -> Iterator[tuple[int, ...]]:
+    """Fewer and fewer."""
+    most = min(MAX_MIXED_TOKENS, limits.max_tokens)
+    while most > MAX_RUN:
+        yield (*range(MIXED_STEP, most, MIXED_STEP), most)
+        most //= 2
 
 
 def _doubling_from(first: Sequence[int], last: int) -> tuple[int, ...]:

@@ -38,8 +38,13 @@ from baton.engine.mesh.attempt import said_by_all, tried_by_all
 from baton.engine.mesh.ranks import Ranks
 from baton.engine.models.skeleton.taps import Taps
 from baton.engine.passes.graph_capture import Capture, CudaCapture, free_bytes
-from baton.engine.passes.graph_sizes import MAX_GRAPH_BYTES, GraphCosts, sizes_within
-from baton.engine.passes.graph_start import try_graphs
+from baton.engine.passes.graph_sizes import (
+    MAX_GRAPH_BYTES,
+    GraphCosts,
+    mixed_sizes_within,
+    sizes_within,
+)
+from baton.engine.passes.graph_start import MIXED_ARE_SLOW, TriedCosts, try_graphs
 from baton.engine.passes.warm_up import warm_up_passes
 from baton.engine.sampling.sampler import draw
 from baton.engine.sampling.sampling_plan import SamplingPlan
@@ -59,6 +64,8 @@ class PassMemory:
     graph_bytes: int = 0
     graph_sizes: tuple[GraphSize, ...] = ()
     """The passes that are to be captured."""
+    mixed_sizes: tuple[int, ...] = ()
+    """Tokens of those with prompts that are."""
 
     @property
     def num_bytes(self) -> int:
@@ -155,7 +162,7 @@ def measure(
     if not loaded.model.is_capturable or cache.spare_block is None:
         return PassMemory(activation_bytes=activation_bytes)
     batch = StaticBatch(limits, layout.block_size, cache.device)
-    costs = try_graphs(
+    tried = try_graphs(
         loaded.model,
         cache,
         batch,
@@ -165,20 +172,37 @@ def measure(
         taps=taps,
         ranks=ranks,
     )
-    costs = _largest_of(costs, ranks)
-    sizes = () if costs is None else sizes_within(limits, costs)
-    if costs is not None and not sizes:
+    return _with_graphs(PassMemory(activation_bytes=activation_bytes), limits, tried, ranks)
+
+
+def _with_graphs(
+    passes: PassMemory, limits: PassLimits, tried: TriedCosts | None, ranks: Ranks
+) -> PassMemory:
+    """With as many graphs as their memory allows on all ranks; those with prompts in what the
+    others leave."""
+    decode = _largest_of(None if tried is None else tried.decode, ranks)
+    if decode is None:
+        return passes
+    sizes = sizes_within(limits, decode)
+    if not sizes:
         logger.warning(
             "decode passes run without graphs, which is slower: one would take %d bytes, and all "
             "may take %d",
-            costs.of((GraphSize(1),)),
+            decode.of((GraphSize(1),)),
             MAX_GRAPH_BYTES,
         )
-    return PassMemory(
-        activation_bytes=activation_bytes,
-        graph_bytes=0 if costs is None else costs.of(sizes),
-        graph_sizes=sizes,
-    )
+        return passes
+    num_bytes = decode.of(sizes)
+    passes = replace(passes, graph_bytes=num_bytes, graph_sizes=sizes)
+    mixed = _largest_of(None if tried is None else tried.mixed, ranks)
+    if mixed is None:
+        return passes
+    left = MAX_GRAPH_BYTES - num_bytes
+    mixed_sizes = mixed_sizes_within(limits, mixed, left)
+    if not mixed_sizes:
+        logger.warning(MIXED_ARE_SLOW, f"all are larger than the {left} bytes that are left")
+    num_bytes += mixed.of([GraphSize(size) for size in mixed_sizes])
+    return replace(passes, graph_bytes=num_bytes, mixed_sizes=mixed_sizes)
 
 
 def _largest_of(costs: GraphCosts | None, ranks: Ranks) -> GraphCosts | None:

@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer, make_batch
-from baton.engine.batch.static_batch import GraphSize, StaticBatch
+from baton.engine.batch.static_batch import StaticBatch
 from baton.engine.blocks.block_bytes import EngineCache
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.layers.moe import MoeFeedForward
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.models.config.info import ModelInfo
 from baton.engine.models.skeleton.taps import Taps
-from baton.engine.passes.cuda_graphs import DecodeGraphs
-from baton.engine.passes.graph_start import capture_decoding
+from baton.engine.passes.graph_start import PassGraphs, capture_passes
 from baton.engine.passes.taped_model import record
 from baton.engine.sharding.expert_balancer import ExpertBalancer
 
@@ -48,7 +47,7 @@ class ModelRunner:
     """A loaded model and the cache it writes to, on one device.
 
     On a CPU its passes are played from a tape, where that gives the same as the model itself; on a
-    GPU those that decode, or verify drafts, are graphs.
+    GPU those that decode, verify drafts or have short prompts are graphs.
     """
 
     needs_others_to_tap: ClassVar[bool] = False
@@ -75,11 +74,12 @@ class ModelRunner:
         mesh, engine = self.groups.mesh, self.groups.engine
         # What ranks say to each other is on no tape; in a graph all of them say it at once.
         self.taped = record(loaded, cache, batch, taps) if mesh.has_whole_models else None
-        self.graphs = (
-            capture_decoding(loaded.model, cache, batch, taps, engine)
+        captured = (
+            capture_passes(loaded.model, cache, batch, taps, engine)
             if mesh.has_steady_passes
-            else None
+            else PassGraphs()
         )
+        self.graphs, self.mixed = captured.decode, captured.mixed
         self._taps = taps
         self.model = loaded.model
         """The model as it is written. What it computes may be played from the tape, or the
@@ -97,7 +97,9 @@ class ModelRunner:
             if self.taped is not None and self.taped.fits(chunks):
                 return self.taped.forward(self.taped.batch.fill(chunks), on_layer)
             if self.graphs is not None and (size := self.graphs.size_for(chunks)):
-                return self._replay(self.graphs, chunks, size, on_layer)
+                return self._told(self.graphs.forward(chunks, size), on_layer)
+            if self.mixed is not None and (num_tokens := self.mixed.size_for(chunks)):
+                return self._told(self.mixed.forward(chunks, num_tokens), on_layer)
             batch = make_batch(chunks, cache.layout.block_size, cache.device)
             hidden: Tensor = self.model(batch, self._layers, on_layer, self._taps)
         return hidden
@@ -131,11 +133,9 @@ class ModelRunner:
             made = None if self.graphs is None else self.graphs.logits_of(hidden)
             return self.model.logits(hidden) if made is None else made
 
-    def _replay(
-        self, graphs: DecodeGraphs, chunks: Sequence[Chunk], size: GraphSize, on_layer: OnLayer
-    ) -> Tensor:
-        """Too short to be stopped after each layer: they are told of afterwards."""
-        hidden = graphs.forward(chunks, size)
+    def _told(self, hidden: Tensor, on_layer: OnLayer) -> Tensor:
+        """The outputs of a pass that was too short to be stopped after each layer: they are told of
+        afterwards."""
         for layer in range(self.cache.layout.num_layers):
             on_layer(layer)
         return hidden

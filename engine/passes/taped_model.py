@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from baton.engine.batch.batch import Batch, Chunk, OnLayer, ignore_layer, make_batch
-from baton.engine.batch.decoding import Decoding
 from baton.engine.batch.static_batch import StaticBatch
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.models.skeleton.taps import Taps
+from baton.engine.passes.expanded import has_expanded
 from baton.kernels.cpu import operators
 from baton.kernels.cpu.operators import Pass
 from baton.kernels.cpu.tape import NUM_OUTPUTS, NUM_TOKENS, NotRecordable, Recorder, Tape
-from baton.kernels.latent_attention.latent_attention import MIN_EXPANDED, is_expanded_cheaper
+from baton.kernels.latent_attention.latent_attention import MIN_EXPANDED
 from baton.kernels.latent_attention.latent_heads import LatentShape
 
 logger = logging.getLogger(__name__)
@@ -48,18 +48,8 @@ class TapedModel:
     """What is told of the stream within the model, if anybody is."""
 
     def fits(self, chunks: Sequence[Chunk]) -> bool:
-        return self.batch.fits(chunks) and not self._is_expanded(chunks)
-
-    def _is_expanded(self, chunks: Sequence[Chunk]) -> bool:
-        """Whether the latents of any request are."""
-        latent, item_bytes = self.latent, self.forward_tape.result.itemsize
-        if latent is None or isinstance(chunks, Decoding):
-            return False
-        return any(
-            is_expanded_cheaper(latent, query_len, chunk.start + query_len, item_bytes)
-            for chunk in chunks
-            if (query_len := len(chunk.tokens)) >= MIN_EXPANDED
-        )
+        item_bytes = self.forward_tape.result.itemsize
+        return self.batch.fits(chunks) and not has_expanded(chunks, self.latent, item_bytes)
 
     def forward(self, batch: Batch, on_layer: OnLayer = ignore_layer) -> Tensor:
         """As the model's, of a pass that lies in `batch`.

@@ -6,7 +6,8 @@ several                   paged_prefill_gpu.py     tiles of queries
 MIN_TOKENS or more        library_prefill_gpu.py   where the library knows the kind of attention
 
 So drafts that are verified beside prompts are attended as these are: such a pass is bound by
-arithmetic.
+arithmetic. One that is captured is not, and its few tokens may be the end of a long context: there
+MAX_RUN or fewer are read in splits whoever is beside them, and the rest in tiles.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ def paged_attention(
         paged_decode(q, out, cache, sequences, rules)
         return out
     longest = sequences.max_query_len
+    if sequences.is_captured:
+        paged_decode(q, out, cache, sequences, rules)
+        paged_prefill(q, out, cache, sequences, rules, longest, shortest=MAX_RUN + 1)
+        return out
     if library_prefill.takes(q, cache.num_kv_heads, sequences, rules):
         library_prefill.library_prefill(q, out, cache, sequences, rules)
         longest = library_prefill.MIN_TOKENS - 1

@@ -93,12 +93,14 @@ def paged_decode(
     is_fixed: bool = False,
 ) -> None:
     """Fill `out` [T, N, H] at the tokens of all requests with MAX_RUN or fewer in a pass where none
-    has more; else at those of requests with one.
+    has more, or that is captured; else at those of requests with one.
 
     `is_fixed`: splits are of `keys_a_split`, tiles those of MAX_RUN tokens, and all that splits
     give is merged, one after the other: a row then has the same bits in any pass.
     """
-    longest = sequences.max_query_len if sequences.max_query_len <= MAX_RUN else 1
+    longest = sequences.max_query_len
+    if longest > MAX_RUN:
+        longest = MAX_RUN if sequences.is_captured else 1
     num_requests, num_heads = sequences.num_requests, q.shape[1]
     group = num_heads // cache.num_kv_heads
     split = split_keys(sequences) if keys_a_split is None else keys_a_split

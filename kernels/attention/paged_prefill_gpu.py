@@ -62,8 +62,9 @@ def paged_prefill(
     sequences: Sequences,
     rules: ScoringRules,
     longest: int,
+    shortest: int = 2,
 ) -> None:
-    """Fill `out` [T, N, H] at the tokens of all requests with 2 to `longest` of them."""
+    """Fill `out` [T, N, H] at the tokens of all requests with `shortest` to `longest` of them."""
     tiling = Tiling.of(q.dtype, cache.column_tile)
     group = q.shape[1] // cache.num_kv_heads
     heads = min(group, MAX_HEADS)
@@ -76,7 +77,7 @@ def paged_prefill(
         cache.scales, *cache.scale_strides,
         sequences.block_tables, sequences.block_tables.stride(0),
         sequences.context_lens, sequences.query_starts, sequences.num_requests,
-        longest,
+        longest, shortest,
         rules.sinks, *rules.numbers(cache.width),
         GROUP=group, HEADS=heads, HEAD_TILES=head_tiles, TOKENS=tokens,
         WIDTH=cache.width, BLOCK_SIZE=cache.block_size, HAS_SCALES=cache.has_scales,
@@ -139,11 +140,11 @@ def _along(
     return acc, top, total
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_requests", "longest"])
+@triton.jit(do_not_specialize=["table_stride", "num_requests", "longest", "shortest"])
 def _attend_tiles(
     q, q_token_stride, q_head_stride, out, out_token_stride, out_head_stride,
     items, block_stride, head_stride, scales, scale_block_stride, scale_head_stride,
-    tables, table_stride, context_lens, query_starts, num_requests, longest,
+    tables, table_stride, context_lens, query_starts, num_requests, longest, shortest,
     sinks, scale, softcap, window,
     GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_TILES: tl.constexpr, TOKENS: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_SCALES: tl.constexpr,
@@ -156,7 +157,7 @@ def _attend_tiles(
     starts_at = tl.load(query_starts + request)
     num_tokens = (tl.load(query_starts + request + 1) - starts_at).to(tl.int32)
     done = (tile - (starts_at // TOKENS + request)).to(tl.int32) * TOKENS
-    if (done >= num_tokens) | (num_tokens < 2) | (num_tokens > longest):
+    if (done >= num_tokens) | (num_tokens < shortest) | (num_tokens > longest):
         return
     past = tl.load(context_lens + request).to(tl.int32) - num_tokens
     kv_head = tl.program_id(1) // HEAD_TILES

@@ -49,7 +49,7 @@ def latent_attention(
     scale: float,
 ) -> Tensor:
     """q [T, N, P + R], and its end rotated, q_rope [T, N, R] -> [T, N, V]."""
-    if sequences.max_query_len < MIN_EXPANDED:
+    if sequences.max_query_len < MIN_EXPANDED or sequences.is_captured:
         return absorbed(q, q_rope, weights, arena, sequences, scale)
     out, start = q.new_empty(*q.shape[:2], weights.heads.value_dim), 0
     for is_expanded, part in _parts(weights.heads, sequences, q.element_size()):

@@ -43,6 +43,9 @@ class Sequences:
     lanes: Tensor | None = None  # [R] int64
     """Where the open block of each is, in caches that have such
     (kernels/paging/int4_arena.py)."""
+    is_captured: bool = False
+    """Whether this is a graph of passes with prompts, in which requests of other lengths will lie:
+    nothing may follow from those that they have now."""
     on_written: Callable[[Tensor], None] | None = None
     """Called with the blocks of a layer when the new tokens are in them, and before anybody
     attends to them: others may have written some of the tokens that these see."""
@@ -63,7 +66,8 @@ class Sequences:
 
         Raises RuntimeError while a graph is captured: it would know these lengths for ever.
         """
-        if self.query_starts.is_cuda and torch.cuda.is_current_stream_capturing():
+        is_capturing = self.query_starts.is_cuda and torch.cuda.is_current_stream_capturing()
+        if self.is_captured or is_capturing:
             raise RuntimeError("what asks for the lengths of requests cannot be captured")
         if not self._lengths:
             starts = self.query_starts[: self.num_requests + 1]

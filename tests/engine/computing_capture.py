@@ -1,4 +1,4 @@
-"""CUDA's part in decode graphs: what was captured is computed again, into the same memory."""
+"""CUDA's part in graphs: what was captured is computed again, into the same memory."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from baton.engine.batch.static_batch import PassLimits, StaticBatch
 from baton.engine.models.skeleton.taps import Taps
 from baton.engine.passes.cuda_graphs import DecodeGraphs
 from baton.engine.passes.graph_capture import Outputs
+from baton.engine.passes.mixed_graphs import MixedGraphs, mixed_batch
 from baton.engine.passes.runner import ModelRunner
 
 
@@ -49,3 +50,16 @@ def graphs_of(
     batch = StaticBatch(limits, runner.cache.layout.block_size)
     capture = ComputingCapture() if capture is None else capture
     return DecodeGraphs(runner.model, runner.cache, batch, spare_block, capture, taps=taps)
+
+
+@torch.inference_mode()
+def mixed_graphs_of(
+    runner: ModelRunner,
+    limits: PassLimits,
+    spare_block: int,
+    capture: ComputingCapture | None = None,
+    taps: Taps | None = None,
+) -> MixedGraphs:
+    batch = mixed_batch(limits, runner.cache.layout.block_size)
+    capture = ComputingCapture() if capture is None else capture
+    return MixedGraphs(runner.model, runner.cache, batch, spare_block, capture, taps=taps)

@@ -140,9 +140,12 @@ def test_kv_gets_its_fraction_of_what_the_largest_pass_and_its_graphs_leave(
     assert plan.limits.graph_sizes == tuple(map(GraphSize, (1, 2, 4, 8, 12)))
     each_row = 1_000 // 6  # more than that its outputs cannot have taken
     of_others = 4 * (1_000 - 6 * each_row) + (1 + 2 + 4 + 8) * each_row
-    left = 1_000_000 - 200_000 - (50_000 + of_others)
+    assert plan.limits.mixed_sizes == (32, 40)
+    each_row = min(1_000 // 20, 4 * 64)
+    of_mixed = 1_000 + (1_000 - 20 * each_row) + 32 * each_row
+    left = 1_000_000 - 200_000 - (50_000 + of_others) - of_mixed
     assert plan.num_blocks == int(0.85 * left) // plan.layout.block_bytes
-    assert gpu.graphs.sizes == [12, 6]
+    assert gpu.graphs.sizes == [12, 6, 40, 20], "those with prompts while the others are there"
 
 
 def test_rows_of_drafts_are_drawn_from_where_the_largest_pass_is_tried(

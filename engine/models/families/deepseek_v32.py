@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -34,6 +35,9 @@ INDEXED, INDEXED_BEFORE = "indexed_attention", "deepseek_sparse_attention"
 
 class SparseDecoder(Decoder):
     """What a layer has chosen to attend to goes on to the next."""
+
+    is_mixed_capturable: ClassVar[bool] = False
+    """A graph would rank, for each of its tokens, as many keys as a request may ever have."""
 
     def __init__(self, config: ModelConfig) -> None:
         width, eps = config.hidden_size, config.norm_eps

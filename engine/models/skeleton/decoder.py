@@ -33,6 +33,8 @@ class Decoder(nn.Module):
 
     is_capturable: ClassVar[bool] = True
     """Whether a decode pass on a GPU does the same whatever the lengths of its requests."""
+    is_mixed_capturable: ClassVar[bool] = True
+    """Whether a pass with prompts does, and takes no longer for what lengths there might be."""
 
     def __init__(
         self,

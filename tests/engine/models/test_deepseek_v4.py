@@ -31,7 +31,7 @@ from baton.engine.checkpoint.load import load_model, read_config
 from baton.engine.layers.rope_scaling import YarnScaling
 from baton.engine.mesh.mesh import Mesh
 from baton.engine.models.registry import family_of
-from baton.engine.passes.graph_start import capture_decoding
+from baton.engine.passes.graph_start import PassGraphs, capture_passes
 from baton.engine.passes.pass_memory import PassMemory
 from baton.engine.sharding.cutting import share_of
 from baton.kernels.products.mxfp4 import VALUES
@@ -238,7 +238,7 @@ def test_a_model_that_looks_at_lengths_gets_no_graphs_and_it_is_said(
     cache: Any = SimpleNamespace(device=torch.device("cuda"), spare_block=8)
     limits = PassLimits(graph_sizes=PassMemory().graph_sizes)  # as planned for such a model
 
-    assert capture_decoding(loaded.model, cache, StaticBatch(limits, BLOCK_SIZE)) is None
+    assert capture_passes(loaded.model, cache, StaticBatch(limits, BLOCK_SIZE)) == PassGraphs()
     assert "decode passes run without graphs" in caplog.text
 
 

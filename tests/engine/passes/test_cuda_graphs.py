@@ -27,9 +27,11 @@ from baton.engine.passes.graph_check import disagreement
 from baton.engine.passes.graph_sizes import (
     MAX_DRAFTED_ROWS,
     GraphCosts,
+    all_mixed_sizes,
     all_sizes,
     costs_of,
     graph_sizes,
+    mixed_sizes_within,
     sizes_within,
 )
 from baton.engine.passes.graph_start import try_graphs
@@ -172,7 +174,7 @@ def test_what_graphs_cost_is_tried_with_the_largest_and_one_more(folder: Path) -
     capture = ComputingCapture()
     left = iter([1000, 900, 892])
 
-    costs = try_graphs(
+    tried = try_graphs(
         runner.model,
         runner.cache,
         StaticBatch(LIMITS, BLOCK_SIZE),
@@ -181,8 +183,9 @@ def test_what_graphs_cost_is_tried_with_the_largest_and_one_more(folder: Path) -
         lambda: next(left),
     )
 
-    assert costs == costs_of(100, GraphSize(6), 8, runner.info.num_logits * 4)
-    assert costs == GraphCosts(100, 6, 2, 2)
+    assert tried is not None and tried.mixed is None  # of so few tokens
+    assert tried.decode == costs_of(100, GraphSize(6), 8, runner.info.num_logits * 4)
+    assert tried.decode == GraphCosts(100, 6, 2, 2)
     assert capture.sizes == [6, 3]
 
 
@@ -206,6 +209,10 @@ def test_graphs_stay_within_their_budget_and_small_passes_keep_small_ones(
     sizes = sizes_within(limits, costs, max_bytes)
 
     assert costs.of(sizes) <= max_bytes
+    mixed = mixed_sizes_within(limits, costs, max_bytes)
+    of_mixed = costs.of(list(map(GraphSize, all_mixed_sizes(limits))))
+    assert costs.of(list(map(GraphSize, mixed))) <= max_bytes
+    assert of_mixed > max_bytes or mixed == all_mixed_sizes(limits)
     decodes = [size.num_requests for size in sizes if size.run == 1]
     assert all(b <= 2 * a for a, b in pairwise(decodes) if b > 8)
     assert decodes[:1] == ([1] if costs.of((GraphSize(1),)) <= max_bytes else [])

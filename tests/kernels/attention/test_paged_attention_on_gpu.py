@@ -121,6 +121,43 @@ def test_a_whole_prompt_alone_is_attended(num_tokens: int) -> None:
     torch.testing.assert_close(out, made.expected(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param(
+            {"items": torch.int8, "rules": ScoringRules(CAPPED, 6, torch.zeros(4))},
+            id="int8, with a window and sinks",
+        ),
+    ],
+)
+def test_a_graph_of_any_pass_attends_those_who_are_there(
+    kind: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few tokens at the end of a long context are read in splits; behind all are requests without
+    tokens."""
+    monkeypatch.setattr(decode, "ENOUGH_PROGRAMS", 4)
+    made = PagedPass([(1, 40), (17, 60), (5, 300), (2, 8), (7, 7)], entries=torch.int32, **kind)  # type: ignore[arg-type]
+    whole, nothing = made.sequences(), torch.zeros(3, dtype=torch.int64)
+    sequences = replace(
+        whole,
+        num_requests=8,
+        query_starts=torch.cat((whole.query_starts, nothing + len(made.q))),
+        context_lens=torch.cat((whole.context_lens, nothing)),
+        block_tables=torch.cat((whole.block_tables, whole.block_tables[:3])),
+        max_query_len=len(made.q),
+        max_context_len=2048,
+        is_captured=True,
+    )
+    rules = made.rules
+
+    out = paged_attention.paged_attention(
+        made.q, PagedCache.of(made.arena()), sequences, rules.window, rules.scoring, rules.sinks
+    )
+
+    torch.testing.assert_close(out, made.expected(), rtol=0, atol=ATOL[made.dtype])
+
+
 @pytest.mark.gpu
 @each_pass
 @each_kind

@@ -39,6 +39,7 @@ def test_steps_and_prompts_are_measured_beside_their_limits(is_narrow: bool) -> 
     with torch.inference_mode():
         bench = EngineBench("tiny", loaded, "cpu", max_requests=2)
         rows = [bench.decode(2, 40, CEILINGS), bench.prefill(50, CEILINGS)]
+        rows += bench.mixed(1, 40, 20, CEILINGS)
 
     weights = 2 * (128 * 256 + 128 * 128 + 3 * 128 * 128) + 64 * 128
     kept = weights * (1 if is_narrow else 2)

@@ -1,0 +1,98 @@
+"""Whether graphs of passes with prompts give what the model gives, asked once they are captured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from baton.engine.batch.batch import Chunk, ignore_layer, make_batch
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.mesh.attempt import RanksApart, said_by_all, tried_by_all
+from baton.engine.mesh.ranks import ALONE, Ranks
+from baton.engine.models.skeleton.decoder import Decoder
+from baton.engine.passes.graph_capture import launched_by_all
+from baton.engine.passes.graph_check import agree, past_of, write_past
+from baton.engine.passes.mixed_graphs import MixedGraphs
+
+LEFT_OUT = 3
+"""Tokens of a graph that no request has, where there are more."""
+
+
+def mixed_disagreement(
+    graphs: MixedGraphs, model: Decoder, cache: KvCache, ranks: Ranks = ALONE
+) -> str | None:
+    """What is wrong with the graphs of any rank: the smallest, one between and the largest, of a
+    request that decodes, a prompt that goes on and one that begins. The blocks that this takes are
+    zero again afterwards.
+
+    Raises InvalidConfig if several ranks cannot launch a pass, and RanksApart: nothing more is
+    launched then, for devices may wait for each other.
+    """
+    past = past_of(graphs.max_context, cache)
+    checked = [_requests(size, past, graphs, cache) for size in _checked(graphs.sizes)]
+    reason = ""
+    try:
+        with launched_by_all(ranks):
+            write_past(past, model, cache)
+        for chunks, size in zip(checked, _checked(graphs.sizes), strict=True):
+            if chunks and not _is_alike(graphs, model, cache, chunks, size, ranks):
+                reason = f"the graph of {size} tokens gave something else than the model"
+    except RanksApart:
+        raise
+    except RuntimeError as error:
+        reason = str(error)
+    written = {block for chunks in checked for chunk in chunks for block in chunk.blocks}
+    for block in {*past, *written}:
+        for plane in range(cache.layout.num_planes):
+            cache.clear_tail(block, plane, 0)
+    if all(said_by_all(ranks, not reason)):
+        return None
+    return reason or "those of another rank gave something else than the model"
+
+
+def _is_alike(
+    graphs: MixedGraphs,
+    model: Decoder,
+    cache: KvCache,
+    chunks: Sequence[Chunk],
+    size: int,
+    ranks: Ranks,
+) -> bool:
+    taps = graphs.taps
+    with launched_by_all(ranks):
+        hidden = graphs.forward(chunks, size)
+        found = (hidden, *(() if taps is None else taps.found))
+        # Of as many tokens: for others products may be split otherwise, and experts chosen.
+        padded = graphs.padded(chunks, size)
+        batch = make_batch(padded, cache.layout.block_size, cache.device)
+        wanted: Tensor = model(batch, cache.layers, ignore_layer, taps)
+        expected = (wanted, *(() if taps is None else taps.found))
+    is_alike = False
+    with tried_by_all(ranks):
+        is_alike = all(map(agree, found, expected))
+    return is_alike
+
+
+def _checked(sizes: Sequence[int]) -> list[int]:
+    return sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
+
+
+def _requests(size: int, past: range, graphs: MixedGraphs, cache: KvCache) -> list[Chunk]:
+    """As many of the three as there is room for: in blocks of their own behind the `past`, which
+    two of them share."""
+    block_size = cache.layout.block_size
+    half = past[: len(past) // 2]
+    left = size - 1 - size // 2
+    lengths = [(size // 2, half), (1, past), (left - LEFT_OUT if left > LEFT_OUT else left, ())]
+    chunks: list[Chunk] = []
+    first_own = len(past)
+    for length, shared in lengths[: graphs.max_requests]:
+        own = range(first_own, first_own + -(-length // block_size))
+        start = len(shared) * block_size
+        if length < 1 or own.stop > cache.num_blocks or start + length > graphs.max_context:
+            continue
+        first_own = own.stop
+        tokens = [1 + (length + place) % 5 for place in range(length)]
+        chunks.append(Chunk(tokens, start, (*shared, *own), min(length, 2)))
+    return chunks

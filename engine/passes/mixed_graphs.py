@@ -1,0 +1,163 @@
+"""Passes with prompts as CUDA graphs, one for each of a few numbers of tokens.
+
+    tokens of the pass         1 .. 32   33 .. 64   65 .. 96  ...      of any requests
+    graph that is replayed          32         64         96           captured at the start
+
+    a prompt and two that decode      a a1 a2 a3 | b | c
+    in a graph of 8 tokens            a a1 a2 a3 | b | c | 0 0 |  |  |      and so many requests
+    hidden states                     of the tokens that are wanted, then anything
+
+Tokens behind the last are a request of nobody, in the spare block; requests behind that one have no
+tokens. Kernels find out on the device which tokens are whose, so a graph does not know how they are
+shared among requests, nor how long these are. The head is not in it: how many rows it is asked for
+differs.
+
+A pass of so few tokens is computed in less time than it takes to launch it kernel by kernel; larger
+ones run as the model is written, and so does what would be computed in another form (latents that
+are expanded). `StaticBatch`, `Capture` and what ranks agree on are as for decode passes
+(`baton.engine.passes.cuda_graphs`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from baton.engine.batch.batch import Chunk, ignore_layer
+from baton.engine.batch.decoding import Decoding
+from baton.engine.batch.static_batch import PassLimits, StaticBatch
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.mesh.ranks import ALONE, Ranks
+from baton.engine.models.skeleton.decoder import Decoder
+from baton.engine.models.skeleton.taps import Taps
+from baton.engine.passes.cuda_graphs import FEW_ROWS, as_long_as_may_be, max_context_of, nobody
+from baton.engine.passes.expanded import has_expanded
+from baton.engine.passes.graph_capture import Capture, Graph, Outputs, captured
+from baton.engine.passes.graph_sizes import all_mixed_sizes
+
+logger = logging.getLogger(__name__)
+
+
+def mixed_batch(
+    limits: PassLimits, block_size: int, device: torch.device | str = "cpu"
+) -> StaticBatch:
+    """The batch that such graphs read: a row more, for nobody, and as many tokens as any has."""
+    most = max(all_mixed_sizes(limits), default=1)
+    limits = replace(limits, max_requests=limits.max_requests + 1, max_tokens=most)
+    return StaticBatch(limits, block_size, device)
+
+
+class MixedGraphs:
+    """Not thread-safe: there is one pass at a time."""
+
+    def __init__(  # noqa: PLR0913  # what a pass needs, who captures it, and who else does
+        self,
+        model: Decoder,
+        cache: KvCache,
+        batch: StaticBatch,
+        spare_block: int,
+        capture: Capture,
+        *,
+        taps: Taps | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """Capture graphs of the sizes that the limits of a `mixed_batch` name, the largest first;
+        those that not all `ranks` have memory for are left out.
+
+        Raises RuntimeError if there is none, or one cannot be captured at all; and what else
+        `captured` raises.
+        """
+        self.taps = taps
+        self.max_requests = batch.limits.max_requests - 1
+        self.max_context = max_context_of(model, batch.limits, cache)
+        self._batch = batch
+        self._latent = model.latent
+        assert cache.dtype is not None, "a model computes over it"
+        self._item_bytes: int = getattr(torch, cache.dtype).itemsize
+        self._spare_block = spare_block
+        self._block_size = cache.layout.block_size
+        self._capture = capture
+        self._graphs: dict[int, tuple[Graph, Outputs]] = {}
+        sizes = batch.limits.mixed_sizes
+        sizes = all_mixed_sizes(batch.limits) if sizes is None else sizes
+        sizes = tuple(size for size in sizes if size <= self.max_context)
+        for size in reversed(sizes):
+            run = mixed_run_of(model, cache, batch, size, spare_block, taps)
+            try:
+                self._graphs[size] = captured(capture, run, ranks)
+            except torch.OutOfMemoryError as error:
+                logger.warning("no memory for the graph of %d tokens with prompts: %s", size, error)
+        if not self._graphs:
+            raise RuntimeError("no memory for any graph of passes with prompts")
+        self.sizes = tuple(size for size in sizes if size in self._graphs)
+        """Tokens of the passes that there are graphs for; fewest first."""
+
+    def size_for(self, chunks: Sequence[Chunk]) -> int | None:
+        """The size of the graph for this pass, if there is one: that of the fewest tokens, unless
+        more would be made up than are nearly free."""
+        if isinstance(chunks, Decoding) or len(chunks) > self.max_requests:
+            return None
+        num_tokens = 0
+        for tokens, start, _, _, _ in chunks:
+            num_tokens += len(tokens)
+            if start + len(tokens) > self.max_context:
+                return None
+        size = next((size for size in self.sizes if size >= num_tokens), None)
+        if size is None or size > max(FEW_ROWS, num_tokens * 5 // 4):
+            return None
+        return None if has_expanded(chunks, self._latent, self._item_bytes) else size
+
+    def forward(self, chunks: Sequence[Chunk], size: int) -> Tensor:
+        """The hidden states [S, D], by the graph of that `size`."""
+        self._capture.await_upload()
+        num_outputs = self._fill(chunks, size)
+        self._capture.uploading()
+        graph, outputs = self._graphs[size]
+        graph.replay()
+        hidden, *tapped = [rows[:num_outputs] for rows in outputs]
+        if self.taps is not None and self.taps.is_on:
+            self.taps.found = tapped
+        return hidden
+
+    def padded(self, chunks: Sequence[Chunk], size: int) -> list[Chunk]:
+        """The pass of `size` tokens; nobody's have no outputs."""
+        padding = size - sum(len(chunk.tokens) for chunk in chunks)
+        made_up = [nobody(padding, self._spare_block, self._block_size)] if padding else []
+        return [*chunks, *(chunk._replace(num_outputs=0) for chunk in made_up)]
+
+    def _fill(self, chunks: Sequence[Chunk], size: int) -> int:
+        """How many outputs are somebody's: the first."""
+        rows: list[int] = []
+        stop = 0
+        for tokens, _, _, num_outputs, _ in chunks:
+            stop += len(tokens)
+            rows += range(stop - num_outputs, stop)
+        behind = [0] * (size - len(rows))
+        self._batch.fill(self.padded(chunks, size), [*rows, *behind], self.max_requests + 1)
+        return len(rows)
+
+
+def mixed_run_of(
+    model: Decoder,
+    cache: KvCache,
+    static: StaticBatch,
+    num_tokens: int,
+    spare_block: int,
+    taps: Taps | None,
+) -> Callable[[], Outputs]:
+    """A pass of so many tokens, of as many requests as there are rows, each as long as may be."""
+    chunks = [nobody(num_tokens, spare_block, cache.layout.block_size)]
+    batch = static.fill(chunks, [0] * num_tokens, static.limits.max_requests)
+    batch = as_long_as_may_be(batch, static)
+    batch = replace(batch, sequences=replace(batch.sequences, is_captured=True))
+    own = None if taps is None else Taps(taps.layers)
+
+    def run() -> Outputs:
+        hidden = model(batch, cache.layers, ignore_layer, own)
+        return (hidden, *(() if own is None else own.found))
+
+    return run
