@@ -76,7 +76,7 @@ class SenderCounters:
 
 @dataclass(slots=True, kw_only=True)
 class Offer:
-    """One transfer: what was promised to D, how much of it is there, who reads it."""
+    """One transfer: what was promised to D, how much of it is computed, which streams read it."""
 
     transfer_id: TransferId
     receiver_epoch: Epoch

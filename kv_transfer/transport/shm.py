@@ -234,7 +234,7 @@ async def _readable(connection: socket.socket) -> None:
 
 
 class ShmSending:
-    """P's half: gives the arena's file to those who were told how to ask for it."""
+    """P's half: gives the arena's file to peers that show the nonce they were given."""
 
     max_piece_bytes = 20 << 20
     carry = None
