@@ -103,7 +103,7 @@ class DecodeWorker:
 
     @property
     def num_open(self) -> int:
-        """Requests that have yet to leave, for whoever waits for the end of a drain."""
+        """Requests that have yet to leave, to wait for the end of a drain."""
         return max(self.num_requests, self.core.kv.lender.num_open)
 
     async def stop(self) -> None:

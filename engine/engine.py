@@ -74,9 +74,9 @@ class Engine:
         self.grammars = grammars
         """Grammar compiler for the tokens of this model; None if it cannot follow a grammar."""
         self.lockstep = lockstep
-        """To be kept whenever no step computes; None for an engine on its own."""
+        """Must be joined whenever a step computes nothing; None for an engine on its own."""
         self.speculation = speculation
-        """What drafts tokens for those who decode; None for one token a pass."""
+        """Drafts tokens for decoding requests; None: one token a pass."""
         self.stats = EngineStats()
         self.pool = BlockPool(
             runner.cache,
@@ -86,9 +86,9 @@ class Engine:
             clock=clock,
         )
         self.huge = runner.cache.huge if config.cache.huge_pages == "auto" else None
-        """What moves blocks onto huge pages, once whoever serves the engine starts it."""
+        """Moves blocks onto huge pages, once the owner of the engine starts it."""
         self.features = FeaturePlane.of(runner.cache, self.pool)
-        """What heads draft by, kept in the blocks for whoever has these next."""
+        """Features that draft heads read, kept in the blocks for later readers."""
         self._turn = DraftTurn(self.features, self._now)
         self.max_model_len = min(
             self.info.max_model_len,
@@ -133,7 +133,7 @@ class Engine:
 
     @property
     def is_starving(self) -> bool:
-        """Requests adopted now would keep one that waits from ever getting its blocks."""
+        """Whether adopting requests now would keep a waiting one from ever getting its blocks."""
         return self._scheduler.is_starving
 
     @property
@@ -191,7 +191,7 @@ class Engine:
         self._ahead.land()
 
     def step(self, hooks: StepHooks = ALONE) -> StepReport:
-        """Run one forward pass over what the scheduler picks; nothing runs if it picks nothing."""
+        """Run one forward pass over the chunks that the scheduler chooses, if any."""
         started_at, num_preempted = self.clock(), self._scheduler.num_preempted
         turn, is_in_flight = self._turn, self._ahead.lineup is not None
         drafts = turn.begin(self.speculation, self._scheduler, is_in_flight=is_in_flight)
@@ -235,7 +235,7 @@ class Engine:
         return report
 
     def _may_go_ahead(self, lineup: Lineup) -> bool:
-        """What is launched ahead is shown to nobody; what is in flight already was."""
+        """Whether to launch ahead: no drafter reads such a pass. One may be in flight already."""
         if self._ahead.lineup is not None:
             return True
         return not self._turn.is_read and self._ahead.takes(lineup, self.runner)
@@ -321,8 +321,7 @@ class Engine:
         return self.runner.logits(hidden) if len(hidden) else None
 
     def _count_computed(self, request: Request, num_tokens: int) -> None:
-        """Count `num_tokens` more known tokens as computed: their KV is in the cache, for whoever
-        asks."""
+        """Count `num_tokens` more known tokens as computed: their KV is in the cache."""
         before, size = request.num_computed, self.pool.layout.block_size
         request.num_computed = now = before + num_tokens
         request.num_run += num_tokens
@@ -354,7 +353,7 @@ class Engine:
         )
 
     def _discard(self, request: Request) -> None:
-        """Nobody may find what it computed, nor come upon it in a block that is used again."""
+        """Remove all that it computed, so that no look-up or reuse of a block finds it."""
         self._ahead.land()
         self.pool.forget(request.holder)
         self.pool.wipe(request.holder)  # what is not finite is in its blocks

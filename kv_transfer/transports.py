@@ -182,7 +182,7 @@ def buffer_bytes(names: Iterable[str]) -> int:
 
 
 def create_transport(name: str, parts: TransportParts) -> Transport:
-    """One of them, for whoever needs no other. Raises InvalidConfig for an unknown name."""
+    """One of the transports. Raises InvalidConfig for an unknown name."""
     return Transports(parts).get(name)
 
 

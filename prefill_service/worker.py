@@ -42,7 +42,7 @@ from baton.prefill_service.session import PrefillSession
 from baton.replica_core.replica_core import ReplicaCore, RoleHooks
 
 PROGRESS_S = 0.25
-"""How often those who wait for a first token hear that the engine advances."""
+"""How often callers that wait for a first token are told that the engine advances."""
 
 
 class PrefillWorker:
@@ -151,7 +151,7 @@ class PrefillWorker:
 
     @property
     def num_open(self) -> int:
-        """Requests that have yet to leave, for whoever waits for the end of a drain."""
+        """Requests that have yet to leave, to wait for the end of a drain."""
         return max(self.num_requests, self.core.kv.lender.num_open)
 
     async def stop(self) -> None:

@@ -159,7 +159,7 @@ class Answers:
         )
 
     def alone(self, asked: Question, replica: ReplicaView, source: Holding | None) -> Considered:
-        """What is known of one that computes the prompt, whoever else might."""
+        """What is known of the replica that computes the prompt, without the alternatives."""
         pool = asked.view.prefill if replica.info.role is Role.PREFILL else asked.view.decode
         one = pool.at(np.array([replica.place]))
         options = asked.options(one, self._policy)

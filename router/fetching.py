@@ -39,7 +39,7 @@ class Holder(NamedTuple):
 def held_by(
     replicas: PoolView, view: View, request: PlacementRequest, decode: ReplicaInfo | None
 ) -> Held:
-    """`decode`: who decodes what prefill replicas compute; None: whoever computes it."""
+    """`decode`: the replica that will decode; None: the one that computes the prompt."""
     tokens, rates = replicas.soon, view.rates
     handoff_s = None if decode is None else _handoffs_s(replicas, rates, request, decode)
     holder = _holder(view, request)

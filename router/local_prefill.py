@@ -80,8 +80,8 @@ def why_sooner_here(
 ) -> str:
     """Why `decode` should not wait for a prefill replica; empty: it should.
 
-    Where none of them answers, nobody waits. Computing it here holds up all that decode here, who
-    count as much as this request. `at_most_s`: what it takes at one of them.
+    If none of them answers, no prompt waits. Computing it here delays all requests that decode
+    here, which count as much as this request. `at_most_s`: what it takes at one of them.
     """
     here, there = decode.candidate, peers.candidates
     if there.are_all_overdue(now, OVERDUE_S):
@@ -101,7 +101,7 @@ def why_sooner_here(
 
 
 def here_s(here: Candidate, num_tokens: int, num_held: int, now: float) -> float:
-    """Seconds to the first token where the request decodes, and what others who decode there wait
+    """Seconds to the first token where the request decodes, and what others that decode there wait
     for its work: their steps are made anyway, so all of that but the steps."""
     work_s = here.speed.prefill_s(num_tokens, num_held)
     pace = here.speed.pace

@@ -42,13 +42,13 @@ class PlacementRequest:
 class Placement:
     decode: ReplicaInfo
     prompt: Prompt
-    """What is booked with who computes it."""
+    """What is booked with the replica that computes it."""
     prefill: tuple[ReplicaAddress, ...] = ()
     """Best first. Empty: the decode replica computes the prompt itself."""
     num_prefill_tokens: int = 0
-    """Tokens that whoever computes the prompt has to compute."""
+    """Tokens that the replica that computes the prompt has to compute."""
     source: ReplicaAddress | None = None
-    """The replica whose cache spares whoever computes the prompt a part of it."""
+    """The replica from whose cache a part of the prompt can be fetched."""
     reason: str
     considered: Sequence[Considered] = ()
     """The replicas that might have computed the prompt, best first: the first of them does."""
@@ -56,7 +56,7 @@ class Placement:
     """The cheapest of which are in `considered`."""
     decode_considered: Sequence[DecodeConsidered] = ()
     """The replicas that might have decoded it, best first: the first of them does. None of another
-    choice's neighbour, nor where the policy has chosen who computes and decodes."""
+    choice's neighbour, nor where the policy has chosen both replicas."""
     in_line_s: float = 0.0
     """How long the prompt stood in line."""
     foreseen_s: float = 0.0

@@ -152,7 +152,7 @@ class PrefillQueue:
             waiting.candidate.remove(waiting)
 
     def abandon(self, candidate: Candidate) -> tuple[Prompt, ...]:
-        """Nobody waits for it any more, who is returned: it is gone."""
+        """The candidate is gone: take the prompts that wait for it out of line, and return them."""
         left = tuple(waiting.prompt for waiting in candidate.waiting)
         for prompt in left:
             self.leave(prompt)
@@ -170,8 +170,8 @@ class PrefillQueue:
         candidate.sort()
 
     def _usable(self, waiting: Sequence[Waiting], candidate: Candidate) -> Sequence[int]:
-        """Leading tokens of each that it need not compute there: who was to fetch some of them for
-        another candidate can fetch them for this one."""
+        """Leading tokens of each that need not be computed there: those that could be fetched for
+        another candidate can be fetched for this one."""
         held = self._held_by([one.prompt for one in waiting], candidate)
         return [max(num_held, one.num_fetched) for num_held, one in zip(held, waiting, strict=True)]
 
@@ -188,8 +188,8 @@ class PrefillQueue:
         """The prompt in another's line that gains most, with what it costs all others taken off;
         of equals, the one before.
 
-        More work here than there delays everybody who waits. Those that would wait longest are
-        looked up first: nobody gains more than all of its wait.
+        More work here than there delays all waiting prompts. Those that would wait longest are
+        looked up first: no prompt gains more than all of its wait.
         """
         offered, busy_s = offers.found, candidate.busy_s(offers.now)
         crowd = len(self._waiting) / offers.num_candidates
@@ -221,7 +221,7 @@ def _was_asked(candidate: Candidate, now: float) -> bool:
 
 
 class _Offered(NamedTuple):
-    """Some of those who wait; a row for each."""
+    """Some of the waiting prompts; a row for each."""
 
     waiting: Sequence[Waiting]
     over_s: Numbers

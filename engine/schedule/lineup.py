@@ -99,7 +99,7 @@ class Lineup:
         return True
 
     def computed(self) -> None:
-        """The pass of the first turn that was not is over. Who left has nothing of it."""
+        """The pass of the first pending turn is over. Requests that left have nothing of it."""
         self.num_computed += 1
         running = Phase.RUNNING
         for request in self.requests:

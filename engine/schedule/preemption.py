@@ -10,7 +10,7 @@ from baton.engine.schedule.waiting_line import WaitingLine
 
 
 def will_free_blocks_for(tenant: str, running: Sequence[Request], supply: BlockSupply) -> bool:
-    """Whether somebody runs who will, by finishing, leave blocks that `tenant` may have."""
+    """Whether a running request will, by finishing, free blocks that `tenant` may have."""
     donors = supply.donors(tenant)
     return any(request.tenant in donors for request in running)
 

@@ -63,7 +63,7 @@ def _has_nothing(tenant: str | None) -> bool:
 
 
 class Scheduler:
-    """Decides from its queues and the pool alone; it knows neither time nor model."""
+    """Decides from its queues and the pool alone; knows neither time nor model."""
 
     def __init__(self, pool: BlockPool, config: SchedulerConfig, *, num_open: int = 1) -> None:
         """`num_open`: see `KvCache`."""
@@ -77,7 +77,7 @@ class Scheduler:
         self._running: list[Request] = []
         self._max_running = min(config.max_running, config.max_batch_tokens)
         self._lanes = list(range(self._max_running))
-        """Lanes that nobody runs in."""
+        """Free lanes."""
         self._adopted = WaitingLine()
         self._waiting = WaitingLine()
         self._over_share: set[Request] = set()
@@ -86,7 +86,7 @@ class Scheduler:
         self._lineup: Lineup | None = None
         self._lineup_chunks: list[ScheduledChunk] = []
         self._stuck_at: int | None = None
-        """`pool.num_releases` when nobody who waited could be admitted; None once they may."""
+        """`pool.num_releases` when no waiting request could be admitted; None once they may."""
         self._num_arrived = 0
         self._refused: dict[str, tuple[Request, int]] = {}
         """Each tenant's first request in `waiting` that did not fit, and `pool.num_releases`
@@ -102,13 +102,13 @@ class Scheduler:
 
     @property
     def is_starving(self) -> bool:
-        """Adopted requests take the blocks that the head of the queue needs: take in no more."""
+        """Whether adopted requests take blocks that the head of the queue needs: adopt no more."""
         head = self._head
         return head is not None and head.num_overtaken >= MAX_OVERTAKEN
 
     @property
     def lineup(self) -> Lineup | None:
-        """What the last step's chunks are one turn of, if they are of nothing else."""
+        """The lineup of which the last step's chunks are one turn, if they are nothing else."""
         return self._lineup
 
     @property
@@ -118,12 +118,12 @@ class Scheduler:
 
     @property
     def running(self) -> Sequence[Request]:
-        """The most urgent, and the oldest of those, first. Live."""
+        """Running requests by priority, then age. Live."""
         return self._running
 
     @property
     def joining(self) -> list[Request]:
-        """Adopted requests that may come in with the next step."""
+        """Adopted requests that may be admitted in the next step."""
         return list(islice(self._adopted, self._num_joining)) if self._may_admit else []
 
     def __iter__(self) -> Iterator[Request]:
@@ -148,8 +148,8 @@ class Scheduler:
     ) -> list[ScheduledChunk]:
         """Plan one forward pass: running requests first, then as many waiting ones as fit.
 
-        `reclaim` is asked for blocks before a request is preempted. Drafts have what then is left
-        of the pass, and of blocks as long as nobody waits for them.
+        `reclaim` is asked for blocks before a request is preempted. Drafts get the rest of the
+        pass, and blocks as long as no request waits for them.
         """
         self._reclaim = reclaim
         self.pool.supply.expire()  # so that who waits for blocks is tried again
@@ -172,10 +172,10 @@ class Scheduler:
         return chunks + admitted if admitted else chunks
 
     def go_ahead(self, drawn: Tensor) -> bool:
-        """Begin the turn after the one that is computed now, whose tokens are `drawn`.
+        """Begin the turn after the one that is being computed, whose tokens are `drawn`.
 
-        False if the next step may be of something else: another may come in, one of them has its
-        last token, or there are not blocks for all.
+        False if the next step may differ: another request may be admitted, one of them has its
+        last token, or there are not enough blocks.
         """
         self.pool.supply.expire()
         lineup = self._lineup
@@ -217,7 +217,7 @@ class Scheduler:
 
     def _tokens_to_decode(self) -> dict[Request, int]:
         """Tokens to run for each request that decodes, or is adopted and may be admitted now: all
-        that are pending, but everybody else who runs is left one."""
+        that are pending, as long as every other running request is left one."""
         joining, most = self.joining, self._most_decoded
         spare = self.config.max_batch_tokens - len(self._running) - len(joining)
         num_decoded: dict[Request, int] = {}
@@ -275,9 +275,9 @@ class Scheduler:
 
     @property
     def _is_stuck(self) -> bool:
-        """Nobody who waits could be admitted, and nothing came free since.
+        """Whether no waiting request could be admitted, and nothing has become free since.
 
-        With nobody running they are tried again and again: others than requests may give blocks.
+        With none running they are tried again and again: other holders may free blocks.
         """
         return bool(self._running) and self._stuck_at == self.pool.num_releases
 
@@ -318,7 +318,7 @@ class Scheduler:
     def _in_turn(self, queue: WaitingLine, *, is_pool_full: bool = False) -> Iterator[Request]:
         """The requests to try, one after the other as long as they do not fit.
 
-        Of each tenant the first; once the pool is full, whoever stays within what is kept for it.
+        The first of each tenant; once the pool is full, only tenants within their reserved share.
         """
         for head in queue.heads():
             request = queue.first_of(head.tenant)  # another, if it was preempted for one before it

@@ -52,7 +52,7 @@ class AdmissionQueue(Generic[T]):
         self._entry_by_request: dict[RequestId | None, Entry[_Waiter[T]]] = {}
 
     def reconfigure(self, max_waiting: int, weights: Mapping[str, float]) -> None:
-        """Whoever waits already stays, also if fewer may."""
+        """Requests that wait already stay, also if fewer may wait."""
         self._line.reconfigure(max_waiting, weights)
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class AdmissionQueue(Generic[T]):
 
     @property
     def wait_s(self) -> float:
-        """Seconds until a place, behind all who wait."""
+        """Seconds until a new request would be admitted, behind all that wait."""
         return self._line.wait_s(self._clock())
 
     def num_before(self, tenant: str, priority: int, due_in_s: float = UNHURRIED_S) -> int:
@@ -138,7 +138,7 @@ class AdmissionQueue(Generic[T]):
             waiter.placed.set_result(place)
 
     def _let_pass(self) -> None:
-        """Whoever is first waits."""
+        """Try the requests that may pass while the first one waits."""
         while self._untried and self._lets_pass():
             entry = next(iter(self._untried))
             del self._untried[entry]
@@ -156,7 +156,7 @@ class AdmissionQueue(Generic[T]):
                 waiter.placed.set_result(place)
 
     def _check_wait(self, entry: Entry[_Waiter[T]], turn: AdmissionTicket) -> None:
-        """Refuse whom there is no use to keep; make room for `entry`. Raises Overloaded."""
+        """Refuse requests that would wait in vain; make room for `entry`. Raises Overloaded."""
         refused = self._line.refused(entry, turn, self._clock())
         if refused is None:
             return

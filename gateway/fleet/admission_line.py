@@ -24,7 +24,7 @@ T = TypeVar("T")
 PACE_OF = 50
 """Places that the pace is a mean over, more or less."""
 ENOUGH_PLACES = 8
-"""Given to those who waited: the mean of fewer is no reason to refuse anybody."""
+"""Admissions of waiting requests: the mean of fewer is no reason to refuse a request."""
 
 
 class AdmissionRate:
@@ -58,7 +58,7 @@ class AdmissionRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionTicket:
-    """What decides who goes next, and who need not come."""
+    """Decides which request goes next, and which need not wait."""
 
     request_id: RequestId | None = None
     """The request's id, for callers that ask how many go before it."""
@@ -95,7 +95,7 @@ class AdmissionLine(Generic[T]):
         self._pace = AdmissionRate()
 
     def reconfigure(self, max_waiting: int, weights: Mapping[str, float]) -> None:
-        """Whoever waits already stays, also if fewer may."""
+        """Requests that wait already stay, also if fewer may wait."""
         self._max_waiting = max_waiting
         self._queue.reweigh(weights)
 
@@ -129,13 +129,13 @@ class AdmissionLine(Generic[T]):
         self._pace.give(now)
 
     def serve_at_once(self, entry: Entry[T], now: float) -> None:
-        """There was room as it came: that tells the pace only to those who wait."""
+        """There was room as it came: that says something of the pace only if others wait."""
         self._queue.serve(entry)
         if self._queue:
             self._pace.give(now)
 
     def serve_past(self, entry: Entry[T]) -> None:
-        """It needed not what the first waits for: its pace is not theirs, who pass."""
+        """It did not need what the first waits for: its pace says nothing of theirs."""
         self._queue.serve(entry)
 
     def remove(self, entry: Entry[T]) -> None:
@@ -157,7 +157,7 @@ class AdmissionLine(Generic[T]):
         )
 
     def wait_s(self, now: float, entry: Entry[T] | None = None) -> float:
-        """Seconds until the place of `entry`, or until one behind all who wait."""
+        """Seconds until `entry` is admitted, or a request behind all that wait."""
         num_before = len(self) if entry is None else self._queue.num_before(entry)
         return self._pace.wait_s(num_before, now)
 

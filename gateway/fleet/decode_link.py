@@ -95,7 +95,7 @@ class Attempt:
         return taken
 
     def cut_off(self, reason: BatonError) -> None:
-        """What the replica says, or has said, goes unheard: whoever waits hears only this."""
+        """What the replica says, or has said, is dropped: the reader receives only this."""
         self.is_cut_off = True
         self._updates.clear()
         self.put(reason)

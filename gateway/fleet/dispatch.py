@@ -107,8 +107,8 @@ class ReplicaDispatcher:
         no_replica_grace_s: float,
         cold_start_s: float | None = None,
     ) -> None:
-        """Go by these from now on; requests that have a place keep it. `cold_start_s`: replicas
-        are started for who waits where there are none, and serve after so long."""
+        """Go by these from now on; requests that have a place keep it. `cold_start_s`: where
+        there are no replicas, some are started for waiting requests, and serve after so long."""
         self._replica_wait.reconfigure(no_replica_grace_s, cold_start_s)
         self._queue.reconfigure(max_waiting, routing.weights)
         self._placer.reroute(routing)
@@ -398,8 +398,8 @@ class ReplicaDispatcher:
             asyncio.get_running_loop().call_soon(self._place_waiting)
 
     def _place_waiting(self) -> None:
-        """Soon after a change, never within it: whoever told of it is in the midst of something,
-        and several changes come together."""
+        """Soon after a change, never within it: its caller is busy, and several changes come
+        together."""
         self._will_place = False
         self._placement_queue.serve()
         self._queue.wake()

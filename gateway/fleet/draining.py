@@ -56,8 +56,8 @@ async def undrain(fleet: Fleet, replica_id: str) -> DrainProgress:
 
 
 async def flip(fleet: Fleet, replica: str, to: str) -> DrainProgress:
-    """Have a replica serve in the role `to` from when it is empty on; the one it has ends a flip
-    that is under way. A role instead of a replica's id: whoever of it has least to do.
+    """Make a replica serve in the role `to` once it is empty; its present role ends a flip that is
+    under way. A role instead of a replica's id means the replica of it with least to do.
 
     Raises InvalidRequest if it may not, or cannot; Unavailable if it is away.
     """

@@ -363,7 +363,7 @@ class Fleet:
             self._await_prompts(epoch, candidate)
 
     def prompt_is_over(self, prompt: Prompt, epoch: Epoch, *, is_taken_back: bool = False) -> None:
-        """Its first token is there, or it was taken back: whoever waits for `epoch` may go on."""
+        """Its first token is there, or it was taken back: prompts that wait for `epoch` go on."""
         candidate, now = self.candidate(epoch), self._clock()
         if candidate is None:
             return

@@ -64,7 +64,7 @@ async def keep_open(
 
 
 def jittered(pause_s: float) -> float:
-    """As long on average: whoever lost the same replica, or many at once, does not come back in
+    """As long on average: gateways that lost the same replica, or many at once, do not come back at
     the same moment."""
     return pause_s * random.uniform(0.5, 1.5)
 

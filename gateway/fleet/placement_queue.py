@@ -45,7 +45,7 @@ class PlacementAttempt:
     was_asked: bool = False
     """Whether it needs a prefill replica, when nobody more might wait for one: it did."""
     entered_s: float | None = None
-    """When it first did: who is placed anew keeps its turn."""
+    """When it first did: a request that is placed anew keeps its turn."""
     prompt: Prompt | None = None
     """The prompt, while it stands in line."""
     placed: asyncio.Future[Placed] = field(
@@ -63,7 +63,7 @@ class PlacementQueue:
         """Seekers in line, by the prompt's number."""
         self._stranded: list[PlacementAttempt] = []
         self.has_line = asyncio.Event()
-        """Set when somebody joins the line. Whoever finds nobody there any more clears it."""
+        """Set when a request joins the line; cleared when the line is found empty."""
 
     def __len__(self) -> int:
         """Requests that have entered and have no place yet."""
@@ -76,8 +76,8 @@ class PlacementQueue:
 
     @property
     def lets_pass(self) -> bool:
-        """Whether who needs no prefill replica may go before those who wait for space in its line:
-        there is room to decode."""
+        """Whether a request that needs no prefill replica may pass those that wait for space in its
+        line: there is room to decode."""
         view = self._fleet.view(NOTHING)
         return view.decode.pool.num_open > 0 and not self._placer.has_space(view)
 

@@ -24,8 +24,8 @@ class ReplicaWait:
     """Belongs to the event loop of its fleet, whose changes it is told of."""
 
     def __init__(self, fleet: Fleet, grace_s: float, cold_start_s: float | None) -> None:
-        """`cold_start_s`: replicas are started for who waits where there are none, and serve after
-        so long; None: nobody starts any."""
+        """`cold_start_s`: where there are no replicas, some are started for waiting requests, and
+        serve after so long; None: none are started."""
         self._fleet = fleet
         self._grace_s = grace_s
         self._cold_start_s = cold_start_s
@@ -33,7 +33,7 @@ class ReplicaWait:
         self._outlook: tuple[bool, int, str] = (False, 0, "")
         """What `limits` go by."""
         self.limits: set[asyncio.Timeout] = set()
-        """Time limits of those who wait, which run while no decode replica takes requests."""
+        """Time limits of waiting requests, which run while no decode replica accepts requests."""
 
     def reconfigure(self, grace_s: float, cold_start_s: float | None) -> None:
         self._grace_s = grace_s
@@ -45,8 +45,8 @@ class ReplicaWait:
 
     @property
     def starting_s(self) -> float | None:
-        """Seconds until a replica serves that is started for who waits; None: that is not what they
-        wait for."""
+        """Seconds until a replica serves that was started for waiting requests; None: they wait for
+        something else."""
         return None if self.can_decode else self._cold_start_s
 
     @property
@@ -66,8 +66,8 @@ class ReplicaWait:
 
     @asynccontextmanager
     async def while_replicas_may_come(self) -> AsyncIterator[None]:
-        """Raises Unavailable once no decode replica has taken requests for the grace period, nor
-        is one on its way that was started for who waits; at once where starts fail."""
+        """Raises Unavailable once no decode replica has taken requests for the grace period and
+        none is starting for waiting requests; at once if starts fail."""
         try:
             async with asyncio.timeout_at(self._ends_at()) as limit:
                 self.limits.add(limit)

@@ -61,7 +61,7 @@ class Place(Protocol):
 
 
 class _Switched(BatonError):
-    """Wakes whoever reads an attempt: there is more elsewhere."""
+    """Wakes the reader of an attempt: there is more elsewhere."""
 
 
 class _StaysHere(BatonError):
@@ -317,6 +317,6 @@ class RunningRequest:
             self._alarm = asyncio.get_running_loop().call_later(time_left_s, self._ring)
 
     def _ring(self) -> None:
-        """Whoever waits for more hears this after the tokens that came in time."""
+        """The reader receives this after the tokens that came in time."""
         assert self._placed is not None
         self._placed.attempt.put(DeadlineExceeded("the request's time limit passed"))

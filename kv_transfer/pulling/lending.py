@@ -47,7 +47,7 @@ class _Loan(NamedTuple):
     num_recallable: int
     """Blocks of it that may be called back; 0 where none may."""
     tenants: frozenset[str]
-    """On whose accounts its blocks are, whoever borrows them."""
+    """Tenants on whose accounts its blocks are, whichever replica borrows them."""
 
     def may_help(self, tenant: str | None) -> bool:
         """Whether its blocks may be called back, and would be of use to that tenant, or to any."""
@@ -57,7 +57,7 @@ class _Loan(NamedTuple):
 class Lender:
     """Belongs to the event loop that serves peers; `ended` and `call_back` to the owner's thread.
 
-    Whoever owns the sender passes what its `on_ended` says on to `ended`.
+    The owner of the sender passes what its `on_ended` says on to `ended`.
     """
 
     def __init__(

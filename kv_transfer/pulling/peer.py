@@ -51,7 +51,7 @@ from baton.proto.replica_pb2_grpc import PeerServicer, PeerStub
 
 END_OF_CALL_S = 5.0
 PROGRESS_S = 0.25
-"""How often those who wait for an offer hear that the engine advances."""
+"""How often callers that wait for an offer are told that the engine advances."""
 
 _PROGRESS = pb.PullEvent(progress=pb.PullProgress())
 _STATUS: dict[type[BatonError], grpc.StatusCode] = {
@@ -274,7 +274,7 @@ def _nothing() -> None:
 
 
 def _overlook(asked: asyncio.Future[Any]) -> None:
-    """Should it have failed, whoever wants to know hears of it elsewhere."""
+    """A failure is reported elsewhere."""
     if not asked.cancelled():
         asked.exception()
 

@@ -51,7 +51,7 @@ class PrefixOffer:
 
 
 class PrefixSource(Protocol):
-    """Somebody who may hold KV of the beginning of a sequence."""
+    """A source that may hold KV of the beginning of a sequence."""
 
     @property
     def name(self) -> str:

@@ -341,7 +341,7 @@ def _read_to_carry(carry: Carry, cut: Cut) -> Contents:
 
 
 def _nothing_to_give_back() -> None:
-    """The reading lasts; who reads it gives it back."""
+    """The reading goes on; its reader gives it back."""
 
 
 def lend(

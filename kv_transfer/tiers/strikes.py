@@ -19,7 +19,7 @@ class Strikes:
     """From any thread."""
 
     def __init__(self, remove: Callable[[bytes], None]) -> None:
-        """`remove`: from every tier; nobody who looks finds it from then on."""
+        """`remove` takes a block from every tier: no look-up finds it from then on."""
         self._remove = remove
         self._watches: list[set[bytes]] = []
         self._under_way: list[bytes] = []

@@ -65,6 +65,6 @@ def _settle(set_: Callable[[R], None], outcome: R, done: asyncio.Future[T]) -> N
 
 
 def _mark_seen(done: asyncio.Future[T]) -> None:
-    """A failure is told once, to whoever awaits it; nobody may be left to."""
+    """A failure is told once, to the waiter, if there still is one."""
     if not done.cancelled():
         done.exception()

@@ -50,7 +50,7 @@ class Loans:
         return loan, replace(piece, give_back=partial(self._give_back, loan))
 
     def claim(self, number: int, secret: bytes) -> Loan | None:
-        """To be sent now; None for what is not lent, and for who does not know its secret.
+        """Claim a piece to send it now; None if it is not lent, or if the secret is wrong.
 
         Call `sent` when it is over, however it went.
         """

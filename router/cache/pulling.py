@@ -89,7 +89,7 @@ def best_source(
     """The replica that `taker`, which has `num_held` tokens, should ask for more; None: it computes
     them.
 
-    Whoever spares it most: that is who has most, unless the way from there is long.
+    The source that saves most: the one with most of the prefix, unless the way from there is long.
     """
     best, most_s = None, 0.0
     for holding in holdings:

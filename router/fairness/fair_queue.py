@@ -42,7 +42,7 @@ class Entry(Generic[T]):
     steps: int
     is_retry: bool
     order: tuple[float, int]
-    """Among those of its tenant, or among retries: the least goes first; then who came first."""
+    """Among those of its tenant, or among retries: the least goes first, then the earliest."""
 
 
 @dataclass(slots=True)
@@ -50,12 +50,12 @@ class _Tenant(Generic[T]):
     weight: float
     used: float = 0.0
     turn: int = -1
-    """The last it had: of equals, who waited longer for one goes first."""
+    """The last it had: of equals, the one that waited longer for one goes first."""
     line: list[Entry[T]] = field(default_factory=list)
 
 
 class FairQueue(Generic[T]):
-    """`weights` by tenant; whoever is not in it has 1."""
+    """`weights` by tenant; a tenant that is not in it has 1."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights

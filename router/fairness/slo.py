@@ -19,8 +19,7 @@ import numpy as np
 from baton.router.table.columns import Numbers
 
 STEEPNESS = 4.0
-"""What was allowed is charged in full to whoever overruns it by a quarter: predictions are no more
-exact than that."""
+"""An overrun of a quarter is charged the whole allowed time: predictions are no more exact."""
 UNHURRIED_S = 10.0
 """In the queue for a place, where nothing is known of its work, a request without an objective lets
 those pass that are due so much earlier."""
@@ -49,7 +48,7 @@ class Slo:
 
     @property
     def due_in_s(self) -> float:
-        """Seconds until the first token is due, for whoever orders requests by that."""
+        """Seconds until the first token is due, to order requests by."""
         return UNHURRIED_S if self.ttft_s is None else min(self.ttft_s, MOST_LATER_S)
 
     @property

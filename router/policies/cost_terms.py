@@ -59,8 +59,8 @@ class Asked(NamedTuple):
     """When its first token is due; infinite: it has no objective."""
     price: float
     coming_per_s: float
-    """Half of those who come to a replica and would have to wait there: while it computes a prompt,
-    they wait for half of it."""
+    """Half of the prompts that come to a replica and would have to wait there: on average they wait
+    for half of the prompt that it computes."""
     balance_s: float
     """Charged to one that was sent twice the mean."""
     evenness: float

@@ -1,4 +1,4 @@
-"""Where the least is left to compute, whoever has the prompt's beginning."""
+"""The replica with the fewest tokens left to compute, whatever is cached where."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def cheapest(prompt: Prompt, candidates: Candidates, costs: Costs) -> int:
 
 
 def least(prompt: Prompt, candidates: Candidates, costs: Costs, num: int) -> Sequence[int]:
-    """The places of the `num` that cost least, the first of whom wins; of all, if they are fewer.
+    """The places of the `num` that cost least, the winner first; of all, if they are fewer.
     Raises ValueError if there is none."""
     return least_by(prompt.draw, candidates, costs.total, num)
 

@@ -106,7 +106,7 @@ class Candidates:
         return np.arange(self._columns.num_rows) if self._places is None else self._places
 
     def drawn_by(self, draw: int) -> Draws:
-        """What settles who of equals wins: the least."""
+        """Numbers that settle which of equals wins: the least."""
         if self._drawn is None or self._drawn[0] != draw:
             self._drawn = draw, mix(self.draws, draw)
         return self._drawn[1]

@@ -27,7 +27,7 @@ _NO_PLACES = np.zeros(0, np.intp)
 
 
 class KnownReplica:
-    """One of them. Whoever changes a fact calls `Pool.write`, but for `update` itself."""
+    """One of them. Code that changes a fact calls `Pool.write`, except for `update` itself."""
 
     def __init__(self, info: ReplicaInfo, candidate: Candidate) -> None:
         self.info = info
@@ -231,7 +231,7 @@ class Pool:
     def tokens(self, every: Sequence[Depths]) -> Numbers:
         """[pool] Tokens in the leading blocks that each has of a prompt.
 
-        One of `every` for each way to name blocks: who names them in another way has none of these.
+        One of `every` for each way to name blocks: replicas with another way have none of these.
         """
         if not every:
             return np.zeros(len(self))

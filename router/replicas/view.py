@@ -168,8 +168,7 @@ class View(NamedTuple):
 def look(
     prompt: PromptNames, index: KvIndex, decode: Pool, prefill: Pool, rates: PullRates
 ) -> View:
-    """Everybody who is there, with what each has of the prompt by the names that it gives blocks
-    itself."""
+    """All replicas, with what each has of the prompt by its own block names."""
     every = prompt.by_each(decode.ways + prefill.ways)
     cached = [index.cached(names) for names in every]
     expected = [index.expected(names) for names in every]

@@ -59,7 +59,7 @@ _SomePair = TypeVar("_SomePair", bound=Pair)
 
 
 class _JoinWithGrants(msgspec.Struct, frozen=True, tag=True):
-    """Answered as soon as P listens. Who sends without being granted knows no such question."""
+    """Answered as soon as P listens. A peer that sends without grants cannot read it."""
 
     key: str
     host: str

@@ -93,7 +93,7 @@ class Pair(ABC):
 
     @abstractmethod
     def _on_broken(self, failure: TransportFailed) -> None:
-        """Tell whoever waits for a piece."""
+        """Tell all that wait for a piece."""
 
     def check(self) -> None:
         """Raises TransportFailed if it is broken."""

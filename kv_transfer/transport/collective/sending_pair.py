@@ -105,7 +105,7 @@ class SendingPair(Pair):
 
 
 async def _waited(copied: Copied) -> None:
-    """On a thread of its own; also if who waits is cancelled, for the piece is looked at till then.
+    """Runs on a thread of its own, also if the waiter is cancelled: the piece is read until then.
 
     Not on the pair's: that one may wait for its peer.
     """

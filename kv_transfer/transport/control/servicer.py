@@ -48,8 +48,8 @@ LAST_READS_S = 1.0
 """Seconds for D to finish reading what it was lent before P gave the transfer up."""
 
 MAX_AGE_S = 60.0
-"""An older stream is not kept. Who begins another shows anew who it is, as tokens and certificates
-change."""
+"""An older stream is not kept: with a new one the peer proves its identity again, as tokens and
+certificates change."""
 
 NO_OPENING = "a stream begins with `open`"
 

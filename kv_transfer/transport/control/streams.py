@@ -172,6 +172,6 @@ async def _opened(line: ControlStream, opening: pb.OpenMessage) -> bytes | None:
 
 
 def _mark_seen(reading: asyncio.Task[bytes | None]) -> None:
-    """Nobody may be left to read; a failure is told to who is."""
+    """There may be no reader left; a failure is told to those that are."""
     if not reading.cancelled():
         reading.exception()

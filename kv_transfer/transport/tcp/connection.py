@@ -119,12 +119,12 @@ class DataConnection:
                 self._close_unread()
 
     def close(self, why: str) -> None:
-        """Return at once. Who reads is cut; nothing is written to its memory any more."""
+        """Return at once. A reader is cut; nothing is written to its memory any more."""
         self._fail(TransferCut(f"{self.name}: {why}"))
         self._close_unread()
 
     def _close_unread(self) -> None:
-        """Unless somebody reads, who then does it: its number may be another's at once."""
+        """Unless a reader is left, which then does it: the descriptor may be reused at once."""
         if self._reading.acquire(blocking=False):
             with self._guard:
                 self._socket.close()

@@ -59,7 +59,7 @@ MAX_HOSTS = 4
 MAX_SERVED = 512
 """Connections of a P, each of which has a thread; idle ones make room."""
 MAX_STRANGERS = 64
-"""Connections that have yet to say who they are."""
+"""Connections that have yet to prove their identity."""
 HELLO_TIMEOUT_S = 3.0
 LAST_READS_S = 0.5
 """Seconds for which what came with a stream that ends early may still be read."""
@@ -250,7 +250,7 @@ class TcpSending:
                 await asyncio.sleep(0)  # it may have spoken already
 
     async def _greet(self, visitor: socket.socket) -> None:
-        """Serve it if it says what only those say who were told; else close it."""
+        """Serve it if it shows the secret that D was given; else close it."""
         loop, hello = asyncio.get_running_loop(), b""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
