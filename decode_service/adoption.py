@@ -1,4 +1,4 @@
-"""From a sealed lease to the running batch: the one moment in which blocks change hands."""
+"""Adopts a sealed lease: its blocks become a request's, which joins the running batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts whose KV is on its way here: equal ones wait for it rather than compute it again."""
+"""Prompts whose KV is on its way here: equal prompts wait for it rather than compute it again."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Requests that leave this replica while they run: their KV is lent to the one they move to.
+"""Requests that leave this replica while they run: their KV is lent to the replica they move to.
 
     running, or waiting -- Pull --> stopped between two steps, its blocks lent --> taken back by the
     its KV is on its way here ----> awaited, then the same                         gateway: over
 
-A request that has stopped here computes nothing more and gives out nothing more, but stays open
-until its gateway takes this attempt back: the gateway knows how many of its tokens were of use. If
-it does not, for a while after the transfer, the attempt fails, and the gateway begins another.
+A request that has stopped here computes no further token and returns none, but stays open until its
+gateway takes this attempt back: the gateway knows how many of its tokens were used. If it does not,
+for a while after the transfer, the attempt fails, and the gateway begins another.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The ways of a request into the engine of a decode replica.
+"""How a request gets into the engine of a decode replica.
 
     embedding, prompt logprobs --------------------------> computed here: P sends neither
     it runs elsewhere, and is to move here --------------> its KV is pulled, adopted
     else, from the first prefill replica that can -------> handed off, adopted
-          none can, or none was named -------------------> computed here, behind the prefix that is
+          none can, or none was named -------------------> computed here, after the prefix that is
                                                            cached, here or at another replica, or
                                                            on its way for another request
 
-A grammar is compiled meanwhile; the request joins the engine behind it. Equal prompts never wait
-for the grammar of one that is computed here.
+A grammar is compiled meanwhile; the request joins the engine when it is ready. Equal prompts never
+wait for the grammar of one that is computed here.
 """
 
 from __future__ import annotations

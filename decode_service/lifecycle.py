@@ -3,7 +3,7 @@
     begin -> grammar, if any, and the way into the engine -> tokens, step by step -> end
     a deadline, a cancel, a lost gateway, an error: end, at any time
 
-All of it happens on the event loop. Whatever a request holds, on any thread, is freed by `end`.
+All of it happens on the event loop. `end` frees all that a request holds, on any thread.
 """
 
 from __future__ import annotations

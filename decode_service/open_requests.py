@@ -1,7 +1,7 @@
 """The requests open on a decode replica, and which attempts it has seen.
 
 `(request id, attempt)` makes Generate idempotent: an attempt is admitted once, and a higher one
-fences a lower one, whose tokens nobody wants any more.
+fences a lower one, whose tokens are no longer wanted.
 """
 
 from __future__ import annotations

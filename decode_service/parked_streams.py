@@ -1,10 +1,10 @@
-"""Streams whose gateway may be gone: what became of them, kept for a moment.
+"""Streams whose gateway may be gone: their requests and tokens, kept for a moment.
 
     open here -----------> taken: it ends here, and goes on at the gateway that asked
     its gateway is lost -> parked: nothing runs, its blocks are cached ones --> taken
     it has finished  -----|                                                '--> forgotten
-    its client has all it wants, behind a stop string, say
-    its gateway took it back: nobody wants it, so it is forgotten at once
+    its client has all it wants, after a stop string, say
+    its gateway took it back: it is no longer wanted, and is forgotten at once
 
 Bounded in time, number and bytes: the oldest are forgotten first. A stream that is taken stays, so
 that it can be asked for twice. Belongs to the event loop.

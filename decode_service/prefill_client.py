@@ -1,4 +1,4 @@
-"""Calling a prefill replica: `core` messages on one side, gRPC on the other."""
+"""Calls a prefill replica: `core` messages on one side, gRPC on the other."""
 
 from __future__ import annotations
 

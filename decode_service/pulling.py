@@ -1,12 +1,12 @@
-"""KV that another replica holds, brought into this one's engine.
+"""Brings KV that another replica holds into this replica's engine.
 
     a request that moves here   its KV, all of it ------> adopted: it goes on where it was
                                 less than all of it ----> in the prefix cache, the rest is computed;
                                                           so is what was in it already
     a prompt cached elsewhere   its full blocks --------> held until the request is in the engine
-    a handoff that ended early  what did not come ------> likewise
+    a handoff that ended early  the missing part -------> likewise
 
-Whatever fails leaves a note, and the request to the other ways into the engine.
+A failure leaves a note, and the request takes another way into the engine.
 """
 
 from __future__ import annotations

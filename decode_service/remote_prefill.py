@@ -1,11 +1,11 @@
-"""Getting a prompt computed by a prefill replica, and its KV into this replica's engine.
+"""Lets a prefill replica compute a prompt, and brings its KV into this replica's engine.
 
     ask P ---------> granted ------> reserve blocks, fetch the KV while P computes it
                      first token --> recorded at once: the client need not wait for the KV
                      KV sealed ----> adopted: the request joins the running batch
 
 Whatever happens in between (refused, lost, silent, stuck, cancelled, bad KV), no lease outlives
-`run`; what had come stays in the prefix cache, see `Receiver.abort`.
+`run`; what has arrived stays in the prefix cache, see `Receiver.abort`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The decode role on the wire: `baton.replica.v1.Decode`, one worker behind it."""
+"""The gRPC server of the decode role: `baton.replica.v1.Decode`, one worker behind it."""
 
 from __future__ import annotations
 

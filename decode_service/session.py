@@ -1,6 +1,6 @@
-"""One gateway's stream, seen from the decode replica: what is waiting to be sent to it.
+"""One gateway's stream, seen from the decode replica: the updates that wait to be sent to it.
 
-Updates pile up while the stream is busy and leave together in one frame, those of one request as
+Updates accumulate while the stream is busy and leave together in one frame, those of one request as
 one update: back-pressure makes tokens cheaper, and no token waits for a timer. The logprobs of a
 prompt are the exception: only those of one prompt are sure to fit a message.
 """

@@ -1,12 +1,12 @@
-"""What the engine's steps have to say, on its way from the engine's thread to the event loop.
+"""Carries the reports of engine steps from the engine's thread to the event loop.
 
-    step   step   step   step   step   step      0.5 ms each; nobody joins, nobody ends
-       .      .      .      |      .      .       .  kept back    |  told: the loop wakes up for all
+    step   step   step   step   step   step      0.5 ms each; no request joins or ends
+       .      .      .      |      .      .       .  kept back    |  sent: the loop wakes up for all
 
 Waking the loop, a frame, and the gateway's write to its client cost more than a short step, and
-keep the engine from its core and its interpreter. So the tokens of short steps leave together. No
+take the core and the interpreter from the engine. So the tokens of short steps leave together. No
 timer is needed: a token is kept back only if the next step is sure to come, to be like this one,
-and to be over in time. First tokens, last ones, and what comes before a command are told at once.
+and to be over in time. First tokens, last ones, and tokens before a command are sent at once.
 """
 
 from __future__ import annotations

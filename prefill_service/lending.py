@@ -1,13 +1,13 @@
-"""The tokens that a prefill replica lends to gateways, and the gateways it tells.
+"""The tokens that a prefill replica lends to gateways as credit, and the gateways that it informs.
 
     budget    as many as keep it busy from one prompt to the next: `MIN_CHUNKS` passes, or
-              `TARGET_QUEUE_S` of work as its own step times say, whichever is more
-              and no more than could be held until decode replicas have fetched it: what is beyond
-              that would be refused when its turn comes
+              `TARGET_QUEUE_S` of work by its own step times, whichever is more; but no more than
+              could be held until decode replicas have fetched it, because prompts beyond that
+              would be refused when their turn comes
     used      what is yet to be computed of the prompts that came by a gateway's credit
 
-A gateway counts a prompt until it hears the first token, so what is computed of it meanwhile is
-told on top of what it is lent: the next prompt can be on its way before this one is over.
+A gateway counts a prompt until it has the first token, so what is computed of it meanwhile is added
+to its credit: the next prompt can be on its way before this one is over.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The prefill role on the wire: `baton.replica.v1.Prefill`, one worker behind it."""
+"""The gRPC server of the prefill role: `baton.replica.v1.Prefill`, one worker behind it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One gateway's stream, seen from the prefill replica: what it has yet to hear of the capacity."""
+"""One gateway's stream, seen from the prefill replica: the capacity that it has yet to be told."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""What one gateway has yet to hear of a replica's capacity, and when.
+"""What one gateway has yet to be told of a replica's capacity, and when.
 
-    lent more or less, draining, the first word     at once
+    more or less credit, draining, the first word   at once
     anything else                                   within `COALESCE_S`, or with the next frame
     nothing for `HEARTBEAT_S`                       the same again, so that silence means something
     nothing, and it has nothing to do               after twice as long each time, until it is
-                                                    `IDLE_HEARTBEAT_S`: for who is asked nothing
-                                                    that silence means little
+                                                    `IDLE_HEARTBEAT_S`: the silence of an idle
+                                                    replica means little
 
-How long steps take is told with the first word and with each heartbeat.
+Step times are sent with the first word and with each heartbeat.
 """
 
 from __future__ import annotations

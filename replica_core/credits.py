@@ -1,18 +1,20 @@
-"""What a replica lends to gateways: places, or tokens, that each may fill without asking.
+"""What a replica lends to gateways: requests, or tokens, that each may send without asking.
 
     gateway                 replica
       | <- may have 12 (7) ---- |   credit 7 is a level, not an amount: twice heard is once heard
-      | -- 30 wait, by 7 -----> |   demand, and the credit that it goes by
+      | -- 30 wait, by 7 -----> |   demand, and the credit in force
       | <- may have 40 (8) ---- |
 
-Everybody has a small floor, so that a first request needs no round trip. The rest goes to who has
-use for it, fairly (each as much as it wants, as far as nobody with less wants more); what is then
-left, to those at work, or to all where nobody is. What a gateway wanted it keeps for `KEEP_S`.
+Every gateway has a small minimum, so that a first request needs no round trip. The rest goes to
+gateways that need it, fairly (each as much as it wants, as long as none with less wants more); what
+is then left goes to those at work, or to all if none is. The demand of a gateway counts for
+`KEEP_S`.
 
-A gateway may send by the credit it had until it has heard of a lower one. So what was taken from
-one is lent to another only when the first goes by its new credit, and has used up what it sent
-before: what all may have is the budget at every moment, but for floors. One that does not say so
-for `RECALL_S` is not waited for, and what was lent to one whose stream ended has come back.
+A gateway may send by its former credit until it has heard of a lower one. So what was taken from
+one is lent to another only when the first observes its new credit, and has used up what it sent
+before: all of them together never have more than the budget, except for minimums. A gateway that
+does not confirm within `RECALL_S` is not waited for, and the credit of a stream that ended has come
+back.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What replicas of both roles are made of: an engine on its thread, and KV that comes and goes.
+"""What replicas of both roles consist of: an engine on its thread, and KV transfer.
 
     start   the tiers, the engine's thread, and the housekeeping: leases expire, followers of the
             cache hear what changed without a step
-    stop    the same backwards; whoever calls it has let the requests go
+    stop    the same backwards; the caller has let the requests go
 
-Each role's worker holds one and says what differs: what a step means to it, and a failure.
+Each role's worker has one, and says what differs: what a step means to it, and a failure.
 """
 
 from __future__ import annotations

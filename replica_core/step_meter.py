@@ -4,8 +4,8 @@
     bytes    the weights once a step (of experts, those that tokens choose, if evenly), and the KV
              that decoding requests read and all tokens write
 
-The least that a perfect kernel needs, so what is made of it is a share of the device's limit.
-Layers that see a window are counted as if they saw everything.
+This is the least that a perfect kernel needs, so its rate is a share of the device's limit. Layers
+with a window are counted as if they saw everything.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The memory behind the blocks, as the pool sees it, and what of it a handoff may read or write."""
+"""The memory behind the blocks, as the pool sees it, and what a handoff may read or write."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Where fresh blocks come from, and who may have them.
+"""Where free blocks come from, and which tenants may have them.
 
     free, or evicted: least recently used first, from those whose cached blocks the tenant may have
        |
       take --> the tenant's, until it is free again
 
-A tenant at its limit evicts its own; below it, it may have free blocks, evict its own, and evict
-what others cached beyond what is kept for them. Pinned blocks are not evicted, but pins give way
-one by one when what runs, or nothing at all, could go on otherwise.
+A tenant at its limit evicts its own blocks. Below its limit it may take free blocks, evict its own,
+and evict what others have cached beyond their reserved share. Pinned blocks are not evicted, but
+pins give way one by one when running requests, or nothing at all, could go on otherwise.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
     pin --> pinned --use--> pinned, for all of its time again
               |--> expired      its time passed without a use
               |--> displaced    others were pinned, and the share of the pool for pins is used up
-              `--> given way    its blocks were needed by what runs
+              `--> given way    running requests needed its blocks
 
 A pin is the chain of names of a prefix, known by its last name; chains may have their first names
-in common. A name is pinned as long as one pin has it. Decides nothing about blocks: `PrefixCache`
-tells which of them are idle.
+in common. A name is pinned as long as one pin has it. It decides nothing about blocks:
+`PrefixCache` says which of them are idle.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Blocks that nobody references but that keep their contents: which of them to give up first.
+"""Blocks without references that keep their contents, and which of them to evict first.
 
     add --> evictable, least recently used first --> pop_oldest
               |   ^
@@ -6,7 +6,7 @@
               v   |
             pinned, kept whatever happens
 
-Each tenant has a queue of its own, so that one tenant's blocks can be given up and another's kept.
+Each tenant has a queue of its own, so that one tenant's blocks can be evicted and another's kept.
 """
 
 from __future__ import annotations

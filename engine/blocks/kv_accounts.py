@@ -1,10 +1,10 @@
-"""How many blocks each tenant holds, and how many it may.
+"""How many blocks each tenant holds, and how many it may hold.
 
     held = referenced + idle, cached or pinned      a block is on one account from taken to free
 
-A tenant with a share of the pool never holds more than that, and what it caches is nobody else's to
-evict. Each of the others may hold what the shares leave; nothing is kept for them. Free blocks are
-for whoever comes first.
+A tenant with a share of the pool never holds more than that, and no other tenant may evict what it
+caches. Each of the others may hold what the shares leave; nothing is reserved for them. Free blocks
+go to the first that asks.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The last changes of a prefix cache, numbered, for whoever follows it.
+r"""The last changes of a prefix cache, numbered, for its followers.
 
     stored, evicted, cleared  ->  pending  --flush-->  log  --read(sequence)-->  followers
-                                                        \\-- the oldest are forgotten
+                                                        \-- the oldest are forgotten
 
 The owner's thread records and flushes, once a step or so; `read` may be called on any thread. A
-follower that asks for what is forgotten already starts over from a snapshot, so memory is bounded
-however slow it is.
+follower that asks for events that are forgotten already starts over from a snapshot, so memory is
+bounded however slow it is.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which block holds which contents, and which unreferenced block to give up first.
+"""Which block holds which contents, and which unreferenced block to evict first.
 
 A named block is full, computed and never written again; its name (`baton.core.block_hash`) stands
-for all tokens up to its end. While somebody references it, it is only listed here; once nobody
-does it is *idle* and waits, least recently used first, to be matched again or evicted. A pinned
-name's block is not evicted while its pin lasts.
+for all tokens up to its end. While it is referenced it is only listed here. Without references it
+is *idle* and waits, least recently used first, to be matched again or evicted. A pinned name's
+block is not evicted while its pin lasts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What drafts for an engine, as its configuration says."""
+"""Builds the drafter of an engine, as its configuration says."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Whether what drafting needs of a prompt comes with its KV, or is computed where it is drafted:
-whatever takes less time, by bytes and FLOPs.
+"""Whether what drafting needs of a prompt is sent with its KV, or computed where it is drafted:
+whichever takes less time, by bytes and FLOPs.
 
-                  carried                                      computed
+                  sent                                         computed
     head          a vector a token                             the whole model, once more
-    draft model   its KV, which somebody computed before       its KV
+    draft model   its KV, which was computed before            its KV
 
-What each takes is of one token, and neither is waited for while the other goes on.
+Both times are of one token, and neither overlaps with the other.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""How much to draft: as much as pays, by what steps with so many drafts took before.
+"""How many tokens to draft: as many as pay, given what earlier steps with as many drafts took.
 
     begins     whether to draft in this step
     depth      tokens a request to ask the drafter for
-    num_rows   of all it drafted, the most hopeful that the pass is to verify
+    num_rows   how many of the drafted tokens, the likeliest, the pass is to verify
     learn      what the step took
 
-How much that is, and whether a trial could pay at all: `payoff.py`. When to leave it: `pause.py`.
+The arithmetic, and whether a trial could pay at all: `payoff.py`. When to pause: `pause.py`.
 """
 
 from __future__ import annotations

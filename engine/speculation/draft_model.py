@@ -1,13 +1,12 @@
-"""A smaller model of the same tokens says what the large one will, token by token (Leviathan et al.
-2023, but for the rule: a draft is kept if it is what the large model draws).
+"""A smaller model with the same tokenizer drafts what the large one will say, token by token
+(Leviathan et al. 2023, except for the rule: a draft is kept if it is what the large model draws).
 
     known  a b c    drafted  x y z     KV of the small model: a b c x y, in blocks of its own
     known  a b c x w                   x was right: only w is computed before it drafts again
 
-It draws as the large model will, with the same penalties and the same noise: where both think alike
-they draw the same. (For the published rule its noise is another, and what it draws from comes with
-the draft.) It reads each prompt itself,
-wherever the large model's KV of it comes from.
+It samples as the large model will, with the same penalties and the same noise: where both agree
+they draw the same token. (With the published rule its noise is another, and its distribution comes
+with the draft.) It reads each prompt itself, wherever the large model's KV of it comes from.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What became of drafts: how many tokens were proposed, verified and right."""
+"""Counts drafts: how many tokens were proposed, verified and accepted."""
 
 from __future__ import annotations
 

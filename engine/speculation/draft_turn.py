@@ -1,9 +1,11 @@
-"""One step's drafting: what is guessed for its pass, and who is shown what the pass computes.
+"""One step's drafting: what is drafted for its pass, and which drafters read what the pass
+computes.
 
-    begin    drafts for those who decode, unless a pass is in flight already or drafting rests
-    read     hidden states go to who drafts by them, and are kept with the KV where blocks have room
+    begin    drafts for decoding requests, unless a pass is in flight already or drafting is paused
+    read     hidden states go to the drafters that need them, and are kept with the KV where blocks
+             have room
 
-Who reads passes may want the rows of all tokens, and no pass launched ahead of that.
+A drafter that reads passes may want the rows of all tokens, and no pass launched ahead of that.
 """
 
 from __future__ import annotations

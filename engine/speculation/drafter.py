@@ -2,7 +2,7 @@
 
     propose(requests) -> a draft each -> some of their tokens are verified -> propose ...
 
-A drafter learns what became of its drafts from the requests: they have the tokens that were drawn.
+A drafter learns the fate of its drafts from the requests: they have the tokens that were drawn.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Outputs of requests from the logits of a pass: a token each, or drafts that were right and one
-token more.
+"""Outputs of requests from the logits of a pass: one token each, or accepted drafts and one token
+more.
 
     logits [S, V] -> sample -> verified -> Answers -> the pool has blocks of drafts back
-                                  |-> Speculation: what came of them
+                                  |-> Speculation: which were accepted
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Features kept for others: what a replica that drafts nothing leaves in the blocks it hands over,
-and whether that is worth its place there.
+"""Features kept for other replicas: what a replica without a drafter leaves in the blocks it hands
+over, and whether that is worth its memory there.
 
     MTP, EAGLE    features [D] a token; the head reads them where it drafts
     draft model   nothing: it reads prompts where it drafts
     Medusa        nothing: it needs the last hidden state alone
 
 To compute features a decode replica would have to run the whole model over the prompt, so they are
-carried; a draft model's KV costs the same work wherever it is computed, and no bytes where it is
-needed (docs/engine.md has the figures). What speaks against carrying is the room that features
+sent. A draft model's KV costs the same work wherever it is computed, and no bytes where it is
+needed (docs/speculation.md has the figures). The price of sending features is the room that they
 take in every block.
 """
 

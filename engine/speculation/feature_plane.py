@@ -1,10 +1,10 @@
-"""What heads draft by, kept with the KV: a row of each computed token in the plane of features.
+"""The features that heads draft from, kept with the KV: a row of each computed token, in one plane.
 
     token         0   1   2   3 | 4   5   6          in the blocks of its request
     row           F0  F1  F2  0 | F4  F5  F6         zeros: there is none, whoever computed it
 
-Whatever moves or shares a block does so with its features. A replica that took over KV without
-them, or from someone who had none, finds zeros.
+Code that moves or shares a block does so with its features. A replica that took over KV without
+them, or from a replica that had none, finds zeros.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Drafts that grow token by token, drawn as the model will draw: with the same penalties, the same
-rules and the same noise. Where both think alike they draw the same."""
+rules and the same noise. Where drafter and model agree they draw the same token.
+"""
 
 from __future__ import annotations
 

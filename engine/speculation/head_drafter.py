@@ -1,23 +1,23 @@
-"""A head continues what the model computed, and says what comes: token by token (MTP, EAGLE), or
-all at once (P-EAGLE).
+"""A head continues what the model computed, and drafts the next tokens: token by token (MTP,
+EAGLE), or all at once (P-EAGLE).
 
     known tokens     a b c d                 the model has computed a b c; d was drawn
     features         A B C                   what it computed of them
-    pairs            (A b) (B c) (C d)       the head's, with a place in its KV each
-    draft            x  from (C d), y from (C' x), z from (C'' y)     primes: what the head gave
+    pairs            (A b) (B c) (C d)       the head's, with an entry in its KV each
+    draft            x  from (C d), y from (C' x), z from (C'' y)     primes: the head's own outputs
     next, x right    (D x) is computed over (C' x), and so on
     at once          x from (C d), y from a mask behind it, z from another
 
-Pairs of verified tokens stay in the head's KV, in blocks of its own; those of drafts are written
-over. Where features are kept with the KV (`FeaturePlane`) those of a request are read when it is
-drafted for the first time, whoever computed them. What it finds nowhere it never sees
-(`num_missing`): rotary positions are relative, so it goes on as if the first that it saw were the
-first there is. A prompt that begins as another did that was read whole finds the pairs of it, named
-by the tokens. Features that find no block wait until they are `MIN_READ`, then they are dropped as
-if they had not been shown.
+Pairs of verified tokens stay in the head's KV, in blocks of its own; those of drafts are
+overwritten. Where features are kept with the KV (`FeaturePlane`), those of a request are read when
+the head first drafts for it, whoever computed them. What it finds nowhere it never sees
+(`num_missing`): rotary positions are relative, so it goes on as if the first token that it saw were
+the first of the text. A prompt that shares a prefix with another one that was read whole finds its
+pairs, named by the tokens. Features that find no block wait until there are `MIN_READ` of them, and
+are then dropped as if they had not been shown.
 
-While drafting rests nothing is read. Features that are kept are read when their request is drafted
-for again; where none are, what the last `NUM_SHOWN` passes gave waits.
+While drafting is paused nothing is read. Features that are kept are read when their request is
+drafted for again; where none are kept, the outputs of the last `NUM_SHOWN` passes wait.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The reader of hidden states: a drafter that is shown what each pass of the model computes.
+"""The interface of a drafter that reads hidden states: it is shown what each pass computes.
 
-    the pass   tokens 5 6 7 | drafted x y      rows of all of them, also of what turns out wrong
+    the pass   tokens 5 6 7 | drafted x y      rows of all of them, also of rejected ones
     read       (request, 5, 5), rows [5, D]    before tokens count as computed
     propose    of these the rows of known tokens
 
 Where blocks have a plane of features, the reader keeps in it what it makes of the rows, and finds
-there what others made of tokens that they computed.
+there the features of tokens that others computed.
 
-Where nobody reads them a pass gives the rows that are sampled from, and no more.
+If no drafter reads them, a pass returns the rows that are sampled from, and no more.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Lookahead decoding (Fu et al. 2024) without masks: guesses ride as drafts, and what the model
-draws behind wrong ones are better guesses (Jacobi iterations).
+"""Lookahead decoding (Fu et al. 2024) without masks: guesses are verified as drafts, and what the
+model draws after wrong ones are better guesses (Jacobi iterations).
 
-    known  ... c | drafted  x  y  z       drawn behind   x  v  w  u
-    known  ... c x v                      guessed next         w  u         drawn behind y and z
-    n-grams      c x y w   x y z u        a row's input and what was drawn behind it
+    known  ... c | drafted  x  y  z       drawn after them   x  v  w  u
+    known  ... c x v                      guessed next           w  u         drawn after y and z
+    n-grams      c x y w   x y z u        a row's input and what was drawn after it
 
-N-grams that come up so, and those of the text itself, are pooled. A draft is what they say behind
-the last token, then behind theirs; where they say nothing, what is guessed for that position, or,
-at the end of a draft, any token.
+N-grams that arise in this way, and those of the text itself, are pooled. A draft is what they say
+after the last token, then after that; where they say nothing, the guess for that position, or, at
+the end of a draft, any token.
 """
 
 from __future__ import annotations

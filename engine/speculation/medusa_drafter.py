@@ -1,4 +1,4 @@
-"""Medusa heads guess several tokens at once, each from the last hidden state of what is known.
+"""Medusa heads guess several tokens at once, each from the last hidden state of the known tokens.
 
 known  a b c d      the model gave C, then d was drawn      draft  head 0 (C), head 1 (C), ...
 

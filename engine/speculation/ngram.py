@@ -1,4 +1,4 @@
-"""Prompt lookup (Saxena 2023): what stood behind the last occurrence of the request's last tokens.
+"""Prompt lookup (Saxena 2023): what followed the last occurrence of the request's last tokens.
 
 prompt + output   ... a b c d e ... a b          ->  c d e ...
 """

@@ -1,9 +1,9 @@
 """N-grams of a request by their first token, the youngest of each.
 
-    n-gram   a | b  c  d     with x, the token that stood before it when it was last seen
+    n-gram   a | b  c  d     with x, the token before it when it was last seen
     asked    ... x a         -> b c d, before those of other tokens x
 
-One whose first two tokens are as some guess says comes before the others, too.
+An n-gram whose first two tokens match a guess also comes before the others.
 """
 
 from __future__ import annotations

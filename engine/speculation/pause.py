@@ -1,18 +1,18 @@
-"""When to leave drafting be: while it takes more time than it saves.
+"""When to pause drafting: while it takes more time than it saves.
 
     active    what drafts save is added up; they lose, or are not worth a row   -> rest, for loss
               there was nothing to verify for a while                           -> rest
     rest      what was lost is at most 0.5 % of it; over                        -> active
-              a trial would come to nothing, by what is known                   -> as long again
+              a trial would gain nothing, by what is known                      -> as long again
     trial     the first steps, and those after a rest for loss: what is known of drafts is
-              forgotten, and something is verified whatever is hoped of it
+              forgotten, and some tokens are verified whatever their probability
 
-Losses are paid from a credit: what drafts saved before, so many steps at most. As long as it lasts
-rests are short and end with those who ran, because the next may be drafted for with more luck: of
-ten answers one or two win what all others lose together. Only what is left of a loss when the
-credit is used up makes a rest long.
+Losses are paid from a credit: what drafts saved before, limited to a number of steps. As long as it
+lasts, rests are short and end with the running requests, because the next ones may be luckier: of
+ten answers one or two gain what all others lose together. Only the part of a loss that exceeds the
+credit makes a rest long.
 
-The less there is to be won, the longer is a rest; and the longer, the more of them came to nothing
+The less there is to gain, the longer is a rest; and the longer, the more rests came to nothing
 since drafts last had a credit.
 """
 

@@ -1,10 +1,10 @@
-"""What drafts come to, by what steps and drafting took before: tokens a second, in those of plain
+"""What drafts gain, given what earlier steps and drafting took: tokens a second, relative to plain
 decoding.
 
     depth    tokens a request to draft, where each takes time     0.6 of them right -> 2
-    rows     of what was drafted, the most hopeful to verify      0.9 0.9 0.8 0.1   -> 3
-    stake    the most that could be won                           1.2 times plain   -> 0.2
-    balance  what one step has won or lost
+    rows     how many of the likeliest drafted tokens to verify   0.9 0.9 0.8 0.1   -> 3
+    stake    the most that could be gained                        1.2 times plain   -> 0.2
+    balance  what one step has gained or lost
 
 rate = (running + hoped for) / running / steps without that it takes. Beside prompts, whose passes
 are bound by arithmetic, each row costs what a token of a prompt does.

@@ -1,11 +1,11 @@
-"""Drafts for those who decode: who gets how many, and whether any.
+"""Drafts for decoding requests: how many each gets, if any.
 
     draft      drafter -> cut: endings, grammars -> survival -> the rows that the budget has
-    verified   what came of them -> survival
+    verified   which tokens were accepted -> survival
     learn      what the step took -> budget
 
-For the whole batch at once: rows go to the tokens that are most likely to be right. Whatever is
-decided here changes no token, only when it comes.
+It decides for the whole batch at once: rows go to the tokens that are most likely to be right. No
+decision changes a token, only when it comes.
 """
 
 from __future__ import annotations

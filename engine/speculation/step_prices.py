@@ -1,14 +1,14 @@
-"""What steps take, without drafts and with so many, measured as they run.
+"""What steps take, without drafts and with a number of drafted tokens, measured as they run.
 
     plain(8 requests)                 4.1 ms      all decode
     ratio(8 requests, 16 drafted)     1.7 of that
-    row_s                             0.2 ms      a row more beside prompts
+    row_s                             0.2 ms      one more row beside prompts
 
-A table and not a line: a pass of a few more rows may be free (the weights are read once for all of
-them) or twice as long (another kernel takes it, or a tile of registers is full: on a CPU behind
-eight or ten rows). So few drafted tokens have a price of each number, and those between two that
-were tried are tried as if they were free. Medians of a few recent steps, without the first of a
-kind: that compiles, or finds everything cold.
+It is a table and not a line: a pass with a few more rows may be free (the weights are read once for
+all of them) or twice as long (another kernel takes it, or a tile of registers is full: on a CPU
+after eight or ten rows). So small numbers of drafted tokens have a price each, and a number between
+two that were tried is tried as if it were free. Prices are medians of a few recent steps, without
+the first step of a kind, which compiles, or finds everything cold.
 """
 
 from __future__ import annotations

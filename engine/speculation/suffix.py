@@ -1,12 +1,12 @@
-"""Suffix matching (as SuffixDecoding, Oliaro et al. 2024): what stood behind the request's last
-tokens, in itself and in outputs that ended lately, wherever most of them agree.
+"""Suffix matching (as SuffixDecoding, Oliaro et al. 2024): what followed the request's last tokens,
+in itself and in recently finished outputs, as far as most matches agree.
 
     last tokens of the request        ... a b c
-    behind a b c, here and there      d e f  |  d e g  |  d x
+    after a b c, here and there       d e f  |  d e g  |  d x
     draft                             d  (3 of 3)   e  (2 of 3)   f  (1 of 2)
 
 Longer matches count for more. Outputs are looked up for requests of the same tenant and salt only:
-how fast a request is must tell nobody what another was answered.
+the speed of a request must not reveal what another one was answered.
 """
 
 from __future__ import annotations

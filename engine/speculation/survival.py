@@ -1,9 +1,9 @@
-"""How likely a drafted token is to be right, learnt from what came of those before it.
+"""How likely a drafted token is to be accepted, learnt from earlier drafted tokens.
 
     confidence of the drafter  x  luck of the request  ->  share of such tokens that were right
 
-Only tokens count that stood behind right ones: nothing is known of the others. Of a luck that was
-not seen yet is thought what is known of all that are as sure.
+Only tokens after accepted ones count, because nothing is known of the others. A luck that has not
+been seen yet is given the share of all tokens of the same confidence.
 """
 
 from __future__ import annotations

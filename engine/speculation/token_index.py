@@ -1,10 +1,10 @@
-"""Where in a text of tokens each pair of tokens stands, kept as the text grows.
+"""The positions of each pair of tokens in a text, kept as the text grows.
 
     |<- sorted ->|<- sorted ->| ... |<- counted ->|      pieces of the text, the oldest first
        at most PIECE pairs             at most TAIL
 
-A sorted piece is two arrays, pairs and places, searched by halves: 12 bytes a token, and 16,384
-tokens in 4 ms. The last few tokens are in a table, which is quick to add to.
+A sorted piece is two arrays, pairs and positions, searched by bisection: 12 bytes a token, and
+16,384 tokens in 4 ms. The last few tokens are in a table, which is quick to append to.
 """
 
 from __future__ import annotations

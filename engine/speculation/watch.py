@@ -1,10 +1,10 @@
-"""What drafts would be worth while drafting rests: some are made, and nobody verifies them.
+"""What drafts would be worth while drafting is paused: some are made, and none are verified.
 
     look      now and then a draft of one request, each in turn; it costs no row
     compare   when it is that request's turn again: how much of the draft it got
     gain      tokens a draft, less what its rows would have cost; a running mean
 
-So a rest ends when drafts have become better, and goes on where a trial would come to nothing.
+So a pause ends when drafts have become better, and goes on where a trial would gain nothing.
 """
 
 from __future__ import annotations
