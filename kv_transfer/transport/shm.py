@@ -221,7 +221,7 @@ async def _readable(connection: socket.socket) -> None:
 
 
 class ShmSending:
-    """P's half: gives the arena's file and control streams to peers that show the nonce they got."""
+    """P's half: gives the arena's file and control streams to peers that show their nonce."""
 
     max_piece_bytes = 20 << 20
     carry = None
