@@ -19,7 +19,7 @@ class Offered(NamedTuple):
     """The prompts that wait, and for whom."""
 
     columns: Rows
-    """Of all replicas."""
+    """The columns of all replicas."""
     places: Writable | None
     """Row of each replica whose line is looked at; None: the first `num` rows."""
     num: int
