@@ -304,8 +304,15 @@ class Engine:
             lineup.computed()
             return self.runner.logits(hidden)
         inputs = self._inputs(chunks)
-        nums_drafted = [len(chunk.drafted) for chunk in chunks]
-        if any(nums_drafted) and all([chunk.num_tokens == 1 for chunk in chunks]):
+        does_decode = all(
+            [
+                num_tokens == 1 == request.num_pending
+                and request.embedding is None
+                and request.prompt_logprobs is None
+                for request, num_tokens, _ in chunks
+            ]
+        )
+        if does_decode and any([chunk.drafted for chunk in chunks]):
             hidden = self.runner.forward(inputs, ignore_layer)  # too short to be stopped
             for layer in range(self.info.num_layers):
                 on_layer(layer)
@@ -316,8 +323,10 @@ class Engine:
             on_layer(self.info.num_layers)
         for chunk in chunks:
             self._count_computed(chunk.request, chunk.num_tokens)
-        requests = [chunk.request for chunk in chunks]
-        hidden = read_prompts(requests, nums_drafted, inputs, hidden, self.runner)
+        if not does_decode:
+            requests = [chunk.request for chunk in chunks]
+            nums_drafted = [len(chunk.drafted) for chunk in chunks]
+            hidden = read_prompts(requests, nums_drafted, inputs, hidden, self.runner)
         return self.runner.logits(hidden) if len(hidden) else None
 
     def _count_computed(self, request: Request, num_tokens: int) -> None:

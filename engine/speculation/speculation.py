@@ -101,7 +101,12 @@ class Speculation:
             return NO_DRAFTS
         if self._budget.begins_trial():
             self._survival.begin_anew()
-        wanted = {request: num for request in running if (num := _num_wanted(request)) > 0}
+        wanted: dict[Request, int] = {}
+        """Tokens that each may still get beside the next."""
+        for request in running:
+            num = request.ending.num_tokens - len(request.tokens) - 1
+            if num > 0 and Lineup.decodes(request):
+                wanted[request] = num
         if not wanted:
             return NO_DRAFTS
         asking = list(wanted)
@@ -256,13 +261,6 @@ class Speculation:
         if are_drawn:
             self._drawn_from = {request: drafts[request].q for request in lens}
         return {request: drafts[request].tokens[:num] for request, num in lens.items()}
-
-
-def _num_wanted(request: Request) -> int:
-    """Tokens that it may still get beside the next, if it does nothing but decode."""
-    if not Lineup.decodes(request):
-        return 0
-    return request.ending.num_tokens - len(request.tokens) - 1
 
 
 def _cut(request: Request, num_wanted: int, draft: Draft) -> Draft:
