@@ -42,7 +42,7 @@ class Departures:
     wait."""
 
     async def pull(self, message: PullRequest) -> AsyncGenerator[PullOffered, None]:
-        """See `Lends.pull`. A request that is named stops here, also if nothing can be lent."""
+        """See `PullService.pull`. A named request stops here, also if nothing can be lent."""
         check_layouts(self.engine.pool.layout, message.layout)  # before anything is stopped
         generating = self._leaving(message)
         hold = None if generating is None else partial(self._park, generating, message)

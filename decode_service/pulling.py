@@ -22,7 +22,7 @@ from baton.decode_service.generating import Generating
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
 from baton.kv_transfer.exchange import KvExchange
-from baton.kv_transfer.pulling.peer import Leaving
+from baton.kv_transfer.pulling.peer import MovingRequest
 from baton.kv_transfer.pulling.prefix_fetch import FetchedPrefix
 
 MIN_ASKED_TOKENS = 256
@@ -45,7 +45,7 @@ class Pulling:
         if not wanted:
             return False
         generating.is_arriving = True
-        leaving = Leaving(request_id=message.request_id, attempt=message.attempt - 1)
+        leaving = MovingRequest(request_id=message.request_id, attempt=message.attempt - 1)
         peer = self.kv.peers.source(source, leaving, tenant=message.tenant)
         moving = self.kv.prefixes.bring_in(wanted, message.salt, peer, tenant=message.tenant)
         span = generating.span.child("take over")

@@ -40,7 +40,7 @@ from baton.kv_transfer.pulling.lending import Lender
 from baton.kv_transfer.receiving.fetch import Fetcher, TransferReport
 from baton.kv_transfer.receiving.filling import Filling
 from baton.kv_transfer.receiving.receiver import AbortReason, Receiver
-from baton.kv_transfer.receiving.source_patience import Left, SourcePatience
+from baton.kv_transfer.receiving.source_patience import MissingKv, SourcePatience
 from baton.kv_transfer.receiving.source_watch import SourceWatch
 from baton.proto.channels import Channels
 
@@ -146,14 +146,14 @@ class RemotePrefill:
         if done.transfer_id != request.transfer_id or not 0 <= done.token < vocab_size:
             raise Unavailable(f"{peer.replica_id} sent a first token that cannot be: {done.token}")
 
-    def _left(self, transfer_id: TransferId, done: PrefillDone) -> Callable[[], Left]:
+    def _left(self, transfer_id: TransferId, done: PrefillDone) -> Callable[[], MissingKv]:
         """What has not come, now that all is computed; from now on what has come is kept."""
         try:
             filling = self.receiver.filling(transfer_id)
         except TransferError:  # it has failed already, as whoever awaits it hears
-            return Left
+            return MissingKv
         filling.note_computed()
-        return lambda: Left(filling.num_missing_bytes, self._here_s(filling, done))
+        return lambda: MissingKv(filling.num_missing_bytes, self._here_s(filling, done))
 
     def _here_s(self, filling: Filling, done: PrefillDone) -> float:
         """Seconds in which this engine, if nobody waits for it, would compute what is missing."""

@@ -179,7 +179,7 @@ class DecodeWorker:
     # What other replicas may ask.
 
     def pull(self, request: PullRequest) -> AsyncGenerator[PullOffered, None]:
-        """See `baton.kv_transfer.pulling.peer.Lends`."""
+        """See `baton.kv_transfer.pulling.peer.PullService`."""
         self.core.check_open()
         return self.departures.pull(request)
 

@@ -12,7 +12,7 @@ from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.memory.kv_cache import num_blocks_in
 from baton.engine.memory.open_blocks import open_bytes
-from baton.engine.models.skeleton.taps import Taps
+from baton.engine.models.skeleton.taps import AuxHiddenStates
 from baton.engine.passes.pass_memory import CudaDevice, Device, measure
 
 CPU_CACHE_BYTES = 1 << 30
@@ -71,7 +71,7 @@ def plan_cache(
     gpu: Device | None = None,
     *,
     features: DraftFeatures | None = None,
-    taps: Taps | None = None,
+    taps: AuxHiddenStates | None = None,
 ) -> CachePlan:
     """The plan with as many blocks as this rank has room for on the device of that name.
 

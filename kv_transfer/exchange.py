@@ -31,7 +31,7 @@ from baton.kv_transfer.pulling.peer import PeerClient
 from baton.kv_transfer.pulling.prefix_fetch import FetchedPrefix, PrefixFetcher
 from baton.kv_transfer.receiving.fetch import Fetcher
 from baton.kv_transfer.receiving.receiver import AbortReason, Receiver, ReceiverConfig
-from baton.kv_transfer.receiving.source_patience import Left, SourcePatience
+from baton.kv_transfer.receiving.source_patience import MissingKv, SourcePatience
 from baton.kv_transfer.sending.outbox import Outbox
 from baton.kv_transfer.sending.sender import Sender, SenderConfig
 from baton.kv_transfer.tiers.config import TiersConfig
@@ -177,14 +177,14 @@ class KvExchange:
                     break
             yield brought_in
 
-    def _left(self, transfer_id: TransferId, num_tokens: int, num_held: int) -> Left:
+    def _left(self, transfer_id: TransferId, num_tokens: int, num_held: int) -> MissingKv:
         """What of a pull has not come: all that was asked for, until there are blocks for it."""
         try:
             filling = self.receiver.filling(transfer_id)
         except TransferError:
-            return Left(here_s=self._engine.compute_s(num_tokens, num_held))
+            return MissingKv(here_s=self._engine.compute_s(num_tokens, num_held))
         here_s = self._engine.compute_s(len(filling.wanted.tokens), filling.num_verified)
-        return Left(filling.num_missing_bytes, here_s)
+        return MissingKv(filling.num_missing_bytes, here_s)
 
     def why_avoided(self, source: ReplicaAddress) -> str:
         """Why KV should not be asked for there now; empty if nothing is against it."""

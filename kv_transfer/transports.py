@@ -15,7 +15,13 @@ import torch
 from baton.core.errors import InvalidConfig
 from baton.core.kv_arena import KvArena
 from baton.kv_transfer.handoff.transport import SendingHalf, Transport
-from baton.kv_transfer.transport.auto.auto import AutoSending, AutoTransport, Facts, Way, WayReport
+from baton.kv_transfer.transport.auto.auto import (
+    AutoSending,
+    AutoTransport,
+    Facts,
+    TransportOption,
+    WayReport,
+)
 from baton.kv_transfer.transport.collective.collective import CollectiveSending, CollectiveTransport
 from baton.kv_transfer.transport.control.client import ControlClient
 from baton.kv_transfer.transport.grpc import GrpcSending, GrpcTransport
@@ -159,14 +165,14 @@ class Transports:
         control = ControlClient(self._parts.channels)
         return AutoTransport(ways, control, require=self._parts.require)
 
-    def _way(self, name: str, kind: TransportKind) -> Way:
+    def _way(self, name: str, kind: TransportKind) -> TransportOption:
         parts, security = self._parts, self._parts.channels.security
 
         def fits(address: str, theirs: Facts) -> bool:
             is_sent = kind.sending is None or (name in theirs.names and not kind.lacks())
             return is_sent and security.may_carry_kv(name) and kind.fits(parts, address, theirs)
 
-        return Way(transport=lambda: self.get(name), fits=fits)
+        return TransportOption(transport=lambda: self.get(name), fits=fits)
 
 
 def usable_transports() -> list[str]:

@@ -118,7 +118,7 @@ class PrefillWorker:
         self._publish_capacity()
 
     def pull(self, request: PullRequest) -> AsyncGenerator[PullOffered, None]:
-        """See `baton.kv_transfer.pulling.peer.Lends`."""
+        """See `baton.kv_transfer.pulling.peer.PullService`."""
         self.core.check_open()
         return self.core.kv.lender.lend(request)
 

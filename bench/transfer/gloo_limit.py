@@ -29,7 +29,7 @@ from torch.distributed import Work
 from baton.kv_transfer.layouts.integrity import unit_checksums
 from baton.kv_transfer.transport.addresses import listen
 from baton.kv_transfer.transport.collective.joint import (
-    Joint,
+    PairAddress,
     join_as_receiver,
     join_as_sender,
 )
@@ -107,7 +107,7 @@ class _Loop:
 def _send_on_request(pipe: Connection, chunk_bytes: int, depth: int) -> None:
     listener = listen(LOOPBACK)
     port: int = listener.getsockname()[1]
-    joint = Joint(backend="gloo", key=secrets.token_hex(8), host=LOOPBACK, port=port)
+    joint = PairAddress(backend="gloo", key=secrets.token_hex(8), host=LOOPBACK, port=port)
     pipe.send(joint)
     group = join_as_sender(joint, listener)
     loop = _Loop(partial(HostStaging().send, group.ranks), chunk_bytes, depth)

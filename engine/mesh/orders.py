@@ -65,13 +65,13 @@ class Expect:
 
 
 @dataclass(frozen=True, slots=True)
-class Tap:
+class SendAuxHiddenStates:
     """Give the lead what enters these layers, in all passes from the next on; none: no more."""
 
     layers: tuple[int, ...]
 
 
-Order = Pass | Head | Stop | Join | Tally | MoveExperts | Expect | Tap
+Order = Pass | Head | Stop | Join | Tally | MoveExperts | Expect | SendAuxHiddenStates
 
 
 def pass_words(chunks: Sequence[Chunk]) -> array[int]:
@@ -128,7 +128,7 @@ def read_order(words: Sequence[int]) -> Order:
         case kind if kind == _TALLY:
             return Tally()
         case kind if kind == _TAP:
-            return Tap(tuple(words[1:]))
+            return SendAuxHiddenStates(tuple(words[1:]))
         case kind if kind == _MOVE:
             return MoveExperts(words[1], tuple(words[2:]))
         case kind:

@@ -41,7 +41,7 @@ from baton.engine.batch.static_batch import GraphSize, PassLimits, StaticBatch
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh.ranks import ALONE, Ranks
 from baton.engine.models.skeleton.decoder import Decoder
-from baton.engine.models.skeleton.taps import Taps
+from baton.engine.models.skeleton.taps import AuxHiddenStates
 from baton.engine.passes.graph_capture import Capture, Graph, Outputs, captured
 from baton.engine.passes.graph_sizes import all_sizes
 
@@ -61,7 +61,7 @@ class DecodeGraphs:
         spare_block: int,
         capture: Capture,
         *,
-        taps: Taps | None = None,
+        taps: AuxHiddenStates | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
         """Capture graphs of the sizes that the batch's limits name; those that not all `ranks` have
@@ -201,11 +201,11 @@ def run_of(
     cache: KvCache,
     static: StaticBatch,
     chunks: Sequence[Chunk],
-    taps: Taps | None,
+    taps: AuxHiddenStates | None,
 ) -> Callable[[], Outputs]:
     """A pass of so many requests, each as long as any may become."""
     batch = as_long_as_may_be(static.fill(chunks), static)
-    own = None if taps is None else Taps(taps.layers)
+    own = None if taps is None else AuxHiddenStates(taps.layers)
 
     def run() -> Outputs:
         hidden = model(batch, cache.layers, ignore_layer, own)

@@ -21,7 +21,7 @@ from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh.attempt import RanksApart
 from baton.engine.mesh.ranks import ALONE, Ranks
 from baton.engine.models.skeleton.decoder import Decoder
-from baton.engine.models.skeleton.taps import Taps
+from baton.engine.models.skeleton.taps import AuxHiddenStates
 from baton.engine.passes.cuda_graphs import DecodeGraphs, max_context_of, nobody, run_of
 from baton.engine.passes.graph_capture import (
     Capture,
@@ -68,7 +68,7 @@ def try_graphs(  # noqa: PLR0913  # what a pass needs, and who captures and meas
     capture: Capture,
     free_bytes: Callable[[], int],
     *,
-    taps: Taps | None = None,
+    taps: AuxHiddenStates | None = None,
     ranks: Ranks = ALONE,
 ) -> TriedCosts | None:
     """What graphs over such a cache cost, by two of either kind, which are gone afterwards.
@@ -105,7 +105,7 @@ def _try_mixed(  # noqa: PLR0913  # as above
     spare_block: int,
     capture: Capture,
     free_bytes: Callable[[], int],
-    taps: Taps | None,
+    taps: AuxHiddenStates | None,
     ranks: Ranks,
 ) -> GraphCosts | None:
     """The same of passes with prompts, while the others are there."""
@@ -136,7 +136,7 @@ def capture_passes(
     model: Decoder,
     cache: KvCache,
     batch: StaticBatch,
-    taps: Taps | None = None,
+    taps: AuxHiddenStates | None = None,
     ranks: Ranks = ALONE,
 ) -> PassGraphs:
     """None where there is no CUDA; or, said in the log, if a pass cannot be captured by some rank.
@@ -171,7 +171,7 @@ def checked_mixed(  # noqa: PLR0913  # what a pass needs, who captures it, and w
     limits: PassLimits,
     spare_block: int,
     capture: Capture,
-    taps: Taps | None = None,
+    taps: AuxHiddenStates | None = None,
     ranks: Ranks = ALONE,
 ) -> MixedGraphs | None:
     """As `checked_graphs`, of passes with prompts."""
@@ -200,7 +200,7 @@ def checked_graphs(  # noqa: PLR0913  # what a pass needs, who captures it, and 
     batch: StaticBatch,
     spare_block: int,
     capture: Capture,
-    taps: Taps | None = None,
+    taps: AuxHiddenStates | None = None,
     ranks: Ranks = ALONE,
 ) -> DecodeGraphs | None:
     """Graphs of the sizes that all ranks could capture, once some of them were compared with the

@@ -33,7 +33,7 @@ from baton.engine.batch.static_batch import PassLimits, StaticBatch
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh.ranks import ALONE, Ranks
 from baton.engine.models.skeleton.decoder import Decoder
-from baton.engine.models.skeleton.taps import Taps
+from baton.engine.models.skeleton.taps import AuxHiddenStates
 from baton.engine.passes.cuda_graphs import FEW_ROWS, as_long_as_may_be, max_context_of, nobody
 from baton.engine.passes.expanded import has_expanded
 from baton.engine.passes.graph_capture import Capture, Graph, Outputs, captured
@@ -62,7 +62,7 @@ class MixedGraphs:
         spare_block: int,
         capture: Capture,
         *,
-        taps: Taps | None = None,
+        taps: AuxHiddenStates | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
         """Capture graphs of the sizes that the limits of a `mixed_batch` name, the largest first;
@@ -147,14 +147,14 @@ def mixed_run_of(
     static: StaticBatch,
     num_tokens: int,
     spare_block: int,
-    taps: Taps | None,
+    taps: AuxHiddenStates | None,
 ) -> Callable[[], Outputs]:
     """A pass of so many tokens, of as many requests as there are rows, each as long as may be."""
     chunks = [nobody(num_tokens, spare_block, cache.layout.block_size)]
     batch = static.fill(chunks, [0] * num_tokens, static.limits.max_requests)
     batch = as_long_as_may_be(batch, static)
     batch = replace(batch, sequences=replace(batch.sequences, is_captured=True))
-    own = None if taps is None else Taps(taps.layers)
+    own = None if taps is None else AuxHiddenStates(taps.layers)
 
     def run() -> Outputs:
         hidden = model(batch, cache.layers, ignore_layer, own)

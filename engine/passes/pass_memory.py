@@ -36,7 +36,7 @@ from baton.engine.layers.moe import MoeFeedForward
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh.attempt import said_by_all, tried_by_all
 from baton.engine.mesh.ranks import Ranks
-from baton.engine.models.skeleton.taps import Taps
+from baton.engine.models.skeleton.taps import AuxHiddenStates
 from baton.engine.passes.graph_capture import Capture, CudaCapture, free_bytes
 from baton.engine.passes.graph_sizes import (
     MAX_GRAPH_BYTES,
@@ -119,7 +119,7 @@ def measure(
     layout: KvLayout,
     limits: PassLimits,
     device: Device,
-    taps: Taps | None = None,
+    taps: AuxHiddenStates | None = None,
 ) -> PassMemory:
     """Memory of this rank's passes, which `taps` read; its KV has this layout. Raises InvalidConfig
     on all of them if none fits. All ranks of an engine call it at once."""

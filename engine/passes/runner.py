@@ -16,7 +16,7 @@ from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.layers.moe import MoeFeedForward
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.models.config.info import ModelInfo
-from baton.engine.models.skeleton.taps import Taps
+from baton.engine.models.skeleton.taps import AuxHiddenStates
 from baton.engine.passes.graph_start import PassGraphs, capture_passes
 from baton.engine.passes.taped_model import record
 from baton.engine.sharding.expert_balancer import ExpertBalancer
@@ -53,7 +53,9 @@ class ModelRunner:
     needs_others_to_tap: ClassVar[bool] = False
     """Whether a lead's taps do not see all that enters their layers."""
 
-    def __init__(self, loaded: LoadedModel, cache: KvCache, taps: Taps | None = None) -> None:
+    def __init__(
+        self, loaded: LoadedModel, cache: KvCache, taps: AuxHiddenStates | None = None
+    ) -> None:
         """Nothing lies in the cache yet. Passes within its limits are prepared for. `taps` are told
         of the model's stream in each."""
         layout = cache.layout
@@ -111,7 +113,7 @@ class ModelRunner:
 
     def tap(self, layers: Sequence[int]) -> None:
         """Keep the inputs of these layers for the lead, which has taps of its own."""
-        self._taps = Taps(layers) if layers else None
+        self._taps = AuxHiddenStates(layers) if layers else None
 
     def join(self) -> None:
         """Compute what the pass of other engines asks of the experts here."""

@@ -22,7 +22,7 @@ from baton.engine.batch.static_batch import StaticBatch
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.models.skeleton.decoder import Decoder
-from baton.engine.models.skeleton.taps import Taps
+from baton.engine.models.skeleton.taps import AuxHiddenStates
 from baton.engine.passes.expanded import has_expanded
 from baton.kernels.cpu import operators
 from baton.kernels.cpu.operators import Pass
@@ -44,7 +44,7 @@ class TapedModel:
     """Rows of hidden states that the second tape takes."""
     latent: LatentShape | None = None
     """The shape of latents, if long chunks are computed in another form, which no tape has."""
-    taps: Taps | None = None
+    taps: AuxHiddenStates | None = None
     """What is told of the stream within the model, if anybody is."""
 
     def fits(self, chunks: Sequence[Chunk]) -> bool:
@@ -96,7 +96,7 @@ def pass_of(batch: Batch) -> Pass:
 
 @torch.inference_mode()
 def record(
-    loaded: LoadedModel, cache: KvCache, batch: StaticBatch, taps: Taps | None = None
+    loaded: LoadedModel, cache: KvCache, batch: StaticBatch, taps: AuxHiddenStates | None = None
 ) -> TapedModel | None:
     """None, said in the log, if the model must be run as it is. The cache is empty, before and
     after."""
@@ -122,7 +122,7 @@ def _record(
     cache: KvCache,
     batch: StaticBatch,
     chunks: Sequence[Chunk],
-    taps: Taps | None,
+    taps: AuxHiddenStates | None,
 ) -> TapedModel:
     limits = batch.limits
     with Recorder() as recorder:
@@ -156,7 +156,7 @@ class _Trials:
     """One request, of which all but the first two outputs are wanted."""
     played: Sequence[Sequence[Chunk]]
     """One of more tokens than were recorded; two new requests; the next token of both."""
-    taps: Taps | None
+    taps: AuxHiddenStates | None
 
     def run_taped(self, taped: TapedModel) -> list[bytes]:
         """All bits of outputs and KV."""
@@ -200,7 +200,7 @@ class _Trials:
         return [_bits(plane[: self.num_blocks]) for plane in self.cache.planes]
 
 
-def _trials(cache: KvCache, batch: StaticBatch, taps: Taps | None) -> _Trials | None:
+def _trials(cache: KvCache, batch: StaticBatch, taps: AuxHiddenStates | None) -> _Trials | None:
     """None if there is no room for a few tokens."""
     layout, limits = cache.layout, batch.limits
     first = layout.num_blocks_for(NUM_TOKENS)

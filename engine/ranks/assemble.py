@@ -23,7 +23,7 @@ from baton.engine.cache_plan import CachePlan
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh.ranks import RankGroup
-from baton.engine.models.skeleton.taps import Taps
+from baton.engine.models.skeleton.taps import AuxHiddenStates
 from baton.engine.passes.runner import ModelRunner
 from baton.engine.ranks.context import ContextRunner
 from baton.engine.ranks.lead import LeadRunner
@@ -35,7 +35,9 @@ KV = "kv"
 """Name under which a rank leaves where its KV lies."""
 
 
-def lead_runner(loaded: LoadedModel, plan: CachePlan, taps: Taps | None = None) -> LeadRunner:
+def lead_runner(
+    loaded: LoadedModel, plan: CachePlan, taps: AuxHiddenStates | None = None
+) -> LeadRunner:
     """The runner of an engine whose cache is that of its ranks, with the blocks that all have room
     for. `taps` are told of the stream of all layers and tokens, wherever they are computed."""
     ranks = _ranks_of_engine(loaded)
@@ -78,7 +80,9 @@ def _own_cache(loaded: LoadedModel, plan: CachePlan, memory: int | None = None) 
     )
 
 
-def _own_runner(loaded: LoadedModel, cache: KvCache, taps: Taps | None = None) -> ModelRunner:
+def _own_runner(
+    loaded: LoadedModel, cache: KvCache, taps: AuxHiddenStates | None = None
+) -> ModelRunner:
     if loaded.stages:
         return StageRunner(loaded, cache, taps)
     runs = ContextRunner if loaded.groups.context.size > 1 else ModelRunner

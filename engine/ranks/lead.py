@@ -22,9 +22,9 @@ from baton.engine.mesh.orders import (
     Join,
     MoveExperts,
     Pass,
+    SendAuxHiddenStates,
     Stop,
     Tally,
-    Tap,
     expect_words,
     head_words,
     join_words,
@@ -130,7 +130,7 @@ def follow(own: ModelRunner) -> None:
             case Tally() | MoveExperts() as of_experts:
                 assert own.held is not None, "the lead has found experts to look at"
                 _see_to(own.held, of_experts, ranks)
-            case Tap(layers):
+            case SendAuxHiddenStates(layers):
                 own.tap(layers)
             case Stop():
                 return

@@ -27,7 +27,7 @@ from baton.engine.batch.micro_batches import micro_batches
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh.ranks import RankGroup, Sent
-from baton.engine.models.skeleton.taps import Tapping, Taps
+from baton.engine.models.skeleton.taps import AuxCapture, AuxHiddenStates
 from baton.engine.passes.runner import ModelRunner
 
 MAX_POSTED = 32
@@ -44,7 +44,9 @@ class StageRunner(ModelRunner):
 
     needs_others_to_tap = True
 
-    def __init__(self, loaded: LoadedModel, cache: KvCache, taps: Taps | None = None) -> None:
+    def __init__(
+        self, loaded: LoadedModel, cache: KvCache, taps: AuxHiddenStates | None = None
+    ) -> None:
         super().__init__(loaded, cache, taps)
         ranks, place = loaded.groups.pipeline, loaded.groups.place
         assert isinstance(ranks, RankGroup), "one stage is no pipeline"
@@ -118,7 +120,7 @@ class StageRunner(ModelRunner):
                 self._room(2, num_tokens, model.width), self._ranks.rank - 1
             )
         taps = self._taps
-        tapping = Tapping(taps, batch.output_rows) if taps is not None and self.tapped else None
+        tapping = AuxCapture(taps, batch.output_rows) if taps is not None and self.tapped else None
         x, residual = model.through(x, residual, batch.sequences, self._layers, on_layer, tapping)
         if self._is_last:
             return model.outputs(x, residual, batch.output_rows)

@@ -23,7 +23,7 @@ from baton.core.kv_layout import OUTPUTS, DraftFeatures, KvLayout
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.config import EngineConfig
 from baton.engine.models.heads.draft_head import FeatureReader
-from baton.engine.models.skeleton.taps import Taps
+from baton.engine.models.skeleton.taps import AuxHiddenStates
 from baton.engine.request.request import Request
 from baton.engine.speculation.carrying import SPEEDS, Needs
 from baton.engine.speculation.draft_budget import FixedBudget
@@ -47,7 +47,7 @@ class FeatureKeeper:
     num_recalled: int = 0
 
     def __init__(
-        self, taps: Taps | None = None, join: Callable[[Tensor], Tensor] | None = None
+        self, taps: AuxHiddenStates | None = None, join: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         """Features are made of `taps`, or of the model's outputs, by `join`, if that is given."""
         self.taps = taps
@@ -58,7 +58,7 @@ class FeatureKeeper:
         """None: of one that takes outputs as they are."""
         if head is None or not head.taps:
             return cls()
-        return cls(Taps(head.taps), head.joined)
+        return cls(AuxHiddenStates(head.taps), head.joined)
 
     @torch.inference_mode()
     def read(

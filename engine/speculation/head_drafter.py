@@ -33,7 +33,7 @@ from baton.engine.batch.batch import Chunk
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.models.heads.draft_head import DraftHead, Mask
-from baton.engine.models.skeleton.taps import Taps
+from baton.engine.models.skeleton.taps import AuxHiddenStates
 from baton.engine.passes.taped_head import TapedHead, run_head
 from baton.engine.request.request import Phase, Request
 from baton.engine.speculation.drafter import Draft
@@ -157,7 +157,7 @@ class HeadDrafter:
         self.name = name
         self.num_missing = 0
         self.num_recalled = 0
-        self.taps = Taps(head.taps) if head.taps else None
+        self.taps = AuxHiddenStates(head.taps) if head.taps else None
         self._head = head
         self._mask = head.mask()
         self._cache = cache

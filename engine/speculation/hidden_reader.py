@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from baton.engine.models.skeleton.taps import Taps
+from baton.engine.models.skeleton.taps import AuxHiddenStates
 from baton.engine.request.request import Request
 from baton.engine.speculation.feature_plane import FeaturePlane
 
@@ -34,7 +34,7 @@ class Shown(NamedTuple):
 class HiddenReader(Protocol):
     """Belongs to the engine's thread."""
 
-    taps: Taps | None
+    taps: AuxHiddenStates | None
     """What the passes are to tell of besides, for it to read."""
     num_passes: int
     """Last passes before a draft that it wants to be shown: of others it keeps nothing."""

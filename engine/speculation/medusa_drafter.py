@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.models.heads.medusa import MedusaHeads
-from baton.engine.models.skeleton.taps import Taps
+from baton.engine.models.skeleton.taps import AuxHiddenStates
 from baton.engine.request.request import Request
 from baton.engine.speculation.drafter import Draft
 from baton.engine.speculation.feature_plane import FeaturePlane
@@ -32,7 +32,7 @@ class MedusaDrafter:
     num_missing: int = 0
     num_recalled: int = 0
     """This and those before and behind it: see `HiddenReader`."""
-    taps: Taps | None = None
+    taps: AuxHiddenStates | None = None
 
     def __init__(
         self, heads: MedusaHeads, *, eos_token_ids: Collection[int], has_own_noise: bool = False

@@ -38,7 +38,7 @@ AGAIN_S, MOST_AGAIN_S = 5.0, 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
+class _SeenLease:
     record: LeaseRecord
     since: float
     """When `record` was first heard, by the runner's clock; it has been the same since."""
@@ -70,7 +70,7 @@ class BatchRunner:
         self._batches = batches
         self._count = count
         self._clock = clock
-        self._heard: dict[str, _Heard] = {}
+        self._heard: dict[str, _SeenLease] = {}
         self._failed: dict[str, _Failed] = {}
         self._working: dict[str, tuple[BatchOrder, asyncio.Task[None]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -135,7 +135,7 @@ class BatchRunner:
     def _is_free(self, batch_id: str, record: LeaseRecord, now: float) -> bool:
         heard = self._heard.get(batch_id)
         if heard is None or heard.record != record:
-            heard = self._heard[batch_id] = _Heard(record, now)
+            heard = self._heard[batch_id] = _SeenLease(record, now)
         return record.is_over or now - heard.since >= self._context.config.takeover_s
 
     async def _can_go_on(self, order: BatchOrder) -> bool:

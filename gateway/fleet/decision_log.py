@@ -19,7 +19,7 @@ from baton.core.replicas import Capacity
 from baton.gateway.fleet.fleet import Fleet
 from baton.gateway.requests.generations.generation import Estimate
 from baton.router.explain.decisions import Considered, Decision, Decisions, Outcome
-from baton.router.fairness.slo import NO_SLO, Kept
+from baton.router.fairness.slo import NO_SLO, ObjectiveOutcome
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.placer import PredictedPlacement
 from baton.router.recent import Recent
@@ -78,7 +78,7 @@ class PlacementRecord:
     """How long it will wait to enter, as predicted then."""
     first_token: FirstToken
     """The request's time to first token, shared by its attempts."""
-    kept: Kept = field(default_factory=lambda: Kept(NO_SLO, 0.0))
+    kept: ObjectiveOutcome = field(default_factory=lambda: ObjectiveOutcome(NO_SLO, 0.0))
     """How its objective fares, shared likewise."""
 
 

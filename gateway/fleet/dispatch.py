@@ -49,7 +49,7 @@ from baton.router.cache.prompt_names import PromptNames, names_of
 from baton.router.cache.pulling import RateMeter
 from baton.router.explain.capture import capture, captured_replicas
 from baton.router.explain.decisions import Decisions
-from baton.router.fairness.slo import Kept
+from baton.router.fairness.slo import ObjectiveOutcome
 from baton.router.placement import placement_request
 from baton.router.placer import Placer, Routing
 
@@ -147,7 +147,7 @@ class ReplicaDispatcher:
     async def _start(self, generation: Generation) -> RunningRequest:
         prompt = PromptNames(generation.prompt, generation.salt)
         first_token = FirstToken(self._log.ttft_errors, self._clock)
-        kept = Kept(generation.slo, self._clock())
+        kept = ObjectiveOutcome(generation.slo, self._clock())
         has_begun = False
 
         async def place(

@@ -10,7 +10,7 @@ from baton.kv_transfer.handoff.messages import Outcome
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedTransfer:
     peer_epoch: Epoch
     outcome: Outcome
     reason: str = ""
@@ -22,12 +22,12 @@ class Ended:
 class RecentOutcomes:
     def __init__(self, max_remembered: int) -> None:
         self._max_remembered = max_remembered
-        self._ended: OrderedDict[TransferId, Ended] = OrderedDict()
+        self._ended: OrderedDict[TransferId, EndedTransfer] = OrderedDict()
 
-    def record(self, transfer_id: TransferId, ended: Ended) -> None:
+    def record(self, transfer_id: TransferId, ended: EndedTransfer) -> None:
         self._ended[transfer_id] = ended
         if len(self._ended) > self._max_remembered:
             self._ended.popitem(last=False)
 
-    def get(self, transfer_id: TransferId) -> Ended | None:
+    def get(self, transfer_id: TransferId) -> EndedTransfer | None:
         return self._ended.get(transfer_id)

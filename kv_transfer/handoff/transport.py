@@ -53,14 +53,14 @@ class LentPiece:
         return num_bytes_of(self.views)
 
 
-class Carried(NamedTuple):
+class CopiedPiece(NamedTuple):
     """A piece whose bytes were copied into the message that it travels in."""
 
     checksums: bytes
     message: bytes
 
 
-Carry: TypeAlias = Callable[[LentPiece, int], Carried]
+Carry: TypeAlias = Callable[[LentPiece, int], CopiedPiece]
 """Copies a piece that has no checksums yet; told the bytes of a unit. A thread
 calls it that may take its time, or the event loop for a short piece."""
 

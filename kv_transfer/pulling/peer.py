@@ -37,7 +37,7 @@ from baton.core.owner_thread import OwnerThread
 from baton.core.replicas import ReplicaAddress
 from baton.kv_transfer.pulling.prefix_fetch import PrefixOffer
 from baton.kv_transfer.receiving.listener import Listener
-from baton.kv_transfer.receiving.source_patience import Left, SourcePatience
+from baton.kv_transfer.receiving.source_patience import MissingKv, SourcePatience
 from baton.kv_transfer.receiving.source_watch import SourceWatch
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
@@ -67,8 +67,8 @@ _ERROR_BY_CODE: dict[grpc.StatusCode, type[BatonError]] = {
 }
 
 
-class Lends(Protocol):
-    """A worker of either role, as its peers see it."""
+class PullService(Protocol):
+    """The side of a worker, of either role, that lends KV to peers."""
 
     def pull(self, request: PullRequest) -> AsyncGenerator[PullOffered, None]:
         """Yield the offer, then end when its transfer is over; end at once if there is none.
@@ -78,7 +78,7 @@ class Lends(Protocol):
 
 
 class PeerGrpc(PeerServicer):
-    def __init__(self, lends: Lends, epoch: Epoch, owner: OwnerThread) -> None:
+    def __init__(self, lends: PullService, epoch: Epoch, owner: OwnerThread) -> None:
         self._lends = lends
         self._epoch = epoch
         self._owner = owner
@@ -116,8 +116,8 @@ class PeerGrpc(PeerServicer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leaving:
-    """The request that moves from the peer to here."""
+class MovingRequest:
+    """A request that moves from the peer to this replica."""
 
     request_id: RequestId
     attempt: int
@@ -135,7 +135,7 @@ class PeerClient:
         layout: KvLayout,
         timeout_s: float,
         patience: SourcePatience,
-        left: Callable[[TransferId, int, int], Left] = lambda *asked: Left(),
+        left: Callable[[TransferId, int, int], MissingKv] = lambda *asked: MissingKv(),
     ) -> None:
         """`left`: what has not come of a transfer that was to bring so many tokens, of which so
         many were here."""
@@ -148,7 +148,7 @@ class PeerClient:
         self._ending: set[asyncio.Task[None]] = set()
 
     def source(
-        self, peer: ReplicaAddress, leaving: Leaving | None = None, *, tenant: str = ""
+        self, peer: ReplicaAddress, leaving: MovingRequest | None = None, *, tenant: str = ""
     ) -> PeerSource:
         """The peer as a source of `tenant`'s prefixes. With `leaving` that request of the peer
         stops there, whatever it has to offer."""
@@ -172,7 +172,7 @@ class PeerClient:
     async def pull(
         self, peer: ReplicaAddress, request: PullRequest, watch: SourceWatch
     ) -> AsyncGenerator[PullOffered, None]:
-        """What the peer's `Lends.pull` yields. Raises BatonError."""
+        """What the peer's `PullService.pull` yields. Raises BatonError."""
         stub = PeerStub(self.channels.to(peer.address))
         pulse = self.channels.pulse(peer.address)
         call = stub.Pull(pull_to_proto(request, peer.epoch), timeout=self._timeout_s)
@@ -205,7 +205,7 @@ class PeerSource:
     """A `baton.kv_transfer.pulling.prefix_fetch.PrefixSource`: what one peer holds."""
 
     def __init__(
-        self, client: PeerClient, peer: ReplicaAddress, leaving: Leaving | None, tenant: str
+        self, client: PeerClient, peer: ReplicaAddress, leaving: MovingRequest | None, tenant: str
     ) -> None:
         self.name: str = peer.replica_id
         self._client = client

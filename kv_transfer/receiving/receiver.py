@@ -26,7 +26,7 @@ from baton.core.kv_pool import Holder, HolderKind, KvPool
 from baton.kv_transfer.config import DEFAULTS
 from baton.kv_transfer.handoff.lease import ReceiverEvent, ReceiverState
 from baton.kv_transfer.handoff.messages import Outcome
-from baton.kv_transfer.handoff.outcomes import Ended, RecentOutcomes
+from baton.kv_transfer.handoff.outcomes import EndedTransfer, RecentOutcomes
 from baton.kv_transfer.handoff.reservation import KvSource, Reservation, ReservedStream, WantedKv
 from baton.kv_transfer.layouts.plan import RankStream, placement, plan_streams
 from baton.kv_transfer.layouts.rank_streams import rank_streams
@@ -290,7 +290,7 @@ class Receiver:
         self, filling: Filling, outcome: Outcome, reason: str = "", kept: range = range(0)
     ) -> None:
         source = filling.reservation.streams[0].source
-        self._recent.record(filling.transfer_id, Ended(source.epoch, outcome, reason, kept))
+        self._recent.record(filling.transfer_id, EndedTransfer(source.epoch, outcome, reason, kept))
 
 
 def _holder(kind: HolderKind, transfer_id: TransferId) -> Holder:

@@ -71,8 +71,8 @@ class _Record:
     """Usual rate of its transfers, by transport; none while that is not known."""
 
 
-class Left(NamedTuple):
-    """What of a transfer has not come."""
+class MissingKv(NamedTuple):
+    """The part of a transfer that has not arrived."""
 
     num_bytes: int = 0
     here_s: float = inf
@@ -92,7 +92,7 @@ class SourcePatience:
         record = self._records.get(epoch)
         return MOST_S if record is None else _silence_s(record, now)
 
-    def is_worth_waiting(self, epoch: Epoch, waited_s: float, left: Left, now: float) -> bool:
+    def is_worth_waiting(self, epoch: Epoch, waited_s: float, left: MissingKv, now: float) -> bool:
         """Whether it is, for what is there to be sent, after so long."""
         return waited_s < max(self.late_s(epoch, now), left.here_s)
 

@@ -19,7 +19,7 @@ from functools import partial
 
 from baton.core.errors import Unavailable
 from baton.core.replicas import ReplicaAddress
-from baton.kv_transfer.receiving.source_patience import TOO_LATE, Left, SourcePatience
+from baton.kv_transfer.receiving.source_patience import TOO_LATE, MissingKv, SourcePatience
 
 LOOK_S = 0.2
 
@@ -59,7 +59,7 @@ class SourceWatch:
         self._why = ""
         self._is_late = False
         """Whether it was given up since what it has yet to send is computed sooner."""
-        self._left: Callable[[], Left] = Left
+        self._left: Callable[[], MissingKv] = MissingKv
 
     @asynccontextmanager
     async def waits(self) -> AsyncIterator[None]:
@@ -117,12 +117,12 @@ class SourceWatch:
         self._is_armed = True
         self.hear()
 
-    def may_be_computed(self, left: Callable[[], Left]) -> None:
+    def may_be_computed(self, left: Callable[[], MissingKv]) -> None:
         """What is asked for is nothing that the source has yet to compute: from now on it is waited
         for in silence no longer than `left` would take here."""
         self._left = left
 
-    def is_coming(self, left: Callable[[], Left] = Left) -> None:
+    def is_coming(self, left: Callable[[], MissingKv] = MissingKv) -> None:
         """All that was asked for is there to be sent, as its first token or its offer says."""
         self._is_coming = True
         self._left = left

@@ -36,7 +36,7 @@ from baton.kv_transfer.handoff.lease import (
     next_sender_state,
 )
 from baton.kv_transfer.handoff.messages import BlockRange, OpenTransfer, Outcome, SettleTransfer
-from baton.kv_transfer.handoff.outcomes import Ended, RecentOutcomes
+from baton.kv_transfer.handoff.outcomes import EndedTransfer, RecentOutcomes
 from baton.kv_transfer.layouts.plan import check_features, check_layouts
 from baton.kv_transfer.sending.held_share import HeldShare
 from baton.kv_transfer.sending.offer import Offer
@@ -346,7 +346,7 @@ class Sender:
             function()
 
     def _forget(self, offer: Offer) -> None:
-        ended = Ended(offer.receiver_epoch, offer.outcome, offer.reason)
+        ended = EndedTransfer(offer.receiver_epoch, offer.outcome, offer.reason)
         self._recent.record(offer.transfer_id, ended)
         self.held.let_go(offer.transfer_id)
         del self._offers[offer.transfer_id]
@@ -356,7 +356,7 @@ class Sender:
         if offer is not None and not offer.state.is_settled:
             return offer
         if offer is not None:
-            ended = Ended(offer.receiver_epoch, offer.outcome, offer.reason)
+            ended = EndedTransfer(offer.receiver_epoch, offer.outcome, offer.reason)
         if ended is not None and ended.outcome is Outcome.ABORTED:
             raise TransferAborted(f"{transfer_id} was given up by the sender: {ended.reason}")
         raise UnknownTransfer(f"the sender holds nothing for {transfer_id}")

@@ -10,7 +10,7 @@ from baton.core.block_hash import root_hash
 from baton.core.ids import TransferId
 from baton.kernels.names.block_names import block_names
 from baton.kv_transfer.pulling.prefix_fetch import PrefixOffer
-from baton.kv_transfer.tiers.stack import Stretch, TierStack
+from baton.kv_transfer.tiers.stack import TierPart, TierStack
 from baton.kv_transfer.tiers.transport import ADDRESS, TierTransport
 from baton.kv_transfer.tiers.worth import Rate, blocks_worth_taking
 
@@ -33,7 +33,7 @@ class TierSource:
     def __init__(self, stack: TierStack, transport: TierTransport, policy: ReadPolicy) -> None:
         self.names: Sequence[bytes] = ()
         """Names of the blocks that are to be brought in, once something was offered."""
-        self.stretches: tuple[Stretch, ...] = ()
+        self.stretches: tuple[TierPart, ...] = ()
         """Tiers that hold those blocks, stretch by stretch."""
         self._stack = stack
         self._transport = transport
@@ -75,7 +75,7 @@ class TierSource:
                 address=ADDRESS,
             )
 
-    def _choose(self, stretches: tuple[Stretch, ...]) -> int:
+    def _choose(self, stretches: tuple[TierPart, ...]) -> int:
         layout = self._stack.format.layout
         num_blocks = blocks_worth_taking(
             stretches,
@@ -88,9 +88,9 @@ class TierSource:
         return num_blocks
 
 
-def _first(stretches: Sequence[Stretch], num_blocks: int) -> tuple[Stretch, ...]:
+def _first(stretches: Sequence[TierPart], num_blocks: int) -> tuple[TierPart, ...]:
     """The stretches that hold the first `num_blocks` blocks; a choice ends where a stretch does."""
-    taken: list[Stretch] = []
+    taken: list[TierPart] = []
     for stretch in stretches:
         if sum(stretch.num_blocks for stretch in taken) >= num_blocks:
             break

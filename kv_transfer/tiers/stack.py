@@ -29,7 +29,7 @@ CLOSE_TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class TierPart:
     """Some consecutive blocks of a prefix, all in one tier."""
 
     tier: str
@@ -96,9 +96,9 @@ class TierStack:
         """What is kept under this name is wrong, also what is just being read. From any thread."""
         self._strikes.strike(name)
 
-    async def find(self, names: Sequence[bytes]) -> tuple[Stretch, ...]:
+    async def find(self, names: Sequence[bytes]) -> tuple[TierPart, ...]:
         """Where the longest prefix of `names` is that the tiers hold."""
-        found: list[Stretch] = []
+        found: list[TierPart] = []
         rest = names
         while rest:
             stretch = await self._find_first(rest)
@@ -146,13 +146,13 @@ class TierStack:
             for name, value in _as_metrics(level).items()
         }
 
-    async def _find_first(self, names: Sequence[bytes]) -> Stretch | None:
+    async def _find_first(self, names: Sequence[bytes]) -> TierPart | None:
         for level in self._levels:
             num_blocks = await level.num_leading(names)
             if num_blocks < len(names):
                 level.tier.stats.count(num_misses=1)
             if num_blocks:
-                return Stretch(level.tier.name, num_blocks)
+                return TierPart(level.tier.name, num_blocks)
         return None
 
     async def _read_batch(self, names: Sequence[bytes]) -> list[Batch]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from baton.core.clock import Clock, monotonic
-from baton.kv_transfer.tiers.stack import Stretch
+from baton.kv_transfer.tiers.stack import TierPart
 
 FORGET_AFTER_S = 60.0
 """A rate this old says nothing: a disk that was busy need not be so for ever."""
@@ -43,7 +43,7 @@ class Rate:
 
 
 def blocks_worth_taking(
-    stretches: Sequence[Stretch],
+    stretches: Sequence[TierPart],
     *,
     block_bytes: int,
     block_tokens: int,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from baton.core.errors import TransferCut
 from baton.kv_transfer.handoff.transport import LentPiece
-from baton.kv_transfer.transport.control.client import Announced
+from baton.kv_transfer.transport.control.client import AnnouncedPiece
 
 _SPAN = struct.Struct("<II")
 _NUMBER_BYTES = 4
@@ -41,7 +41,7 @@ def ticket_of(piece: LentPiece) -> BlockTicket:
 
 
 def read_ticket(
-    announced: Announced, *, num_blocks: int, block_bytes: Sequence[int]
+    announced: AnnouncedPiece, *, num_blocks: int, block_bytes: Sequence[int]
 ) -> BlockTicket:
     """The ticket of a piece from an arena of so many blocks in each of its planes.
 

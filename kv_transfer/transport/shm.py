@@ -39,7 +39,7 @@ from baton.kernels.cpu.shared_mapping import mapped
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import LentPiece, Parcel
 from baton.kv_transfer.transport.block_tickets import read_ticket, ticket_of
-from baton.kv_transfer.transport.control.client import Announced, ControlClient
+from baton.kv_transfer.transport.control.client import AnnouncedPiece, ControlClient
 from baton.kv_transfer.transport.control.socket_lines import OpenStream, SocketCall, serve_line
 from baton.kv_transfer.transport.local_sockets import (
     KEY_BYTES,
@@ -100,7 +100,7 @@ class _Map:
             asyncio.get_running_loop().remove_reader(self.connection)
             self.connection.close()
 
-    def views(self, announced: Announced) -> BlockViews:
+    def views(self, announced: AnnouncedPiece) -> BlockViews:
         """Where the blocks of a piece lie. Raises TransferCut for what is not in the arena."""
         shape, first = self.shape, announced.message.plane
         ticket = read_ticket(announced, num_blocks=shape.num_blocks, block_bytes=shape.block_bytes)

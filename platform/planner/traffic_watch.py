@@ -27,7 +27,7 @@ NOTHING = TrafficReport(age_s=0.0)
 
 
 @dataclass(slots=True, eq=False)
-class _Heard:
+class _LastReport:
     report: TrafficReport
     at_s: float
     counted: TrafficReport
@@ -41,7 +41,7 @@ class TrafficWatch:
         self._clock = clock
         self._observed_s = clock()
         self._has_heard = False
-        self._heard_by_gateway: dict[Epoch, _Heard] = {}
+        self._heard_by_gateway: dict[Epoch, _LastReport] = {}
 
     def hear(self, gateway: Epoch, report: TrafficReport) -> None:
         """Reports may come late and twice."""
@@ -51,7 +51,7 @@ class TrafficWatch:
             counted, counted_s = (NOTHING, now - report.age_s) if is_new else (report, now)
             if not self._has_heard:
                 self._has_heard, self._observed_s = True, counted_s
-            self._heard_by_gateway[gateway] = _Heard(report, now, counted, counted_s)
+            self._heard_by_gateway[gateway] = _LastReport(report, now, counted, counted_s)
         elif report.age_s >= known.report.age_s:
             known.report, known.at_s = report, now
 
@@ -109,7 +109,7 @@ class TrafficWatch:
             is_complete=len(audible) >= num_gateways,
         )
 
-    def _audible(self) -> list[_Heard]:
+    def _audible(self) -> list[_LastReport]:
         now = self._clock()
         return [one for one in self._heard_by_gateway.values() if now - one.at_s <= SILENT_S]
 
@@ -127,7 +127,7 @@ class _Sums:
     num_ended: float = 0.0
     output_tokens: float = 0.0
 
-    def add(self, one: _Heard, lasted_s: float) -> None:
+    def add(self, one: _LastReport, lasted_s: float) -> None:
         """What it told since it was counted: all of it, or the last period's share if it was silent
         when others were counted."""
         told_s = one.at_s - one.counted_s

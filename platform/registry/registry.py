@@ -49,7 +49,7 @@ NEWS_GAP_S = 0.2
 
 
 @dataclass(slots=True)
-class _Heard:
+class _Liveness:
     """Liveness of one replica."""
 
     until_s: float
@@ -87,7 +87,7 @@ class Registry:
         self._replicas = Journal[Epoch, ReplicaInfo](max_gone)
         self._layouts = Journal[KvLayout, KvLayout]()
         self._num_of_layout = Counter[KvLayout]()
-        self._heard: dict[Epoch, _Heard] = {}
+        self._heard: dict[Epoch, _Liveness] = {}
         self._silence_s = math.inf
         """Nobody is to be dropped before."""
         self._left: dict[Epoch, _Farewell] = {}
@@ -114,7 +114,7 @@ class Registry:
         self._starting.serves(info.replica_id)
         if self._replicas.get(epoch) != info:
             self._put(info)
-        self._heard[epoch] = _Heard(self._may_be_silent_until(), telling)
+        self._heard[epoch] = _Liveness(self._may_be_silent_until(), telling)
         self._silence_s = min(self._silence_s, self._heard[epoch].until_s)
         return self.intervals
 

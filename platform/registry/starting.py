@@ -19,7 +19,7 @@ TTL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
+class _StageReport:
     starting: StartingReplica
     until_s: float
     stage_began_at: float
@@ -31,7 +31,7 @@ class StartingReplicas:
     def __init__(self, clock: Clock, bump: Callable[[], int], max_gone: int) -> None:
         self._clock = clock
         self._bump = bump
-        self._heard: dict[ReplicaId, _Heard] = {}
+        self._heard: dict[ReplicaId, _StageReport] = {}
         self.journal = Journal[ReplicaId, ReplicaId](max_gone)
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class StartingReplicas:
         began_at = before.stage_began_at if before is not None and is_same else now
         rest_s = max(REPORT_S, (len(self._heard) + (before is None)) / REPORTS_PER_S)
         ttl_s = TTL_S if starting.failure else max(TTL_S, 3 * rest_s)
-        self._heard[key] = _Heard(starting, now + ttl_s, began_at)
+        self._heard[key] = _StageReport(starting, now + ttl_s, began_at)
         if not is_same:
             self.journal.put(key, key, self._bump())
         return rest_s

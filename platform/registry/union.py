@@ -29,7 +29,7 @@ HEARD_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
+class _RegistryState:
     """What one registry said last."""
 
     known: Membership
@@ -47,14 +47,14 @@ class MembershipUnion:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._heard: dict[int, _Heard] = {}
+        self._heard: dict[int, _RegistryState] = {}
         self._incarnation = new_epoch()
         self._told: Membership | None = None
 
     def take(self, index: int, known: Membership) -> None:
         """Hear what one of the registries says."""
         now, before = self._clock(), self._heard.get(index)
-        self._heard[index] = _Heard(known, now)
+        self._heard[index] = _RegistryState(known, now)
         if before is None:
             return
         kept, kept_until_s = before.kept_at(now), before.kept_until_s
@@ -65,7 +65,7 @@ class MembershipUnion:
                 one.intervals.settled_after_s for one in (before.known, known)
             )  # who lives comes to the new one as seldom as the old one said
             kept, kept_until_s = before.known.replicas, now + slowest_s - known.age_s
-        self._heard[index] = _Heard(known, now, kept, kept_until_s)
+        self._heard[index] = _RegistryState(known, now, kept, kept_until_s)
 
     def heard(self) -> frozenset[int]:
         """The registries that are heard."""
@@ -113,7 +113,9 @@ class MembershipUnion:
         return self._told
 
 
-def _replicas(said: list[_Heard], left: frozenset[Epoch], now: float) -> Iterator[ReplicaInfo]:
+def _replicas(
+    said: list[_RegistryState], left: frozenset[Epoch], now: float
+) -> Iterator[ReplicaInfo]:
     found: dict[Epoch, ReplicaInfo] = {}
     for one in said:
         for info in one.known.replicas:
@@ -128,7 +130,7 @@ def _replicas(said: list[_Heard], left: frozenset[Epoch], now: float) -> Iterato
     return (info for epoch, info in found.items() if epoch not in left)
 
 
-def _starting(said: list[_Heard]) -> Iterator[StartingReplica]:
+def _starting(said: list[_RegistryState]) -> Iterator[StartingReplica]:
     """What each says that does not serve yet; a failure is told to one registry before others."""
     found: dict[ReplicaId, StartingReplica] = {}
     for one in said:

@@ -74,8 +74,8 @@ class Slo:
 NO_SLO = Slo()
 
 
-class Kept:
-    """How one request's objective fares, over all its attempts."""
+class ObjectiveOutcome:
+    """Whether one request keeps its objective, over all its attempts."""
 
     def __init__(self, slo: Slo, asked_s: float) -> None:
         self.slo = slo

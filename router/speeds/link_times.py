@@ -68,7 +68,7 @@ class _Sums(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
+class _PairHistory:
     sums: _Sums
     line: LinkTime
     at_s: float
@@ -78,7 +78,7 @@ class LinkTimes:
     """Latency and bandwidth of the pairs that were heard of lately."""
 
     def __init__(self, max_pairs: int = MAX_PAIRS) -> None:
-        self._heard_by_pair: Recent[Pair, _Heard] = Recent(max_pairs)
+        self._heard_by_pair: Recent[Pair, _PairHistory] = Recent(max_pairs)
         self._takers_by_lender: dict[Epoch, set[Epoch]] = {}
         self._lenders_by_taker: dict[Epoch, set[Epoch]] = {}
         """Lenders by taker, of the pairs that take clearly longer or less than others."""
@@ -122,7 +122,7 @@ class LinkTimes:
         anchored = sums.plus(PRIOR, 0.0, usual.latency_s)
         anchored = anchored.plus(PRIOR, num_bytes, usual.seconds(num_bytes))
         line = anchored.line
-        forgotten = self._heard_by_pair.put(pair, _Heard(sums, line, self._now))
+        forgotten = self._heard_by_pair.put(pair, _PairHistory(sums, line, self._now))
         if forgotten is not None:
             self._set_apart(forgotten, is_apart=False)
         off_s = abs(line.seconds(num_bytes) - usual.seconds(num_bytes))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from baton.engine.batch.static_batch import PassLimits, StaticBatch
-from baton.engine.models.skeleton.taps import Taps
+from baton.engine.models.skeleton.taps import AuxHiddenStates
 from baton.engine.passes.cuda_graphs import DecodeGraphs
 from baton.engine.passes.graph_capture import Outputs
 from baton.engine.passes.mixed_graphs import MixedGraphs, mixed_batch
@@ -45,7 +45,7 @@ def graphs_of(
     limits: PassLimits,
     spare_block: int,
     capture: ComputingCapture | None = None,
-    taps: Taps | None = None,
+    taps: AuxHiddenStates | None = None,
 ) -> DecodeGraphs:
     batch = StaticBatch(limits, runner.cache.layout.block_size)
     capture = ComputingCapture() if capture is None else capture
@@ -58,7 +58,7 @@ def mixed_graphs_of(
     limits: PassLimits,
     spare_block: int,
     capture: ComputingCapture | None = None,
-    taps: Taps | None = None,
+    taps: AuxHiddenStates | None = None,
 ) -> MixedGraphs:
     batch = mixed_batch(limits, runner.cache.layout.block_size)
     capture = ComputingCapture() if capture is None else capture

@@ -22,7 +22,7 @@ from baton.engine.models.families import deepseek_v2, deepseek_v3, mixtral
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.models.skeleton.family import Family
 from baton.engine.models.skeleton.feed_forwards import feed_forward_of
-from baton.engine.models.skeleton.taps import Tapping
+from baton.engine.models.skeleton.taps import AuxCapture
 from baton.kernels.attention.layer_kv import LayerCache
 from baton.kernels.latent_attention.choose_tokens import Chosen
 from baton.kernels.paging.sequences import Sequences
@@ -51,7 +51,7 @@ class SparseDecoder(Decoder):
         sequences: Sequences,
         caches: Sequence[LayerCache],
         on_layer: OnLayer,
-        tapping: Tapping | None = None,
+        tapping: AuxCapture | None = None,
     ) -> tuple[Tensor, Tensor]:
         rotations = [angles(sequences.positions) for angles in self.angles]
         chosen: Chosen | None = None

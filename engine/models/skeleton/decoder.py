@@ -19,7 +19,7 @@ from baton.engine.layers.linear import ExactLinear, Linear
 from baton.engine.layers.rope import RotaryAngles
 from baton.engine.mesh.split import Split
 from baton.engine.models.config.model_config import LayerConfig, ModelConfig
-from baton.engine.models.skeleton.taps import Tapping, Taps
+from baton.engine.models.skeleton.taps import AuxCapture, AuxHiddenStates
 from baton.kernels.attention.layer_kv import LayerCache
 from baton.kernels.elementwise.add import add
 from baton.kernels.elementwise.soft_cap import soft_cap_
@@ -73,14 +73,14 @@ class Decoder(nn.Module):
         batch: Batch,
         caches: Sequence[LayerCache],
         on_layer: OnLayer,
-        taps: Taps | None = None,
+        taps: AuxHiddenStates | None = None,
     ) -> Tensor:
         """Write the tokens' KV into the caches, one a layer; return the outputs [S, D].
 
         `taps` are given what enters their layers.
         """
         x = self.embedded(batch)
-        tapping = Tapping(taps, batch.output_rows) if taps is not None and taps.is_on else None
+        tapping = AuxCapture(taps, batch.output_rows) if taps is not None and taps.is_on else None
         x, residual = self.through(x, None, batch.sequences, caches, on_layer, tapping)
         return self.outputs(x, residual, batch.output_rows)
 
@@ -98,7 +98,7 @@ class Decoder(nn.Module):
         sequences: Sequences,
         caches: Sequence[LayerCache],
         on_layer: OnLayer,
-        tapping: Tapping | None = None,
+        tapping: AuxCapture | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The layers that are here, of which each has an cache; both [T, D]."""
         rotations = [angles(sequences.positions) for angles in self.angles]

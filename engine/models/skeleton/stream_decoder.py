@@ -27,7 +27,7 @@ from baton.engine.layers.rope import RotaryAngles
 from baton.engine.layers.router import Router
 from baton.engine.models.config.model_config import LayerConfig, ModelConfig
 from baton.engine.models.skeleton.decoder import Decoder
-from baton.engine.models.skeleton.taps import Taps
+from baton.engine.models.skeleton.taps import AuxHiddenStates
 from baton.kernels.attention.layer_kv import LayerCache
 from baton.kernels.cache_write.rotation import Rotation
 from baton.kernels.elementwise.take_rows import take_rows
@@ -94,7 +94,7 @@ class StreamDecoder(Decoder):
         batch: Batch,
         caches: Sequence[LayerCache],
         on_layer: OnLayer,
-        taps: Taps | None = None,
+        taps: AuxHiddenStates | None = None,
     ) -> Tensor:
         assert taps is None, "taps are of one stream"
         streams = spread_streams(self.embedded(batch), self.num_streams)  # [T, n, D]

@@ -1,4 +1,4 @@
-"""What enters some layers of a model, read beside its outputs (EAGLE-3 drafts by it).
+"""Auxiliary hidden states: the inputs of some layers, read beside the outputs (for EAGLE-3).
 
 layer 0 | layer 1 | layer 2 | ...
                   ^ tap 2: the residual stream, of the rows whose outputs are wanted
@@ -15,15 +15,16 @@ from baton.kernels.elementwise.add import add
 from baton.kernels.elementwise.take_rows import take_rows
 
 
-class Taps:
-    """Whoever runs passes fills it; whoever reads it does so before the next."""
+class AuxHiddenStates:
+    """The inputs of some layers (`taps`) in the last pass. The runner fills it; read it before the
+    next pass."""
 
     def __init__(self, layers: Sequence[int]) -> None:
         self.layers = tuple(layers)
         self.is_on = True
-        """Whether anybody will read it: if not, passes need not fill it."""
+        """Whether it will be read: if not, passes need not fill it."""
         self.found: list[Tensor] = []  # [S, D] each
-        """Hidden states tapped in the last pass, in the order of `layers`."""
+        """Hidden states captured in the last pass, in the order of `layers`."""
 
     @property
     def features(self) -> Tensor:
@@ -31,10 +32,10 @@ class Taps:
         return torch.cat(self.found, dim=-1)
 
 
-class Tapping:
-    """One pass, of which `rows` [S] are wanted."""
+class AuxCapture:
+    """Captures `rows` [S] of the auxiliary hidden states in one pass."""
 
-    def __init__(self, taps: Taps, rows: Tensor) -> None:
+    def __init__(self, taps: AuxHiddenStates, rows: Tensor) -> None:
         """`taps` are on."""
         taps.found = []
         self._taps = taps

@@ -60,8 +60,8 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One transport, as far as `auto` must know it."""
+class TransportOption:
+    """One transport that `auto` may choose."""
 
     transport: Callable[[], Transport]
     fits: Callable[[str, Facts], bool]
@@ -116,7 +116,7 @@ class AutoTransport:
 
     def __init__(
         self,
-        ways: Mapping[str, Way],
+        ways: Mapping[str, TransportOption],
         control: ControlClient,
         *,
         require: tuple[str, ...] = (),

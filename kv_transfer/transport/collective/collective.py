@@ -36,7 +36,7 @@ from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, S
 from baton.kv_transfer.handoff.transport import LentPiece, Parcel
 from baton.kv_transfer.transport.addresses import host_of, listen
 from baton.kv_transfer.transport.collective.joint import (
-    Joint,
+    PairAddress,
     join_as_receiver,
     join_as_sender,
 )
@@ -45,7 +45,7 @@ from baton.kv_transfer.transport.collective.receiving_pair import ReceivingPair
 from baton.kv_transfer.transport.collective.sending_pair import SendingPair, Wanted
 from baton.kv_transfer.transport.collective.staging import DeviceStaging, HostStaging, Staging
 from baton.kv_transfer.transport.control.ahead import ahead
-from baton.kv_transfer.transport.control.client import Announced, ControlClient
+from baton.kv_transfer.transport.control.client import AnnouncedPiece, ControlClient
 from baton.kv_transfer.transport.lent import SECRET_BYTES
 
 MAX_PAIRS = 64
@@ -117,7 +117,7 @@ class CollectiveTransport:
 
     async def _announcements(
         self, address: str, request: OpenTransfer, pair: ReceivingPair
-    ) -> AsyncGenerator[Announced, None]:
+    ) -> AsyncGenerator[AnnouncedPiece, None]:
         try:
             async with aclosing(self._control.open(address, request, self.name)) as announcements:
                 async for announced in announcements:
@@ -154,7 +154,7 @@ class CollectiveTransport:
         ask = partial(self._control.meet, address, self.name, sender, receiver)
         key, host = f"{sender}/{receiver}/{secrets.token_hex(16)}", host_of(address)
         answer = _read(await ask(_encode(_JoinWithGrants(key, host))), _Joining)
-        joint = Joint(backend=self.name, key=key, host=host, port=answer.port)
+        joint = PairAddress(backend=self.name, key=key, host=host, port=answer.port)
 
         async def grant(num_before: int, pieces: Sequence[Wanted]) -> list[int]:
             granting = _Granting(key, num_before, list(pieces))
@@ -218,7 +218,7 @@ class CollectiveSending:
         except OSError as error:
             raise TransportFailed(f"{self._name}: cannot listen at {host!r}: {error}") from error
         port: int = listener.getsockname()[1]
-        joint = Joint(backend=self._name, key=question.key, host=host, port=port)
+        joint = PairAddress(backend=self._name, key=question.key, host=host, port=port)
         join = partial(join_as_sender, joint, listener)
         name, staging = f"{self._name} to {receiver_epoch}", self._staging.of_pair()
         pair = SendingPair(name, question.key, join, staging)
@@ -228,7 +228,7 @@ class CollectiveSending:
         return _encode(_Joining(port))
 
 
-def _expect(pair: ReceivingPair, announced: Announced) -> asyncio.Future[Tensor]:
+def _expect(pair: ReceivingPair, announced: AnnouncedPiece) -> asyncio.Future[Tensor]:
     try:
         return pair.expect(*_TICKET.unpack(announced.message.ticket))
     except struct.error as error:
@@ -236,7 +236,7 @@ def _expect(pair: ReceivingPair, announced: Announced) -> asyncio.Future[Tensor]
 
 
 async def _landed(
-    pair: ReceivingPair, announced: Announced, claim: asyncio.Future[Tensor]
+    pair: ReceivingPair, announced: AnnouncedPiece, claim: asyncio.Future[Tensor]
 ) -> KvPiece:
     try:
         data = await asyncio.shield(claim)

@@ -27,8 +27,8 @@ _UNLIMITED = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joint:
-    """Where and as what two processes become a pair."""
+class PairAddress:
+    """Where and by which backend two processes form a pair."""
 
     backend: str
     """gloo or nccl"""
@@ -46,7 +46,7 @@ class Group:
     """Kept as long as the group: NCCL looks into it."""
 
 
-def join_as_sender(joint: Joint, listener: socket.socket) -> Group:
+def join_as_sender(joint: PairAddress, listener: socket.socket) -> Group:
     """Blocks until D has joined too. Raises RuntimeError."""
     patience = timedelta(seconds=PATIENCE_S)
     store = c10d.TCPStore(
@@ -55,7 +55,7 @@ def join_as_sender(joint: Joint, listener: socket.socket) -> Group:
     return Group(_form(joint, store, P_RANK, joint.host), store)
 
 
-def join_as_receiver(joint: Joint) -> Group:
+def join_as_receiver(joint: PairAddress) -> Group:
     """Blocks until P has joined too. Raises RuntimeError or OSError."""
     patience = timedelta(seconds=PATIENCE_S)
     # A store would go on trying for twice its time, where nobody listens any more.
@@ -65,7 +65,7 @@ def join_as_receiver(joint: Joint) -> Group:
     return Group(_form(joint, store, D_RANK, own_host), store)
 
 
-def _form(joint: Joint, store: Any, rank: int, own_host: str) -> PointToPoint:
+def _form(joint: PairAddress, store: Any, rank: int, own_host: str) -> PointToPoint:
     # A client of its own: a call that blocks in one would block whoever else uses it.
     shared = c10d.PrefixStore(joint.key, store.clone())
     if joint.backend == "nccl":

@@ -11,21 +11,21 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TypeVar
 
-from baton.kv_transfer.transport.control.client import Announced
+from baton.kv_transfer.transport.control.client import AnnouncedPiece
 
 T = TypeVar("T")
 
 
 async def ahead(
-    announcements: AsyncGenerator[Announced, None],
-    start: Callable[[Announced], asyncio.Future[T]],
+    announcements: AsyncGenerator[AnnouncedPiece, None],
+    start: Callable[[AnnouncedPiece], asyncio.Future[T]],
     drop: Callable[[asyncio.Future[T]], None],
-) -> AsyncGenerator[tuple[Announced, asyncio.Future[T]], None]:
+) -> AsyncGenerator[tuple[AnnouncedPiece, asyncio.Future[T]], None]:
     """Yield each with what `start` made of it; `drop` that of those that are not wanted any more.
 
     Use it under `aclosing`.
     """
-    arrivals: asyncio.Queue[tuple[Announced, asyncio.Future[T]] | None] = asyncio.Queue()
+    arrivals: asyncio.Queue[tuple[AnnouncedPiece, asyncio.Future[T]] | None] = asyncio.Queue()
 
     async def listen() -> None:
         try:

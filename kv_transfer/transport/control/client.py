@@ -55,7 +55,7 @@ class ProbeOffer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Announced:
+class AnnouncedPiece:
     """A piece that P has announced. Call `take` once its bytes are read, or not wanted."""
 
     message: pb.KvPiece
@@ -104,7 +104,7 @@ class ControlClient:
 
     async def open(
         self, address: str, request: OpenTransfer, transport: str, door: Door | None = None
-    ) -> AsyncGenerator[Announced, None]:
+    ) -> AsyncGenerator[AnnouncedPiece, None]:
         """Yield what P announces. Pieces may be taken in any order, also after the next one.
 
         Ends when P has ended the stream or, where it says that no piece follows, as soon as all of
@@ -125,7 +125,7 @@ class ControlClient:
                 pulse.hear()
                 heard = read_pieces(message)
                 for header, data in heard.pieces:
-                    yield Announced(message=header, data=data, take=taking.expect(header))
+                    yield AnnouncedPiece(message=header, data=data, take=taking.expect(header))
                 if heard.is_end:
                     is_kept = heard.is_kept
                     await taking.all_taken(line.reading())

@@ -31,7 +31,7 @@ from baton.core.errors import (
 from baton.core.ids import Epoch, TransferId
 from baton.core.new_bytes import new_bytes
 from baton.kv_transfer.handoff.messages import BlockRange, OpenTransfer, Outcome, SettleTransfer
-from baton.kv_transfer.handoff.transport import Carried, LentPiece, Parcel
+from baton.kv_transfer.handoff.transport import CopiedPiece, LentPiece, Parcel
 from baton.kv_transfer.layouts.integrity import CHECKSUM_BYTES, copied_checksums
 from baton.proto import kv_pb2 as pb
 from baton.proto.channels import Channels
@@ -168,7 +168,7 @@ def write_piece(piece: LentPiece, parcel: Parcel) -> bytes:
     return b"".join((_before_data(piece, piece.checksums, parcel.ticket, num_bytes), *parcel.data))
 
 
-def write_carried(piece: LentPiece, unit_bytes: int) -> Carried:
+def write_carried(piece: LentPiece, unit_bytes: int) -> CopiedPiece:
     """As `write_piece` with the bytes of the piece, which are summed up as they are copied."""
     num_bytes = piece.num_bytes
     # Of the same length, whatever they will be.
@@ -179,7 +179,7 @@ def write_carried(piece: LentPiece, unit_bytes: int) -> Carried:
     targets = BlockViews(memory[start:], range(0, num_bytes, size), size)
     checksums = copied_checksums(piece.views, targets, unit_bytes)
     memory[:start] = _before_data(piece, checksums, b"", num_bytes)
-    return Carried(checksums, message)
+    return CopiedPiece(checksums, message)
 
 
 def _before_data(piece: LentPiece, checksums: bytes, ticket: bytes, num_bytes: int) -> bytes:
@@ -201,8 +201,8 @@ def _before_data(piece: LentPiece, checksums: bytes, ticket: bytes, num_bytes: i
 
 
 @dataclass(slots=True)
-class Heard:
-    """What P has said in one message."""
+class PiecesMessage:
+    """One message of P on the control stream."""
 
     pieces: list[tuple[pb.KvPiece, memoryview]] = field(default_factory=list)
     """Each but for its data, and its data where it lies."""
@@ -212,13 +212,13 @@ class Heard:
     """With that: another transfer may be opened on the stream."""
 
 
-def read_pieces(message: bytes) -> Heard:
+def read_pieces(message: bytes) -> PiecesMessage:
     """Raises TransferCut if it is malformed."""
     view = memoryview(message)
     try:
         if len(message) <= MAX_TICKETS_BYTES:  # a copy is quicker than to look where it lies
             return _read_copy(message)
-        heard = Heard()
+        heard = PiecesMessage()
         for _, number, start, stop in _fields(view):
             if number == _PIECES:
                 heard.pieces.append(_read_piece(view[start:stop]))
@@ -231,9 +231,9 @@ def read_pieces(message: bytes) -> Heard:
         raise TransferCut(f"a piece that cannot be read: {error}") from error
 
 
-def _read_copy(message: bytes) -> Heard:
+def _read_copy(message: bytes) -> PiecesMessage:
     read = pb.KvPieces.FromString(message)
-    heard = Heard(is_end=read.is_end, is_kept=read.is_kept)
+    heard = PiecesMessage(is_end=read.is_end, is_kept=read.is_kept)
     for piece in read.pieces:
         data = memoryview(piece.data)
         piece.ClearField("data")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from baton.kv_transfer.transport.block_tickets import read_ticket
-from baton.kv_transfer.transport.control.client import Announced
+from baton.kv_transfer.transport.control.client import AnnouncedPiece
 from baton.kv_transfer.transport.nixl.reads import Grid
 
 
@@ -21,7 +21,7 @@ class Arena(msgspec.Struct, frozen=True):
     mem_type: str
     device: int
 
-    def where(self, announced: Announced) -> tuple[Grid, list[int]]:
+    def where(self, announced: AnnouncedPiece) -> tuple[Grid, list[int]]:
         """The memory that the planes of a piece lie in, and which of its stretches the blocks are.
 
         Raises TransferCut for what is not in the arena.

@@ -39,15 +39,15 @@ from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, S
 from baton.kv_transfer.handoff.transport import LentPiece, Parcel
 from baton.kv_transfer.transport.block_tickets import ticket_of
 from baton.kv_transfer.transport.control.ahead import ahead
-from baton.kv_transfer.transport.control.client import Announced, ControlClient
+from baton.kv_transfer.transport.control.client import AnnouncedPiece, ControlClient
 from baton.kv_transfer.transport.daemon import DaemonThread
 from baton.kv_transfer.transport.nixl.arena import Arena
 from baton.kv_transfer.transport.nixl.buffers import BuffersInUse, bind_thread, place_of
 from baton.kv_transfer.transport.nixl.reads import (
     Agent,
-    Landed,
     Name,
     NixlReads,
+    ReadResult,
     new_agent,
 )
 
@@ -140,7 +140,7 @@ class NixlTransport:
             async with meeting.used() as peer:
                 reads = self._agent()
 
-                def start(announced: Announced) -> asyncio.Future[Landed]:
+                def start(announced: AnnouncedPiece) -> asyncio.Future[ReadResult]:
                     return reads.read(peer.name, *peer.arena.where(announced))
 
                 announcements = self._control.open(address, request, self.name)
@@ -165,7 +165,9 @@ class NixlTransport:
             self._reads = NixlReads(partial(self._create, name), self._device)
         return self._reads
 
-    async def _landed(self, announced: Announced, reading: asyncio.Future[Landed]) -> KvPiece:
+    async def _landed(
+        self, announced: AnnouncedPiece, reading: asyncio.Future[ReadResult]
+    ) -> KvPiece:
         landed = await _awaited(reading)
 
         def release() -> None:
@@ -278,7 +280,7 @@ class NixlSending:
         )
 
 
-async def _awaited(reading: asyncio.Future[Landed]) -> Landed:
+async def _awaited(reading: asyncio.Future[ReadResult]) -> ReadResult:
     try:
         async with asyncio.timeout(PATIENCE_S):
             return await asyncio.shield(reading)
@@ -290,6 +292,6 @@ async def _awaited(reading: asyncio.Future[Landed]) -> Landed:
         raise
 
 
-def _drop(reading: asyncio.Future[Landed]) -> None:
+def _drop(reading: asyncio.Future[ReadResult]) -> None:
     if not reading.cancel() and not reading.cancelled() and not reading.exception():
         reading.result().give_back()

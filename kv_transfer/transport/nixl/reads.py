@@ -90,8 +90,8 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Landed:
-    """Bytes that were read. Call `give_back` once, from any thread."""
+class ReadResult:
+    """The bytes of one read. Call `give_back` once, from any thread."""
 
     memory: Tensor
     """[bytes] uint8, on the device of the buffers."""
@@ -107,7 +107,7 @@ class Landed:
 class _Read:
     peer: Name
     num_bytes: int
-    landed: asyncio.Future[Landed]
+    landed: asyncio.Future[ReadResult]
     buffer: Buffer
     handle: Any = None
     lists: tuple[Any, ...] = ()
@@ -150,13 +150,13 @@ class NixlReads:
         with suppress(TransportFailed):
             self._post(partial(self._leaving.add, peer))
 
-    def read(self, peer: Name, grid: Grid, numbers: Sequence[int]) -> asyncio.Future[Landed]:
+    def read(self, peer: Name, grid: Grid, numbers: Sequence[int]) -> asyncio.Future[ReadResult]:
         """Fetch these stretches of the peer's memory, end to end.
 
         Cancelling gives the read up; its memory stays taken until it is over. Raises
         TransportFailed, by itself or through the future, and BuffersInUse through the future.
         """
-        landed: asyncio.Future[Landed] = self._loop.create_future()
+        landed: asyncio.Future[ReadResult] = self._loop.create_future()
         self._post(partial(self._start, peer, grid, numbers, landed))
         return landed
 
@@ -218,7 +218,7 @@ class NixlReads:
         peer: Name,
         grid: Grid,
         numbers: Sequence[int],
-        landed: asyncio.Future[Landed],
+        landed: asyncio.Future[ReadResult],
     ) -> None:
         if landed.cancelled():
             return
@@ -275,7 +275,7 @@ class NixlReads:
         if state == "DONE":
             give_back = partial(self._give_back, read.buffer)
             memory = read.buffer.memory[: read.num_bytes]
-            self._tell(partial(_hand_over, read.landed, Landed(memory, give_back)))
+            self._tell(partial(_hand_over, read.landed, ReadResult(memory, give_back)))
         else:
             self._fail(read.landed, TransportFailed("NIXL: a read failed"))
             self._keep(read.buffer)
@@ -305,7 +305,7 @@ def _text(peer: Name) -> str:
     return peer.decode() if isinstance(peer, bytes) else peer
 
 
-def _hand_over(future: asyncio.Future[Landed], landed: Landed) -> None:
+def _hand_over(future: asyncio.Future[ReadResult], landed: ReadResult) -> None:
     if future.done():  # given up
         landed.give_back()
     else:

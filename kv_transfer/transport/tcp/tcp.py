@@ -35,7 +35,7 @@ from baton.core.wire_security import PLAIN, WireSecurity
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import LentPiece, Parcel
 from baton.kv_transfer.transport.addresses import listen
-from baton.kv_transfer.transport.control.client import Announced, ControlClient
+from baton.kv_transfer.transport.control.client import AnnouncedPiece, ControlClient
 from baton.kv_transfer.transport.lent import Loans
 from baton.kv_transfer.transport.tcp.connection import DataConnection
 from baton.kv_transfer.transport.tcp.frames import (
@@ -126,7 +126,7 @@ class TcpTransport:
 
 
 async def _ask(
-    announcements: AsyncGenerator[Announced, None],
+    announcements: AsyncGenerator[AnnouncedPiece, None],
     connection: DataConnection,
     arrivals: _Arrivals,
     readers: Executor,
@@ -140,7 +140,7 @@ async def _ask(
         arrivals.put_nowait(None)
 
 
-def _asked(announced: Announced, connection: DataConnection, readers: Executor) -> KvPiece:
+def _asked(announced: AnnouncedPiece, connection: DataConnection, readers: Executor) -> KvPiece:
     num_views = announced.num_views
     ticket = read_ticket(announced.message.ticket, num_views)
     arrival = connection.expect(ticket, num_views)

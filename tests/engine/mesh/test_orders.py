@@ -14,9 +14,9 @@ from baton.engine.mesh.orders import (
     Join,
     MoveExperts,
     Pass,
+    SendAuxHiddenStates,
     Stop,
     Tally,
-    Tap,
     expect_words,
     head_words,
     join_words,
@@ -53,7 +53,7 @@ def test_what_has_no_chunks() -> None:
     assert read_order(tuple(stop_words())) == Stop()
     assert read_order(tuple(join_words())) == Join()
     assert read_order(tuple(expect_words(12))) == Expect(12)
-    assert read_order(tuple(tap_words((2, 2, 7)))) == Tap((2, 2, 7))
+    assert read_order(tuple(tap_words((2, 2, 7)))) == SendAuxHiddenStates((2, 2, 7))
 
 
 def test_orders_about_experts() -> None:

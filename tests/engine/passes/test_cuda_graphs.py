@@ -21,7 +21,7 @@ from tests.tiny_checkpoints import make_llama
 from baton.engine.batch.batch import Chunk, ignore_layer, make_batch
 from baton.engine.batch.decoding import Decoding
 from baton.engine.batch.static_batch import GraphSize, PassLimits, StaticBatch
-from baton.engine.models.skeleton.taps import Taps
+from baton.engine.models.skeleton.taps import AuxHiddenStates
 from baton.engine.passes.cuda_graphs import DecodeGraphs
 from baton.engine.passes.graph_check import disagreement
 from baton.engine.passes.graph_sizes import (
@@ -112,7 +112,7 @@ def test_turns_of_a_decoding_are_what_the_model_computes(folder: Path, num_reque
 def test_what_taps_read_of_a_replayed_pass_is_what_the_model_gives_them(
     folder: Path, num_requests: int
 ) -> None:
-    runner, taps = make_runner(folder), Taps((0, 1, 1))
+    runner, taps = make_runner(folder), AuxHiddenStates((0, 1, 1))
     chunks = prefilled(runner, num_requests)
     batch = make_batch(chunks, BLOCK_SIZE, "cpu")
     expected = runner.model(batch, runner.cache.layers, ignore_layer, taps).clone()

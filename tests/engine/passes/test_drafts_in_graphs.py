@@ -23,7 +23,7 @@ from baton.engine.checkpoint.load import load_model
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.memory.kv_cache import KvCache
-from baton.engine.models.skeleton.taps import Taps
+from baton.engine.models.skeleton.taps import AuxHiddenStates
 from baton.engine.passes.cuda_graphs import FEW_ROWS, DecodeGraphs
 from baton.engine.passes.graph_check import disagreement
 from baton.engine.passes.runner import ModelRunner
@@ -58,7 +58,7 @@ def drafted(runner: ModelRunner, nums_tokens: Sequence[int]) -> list[Chunk]:
 def test_drafts_are_verified_by_a_graph_as_by_the_model(
     family: str, nums_tokens: list[int], tmp_path: Path
 ) -> None:
-    runner, taps = make_runner(FAMILIES[family](tmp_path)), Taps((0, 1))
+    runner, taps = make_runner(FAMILIES[family](tmp_path)), AuxHiddenStates((0, 1))
     chunks = drafted(runner, nums_tokens)
     for plane in runner.cache.planes:
         plane[SPARE_BLOCK].zero_()

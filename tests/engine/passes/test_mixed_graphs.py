@@ -24,7 +24,7 @@ from baton.engine.checkpoint.load import load_model
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.memory.kv_cache import KvCache
-from baton.engine.models.skeleton.taps import Taps
+from baton.engine.models.skeleton.taps import AuxHiddenStates
 from baton.engine.passes.graph_start import checked_mixed
 from baton.engine.passes.mixed_check import mixed_disagreement
 from baton.engine.passes.mixed_graphs import MixedGraphs
@@ -68,7 +68,7 @@ def requests_of(runner: ModelRunner, lengths: Sequence[tuple[int, int]]) -> list
 def test_a_pass_with_prompts_is_what_the_model_computes(
     family: str, lengths: Sequence[tuple[int, int]], tmp_path: Path
 ) -> None:
-    runner, taps = make_runner(FAMILIES[family](tmp_path)), Taps((0, 1))
+    runner, taps = make_runner(FAMILIES[family](tmp_path)), AuxHiddenStates((0, 1))
     chunks = requests_of(runner, lengths)
     before = [plane.clone() for plane in runner.cache.planes]
     batch = make_batch(chunks, BLOCK_SIZE, "cpu")

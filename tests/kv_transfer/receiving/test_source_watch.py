@@ -10,7 +10,7 @@ from baton.core.errors import Unavailable
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.replicas import ReplicaAddress
 from baton.kv_transfer.receiving import source_patience, source_watch
-from baton.kv_transfer.receiving.source_patience import Left, SourcePatience
+from baton.kv_transfer.receiving.source_patience import MissingKv, SourcePatience
 from baton.kv_transfer.receiving.source_watch import SourceWatch
 
 PEER = ReplicaAddress(replica_id=ReplicaId("decode-1"), epoch=Epoch("d"), address="there:1")
@@ -120,7 +120,7 @@ async def test_what_is_late_is_waited_for_no_longer_than_it_would_take_to_be_com
     async def wait(here_s: float) -> None:
         """For a source that is silent, or sends next to nothing."""
         watch = SourceWatch(patience, PEER)
-        left = Left(num_bytes=1 << 30, here_s=here_s)
+        left = MissingKv(num_bytes=1 << 30, here_s=here_s)
         async with watch.waits():
             watch.granted()
             watch.is_coming(lambda: left)

@@ -12,7 +12,7 @@ from tests.kv_transfer.sending.test_outbox import computed_replica
 
 from baton.core.owner_thread import OneThread
 from baton.kv_transfer.handoff.messages import Outcome
-from baton.kv_transfer.handoff.transport import Carried, LentPiece
+from baton.kv_transfer.handoff.transport import CopiedPiece, LentPiece
 from baton.kv_transfer.sending.outbox import Outbox
 from baton.kv_transfer.sending.read_ahead import MAX_COPIES_AHEAD
 from baton.kv_transfer.transport.control import ready_pieces
@@ -32,7 +32,7 @@ async def test_a_stream_that_nobody_reads_has_few_bytes_of_messages_ready(
     prefill, decode = computed_replica(TRANSFER)
     owner, written = OneThread(), list[int]()
 
-    def carry(piece: LentPiece, unit_bytes: int) -> Carried:
+    def carry(piece: LentPiece, unit_bytes: int) -> CopiedPiece:
         written.append(piece.first_block)
         return write_carried(piece, unit_bytes)
 

@@ -28,7 +28,7 @@ from baton.kv_transfer.tiers.media.disk import DiskTier
 from baton.kv_transfer.tiers.media.host import HostTier
 from baton.kv_transfer.tiers.media.record import BlockRecord
 from baton.kv_transfer.tiers.media.store import StoreTier
-from baton.kv_transfer.tiers.stack import Stretch, TierStack
+from baton.kv_transfer.tiers.stack import TierPart, TierStack
 
 
 def host(num_blocks: int) -> HostTier:
@@ -105,7 +105,7 @@ async def test_what_overflows_moves_on_and_is_found_where_it_is(tmp_path: Path) 
 
         stretches = await stack.find(names_of(*range(7)))
 
-        assert stretches == (Stretch("store", 2), Stretch("disk", 2), Stretch("host", 2))
+        assert stretches == (TierPart("store", 2), TierPart("disk", 2), TierPart("host", 2))
         metrics = stack.metrics()
         assert metrics['tier_evicted_total{tier="host"}'] == 4
         assert metrics['tier_evicted_total{tier="disk"}'] == 2
@@ -119,7 +119,7 @@ async def test_what_is_read_from_a_slow_tier_is_in_the_fast_one_afterwards(tmp_p
 
         await stack.promote(names_of(0, 1))
 
-        assert await stack.find(names_of(0, 1)) == (Stretch("host", 2),)
+        assert await stack.find(names_of(0, 1)) == (TierPart("host", 2),)
         num_written = stack.metrics()['tier_written_total{tier="disk"}']
         stack.put(record_of(9))  # evicts one that the disk still has
         await all_written(stack)

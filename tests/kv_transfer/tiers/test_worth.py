@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 
 from baton.core.clock import ManualClock
-from baton.kv_transfer.tiers.stack import Stretch
+from baton.kv_transfer.tiers.stack import TierPart
 from baton.kv_transfer.tiers.worth import FORGET_AFTER_S, Rate, blocks_worth_taking
 
-HOST, STORE = Stretch("host", 10), Stretch("store", 4)
+HOST, STORE = TierPart("host", 10), TierPart("store", 4)
 
 
-def worth(*stretches: Stretch, tokens_per_s: float | None, **bytes_per_s: float | None) -> int:
+def worth(*stretches: TierPart, tokens_per_s: float | None, **bytes_per_s: float | None) -> int:
     return blocks_worth_taking(
         stretches,
         block_bytes=1000,

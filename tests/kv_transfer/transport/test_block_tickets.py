@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from baton.core.errors import TransferCut
 from baton.kv_transfer.transport.block_tickets import BlockTicket, read_ticket
-from baton.kv_transfer.transport.control.client import Announced
+from baton.kv_transfer.transport.control.client import AnnouncedPiece
 from baton.kv_transfer.transport.nixl.arena import Arena
 from baton.proto import kv_pb2 as pb
 
@@ -32,12 +32,12 @@ sizes = st.one_of(st.sampled_from((0, 1, 255, 256, 257, 1024)), st.integers(0, 2
 tickets = st.builds(BlockTicket, sizes, sizes, st.lists(numbers, max_size=4)).map(BlockTicket.pack)
 
 
-def announced(ticket: bytes, plane: int, num_planes: int, num_blocks: int) -> Announced:
+def announced(ticket: bytes, plane: int, num_planes: int, num_blocks: int) -> AnnouncedPiece:
     message = pb.KvPiece(plane=plane, num_planes=num_planes, num_blocks=num_blocks, ticket=ticket)
-    return Announced(message=message, data=memoryview(b""), take=lambda: None)
+    return AnnouncedPiece(message=message, data=memoryview(b""), take=lambda: None)
 
 
-def read(piece: Announced) -> BlockTicket:
+def read(piece: AnnouncedPiece) -> BlockTicket:
     return read_ticket(piece, num_blocks=NUM_BLOCKS, block_bytes=BLOCK_BYTES)
 
 
@@ -88,7 +88,7 @@ def test_what_a_sender_packs_is_read_as_it_is(data: st.DataObject) -> None:
     assert_inside(piece, ticket)
 
 
-def assert_inside(piece: Announced, ticket: BlockTicket) -> None:
+def assert_inside(piece: AnnouncedPiece, ticket: BlockTicket) -> None:
     """NIXL is told of the part of each block that the ticket names, and of nothing else."""
     grid, stretches = ARENA.where(piece)
     named = product(

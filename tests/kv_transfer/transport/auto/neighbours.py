@@ -15,7 +15,7 @@ from baton.core.errors import TransferError
 from baton.core.ids import Epoch, TransferId, new_epoch
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.layouts.integrity import unit_checksums
-from baton.kv_transfer.transport.auto.auto import AutoTransport, Facts, Way
+from baton.kv_transfer.transport.auto.auto import AutoTransport, Facts, TransportOption
 from baton.kv_transfer.transport.control.client import ControlClient, ProbeOffer
 
 SENDER, RECEIVER = new_epoch(), new_epoch()
@@ -98,8 +98,8 @@ class Neighbours:
         control = cast(ControlClient, self.control)
         self.auto = AutoTransport(ways, control, require=require, clock=self.clock)
 
-    def _way(self, way: ScriptedWay) -> Way:
-        return Way(lambda: way, lambda address, theirs: way.name in theirs.names)
+    def _way(self, way: ScriptedWay) -> TransportOption:
+        return TransportOption(lambda: way, lambda address, theirs: way.name in theirs.names)
 
     async def fetch(self, *, sender: Epoch = SENDER, address: str = ADDRESS) -> str:
         """The way that the pieces of one transfer came."""

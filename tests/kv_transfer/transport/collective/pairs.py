@@ -21,7 +21,7 @@ from baton.core.kv_arena import KvArena
 from baton.kv_transfer.handoff.transport import LentPiece
 from baton.kv_transfer.transport.addresses import listen
 from baton.kv_transfer.transport.collective.joint import (
-    Joint,
+    PairAddress,
     join_as_receiver,
     join_as_sender,
 )
@@ -46,8 +46,8 @@ def a_piece(*blocks: bytes) -> LentPiece:
     )
 
 
-def a_joint(port: int) -> Joint:
-    return Joint(backend="gloo", key=secrets.token_hex(8), host=LOOPBACK, port=port)
+def a_joint(port: int) -> PairAddress:
+    return PairAddress(backend="gloo", key=secrets.token_hex(8), host=LOOPBACK, port=port)
 
 
 async def nobody_grants(num_before: int, pieces: Sequence[Wanted]) -> Sequence[int]:
@@ -125,7 +125,7 @@ class FarSender:
         self._pipe, theirs = warm.Pipe()
         self.process = warm.Process(target=self._serve, args=(theirs,), daemon=True)
         self.process.start()
-        self.joint: Joint = self._pipe.recv()
+        self.joint: PairAddress = self._pipe.recv()
 
     async def lend(self, size: int) -> tuple[int, bytes, int]:
         """So many random bytes; return how they are asked for."""

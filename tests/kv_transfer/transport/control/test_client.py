@@ -22,7 +22,7 @@ from baton.core.errors import (
 from baton.core.ids import new_epoch
 from baton.kv_transfer.handoff.messages import Outcome, SettleTransfer
 from baton.kv_transfer.transport.control import servicer, stream_window
-from baton.kv_transfer.transport.control.client import Announced
+from baton.kv_transfer.transport.control.client import AnnouncedPiece
 from baton.kv_transfer.transport.control.ready_pieces import MAX_READY
 from baton.kv_transfer.transport.control.stream_window import MAX_UNTAKEN, StreamWindow
 from baton.kv_transfer.transport.control.wire import open_to_proto
@@ -30,7 +30,7 @@ from baton.kv_transfer.transport.grpc import GrpcSending
 from baton.proto import kv_pb2 as pb
 
 
-def number_of(announced: Announced) -> int:
+def number_of(announced: AnnouncedPiece) -> int:
     return int.from_bytes(announced.message.ticket, "little")
 
 
@@ -58,7 +58,7 @@ async def test_every_piece_is_announced_in_order_and_given_back_once_taken() -> 
 
 async def test_pieces_may_be_taken_twice_late_and_in_any_order() -> None:
     async with control_ends(PreparedSide(40)) as it:
-        held: list[Announced] = []
+        held: list[AnnouncedPiece] = []
         async with aclosing(it.client.open(it.address, it.request, "tickets")) as pieces:
             async for announced in pieces:
                 held.append(announced)

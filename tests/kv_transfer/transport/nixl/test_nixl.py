@@ -220,7 +220,7 @@ class Obeyed:
     sources: list[Source] = field(default_factory=list)
     """Kept: they are read whenever the test says so."""
 
-    async def start(self, source: Source) -> tuple[asyncio.Future[nixl_reads.Landed], Handle]:
+    async def start(self, source: Source) -> tuple[asyncio.Future[nixl_reads.ReadResult], Handle]:
         self.sources.append(source)
         reading = self.reads.read("p", source.grid, [0])
         await asyncio.to_thread(self.agent.has_posted.acquire)

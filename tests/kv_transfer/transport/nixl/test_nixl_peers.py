@@ -17,7 +17,7 @@ from baton.core.errors import TransferCut, TransportFailed
 from baton.core.ids import Epoch, TransferId
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer
 from baton.kv_transfer.transport.block_tickets import BlockTicket
-from baton.kv_transfer.transport.control.client import Announced, ControlClient
+from baton.kv_transfer.transport.control.client import AnnouncedPiece, ControlClient
 from baton.kv_transfer.transport.nixl import buffers as nixl_buffers
 from baton.kv_transfer.transport.nixl import nixl
 from baton.kv_transfer.transport.nixl.arena import Arena
@@ -49,12 +49,12 @@ class Announcing:
 
     async def open(
         self, address: str, request: OpenTransfer, transport: str
-    ) -> AsyncGenerator[Announced, None]:
+    ) -> AsyncGenerator[AnnouncedPiece, None]:
         told = self.streams.setdefault(request.transfer_id, asyncio.Queue())
         while (error := await told.get()) is None:
             ticket = BlockTicket(0, 1000, [0]).pack()
             message = pb.KvPiece(num_blocks=1, ticket=ticket)
-            yield Announced(message=message, data=memoryview(b""), take=lambda: None)
+            yield AnnouncedPiece(message=message, data=memoryview(b""), take=lambda: None)
         raise error
 
     def announce(self, transfer_id: str) -> None:
