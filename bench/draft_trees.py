@@ -130,7 +130,7 @@ def ranks_of(
 
 def prices(model: LoadedModel, prompts: Sequence[Sequence[int]]) -> list[float]:
     """By rows drafted for each request: a step, in steps without. All drafts are wrong."""
-    engines = {rows: _wrong_engine(model, prompts, rows) for rows in (0, *ROWS)}
+    engines = {rows: wrong_engine(model, prompts, rows) for rows in (0, *ROWS)}
     times: dict[int, list[float]] = {rows: [] for rows in engines}
     for step in range(STEPS):  # in turns: a machine that others use is slow for seconds
         for rows, engine in engines.items():
@@ -151,7 +151,8 @@ def prices(model: LoadedModel, prompts: Sequence[Sequence[int]]) -> list[float]:
     return ratios
 
 
-def _wrong_engine(model: LoadedModel, prompts: Sequence[Sequence[int]], rows: int) -> Engine:
+def wrong_engine(model: LoadedModel, prompts: Sequence[Sequence[int]], rows: int) -> Engine:
+    """One whose requests have so many tokens drafted in each step, all wrong."""
     engine, drafter = _engine(model), KnowingDrafter(0.0)
     requests = [_request(i, prompt, 0.0) for i, prompt in enumerate(prompts)]
     drafter.answers = {each.request_id: [ANY_TOKEN] * 4 * NUM_NEW for each in requests}

@@ -24,6 +24,7 @@ from bench import scheduling
 from bench.report import surroundings, table
 from torch import Tensor
 
+from baton.core.clock import Clock
 from baton.core.sampling import SamplingParams
 from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer
 from baton.engine.checkpoint.load import LoadedModel, load_model
@@ -70,22 +71,27 @@ class StepCost:
 class TimedRunner:
     """Passes on, and adds up what the passes took."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, clock: Clock = time.perf_counter) -> None:
         self._runner = runner
+        self._clock = clock
         self.info = runner.info
         self.cache = runner.cache
-        self.seconds = 0.0
+        self.pass_s = self.head_s = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.pass_s + self.head_s
 
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
-        started = time.perf_counter()
+        started = self._clock()
         hidden = self._runner.forward(chunks, on_layer)
-        self.seconds += time.perf_counter() - started
+        self.pass_s += self._clock() - started
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        started = time.perf_counter()
+        started = self._clock()
         logits = self._runner.logits(hidden)
-        self.seconds += time.perf_counter() - started
+        self.head_s += self._clock() - started
         return logits
 
 
@@ -116,7 +122,7 @@ def decode_cost(
 
 def _window(engine: Engine, runner: TimedRunner) -> tuple[float, float, float, float, float]:
     """Microseconds a step over one block of tokens: schedule, forward, sample, runner, whole."""
-    runner.seconds = 0.0
+    runner.pass_s = runner.head_s = 0.0
     started = time.perf_counter()
     reports = [engine.step() for _ in range(BLOCK_SIZE)]
     whole = time.perf_counter() - started

@@ -80,7 +80,7 @@ class Fleet:
         self.index = KvIndex()
         matches = Matches(self.index, lambda epoch: LAYOUT)
         self.rates = PullRates()
-        self.placer = Placer(Routing(policy(policy_name)), matches.num_tokens)
+        self.placer = Placer(Routing(policy(policy_name)), matches.num_tokens, matches.lookup)
         self.now = 1000.0
         self._numbers = count()
         self._expected: dict[int, list[Expected]] = {}

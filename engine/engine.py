@@ -257,7 +257,7 @@ class Engine:
         chunks = self._scheduler.step(hooks.reclaim, drafts)
         if self._scheduler.lineup is not None:  # all of them have run before
             return chunks, ()
-        first = tuple(chunk.request for chunk in chunks if chunk.request.scheduled_at is None)
+        first = tuple([chunk.request for chunk in chunks if chunk.request.scheduled_at is None])
         for request in first:
             request.scheduled_at = now
             hooks.on_scheduled(request)
@@ -303,9 +303,16 @@ class Engine:
                 on_layer(self.info.num_layers)
             lineup.computed()
             return self.runner.logits(hidden)
-        inputs = [self._input(chunk) for chunk in chunks]
-        nums_drafted = [len(chunk.drafted) for chunk in chunks]
-        if any(nums_drafted) and all([chunk.num_tokens == 1 for chunk in chunks]):
+        inputs = self._inputs(chunks)
+        does_decode = all(
+            [
+                num_tokens == 1 == request.num_pending
+                and request.embedding is None
+                and request.prompt_logprobs is None
+                for request, num_tokens, _ in chunks
+            ]
+        )
+        if does_decode and any([chunk.drafted for chunk in chunks]):
             hidden = self.runner.forward(inputs, ignore_layer)  # too short to be stopped
             for layer in range(self.info.num_layers):
                 on_layer(layer)
@@ -316,8 +323,10 @@ class Engine:
             on_layer(self.info.num_layers)
         for chunk in chunks:
             self._count_computed(chunk.request, chunk.num_tokens)
-        requests = [chunk.request for chunk in chunks]
-        hidden = read_prompts(requests, nums_drafted, inputs, hidden, self.runner)
+        if not does_decode:
+            requests = [chunk.request for chunk in chunks]
+            nums_drafted = [len(chunk.drafted) for chunk in chunks]
+            hidden = read_prompts(requests, nums_drafted, inputs, hidden, self.runner)
         return self.runner.logits(hidden) if len(hidden) else None
 
     def _count_computed(self, request: Request, num_tokens: int) -> None:
@@ -330,19 +339,30 @@ class Engine:
         if request.cache_points:
             pin_computed(request, self.pool)
 
-    def _input(self, chunk: ScheduledChunk) -> Chunk:
-        request, start = chunk.request, chunk.request.num_computed
-        end, num_drafted = start + chunk.num_tokens, len(chunk.drafted)
-        is_last = end == len(request.tokens)
-        wants_all = request.needs_every_token or self._turn.wants_all(request)
-        num_blocks = self.pool.layout.num_blocks_for(end + num_drafted)
-        return Chunk(
-            tokens=[*request.tokens[start:end], *chunk.drafted],
-            start=start,
-            blocks=self.pool.table(request.holder)[:num_blocks],
-            num_outputs=num_drafted + (chunk.num_tokens if wants_all else is_last),
-            lane=request.lane,
+    def _inputs(self, chunks: Sequence[ScheduledChunk]) -> list[Chunk]:
+        size, table_of, wants_all = (
+            self.pool.layout.block_size,
+            self.pool.table,
+            self._turn.wants_all,
         )
+        inputs: list[Chunk] = []
+        for request, num_tokens, drafted in chunks:
+            tokens, start = request.tokens, request.num_computed
+            end, num_drafted = start + num_tokens, len(drafted)
+            num_wanted: int = end == len(tokens)
+            if request.needs_every_token or wants_all(request):
+                num_wanted = num_tokens
+            num_blocks = -(-(end + num_drafted) // size)
+            inputs.append(
+                Chunk(
+                    [*tokens[start:end], *drafted],
+                    start,
+                    table_of(request.holder)[:num_blocks],
+                    num_drafted + num_wanted,
+                    request.lane,
+                )
+            )
+        return inputs
 
     def _embed(self, chunks: Sequence[ScheduledChunk]) -> tuple[RequestOutput, ...]:
         """Finish the requests that only wanted an embedding and have it now."""

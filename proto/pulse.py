@@ -25,6 +25,7 @@ from baton.core.clock import Clock, monotonic
 from baton.core.errors import Unavailable
 from baton.proto import replica_pb2 as pb
 from baton.proto.answer_time import AnswerTime
+from baton.proto.one_call import one_call
 from baton.proto.replica_pb2_grpc import ReplicaStub
 
 log = logging.getLogger(__name__)
@@ -139,7 +140,8 @@ class Pulse:
         """Return when the peer has answered, or the connection broke: whether it has."""
         asked_at = self._clock()
         # Made only now: hardly any of a thousand peers is ever asked.
-        answer = asyncio.ensure_future(ReplicaStub(self._channel).Ping(pb.PingRequest()))
+        ping = one_call(ReplicaStub, "Ping", self._channel)
+        answer = asyncio.ensure_future(ping(pb.PingRequest()))
         try:
             looked_s = await self._look_for(answer)
             await answer

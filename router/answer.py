@@ -19,7 +19,7 @@ from baton.router.prompt import Prompt
 from baton.router.replicas.candidates import Candidates
 from baton.router.replicas.view import PoolView, ReplicaView, View
 from baton.router.sources import num_has, source_for
-from baton.router.table.columns import Numbers, Places
+from baton.router.table.columns import Numbers
 
 MAX_PREFILL_CANDIDATES = 2
 
@@ -58,6 +58,20 @@ class Options(NamedTuple):
             return order
         others = [place for place in order if place != first]
         return [first, *others[: MAX_TOLD - 1]]
+
+
+class _Told(NamedTuple):
+    """What is known of some candidates, a number each: the first's may be corrected."""
+
+    costs: Numbers
+    terms: Numbers | None
+    """[name, candidate]"""
+    num_held: Numbers
+    """Leading tokens that each need not compute."""
+    wait_s: Numbers
+    work_s: Numbers
+    fetch_s: Numbers
+    """Seconds to fetch those of them that it lacks."""
 
 
 class Question(NamedTuple):
@@ -185,35 +199,47 @@ class Answers:
         source: Holding | None = None,
     ) -> Ranking:
         """The ranking of the candidates at these places; the first has `source` to fetch from."""
-        costs, places = options.costs, np.array(ranked)
+        told = self._told(asked, options, ranked)
+        num_held, wait_s, work_s, fetch_s = told.num_held, told.wait_s, told.work_s, told.fetch_s
         every = options.replicas.known(ranked)
-        terms = None if costs.terms is None else costs.terms.take(places, axis=1)
-        wait_s, work_s = self._delays_s(asked, options, places, terms)
-        num_held = options.held.usable.take(places)
         # Of the first it is known whom it asks: the nearest of those that have much of the prompt.
         first, num_first = every[0], int(options.held.tokens[ranked[0]])
-        fetched_s = options.held.fetch_s
-        fetch_s = np.zeros(len(ranked)) if fetched_s is None else fetched_s.take(places)
         fetch_s[0] = 0.0 if source is None else _fetch_s(asked, source, first.info, num_first)
         num_held[0] = num_first if source is None else max(num_first, source.num_tokens)
         work_s[0] = first.candidate.speed.prefill_s(asked.prompt.num_tokens, int(num_held[0]))
-        if source is not None or fetched_s is not None:
+        if source is not None or options.held.fetch_s is not None:
             fetch_s = np.maximum(fetch_s - wait_s, 0.0)  # it is fetched while it waits
         return Ranking(
             known=[(one.info, one.candidate.corrected_s, one.heard_at_s) for one in every],
             decided_s=asked.now,
-            costs=costs.total.take(places),
+            costs=told.costs,
             num_held=num_held,
             wait_s=wait_s,
             work_s=work_s,
             latency_s=asked.view.rates.latency_s,
             fetch_s=fetch_s,
-            names=costs.names,
-            terms=terms,
+            names=options.costs.names,
+            terms=told.terms,
         )
 
+    def _told(self, asked: Question, options: Options, ranked: Sequence[int]) -> _Told:
+        """What is known of the candidates at these places."""
+        costs, held, found = options.costs, options.held, options.costs.least
+        terms: Numbers | None
+        if found is not None and len(ranked) == len(found.order) and ranked[0] == found.order[0]:
+            told, num_terms = found.told, len(costs.names)
+            total, terms = told[num_terms], told[:num_terms]
+            wait_s, work_s = self._delays_s(asked, options, ranked, terms)
+            return _Told(total, terms, told[-2].copy(), wait_s, work_s, told[-1].copy())
+        places = np.array(ranked)
+        terms = None if costs.terms is None else costs.terms.take(places, axis=1)
+        wait_s, work_s = self._delays_s(asked, options, ranked, terms)
+        fetch_s = np.zeros(len(ranked)) if held.fetch_s is None else held.fetch_s.take(places)
+        usable = held.usable.take(places)
+        return _Told(costs.total.take(places), terms, usable, wait_s, work_s, fetch_s)
+
     def _delays_s(
-        self, asked: Question, options: Options, places: Places, terms: Numbers | None
+        self, asked: Question, options: Options, ranked: Sequence[int], terms: Numbers | None
     ) -> tuple[Numbers, Numbers]:
         """How long each waits before, for what the replica has to do and for those in line who go
         before it, and what it has to compute of the prompt: as the cost's `terms` have it, if they
@@ -226,7 +252,7 @@ class Answers:
         if turns is not None and candidates.has_lines:
             due_s = turns.dues_s(asked.prompt, work_s, candidates.line_s, asked.now)
             wait_s = wait_s + candidates.ahead(due_s)[0]
-        return wait_s.take(places), work_s.take(places)
+        return wait_s.take(ranked), work_s.take(ranked)
 
 
 def _fetch_s(asked: Question, source: Holding, taker: ReplicaInfo, num_held: int) -> float:

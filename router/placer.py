@@ -15,13 +15,15 @@ fetching them is clearly cheaper than computing them (`pulling.py`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
 from baton.core.ids import Epoch
 from baton.router.answer import Answers, Options, Question
-from baton.router.cache.prompt_names import PromptNames
+from baton.router.cache.matches import Lookup
+from baton.router.cache.prompt_names import PromptNames, WayToName, way_to_name
 from baton.router.cache.pulling import PullRates
 from baton.router.decode_choice import TypicalOutput, choose_decode
 from baton.router.defaults import DEFAULT_POLICY, LOCAL_PREFILL_TOKENS
@@ -43,6 +45,8 @@ LINE_PER_REPLICA = 4
 
 NumCached = Callable[[Sequence[PromptNames], Epoch], Sequence[int]]
 """How many leading tokens of each prompt a replica has."""
+LookupOf = Callable[[Epoch], Lookup | None]
+"""What compiled code needs to look prompts up in a replica's cache; None: it cannot."""
 NOTHING = PromptNames()
 """No prompt: replicas are looked at for what they do."""
 
@@ -72,6 +76,8 @@ class _InLine:
     """The candidate in whose line the prompt stands."""
     foreseen_s: float
     """Seconds until its first token, as predicted when it came."""
+    way: WayToName
+    """By which `prompt.names` name its blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +95,22 @@ class PredictedPlacement:
 class Placer:
     """Keeps the line. What a replica has to do is in its candidate's books."""
 
-    def __init__(self, routing: Routing, num_cached: NumCached) -> None:
+    def __init__(
+        self,
+        routing: Routing,
+        num_cached: NumCached,
+        lookup_of: LookupOf = lambda epoch: None,
+    ) -> None:
         self._policy = routing.policy
         self._answers = Answers(routing.policy)
         self._num_cached = num_cached
+        self._lookup_of = lookup_of
         self._local_prefill_tokens = routing.local_prefill_tokens
-        self._line = PrefillQueue(routing.policy, self._num_held)
+        self._line = PrefillQueue(routing.policy, self._num_held, self._lookup_at)
         self._in_line: dict[int, _InLine] = {}
         """Prompts in line, by number."""
+        self._num_by_way = Counter[WayToName]()
+        """How many of them have their blocks named by each way."""
         self._numbers = count()
         self._sessions = Sessions()
         self._outputs = TypicalOutput()
@@ -162,7 +176,10 @@ class Placer:
             return self._answers.here(asked, why)
         foreseen_s = self._line.foreseen_s(prompt, now) + view.rates.latency_s
         waits_for = self._line.choice(prompt)
-        self._in_line[prompt.number] = _InLine(request, prompt, names, waits_for, foreseen_s)
+        way = way_to_name(taker.info.layout)
+        entry = _InLine(request, prompt, names, waits_for, foreseen_s, way)
+        self._in_line[prompt.number] = entry
+        self._num_by_way[way] += 1
         return prompt
 
     def _aggregated(
@@ -234,7 +251,8 @@ class Placer:
             if found is None:
                 return
             candidate, prompt = found
-            entry = self._in_line.pop(prompt.number)
+            entry = self._forget(prompt)
+            assert entry is not None, "only this one takes prompts out of line"
             yield prompt, self._bound(entry, candidate, look(entry.names), now)
 
     def foreseen(self, prompt: Prompt, now: float) -> tuple[int, float]:
@@ -277,7 +295,21 @@ class Placer:
     def leave(self, prompt: Prompt) -> None:
         """It waits no more. Safe to repeat."""
         self._line.leave(prompt)
-        self._in_line.pop(prompt.number, None)
+        self._forget(prompt)
+
+    def _forget(self, prompt: Prompt) -> _InLine | None:
+        entry = self._in_line.pop(prompt.number, None)
+        if entry is not None:
+            self._num_by_way[entry.way] -= 1
+            if not self._num_by_way[entry.way]:
+                del self._num_by_way[entry.way]
+        return entry
+
+    def _lookup_at(self, candidate: Candidate) -> Lookup | None:
+        """None, too, where it names blocks otherwise than some of those in line."""
+        assert candidate.epoch is not None, "replicas of a fleet have one"
+        lookup = self._lookup_of(candidate.epoch)
+        return lookup if lookup and self._num_by_way.keys() == {lookup.way} else None
 
     def _num_held(self, prompts: Sequence[Prompt], candidate: Candidate) -> Sequence[int]:
         assert candidate.epoch is not None, "replicas of a fleet have one"

@@ -16,27 +16,13 @@ in.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
-from itertools import accumulate, islice
-from typing import NamedTuple
 
-import numpy as np
-
+from baton.router.cache.matches import Lookup
+from baton.router.offers import Offers
 from baton.router.policies.routing_policy import Held, RoutingPolicy, cheapest
 from baton.router.prompt import Prompt
 from baton.router.replicas.candidate import Candidate, Waiting
-from baton.router.replicas.candidates import Candidates, works_s
-from baton.router.table.columns import Numbers, Places
-
-MAX_OFFERED = 8
-"""Prompts at the head of each line that are offered to a candidate that has none of its own."""
-
-MAX_LOOKED_AT = 128
-"""The most offered prompts that are looked up: those that would wait longest otherwise."""
-
-LOOKED_AT = 8
-"""Offered prompts that are looked up first; then each time twice as many, only if one of them could
-gain more."""
+from baton.router.replicas.candidates import Candidates
 
 LOOK_AGAIN_S = 0.25
 """A candidate that nobody was better off with is offered others again when its own books have
@@ -44,12 +30,22 @@ changed, or after so long: only those that are late have changed the others' pro
 
 HeldBy = Callable[[Sequence[Prompt], Candidate], Sequence[int]]
 """How many leading tokens of each prompt a candidate has."""
+LookupAt = Callable[[Candidate], Lookup | None]
+"""What compiled code needs to look up all prompts in line there; None: it cannot."""
+
+
+def nowhere(candidate: Candidate) -> Lookup | None:
+    """A `LookupAt` of caches that no compiled code knows."""
+    return None
 
 
 class PrefillQueue:
-    def __init__(self, policy: RoutingPolicy, held_by: HeldBy) -> None:
+    def __init__(
+        self, policy: RoutingPolicy, held_by: HeldBy, lookup_at: LookupAt = nowhere
+    ) -> None:
         self._policy = policy
         self._held_by = held_by
+        self._lookup_at = lookup_at
         self._waiting: dict[int, Waiting] = {}
         """Prompts in line, by number."""
 
@@ -96,7 +92,7 @@ class PrefillQueue:
         """The prompt that goes now, and where. Call again until there is none."""
         if not self._waiting:
             return None
-        offers = _Offers(candidates, now)
+        offers = Offers(candidates, len(self), now)
         for place in candidates.has_credit.nonzero()[0].tolist():
             candidate = candidates[place]
             if not candidate.waiting and _was_asked(candidate, now):
@@ -108,18 +104,20 @@ class PrefillQueue:
 
     def free(self, candidate: Candidate, candidates: Candidates, now: float) -> Prompt | None:
         """The prompt to send to `candidate`, which has credit. Call again until there is none."""
-        return self._free(candidate, _Offers(candidates, now)) if candidate.has_credit else None
+        offers = Offers(candidates, len(self), now)
+        return self._free(candidate, offers) if candidate.has_credit else None
 
-    def _free(self, candidate: Candidate, offers: _Offers) -> Prompt | None:
+    def _free(self, candidate: Candidate, offers: Offers) -> Prompt | None:
         self._look_again(candidate, offers.now)
         first = candidate.waiting[0] if candidate.waiting else None
         if first is None:
             first = self._offer(candidate, offers)
         if first is None:
             return None
-        [num_held] = self._usable([first], candidate)
-        if not candidate.takes(first.prompt, num_held):
-            return None
+        if not candidate.takes_anybody:
+            [num_held] = self._usable([first], candidate)
+            if not candidate.takes(first.prompt, num_held):
+                return None
         self.leave(first.prompt)
         self._policy.placed(first.prompt, candidate)
         return first.prompt
@@ -175,7 +173,7 @@ class PrefillQueue:
         held = self._held_by([one.prompt for one in waiting], candidate)
         return [max(num_held, one.num_fetched) for num_held, one in zip(held, waiting, strict=True)]
 
-    def _offer(self, candidate: Candidate, offers: _Offers) -> Waiting | None:
+    def _offer(self, candidate: Candidate, offers: Offers) -> Waiting | None:
         """The prompt that is better off here than in another's line, unless that was asked just
         now."""
         if _was_asked(candidate, offers.now):
@@ -184,78 +182,15 @@ class PrefillQueue:
         candidate.last_offer = candidate.version if found is None else -1, offers.now
         return found
 
-    def _better_off(self, candidate: Candidate, offers: _Offers) -> Waiting | None:
-        """The prompt in another's line that gains most, with what it costs all others taken off;
-        of equals, the one before.
-
-        More work here than there delays all waiting prompts. Those that would wait longest are
-        looked up first: no prompt gains more than all of its wait.
-        """
-        offered, busy_s = offers.found, candidate.busy_s(offers.now)
-        crowd = len(self._waiting) / offers.num_candidates
-        best, best_s = -1, busy_s
-        start, num = 0, LOOKED_AT
-        while start < len(offered.waiting):
-            places = offered.order[start : start + num]
-            over_s = offered.over_s[places]
-            if over_s[0] <= busy_s or over_s[0] < best_s:
-                break
-            every = [offered.waiting[place] for place in places.tolist()]
-            num_held = np.array(self._usable(every, candidate), float)
-            num_tokens = np.array([waiting.prompt.num_tokens for waiting in every], float)
-            work_s = works_s(candidate.speed.pace, num_tokens, num_held)
-            extra_s = np.maximum(work_s - offered.work_s[places], 0.0)
-            gain_s = over_s - work_s - extra_s * crowd
-            most_s = gain_s.item(gain_s.argmax())
-            place = min(places[gain_s == most_s].tolist())
-            if most_s > best_s or (most_s == best_s and 0 <= place < best):
-                best, best_s = place, most_s
-            start, num = start + num, 2 * num
-        return None if best < 0 else offered.waiting[best]
+    def _better_off(self, candidate: Candidate, offers: Offers) -> Waiting | None:
+        lookup = self._lookup_at(candidate)
+        number = None if lookup is None else offers.number_for(candidate, lookup)
+        if number is None:
+            return offers.best_for(candidate, self._usable)
+        return None if number < 0 else self._waiting[number]
 
 
 def _was_asked(candidate: Candidate, now: float) -> bool:
     """Whether nobody was better off there, and nothing has changed since."""
     version, asked_s = candidate.last_offer
     return version == candidate.version and now < asked_s + LOOK_AGAIN_S
-
-
-class _Offered(NamedTuple):
-    """Some of the waiting prompts; a row for each."""
-
-    waiting: Sequence[Waiting]
-    over_s: Numbers
-    """When each would be over in its line, after those before it."""
-    work_s: Numbers
-    """What it takes there."""
-    order: Places
-    """Places of those that would wait longest first."""
-
-
-class _Offers:
-    """The first few of each line: found once, however many candidates are asked, if one is."""
-
-    def __init__(self, candidates: Candidates, now: float) -> None:
-        self.now = now
-        self.num_candidates = len(candidates)
-        self._candidates = candidates
-
-    @cached_property
-    def found(self) -> _Offered:
-        offered: list[Waiting] = []
-        found: list[float] = []
-        works: list[float] = []
-        places = self._candidates.num_waiting.nonzero()[0]
-        busy_s = self._candidates.busy_s(self.now).take(places).tolist()
-        for place, before_s in zip(places.tolist(), busy_s, strict=True):
-            candidate = self._candidates[place]
-            offered += candidate.waiting[:MAX_OFFERED]
-            works += (works_s := candidate.works_s[:MAX_OFFERED])
-            found += islice(accumulate(works_s, initial=before_s), 1, None)
-        over_s, work_s = np.array(found), np.array(works)
-        order = (-over_s).argsort(kind="stable")
-        if len(offered) > MAX_LOOKED_AT:
-            longest, order = order[:MAX_LOOKED_AT], np.arange(MAX_LOOKED_AT)
-            offered = [offered[place] for place in longest.tolist()]
-            over_s, work_s = over_s[longest], work_s[longest]
-        return _Offered(offered, over_s, work_s, order)

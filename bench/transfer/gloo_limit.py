@@ -1,10 +1,11 @@
 """The limit of the transport over Gloo: bare send and recv of torch.distributed, two processes.
 
-    python -m bench.transfer.gloo_limit [--mib 256] [--chunk-kib 1024] [--depth 1 16]
+    python -m bench.transfer.gloo_limit [--mib 256] [--chunk-kib 1024] [--depth 1 16] [--checked]
 
 `depth` operations are posted before the first is waited for: 1 is the plain loop that anybody would
-write, 16 what the transport allows itself. Nothing is copied, checked or announced: each side sends
-from, or receives into, buffers it has had all along.
+write, 16 what the transport allows itself. Nothing is copied or announced: each side sends from, or
+receives into, buffers it has had all along. Checked, each sums a buffer up before it is sent, or
+once it has come.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from multiprocessing.connection import Connection
 
 import torch
 from bench.report import surroundings, table
+from bench.transfer.sender import LAYOUT
 from torch import Tensor
 from torch.distributed import Work
 
+from baton.kv_transfer.layouts.integrity import unit_checksums
 from baton.kv_transfer.transport.addresses import listen
 from baton.kv_transfer.transport.collective.joint import (
     PairAddress,
@@ -34,6 +37,14 @@ from baton.kv_transfer.transport.collective.staging import HostStaging
 
 LOOPBACK = "127.0.0.1"
 MIB = 1 << 20
+
+
+def sum_up(buffer: Tensor) -> None:
+    unit_checksums(buffer.numpy().data, LAYOUT.unit_bytes)
+
+
+def leave_alone(buffer: Tensor) -> None:
+    """Do nothing to it."""
 
 
 class GlooLimit:
@@ -48,15 +59,15 @@ class GlooLimit:
         group = join_as_receiver(self._pipe.recv())
         self._loop = _Loop(partial(HostStaging().receive, group.ranks), chunk_bytes, depth)
 
-    def seconds(self, num_bytes: int) -> float:
+    def seconds(self, num_bytes: int, *, is_checked: bool = False) -> float:
         """How long so many bytes take, from the request until the last has arrived."""
         started = time.perf_counter()
-        self._pipe.send(num_bytes)
-        self._loop.run(num_bytes)
+        self._pipe.send((num_bytes, is_checked))
+        self._loop.run(num_bytes, behind=sum_up if is_checked else leave_alone)
         return time.perf_counter() - started
 
     def close(self) -> None:
-        self._pipe.send(0)
+        self._pipe.send((0, False))
         self._process.join()
 
 
@@ -68,14 +79,29 @@ class _Loop:
         self._chunk_bytes = chunk_bytes
         self._buffers = [torch.ones(chunk_bytes, dtype=torch.uint8) for _ in range(depth)]
 
-    def run(self, num_bytes: int) -> None:
-        posted: deque[Work] = deque()
+    def run(
+        self,
+        num_bytes: int,
+        *,
+        before: Callable[[Tensor], None] = leave_alone,
+        behind: Callable[[Tensor], None] = leave_alone,
+    ) -> None:
+        """`before` is done to a buffer that is about to be posted, `behind` to one that is back."""
+        posted: deque[tuple[Work, Tensor]] = deque()
+
+        def wait_for_one() -> None:
+            work, buffer = posted.popleft()
+            work.wait()
+            behind(buffer)
+
         for number in range(max(1, num_bytes // self._chunk_bytes)):
             if len(posted) == len(self._buffers):
-                posted.popleft().wait()
-            posted.append(self._post(self._buffers[number % len(self._buffers)]))
+                wait_for_one()
+            buffer = self._buffers[number % len(self._buffers)]
+            before(buffer)
+            posted.append((self._post(buffer), buffer))
         while posted:
-            posted.popleft().wait()
+            wait_for_one()
 
 
 def _send_on_request(pipe: Connection, chunk_bytes: int, depth: int) -> None:
@@ -85,8 +111,9 @@ def _send_on_request(pipe: Connection, chunk_bytes: int, depth: int) -> None:
     pipe.send(joint)
     group = join_as_sender(joint, listener)
     loop = _Loop(partial(HostStaging().send, group.ranks), chunk_bytes, depth)
-    while num_bytes := pipe.recv():
-        loop.run(num_bytes)
+    while (request := pipe.recv())[0]:
+        num_bytes, is_checked = request
+        loop.run(num_bytes, before=sum_up if is_checked else leave_alone)
 
 
 def main() -> None:
@@ -95,13 +122,14 @@ def main() -> None:
     parser.add_argument("--chunk-kib", type=int, default=1024)
     parser.add_argument("--depth", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--checked", action="store_true", help="each side sums all bytes up once")
     args = parser.parse_args()
     limits = {
         depth: GlooLimit(chunk_bytes=args.chunk_kib << 10, depth=depth) for depth in args.depth
     }
     num_bytes = args.mib * MIB
     seconds = {
-        depth: [limit.seconds(num_bytes) for _ in range(args.rounds)]
+        depth: [limit.seconds(num_bytes, is_checked=args.checked) for _ in range(args.rounds)]
         for depth, limit in limits.items()
     }
     for limit in limits.values():

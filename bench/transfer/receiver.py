@@ -158,14 +158,19 @@ class BenchReceiver:
             unit_checksums(buffer[begin:stop], LAYOUT.unit_bytes)
         return time.perf_counter() - started
 
-    async def bare_stream(self, num_bytes: int) -> float:
-        """gRPC messages of bytes, each as long as a piece, dropped as they come."""
+    async def bare_stream(self, num_bytes: int, *, is_checked: bool = False) -> float:
+        """gRPC messages of bytes, each as long as a piece, dropped as they come.
+
+        `is_checked`: summed up once at either end, by its event loop.
+        """
         size = min(self._piece_bytes, num_bytes)
-        request = json.dumps([-(-num_bytes // size), size]).encode()
+        size -= size % LAYOUT.unit_bytes
+        request = json.dumps([-(-num_bytes // size), size, is_checked]).encode()
         started = time.perf_counter()
         stream: Any = self._channels.to(self._address).unary_stream("/bench/Stream")
-        async for _ in stream(request):
-            pass
+        async for message in stream(request):
+            if is_checked:
+                unit_checksums(message, LAYOUT.unit_bytes)
         return time.perf_counter() - started
 
     def _wish(self, num_blocks: int) -> bytes:

@@ -6,7 +6,8 @@ It prints where it listens, as JSON, and ends when stdin does.
 
 gRPC   KvTransfer       a prefill replica's own service, over synthetic KV that is there already
        /bench/Offer     num_blocks, receiver epoch -> transfer id
-       /bench/Stream    num_chunks, chunk_bytes -> that many messages of bytes
+       /bench/Stream    num_chunks, chunk_bytes, how -> that many messages of bytes: the same ones
+                           again and again, each summed up before it is sent, or not
 TCP    num_bytes, how   -> that many bytes: the same ones again and again, or those of the KV, each
                            summed up before it is sent
 """
@@ -119,9 +120,11 @@ class BenchSender:
 
 
 async def _stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
-    num_chunks, chunk_bytes = json.loads(request)
+    num_chunks, chunk_bytes, is_checked = json.loads(request)
     chunk = bytes(chunk_bytes)
     for _ in range(num_chunks):
+        if is_checked:
+            unit_checksums(chunk, LAYOUT.unit_bytes)
         yield chunk
 
 

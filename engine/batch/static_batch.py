@@ -71,6 +71,8 @@ class PassLimits:
 
 
 DEFAULT_LIMITS = PassLimits()
+MANY_WORDS = 32
+"""Words from which on torch is quicker than the interpreter."""
 MAX_KEPT_VIEWS = 256
 """Most words of which a view is kept."""
 
@@ -102,7 +104,12 @@ class _Words:
 
     def add_one(self, count: int) -> None:
         """Add one to each of the first `count`."""
-        self._host[:count].add_(1)
+        if count > MANY_WORDS:
+            self._host[:count].add_(1)
+            return
+        words = self.words
+        for at in range(count):
+            words[at] += 1
 
     def upload(self, count: int) -> None:
         """Let the device have the first of them."""
@@ -130,6 +137,7 @@ class StaticBatch:
         self.limits = limits
         self._block_size = block_size
         place = torch.device(device)
+        self._is_on_host = place.type == "cpu"
         self._tokens = _Words(limits.max_tokens, place)
         self._positions = _Words(limits.max_tokens, place)
         self._output_rows = _Words(limits.max_tokens, place)
@@ -175,7 +183,7 @@ class StaticBatch:
 
     def _fill_next(self, filled: _Turn) -> Batch:
         decoding, batch = filled.decoding, filled.batch
-        count, sequences = len(decoding), filled.batch.sequences
+        count, grown = len(decoding), decoding.grown
         if decoding.drawn is not None:
             self._tokens.tensor[:count].copy_(decoding.drawn)
         else:
@@ -184,20 +192,22 @@ class StaticBatch:
         for words in (self._positions, self._context_lens):
             words.add_one(count)
             words.upload(count)
+        sequences = batch.sequences
+        if not grown and self._is_on_host:
+            return batch  # it says how long requests are by their blocks
         tables, width = sequences.block_tables, sequences.block_tables.shape[1]
-        for row in decoding.grown:
+        for row in grown:
             place = self._place(decoding, row)
             self._tables.write(row, decoding.tables[row][place : place + 1], place)
             width = max(width, place + 1)
-        if decoding.grown:
+        if grown:
             tables = self._tables.view(count, width)
+        max_context_len = sequences.max_context_len + 1
+        if self._is_on_host:
+            max_context_len = max(sequences.max_context_len, width * self._block_size)
         return replace(
             batch,
-            sequences=replace(
-                sequences,
-                block_tables=tables,
-                max_context_len=sequences.max_context_len + 1,
-            ),
+            sequences=replace(sequences, block_tables=tables, max_context_len=max_context_len),
         )
 
     def _fill_anew(
@@ -207,7 +217,7 @@ class StaticBatch:
             raise ValueError(f"a pass of {len(chunks)} requests is larger than {self.limits}")
         tokens, positions, output_rows = array("q"), array("q"), array("q")
         starts, context_lens, width = array("q", (0,)), array("q"), 1
-        max_query_len = 0
+        max_query_len, is_lasting = 0, self._is_on_host and isinstance(chunks, Decoding)
         for request, (new, start, blocks, num_outputs, _) in enumerate(chunks):
             query_len = len(new)
             context_len = start + query_len
@@ -244,7 +254,7 @@ class StaticBatch:
                 block_tables=self._tables.view(len(context_lens), width),
                 block_size=self._block_size,
                 max_query_len=max_query_len,
-                max_context_len=max(context_lens),
+                max_context_len=self._block_size * width if is_lasting else max(context_lens),
                 lanes=_written(self._lanes, lanes),
             ),
         )

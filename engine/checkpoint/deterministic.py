@@ -1,8 +1,8 @@
 """Whether what a model computes can be the same for a request whatever is computed beside it.
 
     a CPU with operators    it is so anyway, on a rank or on two that share matrices
-    a GPU                   products by our tiles, the same for any number of rows; attention by
-                            splits and tiles of one size
+    a GPU                   products by our tiles, the same for any number of rows, those of experts
+                            for any number of pairs; attention by splits and tiles of one size
 
 What neither has one order for is refused, not served as if it had.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from baton.core.errors import InvalidConfig
-from baton.engine.layers.moe import MoeFeedForward
+from baton.engine.layers.moe import Experts
 from baton.engine.mesh.mesh import Mesh
 from baton.engine.mesh.ranks import ONE_RANK, MeshGroups
 from baton.engine.models.config.model_config import ModelConfig
@@ -40,13 +40,18 @@ def check_deterministic(
         return
     if config.num_vectors == 1:
         raise InvalidConfig(_why("latent attention, whose splits follow from the contexts"))
-    if any(isinstance(part, MoeFeedForward) for part in model.modules()):
-        raise InvalidConfig(_why("experts, whose tiles follow from the batch"))
     if groups.mesh.size > 1:
         raise InvalidConfig(
             "deterministic on several GPUs (parallel): how NCCL adds up follows from how much it "
             "is given; serve replicas of one GPU each, or leave deterministic off"
         )
+
+
+def fix_experts(model: Decoder) -> None:
+    """Let a GPU multiply by experts in one order; other matrices are made so when installed."""
+    for part in model.modules():
+        if isinstance(part, Experts):
+            part.is_fixed = True
 
 
 def _check_ranks_on_cpus(mesh: Mesh) -> None:

@@ -19,7 +19,7 @@ import torch
 from baton.core.errors import InvalidConfig
 from baton.core.kv_layout import KvLayout
 from baton.engine.checkpoint.active_parameters import active_parameters
-from baton.engine.checkpoint.deterministic import WORD, check_deterministic
+from baton.engine.checkpoint.deterministic import WORD, check_deterministic, fix_experts
 from baton.engine.checkpoint.dummy import dummy_entries
 from baton.engine.checkpoint.files.tensor_files import StoredEntry, TensorEntry, read_entries
 from baton.engine.checkpoint.fingerprint import fingerprint
@@ -171,7 +171,9 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     rounding += order_of_sums(device, getattr(torch, wanted))
     rounding += attention_of(device, getattr(torch, wanted))
     is_deterministic = deterministic and device != "cpu"
-    rounding += WORD if is_deterministic else ""
+    if is_deterministic:
+        fix_experts(model)
+        rounding += WORD
     return LoadedModel(
         model=model.to(device).eval(),
         info=_info(config, wanted, quantize, fingerprint(config, entries, wanted, rounding)),

@@ -57,6 +57,8 @@ class Experts(nn.Module):
         self.exchange: ExpertExchange | None = None
         """Exchange with ranks that have other tokens, if some of the experts are there."""
         self.is_input_scaled = is_input_scaled
+        self.is_fixed = False
+        """Whether a GPU is to give a token the same beside any others."""
         count = self.num_slots
         self.gate_up = _nothing_yet(count, 2 * hidden_width, width)
         self.down = _nothing_yet(count, width, hidden_width)
@@ -72,6 +74,7 @@ class Experts(nn.Module):
             down_bias=self.down_bias,
             gating=self.gating,
             is_input_scaled=self.is_input_scaled,
+            is_fixed=self.is_fixed,
         )
 
     def forward(self, x: Tensor, routed: Routed, shared: Shared | None = None) -> Tensor:

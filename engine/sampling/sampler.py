@@ -18,7 +18,7 @@ from torch import Tensor
 from baton.core.sampling import TokenLogprob
 from baton.engine.sampling.acceptance import leave_out
 from baton.engine.sampling.sampling_plan import SamplingPlan
-from baton.kernels.sampling.best_token import best_finite_token
+from baton.kernels.sampling.best_token import best_finite_on_host, best_finite_token
 
 
 class Drawn(NamedTuple):
@@ -91,9 +91,15 @@ def _drawn_by(scores: Tensor, logits: Tensor, plan: SamplingPlan) -> Drawn:
     return Drawn(tokens, are_finite)
 
 
-@torch.inference_mode()
 def sample(logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]) -> Sampled:
     """Tokens as `draw` gives them, read by the host."""
+    if plan.is_plain and (best := best_finite_on_host(logits)) is not None:
+        return Sampled(*best, {})
+    return _sample(logits, plan, eos_token_ids)
+
+
+@torch.inference_mode()
+def _sample(logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]) -> Sampled:
     tokens, are_finite = _on_host(_drawn(logits, plan, eos_token_ids))
     return Sampled(tokens, are_finite, _asked_logprobs(logits, plan, tokens))
 

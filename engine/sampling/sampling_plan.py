@@ -86,6 +86,8 @@ class SamplingPlan:
         for number, row in enumerate(rows):
             if not row.is_plain:
                 self._place(number, row)
+        self.is_plain = all([row.is_plain for row in rows])
+        """Each row draws its best token, and nobody asks for more."""
         self.penalties = self._penalties() if self.penalised else None
         self._seen = self._count_seen() if self.penalised else None
         self._draws = self._make_draws([rows[i] for i in self.drawn]) if self.drawn else None

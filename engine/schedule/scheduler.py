@@ -201,6 +201,8 @@ class Scheduler:
 
     def _continue_running(self) -> list[ScheduledChunk]:
         """Blocks are made room for in the order of rank, so that the last pays, decoding or not."""
+        if (side_by_side := self._decode_side_by_side()) is not None:
+            return side_by_side
         chunks: list[ScheduledChunk] = []
         num_decoded = self._tokens_to_decode()
         budget = self.config.max_batch_tokens - sum(num_decoded.values())  # for prompts
@@ -214,6 +216,17 @@ class Scheduler:
                 budget -= 0 if request in num_decoded else num_tokens
         # A tenant may take blocks that are kept for it from requests which rank above its own.
         return [chunk for chunk in chunks if chunk.request.phase is Phase.RUNNING]
+
+    def _decode_side_by_side(self) -> list[ScheduledChunk] | None:
+        """The next token of each, if that is all that any of them has pending, and there are blocks
+        without taking somebody's; who had its turn may have grown."""
+        running, grow = self._running, self.pool.grow
+        if not all([len(request.tokens) - request.num_computed == 1 for request in running]):
+            return None
+        for request in running:
+            if not grow(request.holder, len(request.tokens)):
+                return None
+        return [ScheduledChunk(request, 1) for request in running]
 
     def _tokens_to_decode(self) -> dict[Request, int]:
         """Tokens to run for each request that decodes, or is adopted and may be admitted now: all

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 
 from baton.engine.request.request import Request
 from baton.engine.speculation.drafter import NO_DRAFT, Draft
-from baton.engine.speculation.token_index import RequestTexts, TokenIndex, common_suffix
+from baton.engine.speculation.request_texts import RequestTexts
+from baton.kernels.drafting.look_up import LookUp
+from baton.kernels.drafting.token_text import TokenText, kind_of_texts
 
-MAX_MATCH = 4
-"""Tokens of the longest match that is looked for."""
-MAX_PLACES = 8
-"""Occurrences that are looked at."""
+LOOK_UP = LookUp(max_match=4, max_places=8)
 
 
 class NgramDrafter:
@@ -22,27 +21,22 @@ class NgramDrafter:
     is_costly = False
 
     def __init__(self) -> None:
-        self._texts = RequestTexts()
+        self._texts = RequestTexts(kind_of_texts())
 
     def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
-        indexes = self._texts.follow(requests)
+        texts = self._texts.follow(requests)
         return [
-            _draft(request.tokens, index, max_tokens)
-            for request, index in zip(requests, indexes, strict=True)
+            _draft(request.tokens, text, max_tokens)
+            for request, text in zip(requests, texts, strict=True)
         ]
 
     def forget(self, request: Request) -> None:
         self._texts.forget(request)
 
 
-def _draft(tokens: Sequence[int], index: TokenIndex, max_tokens: int) -> Draft:
-    if len(tokens) < 2:
+def _draft(tokens: Sequence[int], text: TokenText, max_tokens: int) -> Draft:
+    place, length = text.longest(tokens, LOOK_UP)
+    if not place:
         return NO_DRAFT
-    places = index.behind((tokens[-2], tokens[-1]), MAX_PLACES)
-    if not places:
-        return NO_DRAFT
-    lengths = [common_suffix(tokens, place, tokens, MAX_MATCH) for place in places]
-    longest = max(lengths)
-    place = places[lengths.index(longest)]
     draft = tokens[place : place + max_tokens]
-    return Draft(draft, [longest / MAX_MATCH] * len(draft))
+    return Draft(draft, [length / LOOK_UP.max_match] * len(draft))

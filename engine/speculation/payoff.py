@@ -160,9 +160,10 @@ class Payoff:
 
     def _ratio(self, num_running: int, num_drafted: int) -> float:
         """What the next step takes with drafts, in steps without."""
-        row_s, plain_s = self.steps.row_s, self.steps.plain_s(num_running)
-        if self.is_beside_prompts and row_s is not None and plain_s is not None:
-            return 1 + num_drafted * row_s / plain_s
+        if self.is_beside_prompts:
+            row_s, plain_s = self.steps.row_s, self.steps.plain_s(num_running)
+            if row_s is not None and plain_s is not None:
+                return 1 + num_drafted * row_s / plain_s
         return self.steps.ratio(num_running, num_drafted)
 
 

@@ -101,7 +101,12 @@ class Speculation:
             return NO_DRAFTS
         if self._budget.begins_trial():
             self._survival.begin_anew()
-        wanted = {request: num for request in running if (num := _num_wanted(request)) > 0}
+        wanted: dict[Request, int] = {}
+        """Tokens that each may still get beside the next."""
+        for request in running:
+            num = request.ending.num_tokens - len(request.tokens) - 1
+            if num > 0 and Lineup.decodes(request):
+                wanted[request] = num
         if not wanted:
             return NO_DRAFTS
         asking = list(wanted)
@@ -232,35 +237,30 @@ class Speculation:
         """The tokens of all drafts that are most likely to be right; all of those that were drawn
         from what their drafter tells, for which of them are verified must not hang on what they
         are."""
-        hopes: list[tuple[float, int, int]] = []
-        requests = list(drafts)
-        for number, (request, draft) in enumerate(drafts.items()):
+        hopes: list[float] = []
+        owners: list[Request] = []
+        for request, draft in drafts.items():
             survival = self._survival.of(request, draft.confidences)
-            hopes += [(-hope, position, number) for position, hope in enumerate(survival)]
+            hopes += survival
+            owners += [request] * len(survival)
         if not hopes:
             return NO_DRAFTS
         self._tally.num_proposed += len(hopes)
-        hopes.sort()
+        # No token of a draft is more hopeful than those before it; a sort keeps equals in order.
+        order = sorted(range(len(hopes)), key=hopes.__getitem__, reverse=True)
         num_rows, are_drawn = len(hopes), any([draft.q for draft in drafts.values()])
         if not are_drawn:
-            num_rows = self._budget.num_rows(num_running, [-hope for hope, _, _ in hopes])
+            num_rows = self._budget.num_rows(num_running, [hopes[at] for at in order])
         if not num_rows:
             return NO_DRAFTS
         lens: dict[Request, int] = {}
-        for _, _, number in hopes[:num_rows]:
-            request = requests[number]
+        for at in order[:num_rows]:
+            request = owners[at]
             lens[request] = lens.get(request, 0) + 1
         self._confidences = {request: drafts[request].confidences for request in lens}
         if are_drawn:
             self._drawn_from = {request: drafts[request].q for request in lens}
         return {request: drafts[request].tokens[:num] for request, num in lens.items()}
-
-
-def _num_wanted(request: Request) -> int:
-    """Tokens that it may still get beside the next, if it does nothing but decode."""
-    if not Lineup.decodes(request):
-        return 0
-    return request.ending.num_tokens - len(request.tokens) - 1
 
 
 def _cut(request: Request, num_wanted: int, draft: Draft) -> Draft:

@@ -13,8 +13,10 @@ the first step of a kind, which compiles, or finds everything cold.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cache
 from math import log2
 from statistics import median_low
 
@@ -54,20 +56,39 @@ class _Recent:
 
 
 @dataclass(slots=True)
+class _Tried:
+    """The ratios that were measured with so many requests, about."""
+
+    by_place: dict[int, float]
+    nums_drafted: list[float]
+    ratios: list[float]
+    """In order of the drafted tokens."""
+
+
+@dataclass(slots=True)
 class StepPrices:
     _plain: dict[int, _Recent] = field(default_factory=dict)
     _ratios: dict[int, dict[int, _Recent]] = field(default_factory=dict)
     """Times of steps with drafts over those without, by number of requests, then of drafted
     tokens."""
+    _tried: dict[int, _Tried] = field(default_factory=dict)
+    """What `_ratios` come to, where it was asked for since they last changed."""
     _row: _Recent = field(default_factory=_Recent)
 
     def add(self, num_requests: int, num_drafted: int, seconds: float) -> None:
         """A step in which all decoded."""
         if not num_drafted:
-            self._plain.setdefault(_finely(num_requests), _Recent()).add(seconds)
+            number = _finely(num_requests)
+            recent = self._plain.get(number) or self._plain.setdefault(number, _Recent())
+            recent.add(seconds)
         elif plain_s := self.plain_s(num_requests):
-            ratios = self._ratios.setdefault(_roughly(num_requests), {})
-            ratios.setdefault(_place(num_drafted), _Recent()).add(seconds / plain_s)
+            number, place = _roughly(num_requests), _place(num_drafted)
+            ratios = self._ratios.setdefault(number, {})
+            recent = ratios.get(place) or ratios.setdefault(place, _Recent())
+            before = recent.value
+            recent.add(seconds / plain_s)
+            if recent.value != before or recent.num_samples == 1:
+                self._tried.pop(number, None)
 
     def add_mixed(self, num_rows: int, seconds: float) -> None:
         """A step of so many tokens, drafted ones among them, that computed prompts, too."""
@@ -85,24 +106,24 @@ class StepPrices:
 
     def max_tried(self, num_requests: int) -> int:
         """Drafted tokens of the largest step there was with so many requests, about."""
-        tried = self._tried(num_requests)
-        return int(_number(max(tried))) if tried else 0
+        tried = self._tried_with(num_requests).nums_drafted
+        return int(tried[-1]) if tried else 0
 
     def ratio(self, num_requests: int, num_drafted: int) -> float:
         """What a step takes with drafts, in steps without."""
-        ratios, place = self._tried(num_requests), _place(num_drafted)
-        if place in ratios:
-            return ratios[place]
-        points = [(_number(tried), ratios[tried]) for tried in sorted(ratios)]
-        below = [point for point in points if point[0] < num_drafted]
-        above = [point for point in points if point[0] >= num_drafted]
-        start, ratio = below[-1] if below else (0.0, 1.0)
-        if above:
-            slope = (above[0][1] - ratio) / (above[0][0] - start)
-            if below and num_drafted <= NUM_EXACT:
+        tried = self._tried_with(num_requests)
+        measured = tried.by_place.get(_place(num_drafted))
+        if measured is not None:
+            return measured
+        nums, ratios = tried.nums_drafted, tried.ratios
+        above = bisect_left(nums, num_drafted)
+        start, ratio = (nums[above - 1], ratios[above - 1]) if above else (0.0, 1.0)
+        if above < len(nums):
+            slope = (ratios[above] - ratio) / (nums[above] - start)
+            if above and num_drafted <= NUM_EXACT:
                 slope = min(slope, LEAST_SLOPE / num_requests)
-        elif len(below) > 1:  # not from 0 on: the first row has a price of its own
-            slope = (ratio - below[-2][1]) / (start - below[-2][0])
+        elif above > 1:  # not from 0 on: the first row has a price of its own
+            slope = (ratio - ratios[above - 2]) / (start - nums[above - 2])
             slope = max(slope, LEAST_SLOPE / num_requests)
         else:
             slope = FIRST_SLOPE / num_requests
@@ -120,21 +141,31 @@ class StepPrices:
         for ratios in self._ratios.values():
             for recent in ratios.values():
                 recent.forget()
+        self._tried.clear()
 
-    def _tried(self, num_requests: int) -> dict[int, float]:
-        """The ratios that were measured, by drafted tokens."""
-        ratios = self._ratios.get(_roughly(num_requests), {})
-        return {place: recent.value for place, recent in ratios.items() if recent.num_samples}
+    def _tried_with(self, num_requests: int) -> _Tried:
+        number = _roughly(num_requests)
+        tried = self._tried.get(number)
+        if tried is None:
+            ratios = self._ratios.get(number, {})
+            places = sorted([place for place, recent in ratios.items() if recent.num_samples])
+            values = [ratios[place].value for place in places]
+            by_place = dict(zip(places, values, strict=True))
+            tried = self._tried[number] = _Tried(by_place, list(map(_number, places)), values)
+        return tried
 
 
+@cache
 def _finely(number: int) -> int:
     return round(8 * log2(number))
 
 
+@cache
 def _roughly(number: int) -> int:
     return round(2 * log2(number))
 
 
+@cache
 def _place(num_drafted: int) -> int:
     """Which price of the table it has."""
     return num_drafted if num_drafted <= NUM_EXACT else _roughly(num_drafted) + OFFSET

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
 
 from baton.engine.request.request import Request
 
@@ -55,15 +53,16 @@ class Survival:
     def of(self, request: Request, confidences: Sequence[float]) -> list[float]:
         """The probability of each token that it and all before it are right."""
         luck = self._place_of_luck(request)
-        shares, before, share = [], None, 0.0
+        hopes, before, share, hope = [], None, 0.0, 1.0
         for confidence in confidences:
             if confidence != before:
                 place = _place(confidence, NUM_CONFIDENCES)
                 of_any, one = self._of_any[place], self._of_luck[place][luck]
                 known = PRIOR * of_any.num_right / of_any.num
                 share, before = (one.num_right + known) / (one.num + PRIOR), confidence
-            shares.append(share)
-        return list(accumulate(shares, mul))
+            hope *= share
+            hopes.append(hope)
+        return hopes
 
     def learn(self, request: Request, confidences: Sequence[float], num_right: int) -> None:
         """Learn that the first `num_right` of these drafted tokens were right."""

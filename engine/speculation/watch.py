@@ -1,7 +1,8 @@
 """What drafts would be worth while drafting is paused: some are made, and none are verified.
 
-    look      now and then a draft of one request, each in turn; it costs no row
-    compare   when it is that request's turn again: how much of the draft it got
+    look      now and then a draft of one request; it costs no row
+    compare   at the next look: how much of the draft it got. Then another's turn comes, at once:
+              after a turn of all the others it would be gone before its draft was looked at again
     gain      tokens a draft, less what its rows would have cost; a running mean
 
 So a pause ends when drafts have become better, and goes on where a trial would gain nothing.
@@ -30,6 +31,7 @@ MEMORY = 16
 
 
 class _Kept(NamedTuple):
+    request: Request
     draft: Draft
     position: int
     num_worth: int
@@ -43,7 +45,7 @@ class Watch:
         self._drafter = drafter
         self._survival = survival
         self._max_tokens = max_tokens
-        self._kept: dict[Request, _Kept] = {}
+        self._kept: _Kept | None = None
         self._allowed_s = self._look_s = 0.0
         """Seconds that may be spent, and those that a look takes."""
         self._turn = 0
@@ -53,7 +55,7 @@ class Watch:
 
     def begin_rest(self) -> None:
         """What was seen in the rest before says nothing of this one."""
-        self._kept.clear()
+        self._kept = None
         self.gain = 0.0
         self.num_compared = 0
 
@@ -77,29 +79,33 @@ class Watch:
     def look(self, running: Sequence[Request], row_price: float, clock: Clock) -> None:
         """`row_price`: what a verified token costs, in tokens."""
         started_at = clock()
-        self._turn = (self._turn + 1) % len(running)
-        request = running[self._turn]
-        if self._is_over(request, len(running), row_price):
+        kept = self._kept
+        if (
+            kept is None
+            or kept.request not in running
+            or self._is_over(kept, len(running), row_price)
+        ):
+            self._turn = (self._turn + 1) % len(running)
+            request = running[self._turn]
             (draft,) = self._drafter.propose((request,), self._max_tokens)
             hopes = self._survival.of(request, draft.confidences)
             num_worth = sum([hope > row_price for hope in hopes])
-            self._kept[request] = _Kept(draft, len(request.tokens), num_worth)
+            self._kept = _Kept(request, draft, len(request.tokens), num_worth)
         seconds = clock() - started_at
         self._look_s += (seconds - self._look_s) / 8 if self._look_s else seconds
         self._allowed_s -= seconds
 
     def forget(self, request: Request) -> None:
-        self._kept.pop(request, None)
+        if self._kept is not None and self._kept.request is request:
+            self._kept = None
 
     @property
     def _share(self) -> float:
         return max(LEAST_SHARE, SHARE * HALVING / (HALVING + self._num_in_vain))
 
-    def _is_over(self, request: Request, num_running: int, row_price: float) -> bool:
-        """Whether all is known of the draft before, if there was one."""
-        kept = self._kept.get(request)
-        if kept is None:
-            return True
+    def _is_over(self, kept: _Kept, num_running: int, row_price: float) -> bool:
+        """Whether all is known of the draft."""
+        request = kept.request
         drafted = kept.draft.tokens
         came = request.tokens[kept.position : kept.position + len(drafted)]
         num_right = 0

@@ -30,6 +30,7 @@ from baton.gateway.fleet.replica_link import Listener, ReplicaLink
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.generate_wire import generate_to_proto, parked_from_proto, take_to_proto
+from baton.proto.one_call import one_call
 from baton.proto.replica_pb2_grpc import DecodeStub
 from baton.proto.token_update_wire import update_from_proto
 
@@ -185,7 +186,9 @@ class DecodeLink(ReplicaLink[pb.DecodeFrame]):
     def _call(
         self, channel: grpc.aio.Channel
     ) -> grpc.aio.StreamStreamCall[pb.GatewayFrame, pb.DecodeFrame]:
-        return DecodeStub(channel).Session(wait_for_ready=False)
+        call: grpc.aio.StreamStreamCall[pb.GatewayFrame, pb.DecodeFrame]
+        call = one_call(DecodeStub, "Session", channel)(wait_for_ready=False)
+        return call
 
     def _receive(self, frame: pb.DecodeFrame) -> None:
         for message in frame.updates:

@@ -81,7 +81,7 @@ class ReplicaDispatcher:
         meter = RateMeter(routing.pull_rates)
         self.fleet = Fleet(self.epoch, self._on_fleet_change, channels or Channels(), meter, clock)
         self._replica_wait = ReplicaWait(self.fleet, no_replica_grace_s, cold_start_s)
-        self._placer = Placer(routing, self.fleet.num_cached)
+        self._placer = Placer(routing, self.fleet.num_cached, self.fleet.lookup)
         self._log = DecisionLog(self.fleet, routing.name, kept_decisions, clock)
         self._traffic = Traffic(clock)
         self._attempts: dict[RequestId, PlacementAttempt] = {}

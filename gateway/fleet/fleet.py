@@ -40,7 +40,7 @@ from baton.gateway.fleet.warm_up import WarmUp
 from baton.proto.channels import Channels
 from baton.router.cache.expected_blocks import Expected
 from baton.router.cache.kv_index import KvIndex
-from baton.router.cache.matches import Matches
+from baton.router.cache.matches import Lookup, Matches
 from baton.router.cache.prompt_names import PromptNames
 from baton.router.cache.pulling import PullRates, RateMeter
 from baton.router.placement import Placement
@@ -269,6 +269,10 @@ class Fleet:
     def num_cached(self, prompts: Sequence[PromptNames], epoch: Epoch) -> list[int]:
         """How many leading tokens of each prompt a replica has."""
         return self._matches.num_tokens(prompts, epoch)
+
+    def lookup(self, epoch: Epoch) -> Lookup | None:
+        """What compiled code needs to look prompts up in a replica's cache, if it can."""
+        return self._matches.lookup(epoch)
 
     def _layout_of(self, epoch: Epoch) -> KvLayout | None:
         info = self._replica_by_epoch.get(epoch)

@@ -25,6 +25,7 @@ from baton.gateway.fleet.opening_slots import SNAPSHOT_TURN_S, OpeningSlot, Open
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import explain
 from baton.proto.kv_events_wire import kv_events_from_proto
+from baton.proto.one_call import one_call
 from baton.proto.replica_pb2_grpc import ReplicaStub
 from baton.router.cache.kv_index import KvGap, KvIndex
 
@@ -72,7 +73,7 @@ class KvWatch:
         self._info = info
         self._index = index
         self._has_snapshot = False
-        self._stub = ReplicaStub(channel)
+        self._channel = channel
         self._until_connected = until_connected
         self._snapshots = snapshots or Snapshots()
         self._is_secured = is_secured
@@ -87,30 +88,30 @@ class KvWatch:
 
     async def inspect(self, timeout_s: float, *, with_audit: bool = False) -> pb.InspectReply:
         request = pb.InspectRequest(without_audit=not with_audit)
-        return await self._stub.Inspect(request, timeout=timeout_s)
+        return await ReplicaStub(self._channel).Inspect(request, timeout=timeout_s)
 
     async def drain(self, timeout_s: float) -> int:
         """Tell the replica to become empty; how many requests it still has."""
         request = pb.DrainRequest(epoch=self._info.epoch)
-        reply = await self._stub.Drain(request, timeout=timeout_s)
+        reply = await ReplicaStub(self._channel).Drain(request, timeout=timeout_s)
         return reply.num_open
 
     async def undrain(self, timeout_s: float) -> int:
         """Tell the replica to take requests again; how many it has."""
         request = pb.DrainRequest(epoch=self._info.epoch)
-        reply = await self._stub.Undrain(request, timeout=timeout_s)
+        reply = await ReplicaStub(self._channel).Undrain(request, timeout=timeout_s)
         return reply.num_open
 
     async def flip(self, role: Role, timeout_s: float) -> int:
         """Tell the replica to take a role; how many requests have yet to leave it first."""
         request = pb.FlipRequest(epoch=self._info.epoch, role=role)
-        reply = await self._stub.Flip(request, timeout=timeout_s)
+        reply = await ReplicaStub(self._channel).Flip(request, timeout=timeout_s)
         return reply.num_open
 
     async def reset_prefix_cache(self, timeout_s: float) -> int:
         """Tell the replica to forget what is cached; how many blocks that was."""
         request = pb.ResetPrefixCacheRequest(epoch=self._info.epoch)
-        reply = await self._stub.ResetPrefixCache(request, timeout=timeout_s)
+        reply = await ReplicaStub(self._channel).ResetPrefixCache(request, timeout=timeout_s)
         return reply.num_blocks
 
     async def close(self) -> None:
@@ -135,7 +136,8 @@ class KvWatch:
 
     async def _follow(self) -> str:
         """Follow until the stream breaks off, and say why it did."""
-        call = self._stub.WatchKv(pb.WatchKvRequest(epoch=self._info.epoch))
+        watch_kv = one_call(ReplicaStub, "WatchKv", self._channel)
+        call = watch_kv(pb.WatchKvRequest(epoch=self._info.epoch))
         try:
             while await self._take_next(call):
                 pass

@@ -10,6 +10,7 @@ import grpc.aio
 
 from baton.gateway.fleet.replica_link import ReplicaLink
 from baton.proto import replica_pb2 as pb
+from baton.proto.one_call import one_call
 from baton.proto.replica_pb2_grpc import PrefillStub
 
 
@@ -28,7 +29,9 @@ class PrefillLink(ReplicaLink[pb.Capacity]):
     def _call(
         self, channel: grpc.aio.Channel
     ) -> grpc.aio.StreamStreamCall[pb.GatewayFrame, pb.Capacity]:
-        return PrefillStub(channel).Session(wait_for_ready=False)
+        call: grpc.aio.StreamStreamCall[pb.GatewayFrame, pb.Capacity]
+        call = one_call(PrefillStub, "Session", channel)(wait_for_ready=False)
+        return call
 
     def _receive(self, frame: pb.Capacity) -> None:
         self._was_connected = True

@@ -14,7 +14,7 @@ of one tile of rows follow each other, so that W, which is the larger part, is r
 by the tiles of a group.
 
 bfloat16 with many rows is torch's `grouped_mm` (CUTLASS), whose groups may be empty and whose ends
-stay on the device, too.
+stay on the device, too. What a row gives follows from it alone where tiles are of one size.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from baton.kernels.gpu.dot import dot
 
 LIBRARY_ROWS = 64
 """A group, on average, from which the library is faster."""
+FEW_ROWS = 32
+"""A group, on average, below which tiles are low."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -72,14 +74,17 @@ def grouped_tiles(
     stops: Tensor,
     rows_of: Rows | None = None,
     bias: Tensor | None = None,
+    *,
+    is_fixed: bool = False,
 ) -> Tensor:
-    """x [P, K] by group, weights [E, N, K], bias [E, N] -> [P, N]; or as `rows_of` says."""
+    """x [P, K] by group, weights [E, N, K], bias [E, N] -> [P, N]; or as `rows_of` says.
+    `is_fixed`: a row is the same beside any others."""
     x, weights = x.contiguous(), weights.contiguous()
     width, (num_groups, num_columns, _) = x.shape[1], weights.shape
     num_rows = len(x) if rows_of is None else len(rows_of.pairs)
     out = torch.empty(num_rows, num_columns, dtype=x.dtype, device=x.device)
     # A group of few rows is bound by the bytes of its matrix, one of many by arithmetic.
-    few = num_rows < 32 * num_groups
+    few = num_rows < FEW_ROWS * num_groups and not is_fixed
     rows, columns = (16, 64) if few else (64, 128)
     max_tiles = triton.cdiv(num_rows, rows) + num_groups
     _multiply[triton.cdiv(num_columns, columns), max_tiles](

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.experts.grouped_linear_gpu import Rows, places_of, tile_of
+from baton.kernels.experts.grouped_linear_gpu import FEW_ROWS, Rows, places_of, tile_of
 from baton.kernels.gpu.dot import dot
 from baton.kernels.products.linear_gpu import times_scales
 
@@ -31,14 +31,15 @@ def grouped_quantized(
     zeros: Tensor | None = None,
     rows_of: Rows | None = None,
     bias: Tensor | None = None,
+    is_fixed: bool = False,
 ) -> Tensor:
     """x [P, K], items [E, N, K or K / 2], scales [E, N / group[0], K / group[1]], bias [E, N]
-    -> [P, N]; or as `rows_of` says."""
+    -> [P, N]; or as `rows_of` says. `is_fixed`: a row is the same beside any others."""
     x = x.contiguous()
     width, (num_groups, num_columns, _) = x.shape[1], items.shape
     num_rows = len(x) if rows_of is None else len(rows_of.pairs)
     out = torch.empty(num_rows, num_columns, dtype=x.dtype, device=x.device)
-    few = num_rows < 32 * num_groups
+    few = num_rows < FEW_ROWS * num_groups and not is_fixed
     rows, columns = (16, 64) if few else (64, 64)
     max_tiles = triton.cdiv(num_rows, rows) + num_groups
     _multiply[triton.cdiv(num_columns, columns), max_tiles](

@@ -11,7 +11,7 @@ out. `shared` is what a feed-forward that all tokens go through has made of x, g
 Where the groups end stays on the device: no pass waits for it, and graphs can hold it. Compiled
 operators of a CPU add a token's experts in the order of their numbers, so what it gives depends on
 itself alone; torch and GPUs add them in the order of its choices, of products that are cut by how
-many pairs there are.
+many pairs there are, unless weights are `is_fixed`.
 
 T tokens, C choices a token, P = T C pairs, E experts, D width, F feed-forward width.
 """
@@ -74,6 +74,8 @@ class ExpertWeights:
     """[E, D]"""
     gating: Gating = SWIGLU
     is_input_scaled: bool = False
+    is_fixed: bool = False
+    """On a GPU a token is to be the same beside any others: nothing is left to a library."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,7 +159,7 @@ def _by_groups(x: Tensor, weights: ExpertWeights, routed: Routed, shared: Shared
         from baton.kernels.experts import moe_gpu as gpu
 
         gate_up, down = weights.gate_up, weights.down
-        if gpu.takes(x, gate_up, routed):
+        if gpu.takes(x, gate_up, routed, is_fixed=weights.is_fixed):
             assert isinstance(gate_up, (Tensor, QuantizedExperts))
             assert isinstance(down, (Tensor, QuantizedExperts))
             return gpu.moe(
@@ -168,6 +170,7 @@ def _by_groups(x: Tensor, weights: ExpertWeights, routed: Routed, shared: Shared
                 routed,
                 (None, None) if shared is None else (shared.out, shared.gate),
                 is_input_scaled=weights.is_input_scaled,
+                is_fixed=weights.is_fixed,
             )
     pairs = routed.pairs.flatten().long()  # [P]
     num_choices = routed.experts.shape[1]

@@ -13,6 +13,7 @@ As kernels/experts/moe.py defines it: a token's choices are added in their order
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import triton
@@ -28,11 +29,13 @@ Biases = tuple[Tensor | None, Tensor | None]
 """[E, 2F] of gate and up, [E, D] of down."""
 
 
-def takes(x: Tensor, gate_up: object, routed: Routed) -> bool:
-    """But for as many pairs as a library multiplies faster, once they are sorted in memory."""
+def takes(x: Tensor, gate_up: object, routed: Routed, *, is_fixed: bool) -> bool:
+    """But for as many pairs as a library multiplies faster, once they are sorted in memory, unless
+    a token is to be the same beside any others: the library chooses by how many there are."""
     if isinstance(gate_up, QuantizedExperts):
         return True
-    return isinstance(gate_up, Tensor) and not has_library(x, gate_up, routed.pairs.numel())
+    is_many = isinstance(gate_up, Tensor) and has_library(x, gate_up, routed.pairs.numel())
+    return isinstance(gate_up, Tensor) and (is_fixed or not is_many)
 
 
 def moe(
@@ -44,16 +47,18 @@ def moe(
     shared: tuple[Tensor | None, Tensor | None],
     *,
     is_input_scaled: bool,
+    is_fixed: bool = False,
 ) -> Tensor:
     """x [T, D] -> [T, D]; `experts` are gate and up, and down, `shared` [T, D] and its gate [T, 1],
-    whose sigmoid is how much of it is added."""
+    whose sigmoid is how much of it is added. `is_fixed`: a token is the same beside any others."""
     pairs, shares = routed.pairs.flatten(), routed.shares.flatten().contiguous()
     num_choices = routed.experts.shape[1]
     given = shares if is_input_scaled else None
     source = Rows(pairs=pairs, num_choices=num_choices, shares=given)
-    inner = _multiply(x, experts[0], routed.stops, source, biases[0])
+    multiply = partial(_multiply, is_fixed=is_fixed)
+    inner = multiply(x, experts[0], routed.stops, source, biases[0])
     target = Rows(pairs=pairs, is_scattered=True)
-    by_pair = _multiply(gating(inner), experts[1], routed.stops, target, biases[1])
+    by_pair = multiply(gating(inner), experts[1], routed.stops, target, biases[1])
     out = torch.empty_like(x)
     width = x.shape[1]
     if len(x):
@@ -71,10 +76,12 @@ def _multiply(
     stops: Tensor,
     rows_of: Rows,
     bias: Tensor | None,
+    *,
+    is_fixed: bool,
 ) -> Tensor:
     if isinstance(experts, QuantizedExperts):
-        return experts.multiply_pairs(x, stops, rows_of, bias)
-    return grouped_tiles(x, experts, stops, rows_of, bias)
+        return experts.multiply_pairs(x, stops, rows_of, bias, is_fixed=is_fixed)
+    return grouped_tiles(x, experts, stops, rows_of, bias, is_fixed=is_fixed)
 
 
 @triton.jit

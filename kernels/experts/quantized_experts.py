@@ -94,8 +94,11 @@ class QuantizedExperts:
         stops: Tensor,
         rows_of: Rows | None = None,
         bias: Tensor | None = None,
+        *,
+        is_fixed: bool = False,
     ) -> Tensor:
-        """On a GPU: x as `rows_of` finds it, [P, K] by expert if it is None -> [P, N]."""
+        """On a GPU: x as `rows_of` finds it, [P, K] by expert if it is None -> [P, N]. `is_fixed`:
+        a row is the same beside any others."""
         from baton.kernels.experts import grouped_quantized_gpu as grouped_quantized
         from baton.kernels.products import fp8_rows_gpu as fp8_rows
 
@@ -105,7 +108,7 @@ class QuantizedExperts:
             x = fp8_rows.round_rows(x, self.group[1] or x.shape[1])
         return grouped_quantized.grouped_quantized(
             x, self.items, self.scales, stops,
-            group=self.group, zeros=self.zeros, rows_of=rows_of, bias=bias,
+            group=self.group, zeros=self.zeros, rows_of=rows_of, bias=bias, is_fixed=is_fixed,
         )  # fmt: skip
 
 

@@ -24,6 +24,10 @@ MAX_EQUAL_SETS = 10_000
 
 
 class HolderTable(Protocol):
+    @property
+    def address(self) -> int | None:
+        """Where compiled code finds it; None: nowhere."""
+
     def __len__(self) -> int:
         """Names that somebody holds, or that await the sweep."""
 
@@ -56,6 +60,8 @@ def new_holder_table() -> HolderTable:
 
 class ReferenceTable:
     """The definition, in dicts."""
+
+    address = None
 
     def __init__(self) -> None:
         self._slots_by_name: dict[bytes, int] = {}

@@ -43,6 +43,11 @@ class CompiledTable:
         # Not when the interpreter ends: a thread may still look something up.
         weakref.finalize(self, self._call.free, self._table).atexit = False
 
+    @property
+    def address(self) -> int | None:
+        address: int = self._table
+        return address
+
     def __len__(self) -> int:
         return int(self._call.size(self._table))
 

@@ -15,3 +15,14 @@ def address(numbers: Writable) -> int:
     """An array's own word of its address takes longer than most calls. It holds for as long as the
     array is there."""
     return _of(_first(numbers))
+
+
+_bytes_at = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(
+    ("PyBytes_AsString", ctypes.pythonapi)
+)
+
+
+def bytes_address(packed: bytes) -> int:
+    """The address of bytes, which holds for as long as they are there."""
+    found: int = _bytes_at(packed)
+    return found

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from baton.kernels.routing.addresses import Writable, address
 
 _ADDRESS, _NUM, _BYTES = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p
+_DRAW = ctypes.c_uint64
 _ASKED = Struct("23d")
 
 
@@ -49,15 +50,30 @@ class Replicas(NamedTuple):
     """Seconds from the first token until the KV is where it is decoded; None: 0."""
 
 
+class Least(NamedTuple):
+    """Where the least costs, and what of it, are to be written."""
+
+    draws: int
+    """Address of the draws by row that settle equals,"""
+    draw: int
+    """with the prompt's."""
+    told: Writable
+    """[term, found], with two rows more: tokens that each need not compute, seconds to fetch."""
+
+
 def cost_terms(
     library: ctypes.CDLL,
     asked: Sequence[float],
     ends_and_sums: Sequence[float],
     replicas: Replicas,
     out: Writable,
-) -> None:
-    """`ends_and_sums`: empty, if all tokens are charged."""
+    least: Least,
+) -> array.array[int]:
+    """Places of the candidates where it costs least, the least first: as many as are told of.
+    `ends_and_sums`: empty, if all tokens are charged."""
     charged = array.array("d", ends_and_sums)
+    num_found = len(least.told[0])
+    found = array.array("q", bytes(8 * num_found))
     columns, line, places, num, held, fetch_s, handoff_s = replicas
     _call(library)(
         _ASKED.pack(*asked),
@@ -71,7 +87,9 @@ def cost_terms(
         len(charged) // 2,
         *line,
         address(out),
+        *(least.draws, least.draw, num_found, found.buffer_info()[0], address(least.told)),
     )
+    return found
 
 
 @cache
@@ -79,5 +97,6 @@ def _call(library: ctypes.CDLL) -> Any:
     types = (
         *(_BYTES, _ADDRESS, _NUM, _NUM, _ADDRESS, _NUM, _ADDRESS, _ADDRESS, _ADDRESS),
         *(_ADDRESS, _NUM, _ADDRESS, _ADDRESS, _ADDRESS, _NUM, _ADDRESS),
+        *(_ADDRESS, _DRAW, _NUM, _ADDRESS, _ADDRESS),
     )
     return ctypes.PYFUNCTYPE(None, *types)(("baton_cost_terms", library))

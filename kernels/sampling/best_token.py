@@ -52,6 +52,11 @@ def best_finite_token(scores: Tensor) -> tuple[Tensor, Tensor]:
     return best_token(scores), scores.amax(-1).isfinite() & scores.amin(-1).isfinite()
 
 
+def best_finite_on_host(scores: Tensor) -> tuple[list[int], list[bool]] | None:
+    """The same as numbers, if that is quicker than tensors."""
+    return cpu.best_token_on_host(scores) if _is_compiled(scores) else None
+
+
 def _is_compiled(scores: Tensor) -> bool:
     return scores.dtype is torch.float32 and scores.stride(-1) == 1 and operators.runs(scores)
 

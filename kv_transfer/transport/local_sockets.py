@@ -49,7 +49,7 @@ class SocketDoor:
     socket_name: str
     key: bytes
     calls: WeakSet[SocketCall]
-    """Those that were made, for whoever closes them."""
+    """The sockets that were made, for whoever closes them."""
 
     @property
     def name(self) -> str:

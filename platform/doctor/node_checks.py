@@ -148,7 +148,7 @@ def check_cores(facts: NodeFacts, demand: Demand | None) -> Finding:
 
 
 def check_numa(numa_cores: Sequence[int], demand: Demand | None) -> Finding:
-    """Of a machine with several NUMA nodes. Never a reason not to serve."""
+    """How a machine with several NUMA nodes is used. Never a reason not to serve."""
     seen = f"{len(numa_cores)} nodes with {', '.join(map(str, numa_cores))} cores"
     if demand is not None and demand.num_ranks < len(numa_cores):
         return ok(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -34,6 +34,14 @@ STRETCH = 4096
 
 
 CacheVersion: TypeAlias = tuple[int, int]
+
+
+class CachedBlocks(NamedTuple):
+    """Where compiled code looks up the blocks of one replica, until the index changes."""
+
+    table: int
+    """The holder table's address."""
+    slot: int
 
 
 class KvGap(Exception):
@@ -143,6 +151,12 @@ class KvIndex:
     def num_cached_blocks(self, names: Sequence[bytes]) -> dict[Epoch, int]:
         """Leading blocks that each replica has cached. Replicas with none are left out."""
         return self.cached(names).by_epoch()
+
+    def blocks_of(self, epoch: Epoch) -> CachedBlocks | None:
+        """Where the names of what one replica has lie; None where they do not, or it has told of
+        none."""
+        table, known = self._table.address, self._known_by_epoch.get(epoch)
+        return None if table is None or known is None else CachedBlocks(table, known.slot)
 
     def num_cached_blocks_of(self, epoch: Epoch, prompts: Sequence[BlockNames]) -> Sequence[int]:
         """How many leading blocks of each prompt one replica has."""

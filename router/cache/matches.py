@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from baton.core.ids import Epoch
 from baton.core.kv_layout import KvLayout
-from baton.router.cache.kv_index import CacheVersion, KvIndex
-from baton.router.cache.prompt_names import PromptNames, way_to_name
+from baton.router.cache.kv_index import CachedBlocks, CacheVersion, KvIndex
+from baton.router.cache.prompt_names import PromptNames, WayToName, way_to_name
 
 NOTHING: tuple[CacheVersion | None, int] = (None, 0)
+
+
+class Lookup(NamedTuple):
+    """What compiled code needs to look prompts up in one replica's cache."""
+
+    way: WayToName
+    """By which their blocks must be named."""
+    blocks: CachedBlocks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self.way[1]
 
 
 class Matches:
@@ -19,6 +33,11 @@ class Matches:
         """`layout_of`: None for a replica that is not known."""
         self._index = index
         self._layout_of = layout_of
+
+    def lookup(self, epoch: Epoch) -> Lookup | None:
+        """None, where only `num_tokens` knows."""
+        blocks, layout = self._index.blocks_of(epoch), self._layout_of(epoch)
+        return None if blocks is None or layout is None else Lookup(way_to_name(layout), blocks)
 
     def num_tokens(self, prompts: Sequence[PromptNames], epoch: Epoch) -> list[int]:
         """How many leading tokens of each prompt a replica has."""

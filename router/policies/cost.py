@@ -46,7 +46,7 @@ from dataclasses import dataclass
 
 from baton.router.cache.heat import Charge, Heat
 from baton.router.fairness.turns import Turns, later_s
-from baton.router.policies.cost_terms import TERMS, Asked, cost_terms
+from baton.router.policies.cost_terms import Asked, costs
 from baton.router.policies.routing_policy import Costs, Held
 from baton.router.prompt import Prompt
 from baton.router.replicas.candidate import Candidate
@@ -149,9 +149,7 @@ class Cost:
             mean_share_s=mean_share_s,
             num_waiting=in_line,
         )
-        charge = self._charge(prompt, num, now)
-        terms = cost_terms(asked, charge, candidates, held)
-        return Costs(terms[-1], TERMS, terms[:-1])
+        return costs(asked, self._charge(prompt, num, now), candidates, held, prompt.draw)
 
     def _home(self, prompt: Prompt, candidates: Candidates) -> Candidate | None:
         """Where its conversation was last, if that may be chosen."""

@@ -15,9 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from baton.kernels.cpu.library import library_without_torch
+from baton.kernels.routing.cost_terms_cpu import Least as LeastAsked
 from baton.kernels.routing.cost_terms_cpu import Replicas
 from baton.kernels.routing.cost_terms_cpu import cost_terms as compiled
 from baton.router.cache.heat import Charge
+from baton.router.explain.ranking import MAX_TOLD
 from baton.router.fairness.slo import (
     LITTLE,
     MOST_LATER_S,
@@ -27,7 +29,7 @@ from baton.router.fairness.slo import (
     start_offset_s,
 )
 from baton.router.fairness.turns import STRETCH
-from baton.router.policies.routing_policy import Held
+from baton.router.policies.routing_policy import Costs, Held, Least
 from baton.router.replicas.candidate import LATE_S
 from baton.router.replicas.candidates import Candidates
 from baton.router.table.columns import Numbers
@@ -44,6 +46,7 @@ TERMS = (
 )
 """The first is what others are made of; the rest add up to the cost. Price, work and share
 multiplied are what is charged."""
+NUM_ROWS = len(TERMS) + 1
 
 
 class Asked(NamedTuple):
@@ -84,15 +87,19 @@ class Asked(NamedTuple):
     """Prompts in line, per replica."""
 
 
-def cost_terms(asked: Asked, charge: Charge | None, candidates: Candidates, held: Held) -> Numbers:
-    """`charge`: None, if all tokens are charged in full."""
+def costs(
+    asked: Asked, charge: Charge | None, candidates: Candidates, held: Held, draw: int
+) -> Costs:
+    """`charge`: None, if all tokens are charged in full. `draw`: the prompt's, which settles
+    equals."""
     found = library_without_torch()
     if found is None:
-        return reference(asked, charge, candidates, held)
+        terms = reference(asked, charge, candidates, held)
+        return Costs(terms[-1], TERMS, terms[:-1])
     num = len(held.tokens)
-    terms = np.empty((len(TERMS) + 1, num))
+    terms, told = np.empty((NUM_ROWS, num)), np.empty((NUM_ROWS + 2, min(num, MAX_TOLD)))
     columns = candidates.columns
-    compiled(
+    order = compiled(
         found,
         (
             *(asked.now, LATE_S, asked.num_tokens),
@@ -106,8 +113,9 @@ def cost_terms(asked: Asked, charge: Charge | None, candidates: Candidates, held
             *(held.usable, held.fetch_s, held.handoff_s),
         ),
         terms,
+        LeastAsked(columns.draws_address, draw, told),
     )
-    return terms
+    return Costs(terms[-1], TERMS, terms[:-1], Least(order, told))
 
 
 def reference(asked: Asked, charge: Charge | None, candidates: Candidates, held: Held) -> Numbers:

@@ -49,6 +49,16 @@ class Held(NamedTuple):
         return np.maximum(prompt.num_tokens - self.tokens, 1)
 
 
+class Least(NamedTuple):
+    """The candidates that cost least, as many as are told of, and what is known of them."""
+
+    order: Sequence[int]
+    """Their places, the least first; equals are drawn."""
+    told: Numbers
+    """[row, found]: the cost's terms and their sum, leading tokens that each need not compute, and
+    seconds to fetch those of them that it lacks."""
+
+
 class Costs(NamedTuple):
     """Costs of one prompt, by candidate; infinite where it must not go unless it may go nowhere
     else."""
@@ -58,6 +68,8 @@ class Costs(NamedTuple):
     """Names of the cost's terms; none if it has no parts."""
     terms: Numbers | None = None
     """[name, candidate]"""
+    least: Least | None = None
+    """The cheapest, if they were found with the costs."""
 
 
 class RoutingPolicy(Protocol):
@@ -89,6 +101,8 @@ def cheapest(prompt: Prompt, candidates: Candidates, costs: Costs) -> int:
 def least(prompt: Prompt, candidates: Candidates, costs: Costs, num: int) -> Sequence[int]:
     """The places of the `num` that cost least, the winner first; of all, if they are fewer.
     Raises ValueError if there is none."""
+    if costs.least is not None and num <= len(costs.least.order):
+        return costs.least.order[:num]
     return least_by(prompt.draw, candidates, costs.total, num)
 
 

@@ -16,10 +16,19 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
+from baton.core.block_hash import DIGEST_BYTES, BlockNames
 from baton.core.ids import Epoch
+from baton.kernels.routing.addresses import bytes_address
 from baton.router.prompt import Prompt, drawn
 from baton.router.speeds.coefficients import SpeedCoefficients
-from baton.router.table.columns import RECENT_HALF_LIFE_S, Column, Columns, mean
+from baton.router.table.columns import (
+    RECENT_HALF_LIFE_S,
+    Column,
+    Columns,
+    LineColumns,
+    LineFacts,
+    mean,
+)
 
 LATE_S = 0.1
 """A prediction that is off by less says nothing of the replica."""
@@ -73,6 +82,14 @@ class Waiting:
     @property
     def order(self) -> tuple[float, int]:
         return self.due_s, self.prompt.number
+
+    def enter(self, line: LineColumns, row: int) -> None:
+        """Stand in these columns from now on, for the replica of a row."""
+        prompt, names = self.prompt, self.prompt.names
+        packed = names.packed if isinstance(names, BlockNames) else b""  # else nobody looks it up
+        at = bytes_address(packed), len(packed) // DIGEST_BYTES
+        facts = LineFacts(prompt.number, prompt.num_tokens, self.num_fetched, *at)
+        self.key = line.add(row, self.due_s, self.work_s, facts)
 
 
 class Candidate:
@@ -136,7 +153,7 @@ class Candidate:
         self.columns.ongoing.leave(self)
         self.columns, self.row = columns, columns.add(self.draw)
         for waiting in self.waiting:
-            waiting.key = columns.line.add(self.row, waiting.due_s, waiting.work_s)
+            waiting.enter(columns.line, self.row)
         self._write()
         self._write_line()
         self.num_ongoing = 0
@@ -218,16 +235,18 @@ class Candidate:
     @property
     def has_credit(self) -> bool:
         """Whether it takes anybody at all."""
-        return (
-            self.credit_tokens is None or not self.open or self.num_open_tokens < self.credit_tokens
-        )
+        return self.takes_anybody or self.num_open_tokens < (self._credit_tokens or 0)
+
+    @property
+    def takes_anybody(self) -> bool:
+        """Whether it takes whoever comes next, however long that prompt is."""
+        return self._credit_tokens is None or not self.open
 
     def takes(self, prompt: Prompt, num_cached: int) -> bool:
         """Whether it has credit for `prompt`; one that is larger than any goes when it is idle."""
-        if self.credit_tokens is None or not self.open:
-            return True
         num_new_tokens = prompt.num_tokens - num_cached
-        return self.num_open_tokens + num_new_tokens <= self.credit_tokens
+        credit_tokens = self._credit_tokens or 0
+        return self.takes_anybody or self.num_open_tokens + num_new_tokens <= credit_tokens
 
     def book(self, prompt: Prompt, num_cached: int, now: float) -> Booking:
         """`prompt` is sent there, of which it should have `num_cached` tokens."""
@@ -292,7 +311,7 @@ class Candidate:
 
     def add(self, waiting: Waiting) -> None:
         insort(self.waiting, waiting, key=lambda one: one.order)
-        waiting.key = self.columns.line.add(self.row, waiting.due_s, waiting.work_s)
+        waiting.enter(self.columns.line, self.row)
         self._write_line()
 
     def remove(self, waiting: Waiting) -> None:

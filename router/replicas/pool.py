@@ -110,7 +110,8 @@ class Pool:
         """What decode replicas have to do, in the same order."""
         self.num_open = self.num_draining = self.num_away = self.num_taking = 0
         """Replicas of which it holds; those that take requests may be full."""
-        self._block_sizes = np.zeros(0)
+        self._block_sizes = self._nothing = np.zeros(0)
+        """[pool] Tokens of a block; and what each has of no prompt."""
         self._numbers_by_numbering: dict[Numbering, tuple[int, Places]] = {}
         """Which version, and the replicas' numbers by it."""
         self._num_by_way = Counter[WayToName]()
@@ -172,6 +173,7 @@ class Pool:
         self._is_away = np.append(self._is_away, False)
         self.decoding.add()
         self._block_sizes = np.append(self._block_sizes, float(layout.block_size))
+        self._nothing = np.zeros(len(self))
         self.write(replica)
         way = way_to_name(layout)
         self._num_by_way[way] += 1
@@ -197,6 +199,7 @@ class Pool:
         self._is_away = np.delete(self._is_away, row)
         self.decoding.remove(row)
         self._block_sizes = np.delete(self._block_sizes, row)
+        self._nothing = np.zeros(len(self))
         way = way_to_name(replica.info.layout)
         self._num_by_way[way] -= 1
         if not self._num_by_way[way]:
@@ -234,7 +237,7 @@ class Pool:
         One of `every` for each way to name blocks: replicas with another way have none of these.
         """
         if not every:
-            return np.zeros(len(self))
+            return self._nothing
         if len(every) == 1:
             [(numbering, by_number)] = every
             depths = by_number.take(self._numbers(numbering))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from enum import IntEnum, auto
 from itertools import count
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,14 +66,18 @@ class Columns:
         self.version = self.books_version = self.pace_version = 0
         """Others after each change of its numbers, of those from NEXT_FREE_S, from STEP_S on."""
         self.base_s = 0.0
-        self._numbers = np.zeros((len(Column), max_rows))
-        self._address = self._numbers.ctypes.data
+        self._lay(np.zeros((len(Column), max_rows)))
         self.rows = Rows(self._address, max_rows, 0)
         """Where the numbers lie."""
         self._draws = np.zeros(max_rows, np.uint64)
         self.draws_address = self._draws.ctypes.data
         self.line = LineColumns()
         self.ongoing = Ongoing()
+
+    def _lay(self, numbers: Numbers) -> None:
+        self._numbers, self._address = numbers, numbers.ctypes.data
+        self._one_by_one = memoryview(numbers.reshape(-1).data).cast("B").cast("d")
+        """The same end to end: for numpy to look at a tuple takes longer than to write it here."""
 
     @property
     def numbers(self) -> Numbers:
@@ -87,8 +91,7 @@ class Columns:
         """A row more; its number."""
         row, max_rows = self.num_rows, len(self._draws)
         if row == max_rows:
-            self._numbers = np.pad(self._numbers, ((0, 0), (0, max_rows)))
-            self._address = self._numbers.ctypes.data
+            self._lay(np.pad(self._numbers, ((0, 0), (0, max_rows))))
             self._draws = np.pad(self._draws, (0, max_rows))
             self.draws_address = self._draws.ctypes.data
         self._resize(self.num_rows + 1)
@@ -108,7 +111,9 @@ class Columns:
         self._have_changed()
 
     def write(self, row: int, first: Column, numbers: tuple[float, ...]) -> None:
-        self._numbers[first : first + len(numbers), row] = numbers
+        stride, one_by_one = self.rows.stride, self._one_by_one
+        for place, number in enumerate(numbers, first):
+            one_by_one[place * stride + row] = number
         self.version += 1
         if first is Column.NEXT_FREE_S:
             self.books_version += 1
@@ -145,6 +150,23 @@ class Columns:
         return math.exp2((self.base_s - now) / RECENT_HALF_LIFE_S)
 
 
+class LineFacts(NamedTuple):
+    """What does not change of a prompt in line."""
+
+    number: int = 0
+    """The prompt's number."""
+    num_tokens: int = 0
+    num_fetched: int = 0
+    """Leading tokens that were to be fetched for it when it came."""
+    names: int = 0
+    """The address of its blocks' names, end to end,"""
+    num_names: int = 0
+    """and how many they are."""
+
+
+NO_FACTS = LineFacts()
+
+
 class LineColumns:
     """The prompts in line, in no order."""
 
@@ -154,6 +176,7 @@ class LineColumns:
         self._numbers = count()
         self._rows = np.zeros(16, np.intp)
         self._due_s, self._work_s = np.zeros(16), np.zeros(16)
+        self._facts = np.zeros((len(NO_FACTS), 16), np.int64)
         self._at = self._find()
 
     def __len__(self) -> int:
@@ -174,12 +197,23 @@ class LineColumns:
     @property
     def addresses(self) -> InLine:
         """Where they lie."""
-        return InLine(*self._at, len(self))
+        return InLine(*self._at[:3], len(self))
 
-    def _find(self) -> tuple[int, int, int]:
-        return self._rows.ctypes.data, self._due_s.ctypes.data, self._work_s.ctypes.data
+    @property
+    def facts(self) -> Rows:
+        """Where `LineFacts` lie, a row each."""
+        return Rows(self._at[3], len(self._rows), len(self))
 
-    def add(self, row: int, due_s: float, work_s: float) -> int:
+    def number(self, place: int) -> int:
+        """The number of the prompt at a place."""
+        return self._facts.item(0, place)
+
+    def _find(self) -> tuple[int, int, int, int]:
+        arrays = self._rows, self._due_s, self._work_s, self._facts
+        rows, due_s, work_s, facts = (array.ctypes.data for array in arrays)
+        return rows, due_s, work_s, facts
+
+    def add(self, row: int, due_s: float, work_s: float, facts: LineFacts = NO_FACTS) -> int:
         """One more; the key to write or remove it by."""
         place, key = len(self), next(self._numbers)
         if place == len(self._rows):
@@ -188,10 +222,12 @@ class LineColumns:
                 np.pad(self._due_s, (0, place)),
                 np.pad(self._work_s, (0, place)),
             )
+            self._facts = np.pad(self._facts, ((0, 0), (0, place)))
             self._at = self._find()
         self._keys.append(key)
         self._row_by_key[key] = place
         self._rows[place], self._due_s[place], self._work_s[place] = row, due_s, work_s
+        self._facts[:, place] = facts
         return key
 
     def write(self, key: int, due_s: float, work_s: float) -> None:
@@ -204,7 +240,7 @@ class LineColumns:
         if last != key:
             self._keys[place] = last
             self._row_by_key[last] = place
-            for column in (self._rows, self._due_s, self._work_s):
+            for column in (self._rows, self._due_s, self._work_s, self._facts.T):
                 column[place] = column[len(self)]
 
     def close_up(self, row: int) -> None:

@@ -151,3 +151,23 @@ def test_a_silence_of_five_seconds_ends_a_connection_and_one_end_alone_pings() -
         assert end["grpc.keepalive_timeout_ms"] == end["grpc.http2.ping_timeout_ms"] == answer_ms
     assert [client["grpc.keepalive_time_ms"] for client in clients] == [1000, 2000]
     assert server["grpc.keepalive_time_ms"] > 2000
+
+
+@pytest.mark.parametrize(
+    ("address", "target"),
+    [
+        ("10.0.0.7:8000", "ipv4:10.0.0.7:8000"),
+        ("[fe80::1]:8000", "ipv6:[fe80::1]:8000"),
+        ("decode-1.example:8000", "decode-1.example:8000"),
+    ],
+)
+def test_an_address_in_numbers_is_looked_up_nowhere(
+    monkeypatch: pytest.MonkeyPatch, address: str, target: str
+) -> None:
+    reached: list[str] = []
+    reach = "insecure_channel"
+    monkeypatch.setattr(grpc.aio, reach, lambda to, options: reached.append(to))
+
+    Channels().new(address)
+
+    assert reached == [target]

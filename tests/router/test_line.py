@@ -11,9 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from baton.router.offers import LOOKED_AT, MAX_OFFERED
 from baton.router.policies.cost import Cost
 from baton.router.policies.routing_policy import Held
-from baton.router.prefill_queue import LOOKED_AT, MAX_OFFERED, PrefillQueue
+from baton.router.prefill_queue import PrefillQueue
 from baton.router.prompt import Prompt
 from baton.router.replicas.candidate import Candidate
 from baton.router.replicas.candidates import CandidateTable

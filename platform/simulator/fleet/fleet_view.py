@@ -83,10 +83,9 @@ class FleetView:
         self._links: dict[Epoch, _Link] = {}
         self._index = KvIndex()
         self._pool_by_role = {Role.PREFILL: Pool(), Role.DECODE: Pool()}
-        self.num_cached = Matches(
-            self._index, lambda epoch: self._links[epoch].info.layout
-        ).num_tokens
-        """Cached prompt tokens per replica, for the placer."""
+        matches = Matches(self._index, lambda epoch: self._links[epoch].info.layout)
+        self.num_cached, self.lookup = matches.num_tokens, matches.lookup
+        """Cached prompt tokens per replica, for the placer; and how it looks them up."""
         self._booked: dict[str, _Booked] = {}
         """Bookings by request id."""
 

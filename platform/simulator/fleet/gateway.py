@@ -57,7 +57,7 @@ class SimulatedGateway:
         self._setup = setup
         self._event_queue = event_queue
         self._known = FleetView(number, setup, event_queue, speeds, routing.pull_rates)
-        self._placer = Placer(routing, self._known.num_cached)
+        self._placer = Placer(routing, self._known.num_cached, self._known.lookup)
         self._decodes: dict[Epoch, Decodes] = {}
         tenants = {tenant.name: tenant.config for tenant in setup.tenants}
         weights = {name: tenant.weight for name, tenant in tenants.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from random import Random
 
 import pytest
 from tests.echo_engines import BLOCK_SIZE, VOCAB, make_engine, make_request, run
@@ -19,15 +18,10 @@ from baton.engine.speculation.draft_budget import FixedBudget
 from baton.engine.speculation.draft_model import ModelDrafter
 from baton.engine.speculation.drafter import NO_DRAFT, Drafter
 from baton.engine.speculation.ngram import NgramDrafter
+from baton.engine.speculation.request_texts import RequestTexts
 from baton.engine.speculation.speculation import Speculation
 from baton.engine.speculation.suffix import MAX_RECENT, MAX_RECENT_IN_ALL, SuffixDrafter
-from baton.engine.speculation.token_index import (
-    PIECE,
-    TAIL,
-    RequestTexts,
-    TokenIndex,
-    common_suffix,
-)
+from baton.kernels.drafting.token_text import PIECE, TAIL, ReferenceText
 
 
 def guess(drafter: Drafter, tokens: Sequence[int], *, most: int = 4, **request: str) -> list[int]:
@@ -97,19 +91,6 @@ def test_suffix_keeps_what_ended_while_nothing_was_drafted() -> None:
     assert guess(drafter, [2, 3]) == [4]
 
 
-def test_an_index_finds_what_looking_through_the_text_finds() -> None:
-    random, text, index = Random(0), [0], TokenIndex()
-    index.extend(text)
-    while len(text) < 3 * TAIL:
-        more = [random.randrange(30) for _ in range(random.choice([1, 3, 200, TAIL + 1]))]
-        text += more
-        index.extend(more)
-        for _ in range(4):
-            pair = random.randrange(30), random.randrange(30)
-            places = [at for at in range(len(text) - 1, 1, -1) if (*text[at - 2 : at],) == pair]
-            assert index.behind(pair, 8) == places[:8]
-
-
 @pytest.mark.parametrize("make", [NgramDrafter, SuffixDrafter])
 def test_long_prompts_are_indexed_a_piece_a_step(make: type[NgramDrafter | SuffixDrafter]) -> None:
     prompt = [*range(10, PIECE), 5, 6, 7, 8, *range(10, PIECE), 5, 6]
@@ -125,7 +106,7 @@ def test_long_prompts_are_indexed_a_piece_a_step(make: type[NgramDrafter | Suffi
 
 def test_no_step_sorts_the_texts_of_all_requests_at_once_and_each_has_its_turn() -> None:
     """Each has to sort all of its own once it has grown."""
-    texts = RequestTexts()
+    texts = RequestTexts(ReferenceText)
     length = PIECE // 2 + TAIL
     requests = [Request(str(n), [*range(length)], sampling=SamplingParams()) for n in range(8)]
     while any(len(index) < length for index in texts.follow(requests)):
@@ -236,13 +217,3 @@ def test_a_draft_model_draws_with_the_noise_of_the_request() -> None:
 
     assert engine.stats.num_accepted == engine.stats.num_drafted
     assert len(set(request.output)) > 20
-
-
-def test_what_two_texts_end_with_is_no_longer_than_either_or_the_limit() -> None:
-    text = [1, 2, 3, 1, 2, 3]
-
-    assert common_suffix(text, 3, text, 9) == 3
-    assert common_suffix(text, 6, (1, 2, 3), 9) == 3
-    assert common_suffix(text, 6, text, 2) == 2
-    assert common_suffix(text, 6, [9, 2, 3], 9) == 2
-    assert common_suffix(text, 6, [4], 9) == 0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from tests.kernels.experts.test_moe import make_shared, make_weights, random
 from tests.kernels.experts.test_routing import SHAPES, assert_as_defined, logits_of
 from tests.kernels.gpu.pretended_gpu import tensors_on_a_gpu
 
+from baton.kernels.experts import grouped_linear_gpu, grouped_quantized_gpu
 from baton.kernels.experts.moe import Gating, moe, reference
 from baton.kernels.experts.quantized_experts import QuantizedExperts, empty_like
 from baton.kernels.experts.routing import (
@@ -141,12 +145,7 @@ def test_pairs_of_other_ranks_give_nothing() -> None:
 def test_experts_in_few_bits_give_what_they_stand_for(way: str, is_input_scaled: bool) -> None:
     shape = num_tokens, width, hidden, num_experts, _ = 7, 128, 128, 3, 2
     plain = make_weights(shape, has_bias=True, is_input_scaled=is_input_scaled)
-    stacks: list[QuantizedExperts] = []
-    for stack in (plain.gate_up, plain.down):
-        each = [WAYS[way](matrix) for matrix in stack]  # type: ignore[union-attr]
-        stacks.append(empty_like(num_experts, each[0], "cpu"))
-        for expert, quantized in enumerate(each):
-            stacks[-1].put(expert, quantized)
+    stacks = [stacked(stack, way) for stack in (plain.gate_up, plain.down)]
     x = random(num_tokens, width) * 4
     routed = route(4 * random(num_tokens, num_experts), Routing(num_experts=3, num_choices=2))
     weights = replace(plain, gate_up=stacks[0], down=stacks[1])
@@ -157,3 +156,57 @@ def test_experts_in_few_bits_give_what_they_stand_for(way: str, is_input_scaled:
 
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
     assert hidden == stacks[1].shape[2]
+
+
+@pytest.mark.parametrize("way", [None, "fp8 blocks"])
+def test_a_token_has_the_same_bits_beside_any_others_where_they_are_to_be_fixed(
+    way: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many pairs would else be in higher tiles than few, or a library's."""
+    for module in (grouped_linear_gpu, grouped_quantized_gpu):
+        monkeypatch.setattr(module, "FEW_ROWS", 4)
+    monkeypatch.setattr(grouped_linear_gpu, "LIBRARY_ROWS", 8)
+    monkeypatch.setattr(torch.nn.functional, "grouped_mm", None)
+    heights: set[int] = set()
+    for module in (grouped_linear_gpu, grouped_quantized_gpu):
+        note_heights(monkeypatch, module, heights)
+    shape = num_tokens, width, _, num_experts, num_choices = 12, 128, 128, 3, 2
+    weights = make_weights(shape, dtype=torch.bfloat16)
+    if way is not None:
+        gate_up, down = (stacked(stack, way) for stack in (weights.gate_up, weights.down))
+        weights = replace(weights, gate_up=gate_up, down=down)
+    weights = replace(weights, is_fixed=True)
+    routing = Routing(num_experts=num_experts, num_choices=num_choices)
+    x, logits = random(num_tokens, width, dtype=torch.bfloat16), random(num_tokens, num_experts)
+
+    with tensors_on_a_gpu():
+        together = moe(x, weights, route(logits, routing))
+        alone = moe(x[5:6], weights, route(logits[5:6], routing))
+
+    assert torch.equal(alone[0], together[5])
+    assert len(heights) == 1
+
+
+def note_heights(monkeypatch: pytest.MonkeyPatch, module: ModuleType, heights: set[int]) -> None:
+    """Of the tiles that a module's products are launched with."""
+    kernel = module._multiply
+
+    class Noting:
+        def __getitem__(self, grid: object) -> Callable[..., None]:
+            def launch(*arguments: object, **options: Any) -> None:
+                heights.add(options["ROWS"])
+                kernel[grid](*arguments, **options)
+
+            return launch
+
+    monkeypatch.setattr(module, "_multiply", Noting())
+
+
+def stacked(matrices: object, way: str) -> QuantizedExperts:
+    """Experts that are kept in few bits."""
+    assert isinstance(matrices, torch.Tensor)
+    each = [WAYS[way](matrix) for matrix in matrices]
+    kept = empty_like(len(each), each[0], "cpu")
+    for expert, quantized in enumerate(each):
+        kept.put(expert, quantized)
+    return kept

@@ -3,11 +3,8 @@
 // Whoever calls lets nobody else call meanwhile.
 #include <algorithm>
 
+#include "holder_table.h"
 #include "slot_sets.h"
-
-namespace {
-
-constexpr int64_t AHEAD = 24;  // names whose places are on their way from memory
 
 struct HolderTable {
   HashMap names;  // to take one block for another, once in thousands of millions, sends a prompt astray
@@ -16,6 +13,10 @@ struct HolderTable {
   uint64_t next = 0;  // what the names begin with that are swept next
   bool is_swept = true;
 };
+
+namespace {
+
+constexpr int64_t AHEAD = 24;  // names whose places are on their way from memory
 
 // Call `change` with each of the names, in order.
 template <typename Change>

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "choices.h"
 #include "columns.h"
 
 namespace {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "choices.h"
 #include "columns.h"
 
 namespace {
@@ -24,6 +25,8 @@ double interpolated(double x, const double* ends, const double* sums, int64_t nu
 
 extern "C" {
 
+constexpr int64_t NUM_TERMS = 9;  // work, wait, transfer, charged, harm, balance, surplus, late, total
+
 // One prompt, and what holds for all replicas; kernels/routing/cost_terms_cpu.py packs it.
 struct BatonAsked {
   double now, late_s, num_tokens, arrived_s, latest_s, stretch, later_s;  // by `turns.py`
@@ -35,12 +38,15 @@ struct BatonAsked {
 // One replica's numbers are a column of [rows of Column][stride]. `places`: which of them; null: the first
 // `num`. `held`: tokens that it need not compute; `fetch_s`, `handoff_s`: null: no time. `ends` and `sums`: tokens, and those of them that are charged; null: all are. The line: for whom
 // each waits, when it is due, what it takes.
-// Out: [work, wait, transfer, charged, harm, balance, surplus, late, total][num].
+// Out: [work, wait, transfer, charged, harm, balance, surplus, late, total][num]; the places of the `num_least` where it
+// costs least, the least first, equals by `draws` of rows and `draw`; and `told`: their columns of all that, with what
+// each has and fetches behind: [work, ..., total, held, fetch][num_least].
 void baton_cost_terms(const BatonAsked* asked, const double* numbers, int64_t stride, int64_t num_rows,
                       const int64_t* places, int64_t num, const double* held, const double* fetch_s,
                       const double* handoff_s, const double* ends,
                       int64_t num_ends, const int64_t* line_rows, const double* line_due_s,
-                      const double* line_work_s, int64_t num_line, double* out) {
+                      const double* line_work_s, int64_t num_line, double* out, const uint64_t* draws, uint64_t draw,
+                      int64_t num_least, int64_t* least, double* told) {
   const BatonAsked a = *asked;
   const auto of = [&](Column column, int64_t row) { return numbers[column * stride + row]; };
   const double* sums = ends + num_ends;
@@ -56,10 +62,8 @@ void baton_cost_terms(const BatonAsked* asked, const double* numbers, int64_t st
   }
   for (int64_t i = 0; i < num; i++) {
     const int64_t row = places ? places[i] : i;
-    const double num_new = a.num_tokens - std::min(held[i], a.num_tokens - 1.0);
-    const double pairs_s = (num_new * -0.5 + (a.num_tokens - 0.5)) * num_new * of(PAIR, row);
-    work_s[i] = std::ceil(num_new / of(MAX_CHUNK, row)) * of(STEP, row) + num_new * of(TOKEN, row) + pairs_s +
-                num_new / of(RATE, row);
+    const Pace pace = {of(STEP, row), of(TOKEN, row), of(PAIR, row), of(MAX_CHUNK, row), of(RATE, row)};
+    work_s[i] = baton::work_s(pace, a.num_tokens, held[i]);
     if (num_line) {
       const double latest_s = std::max(a.latest_s, of(LINE, row));
       double offset_s = std::min(a.stretch * work_s[i], latest_s);
@@ -114,6 +118,13 @@ void baton_cost_terms(const BatonAsked* asked, const double* numbers, int64_t st
     late_s[i] = over_s + std::min(a.steepness * over_s, allowed_s);
     total_s[i] =
         wait_s[i] + transfer_s[i] + charged_s[i] + harm_s[i] + balance_s[i] + surplus_s[i] + late_s[i];
+  }
+  baton_least(total_s, num, draws, places, draw, num_least, least);
+  for (int64_t at = 0; at < num_least; at++) {
+    const int64_t place = least[at];
+    for (int64_t row = 0; row < NUM_TERMS; row++) told[row * num_least + at] = out[row * num + place];
+    told[NUM_TERMS * num_least + at] = held[place];
+    told[(NUM_TERMS + 1) * num_least + at] = fetch_s ? fetch_s[place] : 0.0;
   }
 }
 

@@ -1,0 +1,1 @@
+"""What may come next, by what stood behind the same tokens before."""

@@ -1,0 +1,58 @@
+"""The call of source/routing/offers.cpp. The interpreter waits meanwhile."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from struct import Struct
+from typing import Any, NamedTuple
+
+from baton.kernels.routing.addresses import Writable, address
+from baton.kernels.routing.cost_terms_cpu import InLine, Rows
+
+_TAKER, _LINE = Struct("10d"), Struct("6q")
+_ADDRESS, _NUM, _BYTES, _SLOT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_uint32
+
+
+class Offered(NamedTuple):
+    """The prompts that wait, and for whom."""
+
+    columns: Rows
+    """The columns of all replicas."""
+    places: Writable | None
+    """Row of each replica whose line is looked at; None: the first `num` rows."""
+    num: int
+    line: InLine
+    facts: Rows
+    """What does not change of those who wait."""
+    max_offered: int
+    """So many are offered of each line,"""
+    max_looked_at: int
+    """and of those so many looked up."""
+
+
+def best_offer(
+    library: ctypes.CDLL, taker: Sequence[float], offered: Offered, blocks: tuple[int, int]
+) -> int:
+    """The place in the line's columns of the prompt that gains most by going to the taker; -1: none
+    gains. `blocks`: the holder table's address, and the taker's slot."""
+    columns, places, num, line, facts, max_offered, max_looked_at = offered
+    place: int = _call(library)(
+        _TAKER.pack(*taker),
+        *(columns.address, columns.stride, columns.num),
+        None if places is None else address(places),
+        num,
+        _LINE.pack(line.rows, line.due_s, line.work_s, *facts),
+        *(max_offered, max_looked_at, *blocks),
+    )
+    return place
+
+
+@cache
+def _call(library: ctypes.CDLL) -> Any:
+    types = (
+        *(_BYTES, _ADDRESS, _NUM, _NUM, _ADDRESS, _NUM, _BYTES, _NUM, _NUM),
+        *(_ADDRESS, _SLOT),
+    )
+    return ctypes.PYFUNCTYPE(_NUM, *types)(("baton_best_offer", library))
