@@ -8,6 +8,9 @@
 
 The stream is carried as two tensors, x and residual, whose sum it is: adding them and normalising
 the sum is one operation, at the start of the next part.
+
+The last block is told of which tokens outputs are wanted (`rows`): with the others it is done once
+their KV is written and read. A prompt wants one output, or none before its end.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from baton.engine.layers.attention import Attention
 from baton.kernels.attention.layer_kv import LayerCache
 from baton.kernels.cache_write.rotation import Rotation
 from baton.kernels.elementwise.add import add
+from baton.kernels.elementwise.take_rows import take_rows
 from baton.kernels.latent_attention.choose_tokens import Chosen
 from baton.kernels.paging.sequences import Sequences
 
@@ -42,17 +46,18 @@ class Block(nn.Module):
         rotation: Rotation | None,
         cache: LayerCache,
         sequences: Sequences,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         x, residual = self.attn_norm(x, residual)
         x = self.attn(x, rotation, cache, sequences)
-        x, residual = self.ffn_norm(x, residual)
+        x, residual = self.ffn_norm(*wanted((x, residual), rows))
         return self.ffn(x), residual
 
 
 class SparseBlock(Block):
     """`attn` is a `SparseLatentAttention`."""
 
-    def forward(  # type: ignore[override]  # with one more input and output
+    def forward(  # type: ignore[override]  # noqa: PLR0913  # with one more input and output
         self,
         x: Tensor,
         residual: Tensor | None,
@@ -60,10 +65,11 @@ class SparseBlock(Block):
         cache: LayerCache,
         sequences: Sequences,
         chosen: Chosen | None,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Chosen]:
         x, residual = self.attn_norm(x, residual)
         x, chosen = self.attn(x, rotation, cache, sequences, chosen)
-        x, residual = self.ffn_norm(x, residual)
+        x, residual = self.ffn_norm(*wanted((x, residual), rows))
         return self.ffn(x), residual, chosen
 
 
@@ -91,10 +97,11 @@ class SandwichBlock(nn.Module):
         rotation: Rotation | None,
         cache: LayerCache,
         sequences: Sequences,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         x, residual = self.attn_norm(x, residual)
-        x = self.attn_post_norm(self.attn(x, rotation, cache, sequences))
-        x, residual = self.ffn_norm(x, residual)
+        x, residual = wanted((self.attn(x, rotation, cache, sequences), residual), rows)
+        x, residual = self.ffn_norm(self.attn_post_norm(x), residual)
         return self.ffn_post_norm(self.ffn(x)), residual
 
 
@@ -114,9 +121,12 @@ class ParallelBlock(nn.Module):
         rotation: Rotation | None,
         cache: LayerCache,
         sequences: Sequences,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         x, residual = self.norm(x, residual)
-        return add(self.attn(x, rotation, cache, sequences), self.ffn(x)), residual
+        attended = self.attn(x, rotation, cache, sequences)
+        attended, x, residual = wanted((attended, x, residual), rows)
+        return add(attended, self.ffn(x)), residual
 
 
 class SplitParallelBlock(nn.Module):
@@ -138,7 +148,14 @@ class SplitParallelBlock(nn.Module):
         rotation: Rotation | None,
         cache: LayerCache,
         sequences: Sequences,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         x, residual = self.attn_norm(x, residual)
         attended = self.attn(x, rotation, cache, sequences)
+        attended, residual = wanted((attended, residual), rows)
         return add(attended, self.ffn(self.ffn_norm(residual))), residual
+
+
+def wanted(parts: tuple[Tensor, ...], rows: Tensor | None) -> tuple[Tensor, ...]:
+    """[T, D] each -> those rows, or all."""
+    return parts if rows is None else tuple(take_rows(part, rows) for part in parts)

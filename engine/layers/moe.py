@@ -153,7 +153,9 @@ class MoeFeedForward(nn.Module):
             shared.down.gives_summands = True
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, width] -> [T, width]"""
+        """[T, width] -> [T, width]; T is 0 where a pass of a prompt wants no outputs."""
+        if len(x) == 0 and self.experts.exchange is None:
+            return x
         routed = self.router.choose(self.router(x))
         out: Tensor = self.experts(x, routed, self._shared(x))
         return out

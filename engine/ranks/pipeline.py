@@ -121,9 +121,12 @@ class StageRunner(ModelRunner):
             )
         taps = self._taps
         tapping = AuxCapture(taps, batch.output_rows) if taps is not None and self.tapped else None
-        x, residual = model.through(x, residual, batch.sequences, self._layers, on_layer, tapping)
+        wanted = batch.output_rows if self._is_last else None
+        x, residual = model.through(
+            x, residual, batch.sequences, self._layers, on_layer, tapping, wanted
+        )
         if self._is_last:
-            return model.outputs(x, residual, batch.output_rows)
+            return model.outputs(x, residual)
         self._post(torch.stack((x, residual)), self._ranks.rank + 1)
         return x[:0]
 

@@ -93,7 +93,8 @@ def pass_work(shape: ModelShape, chunks: Sequence[Chunk]) -> WorkByPart:
     num_tokens, num_outputs = sum(chunk.num_tokens for chunk in chunks), len(chunks)
     work: dict[Part, Work] = {part: Work() for part in Part}
     for product in shape.products:
-        rows = num_outputs if product.part is Part.HEAD else num_tokens
+        is_of_outputs = product.is_of_outputs or product.part is Part.HEAD
+        rows = num_outputs if is_of_outputs else num_tokens
         work[product.part] += product_work(product, rows, shape.item_bytes)
     for attention in shape.attentions:
         work[Part.ROPE] += rope_work(attention, num_tokens, shape.item_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from torch import nn
@@ -18,6 +18,7 @@ from baton.engine.layers.moe import DOWN, GATE_UP, MoeFeedForward
 from baton.engine.layers.norm import LayerNorm, RmsNorm
 from baton.engine.layers.sparse_mla import SparseLatentAttention
 from baton.engine.models.skeleton.decoder import Decoder
+from baton.engine.models.skeleton.stream_decoder import StreamDecoder
 from baton.kernels.latent_attention.latent_heads import LatentShape
 from baton.kernels.paging.window import Window
 from baton.kernels.products.weight import Weight
@@ -40,6 +41,10 @@ class Part(StrEnum):
     SAMPLING = "sampling"
 
 
+BEHIND = (Part.ROUTER, Part.EXPERTS, Part.GATE_UP, Part.DOWN)
+"""The parts of a block behind its attention."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
     """x [T, K] times a weight [N, K]."""
@@ -53,6 +58,8 @@ class Product:
     """Half as many numbers come out."""
     experts: tuple[int, int] | None = None
     """How many there are, each with such a weight, and how many of them a row is multiplied by."""
+    is_of_outputs: bool = False
+    """Whether x are the rows whose outputs are wanted, as behind the last block's attention."""
 
     @property
     def num_choices(self) -> int:
@@ -117,10 +124,11 @@ def shape_of(model: Decoder, layout: KvLayout, dtype: str) -> ModelShape:
     """`dtype` is that of the activations, `layout` that of the KV."""
     head = model.embed if model.head is None else model.head
     kv_token_bytes = layout.layer_block_bytes // layout.block_size
-    products = [
-        *(product for block in model.blocks for product in _products_of(block)),
-        product_of(Part.HEAD, head.weight),
-    ]
+    products = [product for block in model.blocks[:-1] for product in _products_of(block)]
+    is_short = not isinstance(model, StreamDecoder)
+    for product in _products_of(model.blocks[-1]):
+        products.append(replace(product, is_of_outputs=is_short and product.part in BEHIND))
+    products.append(product_of(Part.HEAD, head.weight))
     return ModelShape(
         width=head.weight.shape[1],
         vocab_size=head.weight.shape[0],

@@ -44,7 +44,7 @@ class SparseDecoder(Decoder):
         super().__init__(config, lambda layer: _new_block(config, layer), AddRmsNorm(width, eps))
         self.latent = None  # there is no other form, which no tape has
 
-    def through(
+    def through(  # noqa: PLR0913  # the stream, what is kept, and who looks
         self,
         x: Tensor,
         residual: Tensor | None,
@@ -52,6 +52,7 @@ class SparseDecoder(Decoder):
         caches: Sequence[LayerCache],
         on_layer: OnLayer,
         tapping: AuxCapture | None = None,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         rotations = [angles(sequences.positions) for angles in self.angles]
         chosen: Chosen | None = None
@@ -60,7 +61,8 @@ class SparseDecoder(Decoder):
                 tapping.see(layer, x, residual)
             rotation = rotations[self.angles_of_block[layer] or 0]
             block = self.blocks[layer]
-            x, residual, chosen = block(x, residual, rotation, cache, sequences, chosen)
+            wanted = rows if layer == self.layers[-1] else None
+            x, residual, chosen = block(x, residual, rotation, cache, sequences, chosen, wanted)
             on_layer(layer)
         assert residual is not None
         return x, residual

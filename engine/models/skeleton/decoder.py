@@ -23,7 +23,6 @@ from baton.engine.models.skeleton.taps import AuxCapture, AuxHiddenStates
 from baton.kernels.attention.layer_kv import LayerCache
 from baton.kernels.elementwise.add import add
 from baton.kernels.elementwise.soft_cap import soft_cap_
-from baton.kernels.elementwise.take_rows import take_rows
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.products.linear import logits
 
@@ -81,8 +80,9 @@ class Decoder(nn.Module):
         """
         x = self.embedded(batch)
         tapping = AuxCapture(taps, batch.output_rows) if taps is not None and taps.is_on else None
-        x, residual = self.through(x, None, batch.sequences, caches, on_layer, tapping)
-        return self.outputs(x, residual, batch.output_rows)
+        wanted = batch.output_rows
+        x, residual = self.through(x, None, batch.sequences, caches, on_layer, tapping, wanted)
+        return self.outputs(x, residual)
 
     def embedded(self, batch: Batch) -> Tensor:
         """[T, D]"""
@@ -91,7 +91,7 @@ class Decoder(nn.Module):
             x = add(x, self.positions(batch.sequences.positions))
         return x
 
-    def through(
+    def through(  # noqa: PLR0913  # the stream, what is kept, and who looks
         self,
         x: Tensor,
         residual: Tensor | None,
@@ -99,22 +99,25 @@ class Decoder(nn.Module):
         caches: Sequence[LayerCache],
         on_layer: OnLayer,
         tapping: AuxCapture | None = None,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The layers that are here, of which each has an cache; both [T, D]."""
+        """The layers that are here, of which each has a cache; both [T, D], or [S, D] of `rows`,
+        where the last of these layers is the model's."""
         rotations = [angles(sequences.positions) for angles in self.angles]
         for layer, cache in zip(self.layers, caches, strict=True):
             if tapping is not None:
                 tapping.see(layer, x, residual)
             index = self.angles_of_block[layer]
             rotation = None if index is None else rotations[index]
-            x, residual = self.blocks[layer](x, residual, rotation, cache, sequences)
+            wanted = rows if layer == self.layers[-1] else None
+            x, residual = self.blocks[layer](x, residual, rotation, cache, sequences, wanted)
             on_layer(layer)
         assert residual is not None
         return x, residual
 
-    def outputs(self, x: Tensor, residual: Tensor, rows: Tensor) -> Tensor:
-        """[S, D] of the tokens at `rows`."""
-        x, _ = self.norm(take_rows(x, rows), take_rows(residual, rows))
+    def outputs(self, x: Tensor, residual: Tensor) -> Tensor:
+        """[S, D] each -> [S, D]"""
+        x, _ = self.norm(x, residual)
         return x
 
     def logits(self, x: Tensor) -> Tensor:

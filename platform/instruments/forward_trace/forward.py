@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from baton.core.errors import InvalidConfig, InvalidRequest
-from baton.engine.batch.batch import Chunk, ignore_layer, make_batch
+from baton.engine.batch.batch import Batch, Chunk, ignore_layer, make_batch
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.models.skeleton.mtp import MtpHead
@@ -39,7 +39,8 @@ def trace_forward(
     device: str,
     mtp: MtpHead | None = None,
 ) -> ForwardTrace:
-    """Compute `tokens` in one pass of their own, and in another for `mtp`, which sees one further.
+    """Compute `tokens` in one pass of their own, of which all outputs are wanted: else the last
+    layer leaves out other tokens. `mtp` sees one further.
 
     Raises InvalidRequest for too few or too many, and InvalidConfig for a model of another kind
     than it can show.
@@ -59,7 +60,7 @@ def trace_forward(
     layout = loaded.info.layout(BLOCK_SIZE)
     num_blocks, is_fixed = layout.num_blocks_for(len(tokens)), loaded.is_deterministic
     cache = KvCache(layout, num_blocks, device, is_deterministic=is_fixed)
-    chunk = Chunk(tokens, 0, range(cache.num_blocks), num_outputs=1)
+    chunk = Chunk(tokens, 0, range(cache.num_blocks), num_outputs=len(tokens))
     batch = make_batch([chunk], BLOCK_SIZE, device)
     model = loaded.model
     shape = shape_of(model, layout, loaded.info.dtype)
@@ -67,9 +68,9 @@ def trace_forward(
     with torch.inference_mode():
         with watch:
             hidden = model(batch, cache.layers, ignore_layer)
-            logits = model.logits(hidden)
-        watch.head(hidden, logits)
-        after = None if mtp is None else _logits_after(mtp, loaded, cache, tokens, logits)
+            logits = model.logits(hidden[-1:])
+        watch.head(hidden[-1:], logits)
+        after = None if mtp is None else _logits_after(mtp, hidden, cache, batch, logits)
         layers = [
             LayerTrace(
                 heat=heat.tolist(),
@@ -94,15 +95,10 @@ def trace_forward(
 
 
 def _logits_after(
-    mtp: MtpHead, loaded: LoadedModel, cache: KvCache, tokens: Sequence[int], logits: Tensor
+    mtp: MtpHead, hidden: Tensor, cache: KvCache, batch: Batch, logits: Tensor
 ) -> Tensor:
-    """[V] of the token behind the likeliest next one. The model's pass is computed again, for it
-    gives what it gives of one token only."""
-    layout = cache.layout
-    chunk = Chunk(tokens, 0, range(cache.num_blocks), num_outputs=len(tokens))
-    batch = make_batch([chunk], layout.block_size, cache.device)
-    hidden = loaded.model(batch, cache.layers, ignore_layer)
-    own = KvCache(mtp.layout(layout), cache.num_blocks, cache.device)
+    """[V] of the token behind the likeliest next one."""
+    own = KvCache(mtp.layout(cache.layout), cache.num_blocks, cache.device)
     next_tokens = torch.cat((batch.tokens[1:], logits.argmax(dim=-1)))
     found: Tensor = mtp(hidden, next_tokens, batch.sequences, own.layers)
     return mtp.logits(found[-1:])[0]

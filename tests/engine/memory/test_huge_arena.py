@@ -12,7 +12,7 @@ import torch
 
 from baton.core.kv_layout import KvLayout
 from baton.engine.memory import huge_arena
-from baton.engine.memory.huge_arena import HugeArena, huge_bytes_at
+from baton.engine.memory.huge_arena import HugeArena
 from baton.engine.memory.kv_cache import KvCache
 from baton.kernels.cpu.shared_mapping import (
     HUGE_PAGE,
@@ -46,6 +46,12 @@ def file() -> Iterator[int]:
     os.close(file)
 
 
+def huge_bytes_at(address: int) -> int:
+    """Of the shared memory that is mapped there, as the kernel tells."""
+    _, _, behind = Path("/proc/self/smaps").read_text().partition(f"\n{address:08x}-")
+    return 1024 * int(behind.partition("ShmemPmdMapped:")[2].split()[0])
+
+
 @needs_kernel
 def test_blocks_in_use_come_onto_huge_pages_with_their_bytes_and_others_stay_unused() -> None:
     cache = KvCache(LAYOUT, NUM_BLOCKS)
@@ -60,7 +66,7 @@ def test_blocks_in_use_come_onto_huge_pages_with_their_bytes_and_others_stay_unu
     assert cache.huge.look(idle) == 2
     first = address_of(cache.writable(0, 0))
     assert first % HUGE_PAGE == 0
-    assert huge_bytes_at(first) == 2 * HUGE_PAGE
+    assert huge_bytes_at(first) == cache.huge.num_bytes == 2 * HUGE_PAGE
     cache.write(0, 1, memoryview(bytes(LAYOUT.layer_block_bytes)))
     before[len(used)] = bytes(LAYOUT.layer_block_bytes)
 

@@ -123,9 +123,10 @@ def test_stages_follow_each_other_and_cost_what_a_pass_costs(
     ]
     assert [stage.name for stage in trace.stages_of(None)] == ["embedding", "last norm", "head"]
     shape = shape_of(loaded.model, loaded.info.layout(16), loaded.info.dtype)
-    whole = total(pass_work(shape, [Chunk(count, count)]))
-    sampled_and_last_norm = 96 + 5 * 32 * (count - 1)  # one row of it is computed, not all
-    assert trace.work.flops == whole.flops - sampled_and_last_norm
+    whole = total(pass_work(shape, [Chunk(1, token + 1) for token in range(count)]))
+    sampled = 96 * count
+    of_others = (2 * 32 * 96 + 5 * 32) * (count - 1)  # head and last norm are of one row
+    assert trace.work.flops == whole.flops - sampled - of_others
 
 
 def test_experts_are_those_that_transformers_chooses(
