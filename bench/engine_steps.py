@@ -151,7 +151,9 @@ def echo_runner() -> Runner:
     return EchoRunner(info, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, is_verifying=False)
 
 
-def matmul_us(loaded: LoadedModel, num_rows: int) -> float:
+def matmul_us(
+    loaded: LoadedModel, num_rows: int, clock: Clock = time.perf_counter, repeats: int = 100
+) -> float:
     """The model's matrix products alone, once each: a floor for a pass of so many tokens."""
     layers = [layer for layer in loaded.model.modules() if isinstance(layer, Linear)]
     widths = {layer.weight.shape[1] for layer in layers}
@@ -165,15 +167,15 @@ def matmul_us(loaded: LoadedModel, num_rows: int) -> float:
         loaded.model.logits(hidden)
 
     with torch.inference_mode():
-        return _median_us(products)
+        return _median_us(products, clock, repeats)
 
 
-def _median_us(work: Callable[[], None], repeats: int = 100) -> float:
+def _median_us(work: Callable[[], None], clock: Clock, repeats: int) -> float:
     times = []
     for _ in range(repeats):
-        started = time.perf_counter()
+        started = clock()
         work()
-        times.append(time.perf_counter() - started)
+        times.append(clock() - started)
     return statistics.median(times[repeats // 5 :]) * 1e6
 
 

@@ -109,21 +109,24 @@ def _draft(one: _Trajectory, tokens: Sequence[int], max_tokens: int) -> Draft:
     """Empty where nothing says what comes first."""
     drafted: list[int] = []
     confidences: list[float] = []
+    before, last = [NO_TOKEN, *tokens[-2:]][-2:]
     while len(drafted) < max_tokens:
-        before, last = [NO_TOKEN, *tokens[-2:], *drafted][-2:]
         guess = one.guess(len(tokens) + len(drafted))
         match = one.pool.find(before, last, guess)
         if match is not None:
             drafted += match.behind
             confidences += _confidences(match)
-        elif guess is not None:
-            drafted.append(guess)
-            confidences.append(GUESSED)
+            before, last = match.behind[-2:]
+            continue
+        if guess is not None:
+            token, confidence = guess, GUESSED
         elif drafted:
-            drafted.append(tokens[-1 - len(drafted) % len(tokens)])
-            confidences.append(ANY)
+            token, confidence = tokens[-1 - len(drafted) % len(tokens)], ANY
         else:
             return NO_DRAFT
+        drafted.append(token)
+        confidences.append(confidence)
+        before, last = last, token
     return Draft(drafted[:max_tokens], confidences[:max_tokens])
 
 

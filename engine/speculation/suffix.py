@@ -22,7 +22,7 @@ from baton.kernels.drafting.token_text import GAP, TokenText, kind_of_texts
 LOOK_UP = LookUp(max_match=32, max_places=4, min_share=0.3, sure_length=8)
 MAX_RECENT, MAX_RECENT_IN_ALL = 32_768, 1 << 20
 """Tokens of ended outputs that are kept for one salt (then the older half is forgotten), and for
-all: some 24 bytes each. Then the salt goes that was not used for longest."""
+all: about 20 bytes each. Then the salt goes that was not used for longest."""
 
 Salt = tuple[str, bytes]
 

@@ -159,3 +159,15 @@ def test_a_rest_that_others_have_paid_for_ends_with_them_while_nothing_is_added_
 
     assert drafter.num_asked > num_asked
     assert not speculation.is_paused
+
+
+def test_drafts_of_answers_are_compared_that_end_before_all_others_had_their_turn() -> None:
+    clock, budget = ManualClock(), Told()
+    engine = Engine(TimedRunner(clock), EngineConfig(), clock=clock)
+    engine.speculation = Speculation(Turning(), budget)
+    for number in range(160):
+        engine.add(make_request(str(number), range(8 + number % 5), max_tokens=8))
+    while engine.num_waiting:
+        engine.step()
+
+    assert len(budget.seen) >= budget.seen[-1][1] > 8
