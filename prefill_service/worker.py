@@ -3,8 +3,8 @@
     prefill(request)   refused at once | pulled -> queued -> granted -> computed -> first token
     engine thread      on_scheduled: grant    on_layer: publish what is there    on_step: finish
 
-The last layers of a pass are published behind its first token, which nothing may hold up: to send
-KV takes both processors and the interpreter.
+The last layers of a prompt are published when its first token has left, which nothing may hold up:
+to send KV takes the interpreter, and processors.
 
 Plain Python on purpose. `platform/cluster/replica_actor.py` turns it into an actor; tests just
 build one.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 
 from baton.core.errors import EngineFailed, Overloaded, Unavailable
 from baton.core.ids import Epoch, TransferId
@@ -66,7 +67,7 @@ class PrefillWorker:
         self._sender = self.core.kv.sender
         self.layer_groups = LayerGroups(engine.pool.layout)
         self._withheld: list[TransferId] = []
-        """On the engine's thread: those whose last layers leave when the step is over."""
+        """On the engine's thread: those whose last layers were computed in this step."""
 
     async def prefill(self, message: PrefillRequest) -> AsyncGenerator[Event, None]:
         """Yield the grant when its turn comes, then the first token; end when the transfer does.
@@ -89,6 +90,9 @@ class PrefillWorker:
                 if span.is_recording:
                     _describe(span, event, message)
                 yield event
+                if isinstance(event, PrefillDone):  # it has left
+                    show = partial(self._sender.show, message.transfer_id)
+                    await self._thread.interject(show)
         except Exception as error:
             span.end(str(error))
             raise
@@ -309,9 +313,11 @@ class PrefillWorker:
                 self._sender.finish(transfer_id)
             else:  # some of its layers may have left before the error was known
                 self._sender.abort(transfer_id, str(output.error))
+        first = {output.request.request_id for output in report.outputs}
         withheld, self._withheld = self._withheld, []
         for transfer_id in withheld:
-            self._sender.show(transfer_id)
+            if transfer_id not in first:  # more of the prompt is to come
+                self._sender.show(transfer_id)
 
     def _on_failure(self, failure: BaseException) -> None:
         error = EngineFailed(f"the engine's thread died: {failure!r}")

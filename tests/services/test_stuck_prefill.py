@@ -59,6 +59,13 @@ def stuck_in_a_pass(fleet: Fleet, replica_id: str) -> Iterator[None]:
         goes_on.set()
 
 
+def let_layers_leave_together(fleet: Fleet) -> None:
+    """So that a piece is of all planes, whenever it is opened."""
+    for replica in fleet.replicas.values():
+        if isinstance(replica.worker, PrefillWorker):
+            replica.worker.layer_groups.min_bytes = 1 << 30
+
+
 def silence_the_third_piece(fleet: Fleet, receiver: str) -> Chaos:
     """From there on nothing comes to it any more by the same way."""
     chaos = fleet.replicas[ReplicaId(receiver)].chaos
@@ -165,6 +172,7 @@ async def test_of_kv_that_stops_to_come_what_has_come_is_kept_and_the_rest_alone
     monkeypatch.setattr(source_patience, "LATE_PART", 1.0)
     chaotic = {"chaos": {"enabled": True}}
     async with running_fleet(prefill=2, decode=2, changes=chaotic) as fleet:
+        let_layers_leave_together(fleet)
         source, *peers = (at(fleet, name) for name in ("decode-3", "prefill-1", "prefill-2"))
         await ask_at(fleet, "decode-3", PROMPT, prefill=peers[1:])
         if second == "a named source that has died":
@@ -204,6 +212,7 @@ async def test_a_request_cancelled_while_kv_is_late_holds_nothing_and_what_came_
     monkeypatch.setattr(pieces, "MAX_SPAN_BLOCKS", 4)
     monkeypatch.setattr(source_patience, "MOST_S", 100.0)
     async with running_fleet(changes={"chaos": {"enabled": True}}) as fleet:
+        let_layers_leave_together(fleet)
         chaos = silence_the_third_piece(fleet, "decode-2")
         core = fleet.replicas[ReplicaId("decode-2")].worker.core
         is_told = asyncio.Event()
