@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from math import isclose
 from typing import Protocol
 
@@ -96,7 +97,9 @@ class Fleet:
         """Replicas that are on their way, as the registry last said."""
         self.index = KvIndex()
         self.failed_starts = FailedStarts(clock)
-        self.links = Links(gateway_epoch, self.index, channels, clock)
+        self.links = Links(
+            gateway_epoch, self.index, channels, clock, lambda: self.warm_up.is_under_way
+        )
         self.orders = ReplicaCommands(self.links, self._place_as_told, clock)
         self._matches = Matches(self.index, self._layout_of)
         self.warm_up = WarmUp(on_change, clock, lambda: self.links.is_any_held_up)
@@ -133,7 +136,7 @@ class Fleet:
         gone = {*self.links.watches, *self.links.decode} - known.keys()
         self._hear_of_starts(snapshot.starting)
         self.warm_up.begin(known, are_all=snapshot.age_s >= settled_s)
-        for number, (epoch, info) in enumerate(known.items(), start=1):
+        for number, (epoch, info) in enumerate(_in_turns(known), start=1):
             if self._meet(info):
                 self._replica_by_epoch[epoch] = info
             else:
@@ -438,3 +441,9 @@ class Fleet:
         if link is None or isinstance(link, PrefillLink):
             return ""  # decode replicas talk to it
         return "it answers nobody" if link.is_connected else "no connection"
+
+
+def _in_turns(known: Mapping[Epoch, ReplicaInfo]) -> Iterator[tuple[Epoch, ReplicaInfo]]:
+    """One of each role in turns: a gateway that has met half of a thousand can place already."""
+    of_role = ([it for it in known.items() if it[1].role is role] for role in Role)
+    return (it for met in zip_longest(*of_role) for it in met if it is not None)

@@ -8,7 +8,7 @@ KvWatch       one a replica: its prefix cache, into KvIndex
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from baton.core.clock import Clock
 from baton.core.errors import Unavailable
@@ -40,8 +40,14 @@ heartbeat."""
 
 class Links:
     def __init__(
-        self, gateway_epoch: Epoch, index: KvIndex, channels: Channels, clock: Clock
+        self,
+        gateway_epoch: Epoch,
+        index: KvIndex,
+        channels: Channels,
+        clock: Clock,
+        is_starting: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`is_starting`: nothing is placed before more caches are known."""
         self.decode: dict[Epoch, DecodeLink] = {}
         self.prefill: dict[Epoch, PrefillLink] = {}
         self.watches: dict[Epoch, KvWatch] = {}
@@ -50,8 +56,8 @@ class Links:
         self._index = index
         self._channels = channels
         self._clock = clock
-        self._opening = OpeningSlots()
         self._snapshots = Snapshots()
+        self._opening = OpeningSlots(behind=self._snapshots.opening, is_held_back=is_starting)
         self._late: set[asyncio.Task[ParkedStream | None]] = set()
         """Asked for a stream that another one had."""
         self._wanted = (0, 0)

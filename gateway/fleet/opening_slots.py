@@ -6,11 +6,16 @@
 All at once would not succeed: each connection would take so long that it times out, on this side or
 the other, and is tried again; and snapshots that have arrived take memory until they are entered. A
 turn is short, so that replicas that do not answer do not keep others waiting for long.
+
+A gateway that starts places nothing before it knows half of the caches. Until then no more replicas
+connect than can be asked what they have cached; otherwise all would be connected before half have
+answered.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 MAX_OPENING = 64
 TURN_S = 0.25
@@ -23,19 +28,41 @@ class OpeningSlots:
     """The turns in which one gateway opens streams, MAX_OPENING at once. Belongs to an event
     loop."""
 
-    def __init__(self, turn_s: float = TURN_S) -> None:
+    def __init__(
+        self,
+        turn_s: float = TURN_S,
+        behind: OpeningSlots | None = None,
+        is_held_back: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """While MAX_OPENING wait for a turn of `behind`, where those go that have had one here, and
+        `is_held_back`, nobody has a turn here."""
         self._free = asyncio.Semaphore(MAX_OPENING)
         self._turn_s = turn_s
+        self._behind = behind
+        self._is_held_back = is_held_back
+        self._first = asyncio.Lock()
+        """Held by whoever has the next turn."""
+        self._has_moved = asyncio.Event()
         self.num_waiting = 0
         """Streams that wait for their turn."""
 
     async def turn(self) -> OpeningSlot:
         self.num_waiting += 1
         try:
-            await self._free.acquire()
+            async with self._first:
+                await self._until_it_goes_on()
+                await self._free.acquire()
         finally:
             self.num_waiting -= 1
+            self._has_moved.set()
+            self._has_moved = asyncio.Event()
         return OpeningSlot(self._free, self._turn_s)
+
+    async def _until_it_goes_on(self) -> None:
+        behind = self._behind
+        if behind is not None:
+            while behind.num_waiting >= MAX_OPENING and self._is_held_back():
+                await behind._has_moved.wait()
 
 
 class OpeningSlot:

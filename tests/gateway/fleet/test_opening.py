@@ -50,6 +50,33 @@ async def test_who_comes_when_all_have_a_turn_waits_until_one_of_them_is_over(
     await fourth
 
 
+async def test_while_nothing_is_placed_no_more_connect_than_can_be_asked_for_their_caches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(opening_module, "MAX_OPENING", 1)
+    is_starting = True
+    asking = OpeningSlots(turn_s=600.0)
+    opening = OpeningSlots(600.0, behind=asking, is_held_back=lambda: is_starting)
+    asked = await asking.turn()
+    (await opening.turn()).end()  # nobody waits to be asked
+    next_asked = asyncio.create_task(asking.turn())
+    await asyncio.sleep(0)
+
+    held = asyncio.create_task(opening.turn())
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert not held.done() and opening.num_waiting == 1
+    asked.end()
+    await next_asked
+    (await held).end()
+
+    waiting = asyncio.create_task(asking.turn())
+    await asyncio.sleep(0)
+    is_starting = False
+    await opening.turn()
+    waiting.cancel()
+
+
 async def test_nobody_has_a_turn_for_longer_than_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening_module, "MAX_OPENING", 1)
     opening = OpeningSlots(turn_s=0.01)
@@ -64,6 +91,7 @@ async def test_a_replica_is_met_over_one_connection_and_others_go_on_between_rep
     monkeypatch.setattr(fleet_module, "MET_AT_ONCE", 1)
     channels, num_known = CountingChannels(), list[int]()
     fleet = Fleet(new_epoch(), lambda: None, channels)
+    role_by_epoch = {info.epoch: info.role for info in FLEET}
 
     async def look() -> None:
         while len(fleet.replicas) < len(FLEET):
@@ -74,9 +102,11 @@ async def test_a_replica_is_met_over_one_connection_and_others_go_on_between_rep
     try:
         await fleet.apply(snapshot(*FLEET))
         await looking
+        met = [role_by_epoch[epoch] for epoch in fleet.links.watches]
     finally:
         await fleet.close()
 
+    assert met == 4 * [Role.PREFILL, Role.DECODE]
     assert channels.num_new == len(FLEET)
     assert len(set(num_known)) > len(FLEET) // 2
     assert fleet.replicas == tuple(FLEET)
