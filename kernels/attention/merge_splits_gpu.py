@@ -5,8 +5,10 @@
     lse = log2 sum 2^lse[s]      out = sum 2^(lse[s] - lse) partial[s]      s over all splits
 
 A sink takes part as a split without a value, and so does a split in which the token sees nothing,
-of weight 0. One program a query head and token; requests with more tokens than Q, which are
-attended elsewhere, are left out, and those of one split, which are done.
+of weight 0. One program a query head and token: the tokens that R requests may have, Q each, or, in
+a graph of a pass with prompts, where most of those are not there, the tokens of the pass. Requests
+with more tokens than Q, which are attended elsewhere, are left out, and those of one split, which
+are done.
 
     partial [R, Q, N, splits, H], lse [R, Q, N, splits] float32    from the window's first split on
 
@@ -21,6 +23,7 @@ from torch import Tensor
 
 from baton.kernels.attention.scoring_gpu import ScoringRules
 from baton.kernels.attention.softmax_tile_gpu import first_seen, first_top, split_of_first
+from baton.kernels.gpu.owner import owner_of
 from baton.kernels.paging.arena_gpu import load_tile
 from baton.kernels.paging.sequences import Sequences
 
@@ -44,28 +47,34 @@ def merge_splits(
     """Fill `out` from the splits of each request; `is_fixed`: in the same order in any pass."""
     requests, longest, num_heads, num_splits = lse.shape
     width = partial.shape[-1]
-    _merge[num_heads, longest, requests](
-        partial, lse, num_splits, out, *out.stride()[:2],
+    by_token = sequences.is_captured
+    grid = (num_heads, len(out)) if by_token else (num_heads, longest, requests)
+    _merge[grid](
+        partial, lse, num_splits, longest, requests, out, *out.stride()[:2],
         rules.sinks, sequences.context_lens, sequences.query_starts, rules.window_size,
         WIDTH=width, COLUMNS=triton.next_power_of_2(width), SPLIT=split,
         HAS_SINKS=rules.sinks is not None, HAS_WINDOW=rules.window is not None,
         IS_CHUNKED=rules.is_chunked, NUM_FIRST=rules.num_first, AT_ONCE=MERGED_AT_ONCE[is_fixed],
-        DONE_AT=DONE_AT[is_fixed], num_warps=4,
+        DONE_AT=DONE_AT[is_fixed], BY_TOKEN=by_token, num_warps=4,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit(do_not_specialize=["num_splits", "longest", "num_requests"])
 def _merge(
-    partial, lse, num_splits, out, out_token_stride, out_head_stride,
+    partial, lse, num_splits, longest, num_requests, out, out_token_stride, out_head_stride,
     sinks, context_lens, query_starts, window,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, SPLIT: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_WINDOW: tl.constexpr, IS_CHUNKED: tl.constexpr,
-    NUM_FIRST: tl.constexpr, AT_ONCE: tl.constexpr, DONE_AT: tl.constexpr,
+    NUM_FIRST: tl.constexpr, AT_ONCE: tl.constexpr, DONE_AT: tl.constexpr, BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
-    of_request, longest = tl.program_id(1), tl.num_programs(1)
+    of_request = tl.program_id(1)
     request = tl.program_id(2).to(tl.int64)
+    if BY_TOKEN:
+        request = owner_of(query_starts, num_requests, of_request.to(tl.int64))
     starts_at = tl.load(query_starts + request)
+    if BY_TOKEN:
+        of_request -= starts_at.to(tl.int32)
     num_tokens = (tl.load(query_starts + request + 1) - starts_at).to(tl.int32)
     if (num_tokens > longest) | (of_request >= num_tokens):
         return

@@ -78,6 +78,13 @@ def verify(items: torch.dtype | None = None, width: int = 128, **rules: object) 
     attend(items, width, 4, **rules)
 
 
+def attend_in_a_graph(items: torch.dtype | None = None) -> None:
+    """A prompt and a token that is decoded, in a graph that holds any."""
+    q = torch.empty(PROMPT + 1, 32, 128, dtype=BFLOAT16)
+    sequences = replace(mixed_pass(PROMPT), is_captured=True)
+    paged_attention(q, PagedCache.of(arena_of(8, 128, items)), sequences)
+
+
 def attend_in_one_order(items: torch.dtype | None = None) -> None:
     """The end of a prompt, and tokens that are decoded."""
     cache = PagedCache.of(arena_of(8, 128, items))
@@ -223,6 +230,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "drafts, wide, with a window, capped and sinking": lambda: verify(
         width=256, scoring=Scoring(softcap=50.0), window=512, sinks=torch.empty(32)
     ),
+    "in a graph": attend_in_a_graph,
     "in one order": attend_in_one_order,
     "in one order, fp8": lambda: attend_in_one_order(FP8),
     "products in one order": multiply_in_one_order,
