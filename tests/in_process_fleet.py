@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from baton.core.ids import ReplicaId, new_request_id
@@ -236,6 +237,11 @@ async def until_in_engine(engine: Engine, num_requests: int) -> None:
             await asyncio.sleep(0.002)
 
 
+@cache
+def _by_grpc() -> DeploymentConfig:
+    return override(DeploymentConfig(), {"transfer.transport": "grpc"})
+
+
 def _stand_still(hooks: StepHooks = ALONE) -> StepReport:
     return StepReport()
 
@@ -252,7 +258,7 @@ async def running_fleet(
 ) -> AsyncIterator[Fleet]:
     """`admission`: what `ReplicaDispatcher` is told about waiting, where it matters."""
     # Not `auto`: the same way every time, and no probes that hold blocks meanwhile.
-    config = override(DeploymentConfig(), {"transfer.transport": "grpc", **(changes or {})})
+    config = override(_by_grpc(), changes) if changes else _by_grpc()
     registry = Registry()
     dispatcher = ReplicaDispatcher(
         Routing(Cost(), local_prefill_tokens=local_prefill_tokens),

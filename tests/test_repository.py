@@ -247,11 +247,14 @@ DESCRIBED = (
 )
 """Folders whose docstrings all have a subject."""
 WITHOUT_SUBJECT = re.compile(r"\s*(?:Of|Those|That|Whom) ")
+MAY_LACK_SUBJECT = re.compile(rf"[\"']{WITHOUT_SUBJECT.pattern}")
 
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and text of each docstring of a file, those of fields and constants among them."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """Line and text of each docstring of a file, those of fields and constants among them, if any
+    text of it might begin without a subject."""
+    source = path.read_text()
+    for node in ast.walk(ast.parse(source)) if MAY_LACK_SUBJECT.search(source) else ():
         match node:
             case ast.Expr(value=ast.Constant(value=str(text)), lineno=line):
                 yield line, text
@@ -262,7 +265,7 @@ def test_every_docstring_says_what_it_speaks_of(folder: str) -> None:
     """`Blocks held, by tenant`, not `Of each tenant`."""
     files = [path for path in (ROOT / folder).rglob("*.py") if "_pb2" not in path.name]
     found = [(path, line, text) for path in files for line, text in docstrings(path)]
-    assert found
+    assert files
     assert not [
         f"{path.relative_to(ROOT)}:{line}: {text}"
         for path, line, text in found

@@ -6,7 +6,7 @@ Each token's KV cell holds what it was computed from, so a cache can be checked 
     digest of position p = digest of p-1 * MULTIPLIER + token + 1        mod 2^64
 
 The next token is a function of the last digest, hence of all tokens of the context as they lie in
-the cache. B = blocks of all contexts, S = tokens per block, T = tokens of this pass.
+the cache. B = blocks of all contexts, S = tokens per block, T = tokens of this pass, L = layers.
 """
 
 from __future__ import annotations
@@ -145,19 +145,17 @@ class EchoRunner:
         positions = torch.cat([torch.arange(length) for length in lens])  # [B * S]
         starts = torch.tensor([chunk.start for chunk in chunks])
         is_past = positions < starts.repeat_interleave(torch.tensor(lens))
-        for layer, arena in enumerate(self._arenas):
-            cells = arena[blocks]  # [B, 2, S, 4]
-            keys = cells[:, 0].reshape(-1, _CELL)
-            is_value_right = (cells[:, 1].reshape(-1, _CELL) == ~keys).all(1)
-            digest_before = keys[:, 2].roll(1).masked_fill(positions == 0, 0)
-            expected = torch.stack(
-                (positions, digest_before * MULTIPLIER + keys[:, 0] + 1), dim=1
-            )  # [B * S, 2]
-            is_right = (keys[:, 1:3] == expected).all(1) & is_value_right & (keys[:, 3] == layer)
-            wrong = (is_past & ~is_right).nonzero()
-            if len(wrong):
-                where = [int(positions[row]) for row in wrong.flatten()]
-                raise RuntimeError(f"wrong KV in layer {layer} at positions {where}")
+        cells = torch.stack([arena[blocks] for arena in self._arenas])  # [L, B, 2, S, 4]
+        keys, values = cells[:, :, 0].flatten(1, 2), cells[:, :, 1].flatten(1, 2)  # [L, B * S, 4]
+        token, at, digest, layer = keys.unbind(-1)
+        before = digest.roll(1, 1).masked_fill(positions == 0, 0)
+        is_right = (at == positions) & (digest == before * MULTIPLIER + token + 1)
+        is_right &= (layer == torch.arange(len(keys)).unsqueeze(1)) & (values == ~keys).all(-1)
+        wrong = (is_past & ~is_right).nonzero().tolist()
+        if wrong:
+            first = wrong[0][0]
+            where = [int(positions[row]) for layer, row in wrong if layer == first]
+            raise RuntimeError(f"wrong KV in layer {first} at positions {where}")
 
 
 def _extend(digest: int, token: int) -> int:

@@ -94,7 +94,7 @@ def schedules(draw: st.DrawFn, block_size: int) -> Schedule:
 
 
 @given(data=st.data())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_each_request_draws_what_it_draws_alone(served: Served, data: st.DataObject) -> None:
     check(served, data.draw(schedules(served.kept.block_size)))
 

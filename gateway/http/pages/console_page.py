@@ -8,6 +8,8 @@ from another host. What models write is text to it, and its headers let nothing 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,9 +40,6 @@ class StaticFile(NamedTuple):
 class ConsoleApi:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._file_by_name = {
-            path.name: _read(path) for path in FOLDER.iterdir() if path.suffix in MEDIA_BY_SUFFIX
-        }
 
     async def page(self, request: Request) -> Response:
         return self._answer(request, PAGE)
@@ -50,7 +49,7 @@ class ConsoleApi:
         return self._answer(request, request.path_params["name"])
 
     def _answer(self, request: Request, name: str) -> Response:
-        file = self._file_by_name.get(name)
+        file = _file_by_name().get(name)
         if file is None or not self._gateway.config.console:
             raise HTTPException(404)
         # Asked for anew each time, as a gateway of another version may have its own.
@@ -58,6 +57,12 @@ class ConsoleApi:
         if file.tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
         return Response(file.content, headers=headers, media_type=file.media)
+
+
+@cache
+def _file_by_name() -> Mapping[str, StaticFile]:
+    """Read once for both ports."""
+    return {path.name: _read(path) for path in FOLDER.iterdir() if path.suffix in MEDIA_BY_SUFFIX}
 
 
 def _read(path: Path) -> StaticFile:

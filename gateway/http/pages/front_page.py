@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
@@ -55,9 +56,7 @@ class FrontPage:
         """`paths`: what the port has whose front page it is."""
         self._gateway = gateway
         self._links = [link for link in LINKS if link.path in paths]
-        self._version = version("baton-llm")
-        environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-        self._template = environment.from_string(TEMPLATE.read_text())
+        self._version = _own_version()
 
     async def page(self, request: Request) -> Response:
         """HTML for who asks for it by name, as browsers do."""
@@ -66,7 +65,7 @@ class FrontPage:
         has_metrics = any(link.name == "metrics" for link in links)
         admin_port = None if has_metrics else self._gateway.config.admin_port
         if "text/html" in request.headers.get("accept", ""):
-            page = self._template.render(version=self._version, links=links, admin_port=admin_port)
+            page = _template().render(version=self._version, links=links, admin_port=admin_port)
             return HTMLResponse(page, headers={**WITHOUT_SCRIPTS, "vary": "accept"})
         paths = {link.name: link.path for link in links}
         answer = FrontAnswer(version=self._version, links=paths, admin_port=admin_port)
@@ -74,3 +73,15 @@ class FrontPage:
 
     async def version(self, request: Request) -> Response:
         return json_response(VersionAnswer(version=self._version))
+
+
+@cache
+def _own_version() -> str:
+    return version("baton-llm")
+
+
+@cache
+def _template() -> Template:
+    """Compiled for the first browser that comes, once for both ports."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return environment.from_string(TEMPLATE.read_text())

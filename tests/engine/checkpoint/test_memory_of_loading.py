@@ -70,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         dtype=torch.bfloat16,
         hidden_size=1024,
         intermediate_size=4096,
-        num_hidden_layers=4,
+        num_hidden_layers=2,
         num_attention_heads=16,
         num_key_value_heads=4,
         head_dim=64,
@@ -97,7 +97,7 @@ def loaded(folder: Path, rank: int = 0, size: int = 1, axis: str = "tensor") -> 
 def test_a_model_is_never_in_memory_twice(folder: Path) -> None:
     held = loaded(folder)
 
-    assert held["weights"] > 150 * MB
+    assert held["weights"] > 100 * MB
     assert held["most"] < held["weights"] + held["largest"] + SLACK
     assert held["after"] < held["weights"] + SLACK
 
@@ -111,12 +111,12 @@ def test_a_model_is_never_in_memory_twice(folder: Path) -> None:
 def test_experts_are_never_in_memory_twice(
     make: Callable[..., Path], layers: dict[str, Any], tmp_path: Path
 ) -> None:
-    sizes = {"hidden_size": 1024, "intermediate_size": 1024, "num_local_experts": 14}
+    sizes = {"hidden_size": 1024, "intermediate_size": 1024, "num_local_experts": 10}
     folder = make(tmp_path, dtype=torch.bfloat16, **sizes, **layers)
 
     held = loaded(folder)
 
-    assert held["weights"] > 150 * MB
+    assert held["weights"] > 100 * MB
     assert held["largest"] < 5 * MB
     assert held["most"] < held["weights"] + held["largest"] + SLACK
     assert held["after"] < held["weights"] + SLACK
@@ -160,7 +160,7 @@ def test_a_stage_holds_only_its_layers_and_what_is_before_or_behind_them(folder:
 def test_a_rank_holds_only_its_own_experts(
     make: Callable[..., Path], layers: dict[str, Any], tmp_path: Path
 ) -> None:
-    sizes = {"hidden_size": 1024, "intermediate_size": 1024, "num_local_experts": 14}
+    sizes = {"hidden_size": 1024, "intermediate_size": 1024, "num_local_experts": 10}
     folder = make(tmp_path, dtype=torch.bfloat16, **sizes, **layers)
     whole_bytes = loaded(folder)["weights"]
 

@@ -156,7 +156,7 @@ schemas = st.recursive(leaves, nested, max_leaves=5)
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(schemas, st.integers(0, 2**32))
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 def test_what_a_schema_lets_through_is_json_that_it_validates(
     name: str, schema: dict[str, Any], seed: int
 ) -> None:
@@ -184,7 +184,7 @@ regexes = st.recursive(atoms, combined, max_leaves=6)
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(regexes, st.integers(0, 2**32))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 def test_what_a_regex_lets_through_matches_it(name: str, source: str, seed: int) -> None:
     output = model(name).write(regex(source), seed)
 
@@ -240,7 +240,7 @@ def test_special_tokens_come_where_a_lark_grammar_names_them(name: str) -> None:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(st.data())
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 def test_accepting_in_any_split_gives_the_same_mask(name: str, data: st.DataObject) -> None:
     """So a request that was preempted, handed over or continued elsewhere goes on alike."""
     here = model(name)

@@ -176,7 +176,7 @@ ARRIVALS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     shares=st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from([0.2, 0.3, 0.4])),
     arrivals=ARRIVALS,

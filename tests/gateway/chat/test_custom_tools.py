@@ -188,7 +188,7 @@ def read(text: str, cuts: list[int], *, is_cut: bool = False) -> str:
     return "".join(piece.text for piece in pieces if isinstance(piece, CallArguments))
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     text=st.text(st.characters(codec="utf-8")),
     cuts=st.lists(st.integers(0, 200), max_size=8),

@@ -37,7 +37,7 @@ CHECKED = (
     "response_schema_conformance",
     "response_headers_conformance",
 )
-FEW, MANY = 12, 25
+FEW, MANY = 8, 25
 """Of a kind that are read off the document, at most twice as many; drawn ones of a wide run."""
 
 

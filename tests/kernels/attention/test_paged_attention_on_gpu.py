@@ -200,7 +200,7 @@ def test_attention_on_a_device_is_as_defined(
 def test_splits_of_a_context_are_merged_into_the_whole(
     requests: Sequence[tuple[int, int]], window: Window, sinks: torch.Tensor | None
 ) -> None:
-    made = PagedPass(requests, rules=ScoringRules(window=window, sinks=sinks))
+    made = PagedPass(requests, Heads(4, 1), rules=ScoringRules(window=window, sinks=sinks))
 
     out = decoded(made, 16)
 

@@ -66,7 +66,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(operations, st.integers(1, 4), st.integers(1, 5))
 async def test_a_stack_over_an_unbounded_store_is_a_dict_and_no_capacity_is_exceeded(
     done: list[tuple[str, int, int]], host_blocks: int, disk_blocks: int

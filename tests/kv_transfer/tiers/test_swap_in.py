@@ -41,7 +41,7 @@ conversations = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(conversations, st.integers(2, 12), st.integers(2, 12))
 async def test_whatever_was_asked_before_what_is_found_has_the_right_bytes(
     asked: list[tuple[bytes, list[int], bool]], host_blocks: int, disk_blocks: int
