@@ -48,8 +48,8 @@ class HugeArena:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self.num_bytes = 0
-        """Bytes that were moved onto huge pages. They are counted, because to say what lies where the
-        kernel would look at all pages of the process: tens of milliseconds of a core."""
+        """Bytes that were moved onto huge pages. They are counted, because the kernel would have to
+        look at all pages of the process to tell: tens of milliseconds of a core."""
 
     def start(self, is_busy: Callable[[], bool]) -> None:
         """Begin to look. `is_busy`: whether the engine computes."""
