@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from baton.kernels.sampling.best_token import (
     CHUNK,
     MIN_VOCAB_SIZE,
+    best_finite_on_host,
     best_finite_token,
     best_token,
     reference,
@@ -119,3 +120,17 @@ def test_all_parts_of_a_row_are_waited_for_however_many_threads_there_are() -> N
             assert best_token(scores).tolist() == [place]
     finally:
         torch.set_num_threads(before)
+
+
+def test_as_numbers_they_are_the_same_however_many_there_were_before() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for num_rows, vocab_size in ((1, 50), (9, 130), (2, 5 * PART_LEN - 1), (1, 50), (12, 4096)):
+        scores = torch.randn(num_rows, vocab_size + 3, generator=generator)[:, :vocab_size]
+        scores[-1, vocab_size // 2] = math.nan
+        tokens, are_finite = best_finite_token(scores)
+
+        on_host = best_finite_on_host(scores)
+
+        assert on_host is None or on_host[1] == are_finite.tolist()
+        assert on_host is None or on_host[0][:-1] == tokens.tolist()[:-1]
+    assert best_finite_on_host(scores.double()) is None
