@@ -48,8 +48,8 @@ class HugeArena:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self.num_bytes = 0
-        """Bytes that were moved onto huge pages. Counted: to say what lies where, the kernel would look
-        at all pages of the process, for tens of milliseconds of a core that computes."""
+        """Bytes that were moved onto huge pages. Counted: to tell what lies where, the kernel would
+        look at all pages of the process, for tens of milliseconds of a core that computes."""
 
     def start(self, is_busy: Callable[[], bool]) -> None:
         """Begin to look. `is_busy`: whether the engine computes."""
