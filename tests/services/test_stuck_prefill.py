@@ -41,6 +41,14 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_patience, "MOST_S", 0.1)
 
 
+@pytest.fixture
+def silence_s(monkeypatch: pytest.MonkeyPatch) -> float:
+    """The silence allowed where KV comes before it, however busy the machine."""
+    for name in ("LEAST_S", "MOST_S"):
+        monkeypatch.setattr(source_patience, name, 0.5)
+    return 0.5
+
+
 @contextmanager
 def stuck_in_a_pass(fleet: Fleet, replica_id: str) -> Iterator[None]:
     """Its engine's thread hangs as by a kernel that never ends; its event loop answers."""
@@ -119,6 +127,7 @@ async def test_one_prompt_asks_a_replica_again_and_once_it_is_answered_all_do(
         await fleet.assert_nothing_is_held()
 
 
+@pytest.mark.usefixtures("silence_s")
 async def test_kv_that_stops_to_come_costs_the_silence_and_no_second_first_token() -> None:
     async with running_fleet(changes={"chaos": {"enabled": True}}) as fleet:
         chaos = fleet.replicas[ReplicaId("decode-2")].chaos
@@ -165,7 +174,7 @@ async def test_kv_that_is_late_is_computed_here_once_that_takes_no_longer_than_w
     ["nobody", "the named source", "a named source that has died", "another prefill replica"],
 )
 async def test_of_kv_that_stops_to_come_what_has_come_is_kept_and_the_rest_alone_is_got(
-    monkeypatch: pytest.MonkeyPatch, second: str
+    monkeypatch: pytest.MonkeyPatch, silence_s: float, second: str
 ) -> None:
     monkeypatch.setattr(pieces, "MAX_SPAN_BLOCKS", 4)  # five pieces or more
     monkeypatch.setattr(pulling, "MIN_ASKED_TOKENS", 4)
@@ -199,7 +208,7 @@ async def test_of_kv_that_stops_to_come_what_has_come_is_kept_and_the_rest_alone
         # Of the named source the prefill replica, too, had all full blocks but the last.
         num_there = 4 if second == "the named source" else len(PROMPT)
         num_here = 0 if is_found else num_missing
-        assert (receipt.transfer_ms >= 100) == is_found  # the silence is part of it
+        assert (receipt.transfer_ms >= 1000 * silence_s) == is_found  # the silence is part of it
         assert receipt.computed_tokens == num_there + num_here + num_told - 1
         metrics = fleet.replicas[ReplicaId("decode-4")].worker.metrics()
         assert metrics["kv_tokens_kept_total"] == num_kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tests.gateway.text.test_chat_template import CHAT, TOOL
 
 from baton.core.errors import CheckpointError, InvalidRequest
+from baton.gateway.text import template_sandbox
 from baton.gateway.text.chat_template import ChatTemplate
 
 DOUBLING = "{% set ns = namespace(s=START) %}{% for i in range(60) %}STEP{% endfor %}END"
@@ -91,7 +93,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_template_is_stopped(name: str) -> None:
+def test_a_hostile_template_is_stopped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "MAX_CPU_S", 0.3)  # what nothing stops but time
     template = ChatTemplate(HOSTILE[name], {})
 
     with pytest.raises(InvalidRequest):
@@ -143,8 +146,13 @@ json_values = st.recursive(
 )
 
 
+@cache
+def writing_json() -> ChatTemplate:
+    return ChatTemplate("{{ value | tojson }}", {})
+
+
 @given(json_values)
 def test_tojson_writes_plain_json(value: Any) -> None:
-    text = ChatTemplate("{{ value | tojson }}", {}).render([], variables={"value": value})
+    text = writing_json().render([], variables={"value": value})
 
     assert text == json.dumps(value, ensure_ascii=False)
