@@ -143,6 +143,7 @@ def _real() -> dict[str, tuple[tuple[int, int], ...]]:
         "draft attention 64 x 4k, 8 drafted": ((9, 4096),) * 64,
         "prefill attention 16k": ((16384, 16384),),
         "prefill attention 2k after 14k": ((2048, 16384),),
+        "prefill attention 128 after 32k": ((128, 32896),),
         "prefill attention 16 x 1k": ((1024, 1024),) * 16,
     }
 

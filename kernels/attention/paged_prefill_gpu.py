@@ -16,6 +16,9 @@ Which request a tile belongs to is found on the device, so that nobody waits for
 which leaves each enough of them, some without tokens. Tiles run from the last to the first: late
 tokens of a long chunk see most keys, and what is begun last should be short.
 
+A short chunk behind a long context has too few tiles to occupy a device: then keys are cut into
+splits (prefill_splits_gpu.py).
+
 T new tokens, N query heads, H head width.
 """
 
@@ -28,6 +31,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.kernels.attention import prefill_splits_gpu as prefill_splits
+from baton.kernels.attention.prefill_splits_gpu import (
+    keys_of_split,
+    merge_prefill,
+    num_splits,
+    split_of,
+)
 from baton.kernels.attention.scoring_gpu import ScoringRules
 from baton.kernels.attention.softmax_tile_gpu import first_seen, first_top, scored, weigh
 from baton.kernels.gpu.dot import dot
@@ -71,21 +81,29 @@ def paged_prefill(
     head_tiles = triton.cdiv(group, heads)
     tokens = tiling.rows // heads
     num_tiles = len(q) // tokens + sequences.num_requests
-    _attend_tiles[num_tiles, cache.num_kv_heads * head_tiles](
+    splits = num_splits(len(q) // tokens * cache.num_kv_heads * head_tiles, sequences, rules)
+    partial, lse = out, out
+    if splits > 1:
+        shape = *q.shape[:2], splits
+        partial = torch.empty(*shape, cache.width, dtype=torch.float32, device=q.device)
+        lse = torch.empty(shape, dtype=torch.float32, device=q.device)
+    _attend_tiles[num_tiles, cache.num_kv_heads * head_tiles, splits](
         q, *q.stride()[:2], out, *out.stride()[:2],
         cache.items, cache.block_stride, cache.head_stride,
         cache.scales, *cache.scale_strides,
         sequences.block_tables, sequences.block_tables.stride(0),
         sequences.context_lens, sequences.query_starts, sequences.num_requests,
-        longest, shortest,
+        longest, shortest, partial, lse, prefill_splits.MIN_SPLIT_KEYS,
         rules.sinks, *rules.numbers(cache.width),
         GROUP=group, HEADS=heads, HEAD_TILES=head_tiles, TOKENS=tokens,
         WIDTH=cache.width, BLOCK_SIZE=cache.block_size, HAS_SCALES=cache.has_scales,
         HAS_SOFTCAP=rules.has_softcap, HAS_WINDOW=rules.window is not None,
         HAS_SINKS=rules.sinks is not None, IS_CHUNKED=rules.is_chunked, NUM_FIRST=rules.num_first,
-        ROWS=tiling.rows, KEYS=tiling.keys, COLUMNS=cache.column_tile,
+        ROWS=tiling.rows, KEYS=tiling.keys, COLUMNS=cache.column_tile, IS_SPLIT=splits > 1,
         num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip
+    if splits > 1:
+        merge_prefill(partial, lse, out, sequences, longest, shortest, tiling.keys)
 
 
 @triton.jit
@@ -140,17 +158,17 @@ def _along(
     return acc, top, total
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_requests", "longest", "shortest"])
+@triton.jit(do_not_specialize=["table_stride", "num_requests", "longest", "shortest", "min_keys"])
 def _attend_tiles(
     q, q_token_stride, q_head_stride, out, out_token_stride, out_head_stride,
     items, block_stride, head_stride, scales, scale_block_stride, scale_head_stride,
     tables, table_stride, context_lens, query_starts, num_requests, longest, shortest,
-    sinks, scale, softcap, window,
+    partial, lse, min_keys, sinks, scale, softcap, window,
     GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_TILES: tl.constexpr, TOKENS: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_SCALES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
     IS_CHUNKED: tl.constexpr, NUM_FIRST: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr, IS_SPLIT: tl.constexpr,
 ):  # fmt: skip
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     request = _owner(query_starts, num_requests, tile, TOKENS)
@@ -169,16 +187,20 @@ def _attend_tiles(
     positions = past + tl.minimum(of_request, num_tokens - 1)
     heads = kv_head * GROUP + of_group
     tokens = starts_at + of_request
-    q_rows = tokens * q_token_stride + heads * q_head_stride
-    q_tile = load_tile(q, q_rows, used, WIDTH, COLUMNS)
+    q_tile = load_tile(q, tokens * q_token_stride + heads * q_head_stride, used, WIDTH, COLUMNS)
     stop = past + tl.minimum(done + TOKENS, num_tokens)
-    begin = 0
-    open_end = (past + done + 1) // KEYS * KEYS
+    begin, end, open_end = split_of(past, done, num_tokens, stop, min_keys, KEYS, IS_SPLIT)
+    if IS_SPLIT:  # noqa: SIM102  # what follows is there only then
+        if begin >= stop:
+            return
     if HAS_WINDOW:
         begin = first_seen(past + done, window, IS_CHUNKED) // KEYS * KEYS
         # The last row's window begins here; before it, tiles need a mask, and so do all after it.
         open_end = begin
     top, total = first_top(sinks, heads, used, HAS_SINKS)
+    if IS_SPLIT and HAS_SINKS:  # a sink is the first split's
+        top = tl.where(begin == 0, top, float("-inf"))
+        total = tl.where(begin == 0, total, 0.0)
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     items += kv_head * head_stride
     scales += kv_head * scale_head_stride
@@ -199,15 +221,22 @@ def _attend_tiles(
             ROWS, KEYS, COLUMNS,
         )  # fmt: skip
     acc, top, total = _along(
-        acc, top, total, q_tile, positions, open_end, stop, stop,
+        acc, top, total, q_tile, positions, open_end, end, stop,
         items, block_stride, scales, scale_block_stride, table, scale, softcap, window,
         WIDTH, BLOCK_SIZE, HAS_SCALES, HAS_SOFTCAP, HAS_WINDOW, IS_CHUNKED, NUM_FIRST, True,
         ROWS, KEYS, COLUMNS,
     )  # fmt: skip
     columns = tl.arange(0, COLUMNS)
-    at = tokens * out_token_stride + heads * out_head_stride
-    tl.store(
-        out + at[:, None] + columns[None, :],
-        (acc / total[:, None]).to(out.dtype.element_ty),
-        mask=used[:, None] & (columns < WIDTH)[None, :],
-    )
+    kept = used[:, None] & (columns < WIDTH)[None, :]
+    if IS_SPLIT:
+        context = past + num_tokens
+        if context > keys_of_split(context, tl.num_programs(2), min_keys, KEYS):
+            weight = tl.where(total == 0.0, 1.0, total)  # of rows that saw nothing `top` is -inf
+            row_of_heads = tokens * (tl.num_programs(1) // HEAD_TILES * GROUP) + heads
+            at = row_of_heads * tl.num_programs(2) + tl.program_id(2)
+            tl.store(lse + at, top + tl.log2(weight), mask=used)
+            columns_at = at[:, None] * WIDTH + columns[None, :]
+            tl.store(partial + columns_at, acc / weight[:, None], mask=kept)
+            return
+    at = (tokens * out_token_stride + heads * out_head_stride)[:, None] + columns[None, :]
+    tl.store(out + at, (acc / total[:, None]).to(out.dtype.element_ty), mask=kept)

@@ -14,6 +14,8 @@ from tests.kernels.paged_passes import Heads, PagedPass
 from baton.kernels.attention import library_prefill_gpu as library_prefill
 from baton.kernels.attention import paged_attention_gpu as paged_attention
 from baton.kernels.attention import paged_decode_gpu as decode
+from baton.kernels.attention import paged_prefill_gpu as prefill
+from baton.kernels.attention import prefill_splits_gpu as prefill_splits
 from baton.kernels.attention.layer_kv import LayerKv
 from baton.kernels.attention.merge_splits_gpu import merge_splits
 from baton.kernels.attention.paged_decode_gpu import paged_decode, split_keys
@@ -119,6 +121,28 @@ def test_a_whole_prompt_alone_is_attended(num_tokens: int) -> None:
     out = attended(made)
 
     torch.testing.assert_close(out, made.expected(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param({"rules": ScoringRules(sinks=torch.tensor([1.0, -2, 0, 9]))}, id="sinks"),
+        pytest.param({"items": torch.int8, "heads": Heads(3, 1, 20)}, id="int8, odd"),
+    ],
+)
+def test_keys_of_short_chunks_behind_long_contexts_are_split(
+    kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_splits, "MIN_SPLIT_KEYS", 16)
+    monkeypatch.setattr(prefill_splits, "MAX_SPLITS", 4)
+    grids = grids_of(monkeypatch, prefill, "_attend_tiles")
+    requests = [(1, 40), (20, 75), (3, 17), (5, 9)]  # the last is one split
+    made = PagedPass(requests, entries=torch.int32, **kind)
+
+    out = attended(made)
+
+    torch.testing.assert_close(out, made.expected(), rtol=0, atol=ATOL[made.dtype])
+    assert [splits for *_, splits in grids] == [4]
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,14 @@ def attend_in_a_graph(items: torch.dtype | None = None) -> None:
     paged_attention(q, PagedCache.of(arena_of(8, 128, items)), sequences)
 
 
+def attend_after_much(items: torch.dtype | None = None) -> None:
+    """A short chunk behind a long context."""
+    made = sequences_of([list(range(256))], [(PROMPT, 256 * BLOCK_SIZE)], block_size=BLOCK_SIZE)
+    q = torch.empty(PROMPT, 32, 128, dtype=BFLOAT16)
+    sequences = replace(made, block_tables=made.block_tables.int())
+    paged_attention(q, PagedCache.of(arena_of(8, 128, items)), sequences)
+
+
 def attend_in_one_order(items: torch.dtype | None = None) -> None:
     """The end of a prompt, and tokens that are decoded."""
     cache = PagedCache.of(arena_of(8, 128, items))
@@ -231,6 +239,8 @@ LAUNCHES: dict[str, Callable[[], None]] = {
         width=256, scoring=Scoring(softcap=50.0), window=512, sinks=torch.empty(32)
     ),
     "in a graph": attend_in_a_graph,
+    "short after much": attend_after_much,
+    "short after much, fp8": lambda: attend_after_much(FP8),
     "in one order": attend_in_one_order,
     "in one order, fp8": lambda: attend_in_one_order(FP8),
     "products in one order": multiply_in_one_order,
