@@ -30,7 +30,11 @@ if not os.path.exists("/dev/nvidia0"):
 
 # No test asserts a time, and these of hypothesis' own would: machines are shared.
 settings.register_profile(
-    "baton", deadline=None, derandomize=False, suppress_health_check=[HealthCheck.too_slow]
+    "baton",
+    max_examples=50,  # others each time
+    deadline=None,
+    derandomize=False,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("baton")
 

@@ -298,7 +298,9 @@ async def test_bytes_that_go_bad_in_host_memory_are_noticed_on_arrival(
         await fleet.assert_nothing_is_held()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.wide] if seed > 1 else []) for seed in range(4)]
+)
 @pytest.mark.parametrize("num_prefill", [0, 1], ids=["aggregated", "1P+1D"])
 async def test_under_faults_of_every_kind_the_answers_are_right(
     folder: Path,

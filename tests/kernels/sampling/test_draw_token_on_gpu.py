@@ -44,18 +44,17 @@ def streams_of(num_rows: int, seed: int) -> Tensor:
     return torch.tensor(rows, device=DEVICE)
 
 
-@pytest.mark.parametrize(("vocab_size", "num_seeds"), [(1003, 2), (4200, 1)])
-def test_the_same_tokens_are_drawn(vocab_size: int, num_seeds: int) -> None:
+@pytest.mark.parametrize("vocab_size", [1003, 4200])
+def test_the_same_tokens_are_drawn(vocab_size: int) -> None:
     """Of one chunk, and of two."""
     scores, filters = random_scores(len(FILTERS), vocab_size), filters_of(FILTERS)
     temperature = torch.linspace(0.3, 1.5, len(FILTERS), device=DEVICE)
     rows, best = torch.arange(len(FILTERS), device=DEVICE), scores.argmax(-1)
 
-    for seed in range(num_seeds):
-        streams = streams_of(len(FILTERS), seed)
-        found = draw_token(scores, rows, best, temperature, filters, streams)
+    streams = streams_of(len(FILTERS), vocab_size)
+    found = draw_token(scores, rows, best, temperature, filters, streams)
 
-        assert torch.equal(found, draw_related(relate(scores, temperature), filters, streams))
+    assert torch.equal(found, draw_related(relate(scores, temperature), filters, streams))
 
 
 def test_peaked_flat_and_tied_rows_keep_what_is_defined() -> None:
