@@ -188,17 +188,30 @@ class Targets:
         return self.blocks[index]
 
 
-_WIDE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_FLOATS = {
+    "float32": (torch.int32, 0x7FFF_FFFF, 0x7F80_0000),
+    "bfloat16": (torch.int16, 0x7FFF, 0x7F80),
+    "float16": (torch.int16, 0x7FFF, 0x7C00),
+}
+"""Numbers kept in many bits, as integers: all bits but the sign, and what is finite is below."""
+_LOOKED_AT_BYTES = 1 << 20
+"""Looked at in one go, so that it stays in a core's cache."""
 
 
 def are_finite(memory: BlockBytes, blocks: Sequence[int]) -> bool:
-    """Whether all numbers of these blocks are; False where any are kept in few bits."""
+    """Whether all numbers of these blocks are; False where any are kept in few bits.
+
+    The engine waits meanwhile. As integers they are looked at several times as fast.
+    """
+    if any(plane.dtype not in _FLOATS for plane in memory.layout.planes):
+        return False
     for number, plane in enumerate(memory.layout.planes):
-        dtype = _WIDE.get(plane.dtype)
-        if dtype is None:
-            return False
-        for view in memory.views(blocks, range(number, number + 1)):
+        dtype, magnitude, infinite = _FLOATS[plane.dtype]
+        views = memory.views(blocks, range(number, number + 1))
+        step = max(1, _LOOKED_AT_BYTES // plane.layer_block_bytes)
+        for start in range(0, len(views), step):
             # A copy, as torch takes no memory that it may not write.
-            if not torch.frombuffer(bytearray(view), dtype=dtype).isfinite().all():
+            numbers = torch.frombuffer(bytearray().join(views[start : start + step]), dtype=dtype)
+            if numbers.bitwise_and_(magnitude).max() >= infinite:
                 return False
     return True
