@@ -191,7 +191,7 @@ def _by_groups(x: Tensor, weights: ExpertWeights, routed: Routed, shared: Shared
         scaled = torch.where(is_own[:, None], scaled, 0.0)
     by_pair = torch.empty(outer.shape, device=x.device)
     by_pair[pairs] = scaled
-    return with_shared(by_pair.view(len(x), num_choices, -1).sum(1), shared).to(x.dtype)
+    return with_shared(by_pair.view(len(x), num_choices, outer.shape[1]).sum(1), shared).to(x.dtype)
 
 
 def with_shared(y: Tensor, shared: Shared | None) -> Tensor:

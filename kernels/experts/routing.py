@@ -210,7 +210,8 @@ def _in_best_groups(compared: Tensor, groups: ExpertGroups | None) -> Tensor:
     """All but those are made worse than any."""
     if groups is None:
         return compared
-    by_group = compared.view(len(compared), groups.num_groups, -1)
+    num_groups = groups.num_groups
+    by_group = compared.view(len(compared), num_groups, compared.shape[1] // num_groups)
     of_groups = by_group.topk(groups.num_best, dim=-1).values.sum(-1)
     is_chosen = torch.zeros_like(of_groups, dtype=torch.bool)
     is_chosen.scatter_(1, _best(of_groups, groups.num_chosen), True)

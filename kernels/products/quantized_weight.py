@@ -177,7 +177,7 @@ def to_fp8(weight: Tensor, *, has_blocks: bool = False) -> QuantizedWeight:
 
 def round_to_fp8(x: Tensor, group: int) -> Tensor:
     """x [T, K] as groups of e4m3 with a scale show it, in the dtype of x."""
-    wide = x.float().view(len(x), -1, group)
+    wide = x.float().view(len(x), x.shape[1] // group, group)
     scales = _scales(wide.abs().amax(-1, keepdim=True), LARGEST_FP8)
     items = (wide / scales).clamp(-LARGEST_FP8, LARGEST_FP8).to(FP8)
     return (items.float() * scales).view(x.shape).to(x.dtype)

@@ -147,6 +147,16 @@ def test_all_tokens_at_once_give_what_single_ones_give(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_pass_without_outputs_gives_none(kind: str) -> None:
+    shape = (0, *SHAPES["wide"][1:])
+    weights, shared = make_weights(shape), make_shared(shape, torch.float32, has_gate=True)
+
+    assert (
+        moe(random(*shape[:2]), kept(weights, kind), make_routed(shape), shared).shape == shape[:2]
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("has_gate", [False, True])
 @pytest.mark.parametrize("is_input_scaled", [False, True])
 def test_what_all_tokens_get_is_added(kind: str, has_gate: bool, is_input_scaled: bool) -> None:

@@ -135,6 +135,14 @@ def test_only_experts_of_the_best_groups_are_chosen(num_best: int, chosen: list[
     assert route(logits, routing).experts.tolist() == [chosen]
 
 
+def test_a_pass_without_outputs_asks_no_expert() -> None:
+    routing = Routing(num_experts=4, num_choices=2, score=Score.SIGMOID, groups=HALVES)
+    nothing = logits_of(0, 4)
+
+    experts, _ = reference(nothing, routing)
+    assert experts.shape == route(nothing, routing).experts.shape == (0, 2)
+
+
 def test_a_token_of_nan_has_shares_of_nan_and_experts_that_there_are() -> None:
     logits = logits_of(3, 20)
     logits[1] = torch.nan

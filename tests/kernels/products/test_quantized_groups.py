@@ -214,6 +214,11 @@ def test_a_cpu_widens_the_rest() -> None:
 
 
 @pytest.mark.parametrize("quantized", [to_int8, to_int4, to_fp8])
+def test_no_rows_are_multiplied(quantized: Callable[..., QuantizedWeight]) -> None:
+    assert quantized(torch.randn(4, 64)).linear(torch.empty(0, 64), None).shape == (0, 4)
+
+
+@pytest.mark.parametrize("quantized", [to_int8, to_int4, to_fp8])
 def test_a_weight_that_is_no_number_is_not_made_one(
     quantized: Callable[..., QuantizedWeight],
 ) -> None:
