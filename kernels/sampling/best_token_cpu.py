@@ -41,22 +41,25 @@ def best_token(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def best_token_on_host(scores: Tensor) -> tuple[list[int], list[bool]]:
-    """The same, for who reads it at once: no tensor is made, for which a step would wait longer
-    than for the tokens."""
+    """The same for a caller that reads the result at once. No tensor is made: a step would wait
+    longer for that than for the tokens."""
     num_rows, vocab_size = scores.shape
     num_parts = _num_parts(num_rows, vocab_size)
-    desk = _of_thread.desk
     num_bests = num_rows * num_parts
-    if desk.num_rows < num_rows or desk.num_bests < num_bests:
-        most = max(desk.num_rows, num_rows), max(desk.num_bests, num_bests)
-        desk = _of_thread.desk = _Desk(*most)
-    desk.args.rows, desk.args.num_tokens, desk.args.num_parts = num_rows, vocab_size, num_parts
-    desk.args.scores, desk.args.stride = scores.data_ptr(), scores.stride(0)
-    play(desk.entries, desk.of)
-    return desk.tokens[:num_rows], desk.are_finite[:num_rows]
+    buffers = _of_thread.buffers
+    if buffers is None:
+        buffers = _of_thread.buffers = _Buffers(num_rows, num_bests)
+    elif buffers.num_rows < num_rows or buffers.num_bests < num_bests:
+        most = max(buffers.num_rows, num_rows), max(buffers.num_bests, num_bests)
+        buffers = _of_thread.buffers = _Buffers(*most)
+    args = buffers.args
+    args.rows, args.num_tokens, args.num_parts = num_rows, vocab_size, num_parts
+    args.scores, args.stride = scores.data_ptr(), scores.stride(0)
+    play(buffers.entries, buffers.of)
+    return buffers.tokens[:num_rows], buffers.are_finite[:num_rows]
 
 
-class _Desk:
+class _Buffers:
     """Memory of one thread that the operator reads its arguments from, and writes to."""
 
     def __init__(self, num_rows: int, num_bests: int) -> None:
@@ -74,8 +77,8 @@ class _Desk:
 
 
 class _OfThread(threading.local):
-    def __init__(self) -> None:
-        self.desk = _Desk(1, 1)
+    buffers: _Buffers | None = None
+    """Made by the first call: on import there may be no compiled operators, nor ever."""
 
 
 _of_thread = _OfThread()
