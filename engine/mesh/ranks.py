@@ -117,7 +117,8 @@ class RankGroup:
         self.size: int = group.size()
 
     def all_reduce_(self, x: Tensor) -> Tensor:
-        self._group.allreduce([x]).wait()
+        if x.numel():  # a pass of a prompt may want no outputs: all ranks have no rows then
+            self._group.allreduce([x]).wait()
         return x
 
     def all_gather(self, x: Tensor) -> list[Tensor]:

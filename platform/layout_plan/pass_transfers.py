@@ -2,6 +2,7 @@
 
     lead's engine   orders                            numbers, to all of the engine
     tensor          a sum [T, D]                      behind the embedding, attention, feed-forwards
+                                                      ([S, D] behind the model's last feed-forward)
     context         blocks written, in each layer     T is then the tokens of one rank
     expert          pairs [P, D], and how many        from data place to data place, and back;
                                                       of few tokens, as many rows as there may be
@@ -12,7 +13,7 @@
 T = tokens that the rank computes, S = those whose outputs are wanted, D = width of the model, V =
 its vocabulary. Where a rank meets others is read from the parts of its model. Which expert a token
 wants is not known beforehand: pairs are counted as if all places had as many tokens, and all
-experts were wanted alike.
+experts were wanted alike. Behind the attention of its last layer a model computes S tokens alone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
+
+from torch import nn
 
 from baton.core.kv_layout import ITEM_BYTES, KvLayout
 from baton.engine.batch.batch import Chunk
@@ -32,6 +36,7 @@ from baton.engine.mesh.orders import expect_words, head_words, pass_words
 from baton.engine.mesh.split import Share
 from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.models.skeleton.decoder import Decoder
+from baton.engine.models.skeleton.stream_decoder import StreamDecoder
 from baton.engine.ranks.pipeline import PIECES_PER_STAGE, only_decodes
 from baton.engine.sharding.cutting import adds_up, splits_vocabulary
 from baton.platform.layout_plan.transfers import Kind, Transfer, merged
@@ -39,6 +44,13 @@ from baton.platform.layout_plan.transfers import Kind, Transfer, merged
 WORD_BYTES = 8
 """The bytes of an integer that ranks tell each other."""
 LOGIT_BYTES = ITEM_BYTES["float32"]
+
+
+class Sum(NamedTuple):
+    what: str
+    """Which part's, in words."""
+    is_of_outputs: bool
+    """Of the tokens whose outputs are wanted alone, if its stage is the last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,17 +79,26 @@ class RankModel:
         return self.mesh.tensor > 1 and splits_vocabulary(self.whole, self.mesh.tensor)
 
     @cached_property
-    def sums(self) -> Sequence[str]:
-        """Where tensor ranks add up what they have of a layer's result, in words."""
+    def sums(self) -> Sequence[Sum]:
+        """Where tensor ranks add up what they have of a layer's result."""
         found = []
         for name, module in self.own.named_modules():
             if adds_up(module):
-                found.append(_what(name))
+                what = _what(name)
+                found.append(Sum(what, what != "attention" and self._is_of_last_layer(module)))
         return found
 
     @cached_property
-    def sparse(self) -> Sequence[MoeFeedForward]:
-        return [each for each in self.own.modules() if isinstance(each, MoeFeedForward)]
+    def sparse(self) -> Sequence[tuple[MoeFeedForward, bool]]:
+        """Layers with experts, each with whether it computes tokens whose outputs are wanted alone,
+        if its stage is the last."""
+        found = [each for each in self.own.modules() if isinstance(each, MoeFeedForward)]
+        return [(each, self._is_of_last_layer(each)) for each in found]
+
+    def _is_of_last_layer(self, module: nn.Module) -> bool:
+        last = self.own.blocks[self.own.layers[-1]]
+        is_narrowed = not isinstance(self.own, StreamDecoder)
+        return is_narrowed and any(each is module for each in last.modules())
 
 
 def transfers(model: RankModel, rank: int, chunks: Sequence[Chunk]) -> list[Transfer]:
@@ -106,7 +127,9 @@ class _Pass:
         if self._mesh.engine.size > 1:
             yield from self._orders(len(pass_words(self._chunks)))
         for piece in self._pieces():
-            yield from self._layers(sum(len(chunk.tokens) for chunk in piece))
+            num_tokens = sum(len(chunk.tokens) for chunk in piece)
+            num_last = sum(chunk.num_outputs for chunk in piece) if self._is_last else num_tokens
+            yield from self._layers(num_tokens, num_last)
         yield from self._outputs()
         if self._num_outputs and not self._mesh.has_whole_models:
             yield from self._logits()
@@ -129,25 +152,34 @@ class _Pass:
         for count in (1, num_words):
             yield self._of_engine("orders", count * WORD_BYTES)
 
-    def _layers(self, num_tokens: int) -> Iterator[Transfer]:
-        """The transfers of the layers in one micro-batch."""
+    def _layers(self, num_tokens: int, num_last: int) -> Iterator[Transfer]:
+        """The transfers of the layers in one micro-batch; its last feed-forward has `num_last`."""
         mesh, num_bytes = self._mesh, num_tokens * self._model.row_bytes
         if self._place.stage:
             yield self._transfer("activations", Kind.RECEIVE, mesh.pipeline, 2 * num_bytes)
         if mesh.tensor > 1:
             is_split = self._model.splits_vocabulary and not self._place.stage
-            for what in (*(["embedding"] if is_split else []), *self._model.sums):
-                yield self._transfer(what, Kind.ALL_REDUCE, mesh.tensor, num_bytes)
+            if is_split:
+                yield self._transfer("embedding", Kind.ALL_REDUCE, mesh.tensor, num_bytes)
+            for what, is_of_outputs in self._model.sums:
+                num_rows = num_last if is_of_outputs else num_tokens
+                if num_rows:
+                    sum_bytes = num_rows * self._model.row_bytes
+                    yield self._transfer(what, Kind.ALL_REDUCE, mesh.tensor, sum_bytes)
         if mesh.expert > mesh.tensor:
-            for layer in self._model.sparse:
-                yield from self._exchange(layer, num_tokens)
+            for layer, is_of_outputs in self._model.sparse:
+                num_rows = num_last if is_of_outputs else num_tokens
+                yield from self._exchange(layer, num_tokens, num_rows)
         if self._shares is not None:
             yield from self._written(self._shares)
         if not self._is_last:
             yield self._transfer("activations", Kind.SEND, mesh.pipeline, 2 * num_bytes)
 
-    def _exchange(self, layer: MoeFeedForward, num_tokens: int) -> Iterator[Transfer]:
-        """The transfers of the run of tokens that this rank sees to, to experts and back."""
+    def _exchange(
+        self, layer: MoeFeedForward, num_tokens: int, num_rows: int
+    ) -> Iterator[Transfer]:
+        """The transfers of the run of `num_rows` tokens that this rank sees to, to experts and
+        back, in a pass of `num_tokens`."""
         mesh, row_bytes = self._mesh, self._model.row_bytes
         num_slots, num_choices = layer.experts.num_slots, layer.router.routing.num_choices
         sizes: dict[str, int] = {}
@@ -156,7 +188,7 @@ class _Pass:
             sizes["rows to experts"] = room * (row_bytes + SLOT_BYTES)
             sizes["rows of experts"] = room * row_bytes
         else:
-            run = Share(self._place.tensor, mesh.tensor).run(num_tokens)
+            run = Share(self._place.tensor, mesh.tensor).run(num_rows)
             pairs = (run.stop - run.start) * num_choices
             sizes["pairs of each expert"] = mesh.expert * num_slots * WORD_BYTES
             sizes["rows to experts"] = sizes["rows of experts"] = pairs * row_bytes
