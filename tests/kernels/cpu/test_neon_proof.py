@@ -28,7 +28,7 @@ SOURCES = (
     "amx_product", "arena", "attention_products", "attention_softmax", "attention_tiles",
     "checksum", "elementwise", "int4_linear", "int4_product", "int4_weight", "int8_linear",
     "int8_product", "int8_rows", "int8_weight", "linear", "linear_pack", "linear_tile",
-    "paged_attention", "rms_norm", "run", "team",
+    "paged_attention", "placing", "rms_norm", "run", "team",
 )  # fmt: skip
 OF_BF16 = {"linear_bf16", "attention_bf16"}
 """What BFDOT and BFMMLA round in another way."""
