@@ -50,7 +50,7 @@ class Sum(NamedTuple):
     what: str
     """Which part's, in words."""
     is_of_outputs: bool
-    """Of the tokens whose outputs are wanted alone, if its stage is the last."""
+    """Whether it covers only the tokens whose outputs are wanted, if its stage is the last."""
 
 
 @dataclass(frozen=True, kw_only=True)
