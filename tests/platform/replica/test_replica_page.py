@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -51,6 +52,16 @@ def replica_pages(fleet: Fleet, config: MetricsConfig = PLAIN) -> dict[Role, str
     }
 
 
+async def until_sealed(fleet: Fleet, num_transfers: int) -> None:
+    """A sender hears of the last seal a moment after its blocks are free."""
+    async with asyncio.timeout(20):
+        while True:
+            page = replica_pages(fleet)[Role.PREFILL]
+            if value(page, "baton_replica_transfers_sealed_total") == num_transfers:
+                return
+            await asyncio.sleep(0.02)
+
+
 @asynccontextmanager
 async def more_gateways(fleet: Fleet) -> AsyncIterator[list[ReplicaDispatcher]]:
     """`fleet` has one, the others know the same replicas."""
@@ -77,7 +88,8 @@ async def test_no_series_is_there_twice_however_many_gateways_there_are() -> Non
             fleet.dispatcher = gateway
             answer = await fleet.ask(PROMPT)
             assert answer.receipt.prefill_replica
-        await fleet.assert_nothing_is_held()  # by now senders have heard of all seals
+        await fleet.assert_nothing_is_held()
+        await until_sealed(fleet, len(gateways))
         pages = replica_pages(fleet)
         gateway_pages = [exposition(gateway.metrics()) for gateway in gateways]
 
