@@ -17,7 +17,7 @@ from baton.platform.planner.capacity import Load, Promise
 from baton.platform.planner.mixed import mixed_with
 from baton.platform.size_plan.efficiency import ON_GPU, Efficiency
 from baton.platform.size_plan.named_shapes import NAMED_SHAPES
-from baton.platform.size_plan.pools import MIXED_CHUNKS, Seat, model_of, seat_of
+from baton.platform.size_plan.pools import MIXED_CHUNKS, FittingLayout, fitting_layout, model_of
 from baton.platform.size_plan.question import Question
 
 PATIENT = Promise(ttft_s=1e9, itl_s=1e9)
@@ -89,11 +89,11 @@ PUBLISHED = (
 def main() -> None:
     for one in PUBLISHED:
         question = _question(one)
-        seat = seat_of(question, one.mesh)
-        if not isinstance(seat, Seat):
-            print(f"{one.what}: {seat.reason}")
+        layout = fitting_layout(question, one.mesh)
+        if not isinstance(layout, FittingLayout):
+            print(f"{one.what}: {layout.reason}")
             continue
-        low, expected, high = (_tokens_s(one, question, seat, each) for each in ON_GPU)
+        low, expected, high = (_tokens_s(one, question, layout, each) for each in ON_GPU)
         print(
             f"{one.what}: published {one.tokens_s:,.0f}, forecast {expected:,.0f} "
             f"({low:,.0f} to {high:,.0f}; {expected / one.tokens_s:.2f}); {one.source}"
@@ -118,20 +118,24 @@ def _question(one: Published) -> Question:
     )
 
 
-def _tokens_s(one: Published, question: Question, seat: Seat, efficiency: Efficiency) -> float:
-    passes = seat.passes.at(efficiency)
+def _tokens_s(
+    one: Published, question: Question, layout: FittingLayout, efficiency: Efficiency
+) -> float:
+    passes = layout.passes.at(efficiency)
     nodes = one.mesh.size / 8
     if one.measures == "prefill":
         chunk = max(8192 // one.prompt, 1) * one.prompt
         return chunk * one.mesh.data / passes.prompt_s(chunk, 0) / nodes
     if one.measures == "decode":
         return one.batch * one.mesh.data / passes.step_s(one.batch, one.prompt) / nodes
-    return max(_mixed_tokens_s(question, seat, chunk, efficiency) for chunk in MIXED_CHUNKS)
+    return max(_mixed_tokens_s(question, layout, chunk, efficiency) for chunk in MIXED_CHUNKS)
 
 
-def _mixed_tokens_s(question: Question, seat: Seat, chunk: int, efficiency: Efficiency) -> float:
-    model = replace(model_of(seat, chunk, MOST_RUNNING), passes=seat.passes.at(efficiency))
-    places, load = seat.mesh.data, question.load
+def _mixed_tokens_s(
+    question: Question, layout: FittingLayout, chunk: int, efficiency: Efficiency
+) -> float:
+    model = replace(model_of(layout, chunk, MOST_RUNNING), passes=layout.passes.at(efficiency))
+    places, load = layout.mesh.data, question.load
 
     def keeps(rate: float) -> bool:
         _, later = mixed_with(replace(load, rate=rate), model, PATIENT, places)

@@ -11,13 +11,15 @@ what changes meanwhile is among the events that follow it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.blocks.kv_event_log import MAX_NAMES, KvEventLog
 from baton.engine.engine_thread import EngineThread
 
+FEW_NAMED = 1 << 16
+"""Blocks with names that are listed in less than a millisecond."""
 PART_BLOCKS = 4096
 """Blocks of which the names go into one part of a snapshot: a few tenths of a millisecond."""
 
@@ -80,13 +82,16 @@ class KvFeed:
         return self._log.next_sequence
 
     def _snapshot(self, first_sequence: int) -> Iterator[KvEvents]:
-        """The names there are, part by part, each as it is when it is asked for."""
-        blocks = self._pool.named_blocks()
+        """The names there are, part by part, each as it is when it is asked for. All blocks
+        are asked where to list those that have a name would take long."""
+        prefixes = self._pool.prefixes
+        is_few = prefixes.num_named <= FEW_NAMED
+        blocks: Sequence[int] = prefixes.named() if is_few else range(self._pool.num_blocks)
         for part, start in enumerate(range(0, max(len(blocks), 1), PART_BLOCKS)):
             stop = start + PART_BLOCKS
             yield KvEvents(
                 first_sequence=first_sequence,
-                events=(KvEvent(KvChange.STORED, self._pool.names_of(blocks[start:stop])),),
+                events=(KvEvent(KvChange.STORED, prefixes.names_of(blocks[start:stop])),),
                 is_snapshot=True,
                 part=part,
                 has_more=stop < len(blocks),

@@ -14,7 +14,7 @@ from baton.router.explain.decisions import Considered, DecodeConsidered
 from baton.router.explain.ranking import MAX_TOLD, Ranking
 from baton.router.fetching import held_by
 from baton.router.placement import Placement, PlacementRequest
-from baton.router.policies.routing_policy import Costs, Held, RoutingPolicy, least
+from baton.router.policies.routing_policy import Costs, PrefixHits, RoutingPolicy, least
 from baton.router.prompt import Prompt
 from baton.router.replicas.candidates import Candidates
 from baton.router.replicas.view import PoolView, ReplicaView, View
@@ -29,7 +29,7 @@ class Options(NamedTuple):
 
     replicas: PoolView
     candidates: Candidates
-    held: Held
+    held: PrefixHits
     costs: Costs
     order: Sequence[int]
     """Places of the cheapest: as many as are told of."""
@@ -39,7 +39,7 @@ class Options(NamedTuple):
         cls,
         replicas: PoolView,
         prompt: Prompt,
-        held: Held,
+        held: PrefixHits,
         policy: RoutingPolicy,
         now: float,
     ) -> Options:

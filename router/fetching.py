@@ -24,7 +24,7 @@ from baton.kernels.cpu.library import library_without_torch
 from baton.kernels.routing import choices_cpu as compiled
 from baton.router.cache.pulling import CLEARLY, PullRates
 from baton.router.placement import PlacementRequest
-from baton.router.policies.routing_policy import Held
+from baton.router.policies.routing_policy import PrefixHits
 from baton.router.prompt import drawn, mix
 from baton.router.replicas.view import PoolView, View
 from baton.router.speeds.link_times import LinkTime
@@ -38,17 +38,17 @@ class Holder(NamedTuple):
 
 def held_by(
     replicas: PoolView, view: View, request: PlacementRequest, decode: ReplicaInfo | None
-) -> Held:
+) -> PrefixHits:
     """`decode`: the replica that will decode; None: the one that computes the prompt."""
     tokens, rates = replicas.soon, view.rates
     handoff_s = None if decode is None else _handoffs_s(replicas, rates, request, decode)
     holder = _holder(view, request)
     if holder is None:
-        return Held(tokens, handoff_s=handoff_s)
+        return PrefixHits(tokens, handoff_s=handoff_s)
     found = _fetches(replicas, rates, holder)
     if found is None:
-        return Held(tokens, handoff_s=handoff_s)
-    return Held(tokens, *found, handoff_s)
+        return PrefixHits(tokens, handoff_s=handoff_s)
+    return PrefixHits(tokens, *found, handoff_s)
 
 
 def _fetches(

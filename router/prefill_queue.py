@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from baton.router.cache.matches import Lookup
 from baton.router.offers import Offers
-from baton.router.policies.routing_policy import Held, RoutingPolicy, cheapest
+from baton.router.policies.routing_policy import PrefixHits, RoutingPolicy, cheapest
 from baton.router.prompt import Prompt
 from baton.router.replicas.candidate import Candidate, Waiting
 from baton.router.replicas.candidates import Candidates
@@ -64,7 +64,7 @@ class PrefillQueue:
         self,
         prompt: Prompt,
         candidates: Candidates,
-        held: Held,
+        held: PrefixHits,
         now: float,
         place: int | None = None,
     ) -> int | None:

@@ -15,25 +15,19 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from baton.core.block_hash import root_hash
 from baton.core.clock import Clock, monotonic
 from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import Census, Holder, HolderKind, Holdings, NameFollower
 from baton.engine.blocks.block_bytes import BlockBytes, Source, Targets, are_finite
+from baton.engine.blocks.block_namer import BlockNamer
 from baton.engine.blocks.block_supply import BlockSupply, Pinned
-from baton.engine.blocks.cache_pins import CachePins
 from baton.engine.blocks.kv_accounts import KvAccounts
 from baton.engine.blocks.kv_event_log import KvEventLog
 from baton.engine.blocks.lacked_names import LackedNames
-from baton.engine.blocks.name_chain import name_chain
-from baton.engine.blocks.prefix_cache import PrefixCache
-from baton.kernels.names.block_names import block_names
-
-FEW_NAMED = 1 << 16
-"""Blocks with names that are listed in less than a millisecond."""
+from baton.engine.blocks.prefix_cache import Match, PrefixCache
 
 
 @dataclass(slots=True)
@@ -66,18 +60,20 @@ class BlockPool:
         """`kv_shares`: of the pool, what each of these tenants may hold at most."""
         self._bytes = cache
         self._block_size = cache.layout.block_size
-        self._is_matching = prefix_caching
+        self._namer = BlockNamer(cache.layout)
+        self.is_prefix_caching = prefix_caching
         self._ref_counts = array("i", bytes(4 * cache.num_blocks))
         self._num_idled = 0
         """How many references-to-nothing there were."""
         self._lacked = LackedNames()
         self._tables: dict[Holder, _Table] = {}
         self._follower: NameFollower | None = None
-        self._prefixes = PrefixCache()
+        self.prefixes = PrefixCache()
+        """The blocks that a prompt could find here. Read-only."""
         self.accounts = KvAccounts(cache.num_blocks, kv_shares or {})
         """The blocks held, by tenant. Read-only."""
         self.supply = BlockSupply(
-            self._prefixes,
+            self.prefixes,
             self.accounts,
             cache.num_blocks,
             pinned_fraction=pinned_fraction,
@@ -103,11 +99,6 @@ class BlockPool:
         return self.num_blocks - self.num_available
 
     @property
-    def pins(self) -> CachePins:
-        """The prefixes that cache points keep. To look at."""
-        return self._prefixes.pins
-
-    @property
     def num_releases(self) -> int:
         """How many references-to-nothing and ends of pins there were, and names that somebody who
         was refused could share: while it stands still, whoever was refused would be again."""
@@ -115,29 +106,11 @@ class BlockPool:
 
     def record_in(self, log: KvEventLog) -> None:
         """From now on `log` hears which names come and go."""
-        self._prefixes.log = log
+        self.prefixes.log = log
 
     def follow(self, follower: NameFollower) -> None:
         """See `KvPool.follow`."""
         self._follower = follower
-
-    def names(self) -> Iterable[bytes]:
-        """Names of blocks that a prompt could find here. Live: read it before the next change."""
-        return self._prefixes.names()
-
-    def named_blocks(self) -> Sequence[int]:
-        """Numbers of all blocks that a prompt could find here, and of others where these are many:
-        then to list them would take long. On any thread."""
-        is_few = self._prefixes.num_named <= FEW_NAMED
-        return self._prefixes.named() if is_few else range(self.num_blocks)
-
-    def names_of(self, blocks: Iterable[int]) -> bytes:
-        """Names, end to end, of those of `blocks` that have one.
-
-        On any thread, while the pool changes: a block keeps its number for as long as it has its
-        name, so what lasts is found, and whether the rest is found is for `KvEventLog` to tell.
-        """
-        return self._prefixes.names_of(blocks)
 
     def table(self, holder: Holder) -> Sequence[int]:
         """The blocks of `holder` in token order, empty if it has none. Live: copy it to keep it."""
@@ -168,48 +141,40 @@ class BlockPool:
         if not self.num_available:
             return None
         self.supply.expire()
-        names: list[bytes] = []
-        to_match = self._names_to_match(tokens, salt, names) if is_matching else ()
-        shared = self._prefixes.match(to_match)
+        shared, names, unknown = self._match(tokens[:-1] if is_matching else (), salt)
         num_fresh = self.layout.num_blocks_for(len(tokens)) - len(shared)
-        reviving = Counter(self._prefixes.evictable_owners(shared))
+        reviving = Counter(self.prefixes.evictable_owners(shared))
         if not self.supply.can_take(num_fresh, tenant, reviving):
-            self._lacked.note(names[len(shared) :], self.num_releases)
+            self._lacked.note(unknown, self.num_releases)
             return None
         for block in shared:
             self._add_reference(block)
         blocks = shared + [self._take(tenant) for _ in range(num_fresh)]
-        self._tables[holder] = _Table(tenant, blocks, names[: len(shared)])
-        self.supply.use(names[: len(shared)])
+        self._tables[holder] = _Table(tenant, blocks, names)
+        self.supply.use(names)
         return len(shared) * self.layout.block_size
-
-    @property
-    def is_prefix_caching(self) -> bool:
-        return self._is_matching
 
     def num_cached(self, tokens: Sequence[int], salt: bytes) -> int:
         """See `KvPool.num_cached`."""
-        return len(self._prefixes.match(self._names(tokens, salt))) * self.layout.block_size
+        return len(self._match(tokens, salt).blocks) * self.layout.block_size
 
     def hold_cached(self, holder: Holder, tokens: Sequence[int], salt: bytes) -> int:
         """See `KvPool.hold_cached`. Raises ValueError if `holder` has blocks."""
         if holder in self._tables:
             raise ValueError(f"{holder} holds blocks already")
-        names = list(self._names(tokens, salt))
-        blocks = self._prefixes.match(names)
+        blocks, names, _ = self._match(tokens, salt)
         for block in blocks:
             self._add_reference(block)
         if blocks:
-            tenant = self.accounts.tenant_of(blocks[0])
-            self._tables[holder] = _Table(tenant, blocks, names[: len(blocks)])
-            self.supply.use(names[: len(blocks)])
+            self._tables[holder] = _Table(self.accounts.tenant_of(blocks[0]), blocks, names)
+            self.supply.use(names)
         return len(blocks) * self.layout.block_size
 
     def hold_named(self, holder: Holder, name: bytes) -> bool:
         """See `KvPool.hold_named`. Raises ValueError if `holder` has blocks."""
         if holder in self._tables:
             raise ValueError(f"{holder} holds blocks already")
-        blocks = self._prefixes.match((name,))
+        blocks = self.prefixes.match((name,)).blocks
         for block in blocks:
             self._add_reference(block)
             # Its name is none of the table's: those are a prefix's, from the first block on.
@@ -241,8 +206,7 @@ class BlockPool:
         if table is None or not table.is_nameable:
             return Pinned(0, 0)
         names = table.names[: num_tokens // self.layout.block_size]
-        num_known = len(self._prefixes.match(names))
-        return self.supply.pin(names[:num_known], table.tenant, ttl_s)
+        return self.supply.pin(self.prefixes.match(names).names, table.tenant, ttl_s)
 
     def commit(self, holder: Holder, tokens: Sequence[int], num_computed: int, salt: bytes) -> None:
         """Name the blocks of `holder` filled by the first `num_computed` of its `tokens`.
@@ -256,16 +220,13 @@ class BlockPool:
             return
         if num_full > (len(table.blocks) if table is not None else 0):
             raise ValueError(f"{holder} has too few blocks for {num_computed} computed tokens")
-        if table is None or not (self._is_matching and table.is_nameable):
+        if table is None or not (self.is_prefix_caching and table.is_nameable):
             return
-        index = len(table.names)
-        parent = table.names[-1] if index else self._root(salt)
-        size = self.layout.block_size
-        for name in block_names(parent, tokens[index * size : num_full * size], size):
+        for name in self._namer.further_names(table.names, tokens, num_full, salt):
             if name in table.struck:
                 table.is_nameable = False
                 return
-            self._prefixes.add(table.blocks[len(table.names)], name)
+            self.prefixes.add(table.blocks[len(table.names)], name)
             table.names.append(name)
             self._lacked.come(name)
             if self._follower is not None:
@@ -328,7 +289,7 @@ class BlockPool:
             if self._follower is not None:
                 self._follower.struck(name)
         for block in table.blocks:
-            self._prefixes.forget(block)
+            self.prefixes.forget(block)
 
     def wipe(self, holder: Holder) -> None:
         """Zero those blocks of `holder` that are its alone, before it gives them up.
@@ -337,7 +298,7 @@ class BlockPool:
         lie where it could be found.
         """
         for block in self.table(holder):
-            if self._ref_counts[block] == 1 and not self._prefixes.is_named(block):
+            if self._ref_counts[block] == 1 and not self.prefixes.is_named(block):
                 for plane in range(self.layout.num_planes):
                     self._bytes.clear_tail(block, plane, 0)
 
@@ -358,7 +319,7 @@ class BlockPool:
     def clear_tail(self, holder: Holder, num_tokens: int, plane: int) -> None:
         """See `KvPool.clear_tail`. A block without a name has no reader but who shares it here."""
         index, num_used = divmod(num_tokens, self.layout.block_size)
-        if num_used and not self._prefixes.is_named(block := self._block_at(holder, index)):
+        if num_used and not self.prefixes.is_named(block := self._block_at(holder, index)):
             self._bytes.clear_tail(block, plane, num_used)
 
     def clear(self, holder: Holder, start: int, plane: int) -> None:
@@ -387,7 +348,7 @@ class BlockPool:
     def reset_cache(self) -> int:
         """Forget every prefix; how many blocks could be found before. Running requests keep their
         blocks, but nothing will match them."""
-        num_blocks = self._prefixes.num_named
+        num_blocks = self.prefixes.num_named
         self.supply.clear()
         self._num_idled += 1  # who waits for blocks is tried again
         for table in self._tables.values():
@@ -398,7 +359,7 @@ class BlockPool:
         return Holdings(
             num_blocks=self.num_blocks,
             tables=self._copied_tables(),
-            num_cached=self._prefixes.num_idle,
+            num_cached=self.prefixes.num_idle,
             num_free=self.supply.num_free,
         )
 
@@ -407,36 +368,20 @@ class BlockPool:
             num_blocks=self.num_blocks,
             ref_counts=self._ref_counts[:],
             tables=self._copied_tables(),
-            cached=self._prefixes.idle,
+            cached=self.prefixes.idle,
             free=self.supply.free,
         )
 
     def _copied_tables(self) -> dict[Holder, tuple[int, ...]]:
         return {holder: tuple(table.blocks) for holder, table in self._tables.items()}
 
-    def _root(self, salt: bytes) -> bytes:
-        return root_hash(self.layout.model_fingerprint, salt)
-
-    def _names(self, tokens: Sequence[int], salt: bytes) -> Iterator[bytes]:
-        if not self._is_matching:
-            return iter(())
-        return self._chain(tokens, salt)
-
-    def _names_to_match(
-        self, tokens: Sequence[int], salt: bytes, names: list[bytes]
-    ) -> Iterator[bytes]:
-        """Names of the full blocks before the last token, also collected in `names`."""
-        if not self._is_matching:
-            return
-        for name in self._chain(tokens[:-1], salt):
-            names.append(name)
-            yield name
-
-    def _chain(self, tokens: Sequence[int], salt: bytes) -> Iterator[bytes]:
-        return name_chain(self._root(salt), tokens, self._block_size)
+    def _match(self, tokens: Sequence[int], salt: bytes) -> Match:
+        """The cached blocks that `tokens` begin with, of those that these fill."""
+        names = self._namer.names(tokens, salt) if self.is_prefix_caching else ()
+        return self.prefixes.match(names)
 
     def _check_alone(self, holder: Holder, index: int, block: int) -> None:
-        if self._ref_counts[block] > 1 or self._prefixes.is_named(block):
+        if self._ref_counts[block] > 1 or self.prefixes.is_named(block):
             raise ValueError(f"block {index} of {holder} is shared and must not be written")
 
     def _block_at(self, holder: Holder, index: int) -> int:
@@ -447,7 +392,7 @@ class BlockPool:
 
     def _add_reference(self, block: int) -> None:
         if not self._ref_counts[block]:
-            self._prefixes.revive(block)
+            self.prefixes.revive(block)
         self._ref_counts[block] += 1
 
     def _drop(self, block: int) -> None:
@@ -455,8 +400,8 @@ class BlockPool:
         if self._ref_counts[block]:
             return
         self._num_idled += 1
-        if self._prefixes.is_named(block):
-            self._prefixes.retire(block, self.accounts.tenant_of(block))
+        if self.prefixes.is_named(block):
+            self.prefixes.retire(block, self.accounts.tenant_of(block))
         else:
             self.supply.give_back(block)
 

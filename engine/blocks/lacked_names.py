@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 
 class LackedNames:
     """As long as nothing else gives those that were refused a reason to be tried again."""
@@ -15,13 +13,15 @@ class LackedNames:
         """The first name that each of them lacked."""
         self._noted_at = 0
 
-    def note(self, names: Sequence[bytes], num_releases: int) -> None:
-        """A reservation was refused that lacked `names`, after so many releases of the pool: once
-        there were more, all who were refused before are tried again, and note what they lack."""
+    def note(self, name: bytes | None, num_releases: int) -> None:
+        """A reservation was refused that lacked `name`, if any, after so many releases of the pool:
+        once there were more, all who were refused before are tried again, and note what they
+        lack."""
         if self._noted_at != num_releases:
             self._names.clear()
             self._noted_at = num_releases
-        self._names.update(names[:1])
+        if name is not None:
+            self._names.add(name)
 
     def come(self, name: bytes) -> None:
         """`name` can be found from now on."""

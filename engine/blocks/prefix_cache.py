@@ -10,10 +10,19 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from baton.engine.blocks.cache_pins import CachePins, Pin
 from baton.engine.blocks.idle_blocks import IdleBlocks
 from baton.engine.blocks.kv_event_log import KvEventLog
+
+
+class Match(NamedTuple):
+    blocks: list[int]
+    names: list[bytes]
+    """The names of these blocks."""
+    unknown: bytes | None
+    """The name behind them, if there is one: no block has it."""
 
 
 class PrefixCache:
@@ -37,10 +46,15 @@ class PrefixCache:
         return array("i", self._idle)
 
     def names(self) -> Iterable[bytes]:
+        """Live: read it before the next change."""
         return self._block_by_name.keys()
 
     def names_of(self, blocks: Iterable[int]) -> bytes:
-        """The names that these blocks have at this moment, end to end. On any thread."""
+        """The names that these blocks have at this moment, end to end.
+
+        On any thread, while they change: a block keeps its number for as long as it has its name,
+        so what lasts is found, and whether the rest is found is for `KvEventLog` to tell.
+        """
         return b"".join(filter(None, map(self._name_by_block.get, blocks)))
 
     @property
@@ -70,15 +84,16 @@ class PrefixCache:
         """The tenant of each of the blocks that is idle and not pinned."""
         return (self._idle.tenant_of(block) for block in blocks if self._idle.is_evictable(block))
 
-    def match(self, names: Iterable[bytes]) -> list[int]:
-        """The blocks of the longest known prefix of `names`, which may be lazy."""
-        blocks: list[int] = []
+    def match(self, names: Iterable[bytes]) -> Match:
+        """The longest known prefix of `names`, which may be lazy."""
+        found = Match([], [], None)
         for name in names:
             block = self._block_by_name.get(name)
             if block is None:
-                break
-            blocks.append(block)
-        return blocks
+                return found._replace(unknown=name)
+            found.blocks.append(block)
+            found.names.append(name)
+        return found
 
     def add(self, block: int, name: bytes) -> None:
         """Let `block` be found as `name`, unless another block already is.

@@ -30,19 +30,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from baton.engine.batch.batch import Batch, Chunk, ignore_layer
+from baton.engine.batch.batch import Chunk
 from baton.engine.batch.decoding import Decoding
-from baton.engine.batch.static_batch import GraphSize, PassLimits, StaticBatch
-from baton.engine.memory.kv_cache import KvCache
-from baton.engine.mesh.ranks import ALONE, Ranks
-from baton.engine.models.skeleton.decoder import Decoder
-from baton.engine.models.skeleton.taps import AuxHiddenStates
-from baton.engine.passes.graph_capture import Capture, Graph, Outputs, captured
+from baton.engine.batch.static_batch import GraphSize, StaticBatch
+from baton.engine.passes.captured_model import CapturedModel
+from baton.engine.passes.graph_capture import Graph, Outputs
 from baton.engine.passes.graph_sizes import all_sizes
 
 logger = logging.getLogger(__name__)
@@ -53,32 +49,18 @@ FEW_ROWS = 128
 class DecodeGraphs:
     """Not thread-safe: there is one pass at a time."""
 
-    def __init__(  # noqa: PLR0913  # what a pass needs, who captures it, and who else does
-        self,
-        model: Decoder,
-        cache: KvCache,
-        batch: StaticBatch,
-        spare_block: int,
-        capture: Capture,
-        *,
-        taps: AuxHiddenStates | None = None,
-        ranks: Ranks = ALONE,
-    ) -> None:
-        """Capture graphs of the sizes that the batch's limits name; those that not all `ranks` have
-        memory for are left out. `taps` are in all of them: what they copy, where nobody reads it,
-        takes less than graphs without them would.
+    def __init__(self, captured: CapturedModel, batch: StaticBatch) -> None:
+        """Capture graphs of the sizes that the batch's limits name; those that not all ranks have
+        memory for are left out.
 
         Raises RuntimeError if there is none, or one cannot be captured at all; and what else
-        `captured` raises.
+        `CapturedModel.graph_of` raises.
         """
+        self.captured = captured
         self.limits = batch.limits
-        self.taps = taps
         self._batch = batch
-        self._block_size = cache.layout.block_size
-        self.max_context = max_context_of(model, batch.limits, cache)
+        self.max_context = captured.max_context(batch.limits)
         """Tokens of a request, those made up behind it included."""
-        self._spare_block = spare_block
-        self._capture = capture
         self._graphs: dict[GraphSize, tuple[Graph, Outputs]] = {}
         self._last: tuple[Tensor, Tensor] | None = None
         self._decoding: Sequence[Chunk] | None = None
@@ -88,10 +70,9 @@ class DecodeGraphs:
         sizes = tuple(size for size in sizes if size.run <= self.max_context)
         sizes = tuple(sorted(sizes, key=lambda size: size.num_rows))
         for size in reversed(sizes):
-            chunks = [nobody(size.run, spare_block, self._block_size)] * size.num_requests
-            run = run_of(model, cache, batch, chunks, taps)
+            run = decode_run(captured, batch, size)
             try:
-                self._graphs[size] = captured(capture, run, ranks)
+                self._graphs[size] = captured.graph_of(run)
             except torch.OutOfMemoryError as error:
                 logger.warning(
                     "no memory for the graph of %d requests of %d tokens: %s", *size, error
@@ -119,14 +100,15 @@ class DecodeGraphs:
 
     def forward(self, chunks: Sequence[Chunk], size: GraphSize) -> Tensor:
         """The hidden states [S, D], by the graph of that `size`."""
-        self._capture.await_upload()
+        self.captured.capture.await_upload()
         num_outputs = self._fill(chunks, size)
-        self._capture.uploading()
+        self.captured.capture.uploading()
         graph, outputs = self._graphs[size]
         graph.replay()
         hidden, logits, *tapped = [rows[:num_outputs] for rows in outputs]
-        if self.taps is not None and self.taps.is_on:
-            self.taps.found = tapped
+        taps = self.captured.taps
+        if taps is not None and taps.is_on:
+            taps.found = tapped
         self._last = hidden, logits
         return hidden
 
@@ -150,7 +132,7 @@ class DecodeGraphs:
         """How many outputs are somebody's: the first. Rows for nobody stay as they are while the
         requests before them go on decoding."""
         num_missing = size.num_requests - len(chunks)
-        made_up = [nobody(size.run, self._spare_block, self._block_size)] * num_missing
+        made_up = [self.captured.nobody(size.run)] * num_missing
         if size.run > 1:
             self._decoding = None
             padded = [self._made_up(chunk, size.run) for chunk in chunks]
@@ -168,21 +150,10 @@ class DecodeGraphs:
     def _made_up(self, chunk: Chunk, run: int) -> Chunk:
         """A chunk of `run` tokens that begins as this one."""
         tokens, start, blocks, _, lane = chunk
-        num_blocks = -(-(start + run) // self._block_size)
+        num_blocks = -(-(start + run) // self.captured.block_size)
         if len(blocks) < num_blocks:
-            blocks = [*blocks, *[self._spare_block] * (num_blocks - len(blocks))]
+            blocks = [*blocks, *[self.captured.spare_block] * (num_blocks - len(blocks))]
         return Chunk([*tokens, *[0] * (run - len(tokens))], start, blocks, run, lane)
-
-
-def max_context_of(model: Decoder, limits: PassLimits, cache: KvCache) -> int:
-    """Tokens of a request that a graph over such a batch may have."""
-    longest = limits.max_blocks * cache.layout.block_size
-    return longest if model.positions is None else min(longest, model.positions.size)
-
-
-def nobody(run: int, spare_block: int, block_size: int) -> Chunk:
-    """The chunk of a request that is none, of `run` tokens."""
-    return Chunk((0,) * run, 0, (spare_block,) * -(-run // block_size), run)
 
 
 def _somebodys_first(lengths: Sequence[int], size: GraphSize) -> list[int]:
@@ -196,31 +167,9 @@ def _somebodys_first(lengths: Sequence[int], size: GraphSize) -> list[int]:
     return [*rows, *others, *range(len(lengths) * size.run, size.num_rows)]
 
 
-def run_of(
-    model: Decoder,
-    cache: KvCache,
-    static: StaticBatch,
-    chunks: Sequence[Chunk],
-    taps: AuxHiddenStates | None,
+def decode_run(
+    captured: CapturedModel, static: StaticBatch, size: GraphSize
 ) -> Callable[[], Outputs]:
-    """A pass of so many requests, each as long as any may become."""
-    batch = as_long_as_may_be(static.fill(chunks), static)
-    own = None if taps is None else AuxHiddenStates(taps.layers)
-
-    def run() -> Outputs:
-        hidden = model(batch, cache.layers, ignore_layer, own)
-        return (hidden, model.logits(hidden), *(() if own is None else own.found))
-
-    return run
-
-
-def as_long_as_may_be(batch: Batch, static: StaticBatch) -> Batch:
-    """Grids that follow from lengths then fit all passes; what is beyond a context ends at once."""
-    sequences, max_blocks = batch.sequences, static.limits.max_blocks
-    tables = sequences.block_tables
-    wide = tables.as_strided((len(tables), max_blocks), tables.stride(), tables.storage_offset())
-    max_context_len = max_blocks * sequences.block_size
-    return replace(
-        batch,
-        sequences=replace(sequences, block_tables=wide, max_context_len=max_context_len),
-    )
+    """A pass of that size, of requests that are none."""
+    batch = static.fill([captured.nobody(size.run)] * size.num_requests)
+    return captured.run_of(batch, static.limits.max_blocks, has_logits=True)

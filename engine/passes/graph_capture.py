@@ -44,19 +44,6 @@ class Capture(Protocol):
         """All of a pass is on its way."""
 
 
-def captured(capture: Capture, run: Callable[[], Outputs], ranks: Ranks) -> tuple[Graph, Outputs]:
-    """The graph of `run`, which all `ranks` capture at once, or none of them does.
-
-    Raises RuntimeError if one cannot, torch.OutOfMemoryError if all it lacks is memory; and what
-    `launched_by_all` raises.
-    """
-    with launched_by_all(ranks):
-        capture.prepare(run)
-    with tried_by_all(ranks):
-        made = capture(run)
-    return made
-
-
 @contextmanager
 def launched_by_all(ranks: Ranks) -> Iterator[None]:
     """Around what each rank launches of a pass, without waiting for it. Raises as `tried_by_all`,

@@ -10,9 +10,8 @@ from baton.engine.batch.batch import Chunk, ignore_layer, make_batch
 from baton.engine.batch.static_batch import GraphSize
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh.attempt import RanksApart, said_by_all, tried_by_all
-from baton.engine.mesh.ranks import ALONE, Ranks
-from baton.engine.models.skeleton.decoder import Decoder
-from baton.engine.passes.cuda_graphs import DecodeGraphs, nobody
+from baton.engine.passes.captured_model import CapturedModel
+from baton.engine.passes.cuda_graphs import DecodeGraphs
 from baton.engine.passes.graph_capture import launched_by_all
 
 TOLERANCE = 2e-2
@@ -21,9 +20,7 @@ CHECKED_TOKENS = 640
 """Tokens of the longest context that graphs are checked with: several splits, and many blocks."""
 
 
-def disagreement(
-    graphs: DecodeGraphs, model: Decoder, cache: KvCache, spare_block: int, ranks: Ranks = ALONE
-) -> str | None:
+def disagreement(graphs: DecodeGraphs) -> str | None:
     """What is wrong with the graphs of any rank: the smallest, one between and the largest of those
     that decode, and of those that verify drafts, over contexts from a single token to many blocks.
     The blocks that this takes are zero again afterwards.
@@ -31,9 +28,10 @@ def disagreement(
     Raises InvalidConfig if several ranks cannot launch a pass, and RanksApart: nothing more is
     launched then, for devices may wait for each other.
     """
+    cache, ranks = graphs.captured.cache, graphs.captured.ranks
     past = past_of(graphs.max_context, cache)
     try:
-        reason = _difference(graphs, model, cache, past, spare_block, ranks)
+        reason = _difference(graphs, past)
     except RanksApart:
         raise
     except RuntimeError as error:
@@ -47,22 +45,16 @@ def disagreement(
     return reason or "those of another rank gave something else than the model"
 
 
-def _difference(
-    graphs: DecodeGraphs,
-    model: Decoder,
-    cache: KvCache,
-    past: range,
-    spare_block: int,
-    ranks: Ranks,
-) -> str:
+def _difference(graphs: DecodeGraphs, past: range) -> str:
     """No size is left out once one is wrong: other ranks compute them, too."""
-    taps, reason = graphs.taps, ""
+    captured, reason = graphs.captured, ""
+    model, cache, taps, ranks = captured.model, captured.cache, captured.taps, captured.ranks
     with launched_by_all(ranks):
-        write_past(past, model, cache)
+        write_past(past, captured)
     for size in _checked(graphs.sizes):
         with launched_by_all(ranks):
             most = (graphs.max_context - size.run) // cache.layout.block_size
-            chunks = _checked_rows(size, past[:most], len(past), cache, spare_block)
+            chunks = _checked_rows(size, past[:most], len(past), captured)
             hidden = graphs.forward(chunks, size)
             logits = graphs.logits_of(hidden)
             assert logits is not None
@@ -96,13 +88,13 @@ def past_of(max_context: int, cache: KvCache) -> range:
     return range(min(-(-CHECKED_TOKENS // size), max_context // size - 1, cache.num_blocks // 2))
 
 
-def write_past(past: range, model: Decoder, cache: KvCache) -> None:
+def write_past(past: range, captured: CapturedModel) -> None:
     """Let the model compute that context."""
     if past:
-        size = cache.layout.block_size
+        size, cache = captured.block_size, captured.cache
         tokens = [1 + place % 7 for place in range(len(past) * size)]
         batch = make_batch([Chunk(tokens, 0, past, 0)], size, cache.device)
-        model(batch, cache.layers, ignore_layer)
+        captured.model(batch, cache.layers, ignore_layer)
 
 
 def _own_blocks(size: GraphSize, cache: KvCache) -> int:
@@ -111,7 +103,7 @@ def _own_blocks(size: GraphSize, cache: KvCache) -> int:
 
 
 def _checked_rows(
-    size: GraphSize, past: range, first_own: int, cache: KvCache, spare_block: int
+    size: GraphSize, past: range, first_own: int, captured: CapturedModel
 ) -> list[Chunk]:
     """Requests that share a past, each up to another block, and then have blocks of their own, from
     `first_own` on; of drafts one has fewer than the next.
@@ -119,17 +111,17 @@ def _checked_rows(
     Those that no block is left for are as rows for nobody.
     """
     rows: list[Chunk] = []
-    num_own = _own_blocks(size, cache)
+    cache, num_own = captured.cache, _own_blocks(size, captured.cache)
     for row in range(size.num_requests):
         own = range(first_own + row * num_own, first_own + (row + 1) * num_own)
         if own.stop > cache.num_blocks:
             break
         shared = past[: len(past) - row * 5 % (len(past) + 1)]
         tokens = [1 + (row + place) % 5 for place in range(size.run - row % size.run)]
-        start = len(shared) * cache.layout.block_size
+        start = len(shared) * captured.block_size
         rows.append(Chunk(tokens, start, (*shared, *own), len(tokens)))
     num_missing = size.num_requests - len(rows)
-    return rows + [nobody(size.run, spare_block, cache.layout.block_size)] * num_missing
+    return rows + [captured.nobody(size.run)] * num_missing
 
 
 def agree(found: Tensor, wanted: Tensor) -> bool:

@@ -11,7 +11,7 @@ passes run as the model is written, and the others are graphs all the same.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -22,15 +22,9 @@ from baton.engine.mesh.attempt import RanksApart
 from baton.engine.mesh.ranks import ALONE, Ranks
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.models.skeleton.taps import AuxHiddenStates
-from baton.engine.passes.cuda_graphs import DecodeGraphs, max_context_of, nobody, run_of
-from baton.engine.passes.graph_capture import (
-    Capture,
-    CudaCapture,
-    Graph,
-    Outputs,
-    captured,
-    free_bytes,
-)
+from baton.engine.passes.captured_model import CapturedModel
+from baton.engine.passes.cuda_graphs import DecodeGraphs, decode_run
+from baton.engine.passes.graph_capture import CudaCapture, Graph, Outputs, free_bytes
 from baton.engine.passes.graph_check import disagreement
 from baton.engine.passes.graph_sizes import (
     GraphCosts,
@@ -39,9 +33,10 @@ from baton.engine.passes.graph_sizes import (
     largest_size,
 )
 from baton.engine.passes.mixed_check import mixed_disagreement
-from baton.engine.passes.mixed_graphs import MixedGraphs, mixed_batch, mixed_run_of
+from baton.engine.passes.mixed_graphs import MixedGraphs, mixed_batch, mixed_run
 
 logger = logging.getLogger(__name__)
+DECODES_ARE_SLOW = "decode passes run without graphs, which is slower: %s"
 MIXED_ARE_SLOW = "passes with prompts run without graphs, which is slower if they are short: %s"
 
 
@@ -60,16 +55,8 @@ class TriedCosts:
     """Beside the others. None: such a pass cannot be captured, or is not to be."""
 
 
-def try_graphs(  # noqa: PLR0913  # what a pass needs, and who captures and measures it
-    model: Decoder,
-    cache: KvCache,
-    batch: StaticBatch,
-    spare_block: int,
-    capture: Capture,
-    free_bytes: Callable[[], int],
-    *,
-    taps: AuxHiddenStates | None = None,
-    ranks: Ranks = ALONE,
+def try_graphs(
+    captured: CapturedModel, batch: StaticBatch, free_bytes: Callable[[], int]
 ) -> TriedCosts | None:
     """What graphs over such a cache cost, by two of either kind, which are gone afterwards.
 
@@ -78,57 +65,51 @@ def try_graphs(  # noqa: PLR0913  # what a pass needs, and who captures and meas
     None on all ranks, said in the log, if a pass cannot be captured by one.
     """
     largest = largest_size(batch.limits)
-    padding = nobody(largest.run, spare_block, cache.layout.block_size)
-    kept: list[tuple[Graph, Outputs]] = []
-    left = [free_bytes()]
-    try:
-        for num_requests in (largest.num_requests, -(-largest.num_requests // 2)):
-            run = run_of(model, cache, batch, [padding] * num_requests, taps)
-            kept.append(captured(capture, run, ranks))
-            left.append(free_bytes())
-    except RanksApart:
-        raise
-    except RuntimeError as error:
-        logger.warning("decode passes run without graphs, which is slower: %s", error)
-        return None
-    output_bytes = sum([rows[0].nbytes for rows in kept[0][1]])
-    return TriedCosts(
-        costs_of(left[0] - left[1], largest, left[1] - left[2], output_bytes),
-        _try_mixed(model, cache, batch.limits, spare_block, capture, free_bytes, taps, ranks),
-    )
+    half = largest._replace(num_requests=-(-largest.num_requests // 2))
+    trial = _Trial(captured, free_bytes)
+    runs = (decode_run(captured, batch, size) for size in (largest, half))
+    decode = trial.costs(largest, runs, DECODES_ARE_SLOW)
+    return None if decode is None else TriedCosts(decode, _try_mixed(trial, batch.limits))
 
 
-def _try_mixed(  # noqa: PLR0913  # as above
-    model: Decoder,
-    cache: KvCache,
-    limits: PassLimits,
-    spare_block: int,
-    capture: Capture,
-    free_bytes: Callable[[], int],
-    taps: AuxHiddenStates | None,
-    ranks: Ranks,
-) -> GraphCosts | None:
+def _try_mixed(trial: _Trial, limits: PassLimits) -> GraphCosts | None:
     """The same of passes with prompts, while the others are there."""
-    longest = max_context_of(model, limits, cache)
+    captured = trial.captured
+    longest = captured.max_context(limits)
     sizes = [size for size in all_mixed_sizes(limits) if size <= longest]
-    if not sizes or not model.is_mixed_capturable:
+    if not sizes or not captured.model.is_mixed_capturable:
         return None
-    batch = mixed_batch(limits, cache.layout.block_size, cache.device)
-    kept: list[tuple[Graph, Outputs]] = []
-    left = [free_bytes()]
-    try:
-        for num_tokens in (sizes[-1], -(-sizes[-1] // 2)):
-            run = mixed_run_of(model, cache, batch, num_tokens, spare_block, taps)
-            kept.append(captured(capture, run, ranks))
-            left.append(free_bytes())
-    except RanksApart:
-        raise
-    except RuntimeError as error:
-        logger.warning(MIXED_ARE_SLOW, error)
-        return None
-    output_bytes = sum([rows[0].nbytes for rows in kept[0][1]])
-    first = GraphSize(sizes[-1])
-    return costs_of(left[0] - left[1], first, left[1] - left[2], output_bytes)
+    batch = mixed_batch(limits, captured.block_size, captured.cache.device)
+    runs = (mixed_run(captured, batch, size) for size in (sizes[-1], -(-sizes[-1] // 2)))
+    return trial.costs(GraphSize(sizes[-1]), runs, MIXED_ARE_SLOW)
+
+
+class _Trial:
+    """Graphs that are captured to see what they take, and kept for as long as it lasts."""
+
+    def __init__(self, captured: CapturedModel, free_bytes: Callable[[], int]) -> None:
+        self.captured = captured
+        self._free_bytes = free_bytes
+        self._kept: list[tuple[Graph, Outputs]] = []
+
+    def costs(
+        self, largest: GraphSize, runs: Iterable[Callable[[], Outputs]], without: str
+    ) -> GraphCosts | None:
+        """The costs by two `runs`: the largest pass, and one of half as many requests. None on all
+        ranks if one cannot be captured; the log says what it is to be `without` them."""
+        first, left = len(self._kept), [self._free_bytes()]
+        try:
+            for run in runs:
+                self._kept.append(self.captured.graph_of(run))
+                left.append(self._free_bytes())
+        except RanksApart:
+            raise
+        except RuntimeError as error:
+            logger.warning(without, error)
+            return None
+        _, outputs = self._kept[first]
+        output_bytes = sum([rows[0].nbytes for rows in outputs])
+        return costs_of(left[0] - left[1], largest, left[1] - left[2], output_bytes)
 
 
 @torch.inference_mode()
@@ -146,44 +127,37 @@ def capture_passes(
     if cache.device.type != "cuda" or cache.spare_block is None:
         return PassGraphs()
     if not model.is_capturable:
-        logger.warning("decode passes run without graphs, which is slower: lengths are looked at")
+        logger.warning(DECODES_ARE_SLOW, "lengths are looked at")
         return PassGraphs()
     if batch.limits.graph_sizes == ():
         return PassGraphs()
     free_before = free_bytes(cache.device)
     capture = CudaCapture(cache.device)
-    graphs = checked_graphs(model, cache, batch, cache.spare_block, capture, taps, ranks)
+    captured = CapturedModel(model, cache, cache.spare_block, capture, taps, ranks)
+    graphs = checked_graphs(captured, batch)
     if graphs is None:
         return PassGraphs()
     sizes, free_between = [tuple(size) for size in graphs.sizes], free_bytes(cache.device)
     num_bytes = free_before - free_between
     logger.info("graphs of (requests, tokens of each) %s take %d bytes", sizes, num_bytes)
-    mixed = checked_mixed(model, cache, batch.limits, cache.spare_block, capture, taps, ranks)
+    mixed = checked_mixed(captured, batch.limits)
     if mixed is not None:
         num_bytes = free_between - free_bytes(cache.device)
         logger.info("graphs of %s tokens with prompts take %d bytes", mixed.sizes, num_bytes)
     return PassGraphs(graphs, mixed)
 
 
-def checked_mixed(  # noqa: PLR0913  # what a pass needs, who captures it, and who else does
-    model: Decoder,
-    cache: KvCache,
-    limits: PassLimits,
-    spare_block: int,
-    capture: Capture,
-    taps: AuxHiddenStates | None = None,
-    ranks: Ranks = ALONE,
-) -> MixedGraphs | None:
+def checked_mixed(captured: CapturedModel, limits: PassLimits) -> MixedGraphs | None:
     """As `checked_graphs`, of passes with prompts."""
-    longest = max_context_of(model, limits, cache)
+    longest = captured.max_context(limits)
     sizes = all_mixed_sizes(limits) if limits.mixed_sizes is None else limits.mixed_sizes
-    if not model.is_mixed_capturable or not any(size <= longest for size in sizes):
+    if not captured.model.is_mixed_capturable or not any(size <= longest for size in sizes):
         return None
-    batch = mixed_batch(limits, cache.layout.block_size, cache.device)
+    batch = mixed_batch(limits, captured.block_size, captured.cache.device)
     reason: str | None
     try:
-        graphs = MixedGraphs(model, cache, batch, spare_block, capture, taps=taps, ranks=ranks)
-        reason = mixed_disagreement(graphs, model, cache, ranks)
+        graphs = MixedGraphs(captured, batch)
+        reason = mixed_disagreement(graphs)
     except RanksApart:
         raise
     except RuntimeError as error:
@@ -194,15 +168,7 @@ def checked_mixed(  # noqa: PLR0913  # what a pass needs, who captures it, and w
     return graphs
 
 
-def checked_graphs(  # noqa: PLR0913  # what a pass needs, who captures it, and who else does
-    model: Decoder,
-    cache: KvCache,
-    batch: StaticBatch,
-    spare_block: int,
-    capture: Capture,
-    taps: AuxHiddenStates | None = None,
-    ranks: Ranks = ALONE,
-) -> DecodeGraphs | None:
+def checked_graphs(captured: CapturedModel, batch: StaticBatch) -> DecodeGraphs | None:
     """Graphs of the sizes that all ranks could capture, once some of them were compared with the
     model; None on all ranks, said in the log, if there is none or one of them is wrong.
 
@@ -210,13 +176,13 @@ def checked_graphs(  # noqa: PLR0913  # what a pass needs, who captures it, and 
     """
     reason: str | None
     try:
-        graphs = DecodeGraphs(model, cache, batch, spare_block, capture, taps=taps, ranks=ranks)
-        reason = disagreement(graphs, model, cache, spare_block, ranks)
+        graphs = DecodeGraphs(captured, batch)
+        reason = disagreement(graphs)
     except RanksApart:
         raise
     except RuntimeError as error:
         reason = str(error)
     if reason:
-        logger.warning("decode passes run without graphs, which is slower: %s", reason)
+        logger.warning(DECODES_ARE_SLOW, reason)
         return None
     return graphs

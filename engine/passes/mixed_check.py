@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from baton.engine.batch.batch import Chunk, ignore_layer, make_batch
-from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh.attempt import RanksApart, said_by_all, tried_by_all
-from baton.engine.mesh.ranks import ALONE, Ranks
-from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.passes.graph_capture import launched_by_all
 from baton.engine.passes.graph_check import agree, past_of, write_past
 from baton.engine.passes.mixed_graphs import MixedGraphs
@@ -19,9 +16,7 @@ LEFT_OUT = 3
 """Tokens of a graph that no request has, where there are more."""
 
 
-def mixed_disagreement(
-    graphs: MixedGraphs, model: Decoder, cache: KvCache, ranks: Ranks = ALONE
-) -> str | None:
+def mixed_disagreement(graphs: MixedGraphs) -> str | None:
     """What is wrong with the graphs of any rank: the smallest, one between and the largest, of a
     request that decodes, a prompt that goes on and one that begins. The blocks that this takes are
     zero again afterwards.
@@ -29,14 +24,15 @@ def mixed_disagreement(
     Raises InvalidConfig if several ranks cannot launch a pass, and RanksApart: nothing more is
     launched then, for devices may wait for each other.
     """
+    cache, ranks = graphs.captured.cache, graphs.captured.ranks
     past = past_of(graphs.max_context, cache)
-    checked = [_requests(size, past, graphs, cache) for size in _checked(graphs.sizes)]
+    checked = [_requests(size, past, graphs) for size in _checked(graphs.sizes)]
     reason = ""
     try:
         with launched_by_all(ranks):
-            write_past(past, model, cache)
+            write_past(past, graphs.captured)
         for chunks, size in zip(checked, _checked(graphs.sizes), strict=True):
-            if chunks and not _is_alike(graphs, model, cache, chunks, size, ranks):
+            if chunks and not _is_alike(graphs, chunks, size):
                 reason = f"the graph of {size} tokens gave something else than the model"
     except RanksApart:
         raise
@@ -51,15 +47,9 @@ def mixed_disagreement(
     return reason or "those of another rank gave something else than the model"
 
 
-def _is_alike(
-    graphs: MixedGraphs,
-    model: Decoder,
-    cache: KvCache,
-    chunks: Sequence[Chunk],
-    size: int,
-    ranks: Ranks,
-) -> bool:
-    taps = graphs.taps
+def _is_alike(graphs: MixedGraphs, chunks: Sequence[Chunk], size: int) -> bool:
+    captured = graphs.captured
+    model, cache, taps, ranks = captured.model, captured.cache, captured.taps, captured.ranks
     with launched_by_all(ranks):
         hidden = graphs.forward(chunks, size)
         found = (hidden, *(() if taps is None else taps.found))
@@ -78,10 +68,10 @@ def _checked(sizes: Sequence[int]) -> list[int]:
     return sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
 
 
-def _requests(size: int, past: range, graphs: MixedGraphs, cache: KvCache) -> list[Chunk]:
+def _requests(size: int, past: range, graphs: MixedGraphs) -> list[Chunk]:
     """As many of the three as there is room for: in blocks of their own behind the `past`, which
     two of them share."""
-    block_size = cache.layout.block_size
+    block_size, num_blocks = graphs.captured.block_size, graphs.captured.cache.num_blocks
     half = past[: len(past) // 2]
     left = size - 1 - size // 2
     lengths = [(size // 2, half), (1, past), (left - LEFT_OUT if left > LEFT_OUT else left, ())]
@@ -90,7 +80,7 @@ def _requests(size: int, past: range, graphs: MixedGraphs, cache: KvCache) -> li
     for length, shared in lengths[: graphs.max_requests]:
         own = range(first_own, first_own + -(-length // block_size))
         start = len(shared) * block_size
-        if length < 1 or own.stop > cache.num_blocks or start + length > graphs.max_context:
+        if length < 1 or own.stop > num_blocks or start + length > graphs.max_context:
             continue
         first_own = own.stop
         tokens = [1 + (length + place) % 5 for place in range(length)]

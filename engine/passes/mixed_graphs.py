@@ -27,16 +27,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from baton.engine.batch.batch import Chunk, ignore_layer
+from baton.engine.batch.batch import Chunk
 from baton.engine.batch.decoding import Decoding
 from baton.engine.batch.static_batch import PassLimits, StaticBatch
-from baton.engine.memory.kv_cache import KvCache
-from baton.engine.mesh.ranks import ALONE, Ranks
-from baton.engine.models.skeleton.decoder import Decoder
-from baton.engine.models.skeleton.taps import AuxHiddenStates
-from baton.engine.passes.cuda_graphs import FEW_ROWS, as_long_as_may_be, max_context_of, nobody
+from baton.engine.passes.captured_model import CapturedModel
+from baton.engine.passes.cuda_graphs import FEW_ROWS
 from baton.engine.passes.expanded import has_expanded
-from baton.engine.passes.graph_capture import Capture, Graph, Outputs, captured
+from baton.engine.passes.graph_capture import Graph, Outputs
 from baton.engine.passes.graph_sizes import all_mixed_sizes
 
 logger = logging.getLogger(__name__)
@@ -54,41 +51,28 @@ def mixed_batch(
 class MixedGraphs:
     """Not thread-safe: there is one pass at a time."""
 
-    def __init__(  # noqa: PLR0913  # what a pass needs, who captures it, and who else does
-        self,
-        model: Decoder,
-        cache: KvCache,
-        batch: StaticBatch,
-        spare_block: int,
-        capture: Capture,
-        *,
-        taps: AuxHiddenStates | None = None,
-        ranks: Ranks = ALONE,
-    ) -> None:
+    def __init__(self, captured: CapturedModel, batch: StaticBatch) -> None:
         """Capture graphs of the sizes that the limits of a `mixed_batch` name, the largest first;
-        those that not all `ranks` have memory for are left out.
+        those that not all ranks have memory for are left out.
 
         Raises RuntimeError if there is none, or one cannot be captured at all; and what else
-        `captured` raises.
+        `CapturedModel.graph_of` raises.
         """
-        self.taps = taps
+        self.captured = captured
         self.max_requests = batch.limits.max_requests - 1
-        self.max_context = max_context_of(model, batch.limits, cache)
+        self.max_context = captured.max_context(batch.limits)
         self._batch = batch
-        self._latent = model.latent
-        assert cache.dtype is not None, "a model computes over it"
-        self._item_bytes: int = getattr(torch, cache.dtype).itemsize
-        self._spare_block = spare_block
-        self._block_size = cache.layout.block_size
-        self._capture = capture
+        dtype = captured.cache.dtype
+        assert dtype is not None, "a model computes over it"
+        self._item_bytes: int = getattr(torch, dtype).itemsize
         self._graphs: dict[int, tuple[Graph, Outputs]] = {}
         sizes = batch.limits.mixed_sizes
         sizes = all_mixed_sizes(batch.limits) if sizes is None else sizes
         sizes = tuple(size for size in sizes if size <= self.max_context)
         for size in reversed(sizes):
-            run = mixed_run_of(model, cache, batch, size, spare_block, taps)
+            run = mixed_run(captured, batch, size)
             try:
-                self._graphs[size] = captured(capture, run, ranks)
+                self._graphs[size] = captured.graph_of(run)
             except torch.OutOfMemoryError as error:
                 logger.warning("no memory for the graph of %d tokens with prompts: %s", size, error)
         if not self._graphs:
@@ -109,24 +93,26 @@ class MixedGraphs:
         size = next((size for size in self.sizes if size >= num_tokens), None)
         if size is None or size > max(FEW_ROWS, num_tokens * 5 // 4):
             return None
-        return None if has_expanded(chunks, self._latent, self._item_bytes) else size
+        latent = self.captured.model.latent
+        return None if has_expanded(chunks, latent, self._item_bytes) else size
 
     def forward(self, chunks: Sequence[Chunk], size: int) -> Tensor:
         """The hidden states [S, D], by the graph of that `size`."""
-        self._capture.await_upload()
+        self.captured.capture.await_upload()
         num_outputs = self._fill(chunks, size)
-        self._capture.uploading()
+        self.captured.capture.uploading()
         graph, outputs = self._graphs[size]
         graph.replay()
         hidden, *tapped = [rows[:num_outputs] for rows in outputs]
-        if self.taps is not None and self.taps.is_on:
-            self.taps.found = tapped
+        taps = self.captured.taps
+        if taps is not None and taps.is_on:
+            taps.found = tapped
         return hidden
 
     def padded(self, chunks: Sequence[Chunk], size: int) -> list[Chunk]:
         """The pass of `size` tokens; nobody's have no outputs."""
         padding = size - sum(len(chunk.tokens) for chunk in chunks)
-        made_up = [nobody(padding, self._spare_block, self._block_size)] if padding else []
+        made_up = [self.captured.nobody(padding)] if padding else []
         return [*chunks, *(chunk._replace(num_outputs=0) for chunk in made_up)]
 
     def _fill(self, chunks: Sequence[Chunk], size: int) -> int:
@@ -141,23 +127,11 @@ class MixedGraphs:
         return len(rows)
 
 
-def mixed_run_of(
-    model: Decoder,
-    cache: KvCache,
-    static: StaticBatch,
-    num_tokens: int,
-    spare_block: int,
-    taps: AuxHiddenStates | None,
+def mixed_run(
+    captured: CapturedModel, static: StaticBatch, num_tokens: int
 ) -> Callable[[], Outputs]:
-    """A pass of so many tokens, of as many requests as there are rows, each as long as may be."""
-    chunks = [nobody(num_tokens, spare_block, cache.layout.block_size)]
-    batch = static.fill(chunks, [0] * num_tokens, static.limits.max_requests)
-    batch = as_long_as_may_be(batch, static)
+    """A pass of so many tokens, of as many requests as there are rows."""
+    nobody = [captured.nobody(num_tokens)]
+    batch = static.fill(nobody, [0] * num_tokens, static.limits.max_requests)
     batch = replace(batch, sequences=replace(batch.sequences, is_captured=True))
-    own = None if taps is None else AuxHiddenStates(taps.layers)
-
-    def run() -> Outputs:
-        hidden = model(batch, cache.layers, ignore_layer, own)
-        return (hidden, *(() if own is None else own.found))
-
-    return run
+    return captured.run_of(batch, static.limits.max_blocks, has_logits=False)

@@ -37,6 +37,7 @@ from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh.attempt import said_by_all, tried_by_all
 from baton.engine.mesh.ranks import Ranks
 from baton.engine.models.skeleton.taps import AuxHiddenStates
+from baton.engine.passes.captured_model import CapturedModel
 from baton.engine.passes.graph_capture import Capture, CudaCapture, free_bytes
 from baton.engine.passes.graph_sizes import (
     MAX_GRAPH_BYTES,
@@ -162,16 +163,8 @@ def measure(
     if not loaded.model.is_capturable or cache.spare_block is None:
         return PassMemory(activation_bytes=activation_bytes)
     batch = StaticBatch(limits, layout.block_size, cache.device)
-    tried = try_graphs(
-        loaded.model,
-        cache,
-        batch,
-        cache.spare_block,
-        device.capture(),
-        device.free_bytes,
-        taps=taps,
-        ranks=ranks,
-    )
+    captured = CapturedModel(loaded.model, cache, cache.spare_block, device.capture(), taps, ranks)
+    tried = try_graphs(captured, batch, device.free_bytes)
     return _with_graphs(PassMemory(activation_bytes=activation_bytes), limits, tried, ranks)
 
 

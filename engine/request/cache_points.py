@@ -31,7 +31,7 @@ def cache_metrics(pool: BlockPool) -> dict[str, float]:
     pins = pool.supply.counters
     held = pool.accounts.num_held_by_tenant.copy()  # the engine's thread goes on meanwhile
     return {
-        "kv_blocks_pinned": pool.pins.num_names,
+        "kv_blocks_pinned": pool.prefixes.pins.num_names,
         "cache_pins_made_total": pins.num_pinned,
         "cache_pins_expired_total": pins.num_expired,
         "cache_pins_displaced_total": pins.num_displaced,

@@ -27,7 +27,7 @@ from baton.platform.simulator.setup import Setup
 from baton.platform.traces.trace import Trace
 from baton.router.cache.kv_index import KvIndex
 from baton.router.fairness.slo import Slo
-from baton.router.policies.routing_policy import Held, RoutingPolicy
+from baton.router.policies.routing_policy import PrefixHits, RoutingPolicy
 from baton.router.prefill_queue import PrefillQueue
 from baton.router.prompt import Prompt, mixed
 from baton.router.replicas.candidate import Candidate, Speed
@@ -158,10 +158,10 @@ class PrefillPool:
             draw=mixed(self._seed, number + 1),
         )
 
-    def _held(self, prompt: Prompt) -> Held:
+    def _held(self, prompt: Prompt) -> PrefixHits:
         cached = self._index.num_cached_blocks(prompt.names) if prompt.names else {}
         held = [self._tokens(prompt, cached.get(replica.epoch, 0)) for replica in self._replicas]
-        return Held(np.array(held, float))
+        return PrefixHits(np.array(held, float))
 
     def _num_held(self, prompts: Sequence[Prompt], candidate: Candidate) -> Sequence[int]:
         cache = self._replica_by_name[candidate.name].cache

@@ -28,9 +28,9 @@ def lines(answer: Answer) -> Iterator[str]:
 
 
 def _kv(question: Question, pool: Pool) -> Iterator[str]:
-    budget, load = pool.seat.budget, question.load
+    budget, load = pool.layout.budget, question.load
     yield (
-        f"KV: {budget.kv_token_bytes:,} bytes a token and rank of {pool.seat.name}; "
+        f"KV: {budget.kv_token_bytes:,} bytes a token and rank of {pool.layout.name}; "
         f"{budget.kv_bytes / GIGA:.1f} GB of them hold {budget.num_tokens:,} tokens, which are "
         f"{budget.num_tokens / load.held_tokens:.0f} requests of {load.held_tokens:.0f}"
     )
@@ -52,8 +52,8 @@ def _pass(question: Question, what: str, took: PassTime) -> str:
 
 def _prompts(question: Question, pool: Pool) -> Iterator[str]:
     num_tokens = min(round(question.load.prompt_tokens), pool.scheduler.max_chunk)
-    took = pool.seat.passes.prompt(num_tokens, round(question.load.cached_tokens))
-    yield _pass(question, f"a pass of {num_tokens} tokens of a prompt on {pool.seat.name}", took)
+    took = pool.layout.passes.prompt(num_tokens, round(question.load.cached_tokens))
+    yield _pass(question, f"a pass of {num_tokens} tokens of a prompt on {pool.layout.name}", took)
 
 
 def _queue(question: Question, pool: Pool) -> Iterator[str]:
@@ -73,10 +73,10 @@ def _queue(question: Question, pool: Pool) -> Iterator[str]:
 def _decoding(question: Question, pool: Pool) -> Iterator[str]:
     load, need = question.load, pool.need
     num_requests = need.typical_batch
-    took = pool.seat.passes.step(num_requests, load.context)
+    took = pool.layout.passes.step(num_requests, load.context)
     yield _pass(
         question,
-        f"a step of {num_requests} that decode at {load.context:.0f} on {pool.seat.name}",
+        f"a step of {num_requests} that decode at {load.context:.0f} on {pool.layout.name}",
         took,
     )
     peak = question.promise.peak(need.batch)
@@ -92,7 +92,7 @@ def _mixed(question: Question, pool: Pool) -> Iterator[str]:
     load, chunk = question.load, pool.scheduler.max_chunk
     piece = min(round(load.prompt_tokens), chunk)
     before = mean_before(load, chunk)
-    took = pool.seat.passes.step(pool.need.typical_batch, load.context, piece, before)
+    took = pool.layout.passes.step(pool.need.typical_batch, load.context, piece, before)
     what = f"the same step with {piece} tokens of a prompt behind {before:.0f} of it"
     yield _pass(question, what, took)
     yield (

@@ -57,7 +57,7 @@ def chart_values_of(question: Question, option: Option) -> dict[str, Any]:
 
 def _group(question: Question, pool: Pool) -> dict[str, Any]:
     """Pods as large as a replica, or as many of its engines as a machine has devices for."""
-    mesh = pool.seat.mesh
+    mesh = pool.layout.mesh
     in_engine = mesh.size // mesh.data
     most = max(MACHINE // in_engine, 1)
     hosts = math.ceil(mesh.data / most)
@@ -79,7 +79,7 @@ def _group(question: Question, pool: Pool) -> dict[str, Any]:
 
 
 def _of_pod(question: Question, pool: Pool, num_ranks: int) -> dict[str, Any]:
-    config, budget = question.config, pool.seat.budget
+    config, budget = question.config, pool.layout.budget
     asked = (config.prefill if pool.is_prefill else config.decode).resources.num_cpus
     if question.accelerator.is_cpu:
         cpus = math.ceil(num_ranks * asked)
@@ -87,8 +87,10 @@ def _of_pod(question: Question, pool: Pool, num_ranks: int) -> dict[str, Any]:
     else:
         cpus = math.ceil(num_ranks * max(asked, CPUS_OF_RANK))
         of_rank = GIB_OF_RANK
-    tier = config.tiers.host.gib * max(num_ranks * pool.seat.mesh.data // pool.seat.mesh.size, 1)
-    shared = _shared_mib(pool.seat.mesh, num_ranks) / 1024
+    tier = config.tiers.host.gib * max(
+        num_ranks * pool.layout.mesh.data // pool.layout.mesh.size, 1
+    )
+    shared = _shared_mib(pool.layout.mesh, num_ranks) / 1024
     memory = f"{math.ceil(GIB_OF_NODE + num_ranks * of_rank + tier + shared)}Gi"
     asked_for = {"cpu": str(cpus), "memory": memory}
     return {"requests": asked_for, "limits": asked_for}
@@ -111,5 +113,5 @@ def _is_downloaded(question: Question) -> bool:
 def _home_gib(question: Question, pool: Pool) -> int:
     """GiB of home for a model that each pod downloads, as wide as its files are."""
     bits = question.stored_bits or WIDE
-    wide = pool.seat.budget.weight_bytes * max(bits / BITS[question.precision], 1)
-    return GIB_OF_HOME + math.ceil(ROOM * wide * pool.seat.mesh.size / GIB)
+    wide = pool.layout.budget.weight_bytes * max(bits / BITS[question.precision], 1)
+    return GIB_OF_HOME + math.ceil(ROOM * wide * pool.layout.mesh.size / GIB)

@@ -37,7 +37,7 @@ def deployment_of(question: Question, option: Option) -> dict[str, Any]:
 
 
 def _pool(question: Question, pool: Pool) -> dict[str, Any]:
-    mesh = pool.seat.mesh
+    mesh = pool.layout.mesh
     is_on_gpu = not question.accelerator.is_cpu
     return {
         "replicas": pool.num_units,
@@ -75,16 +75,16 @@ def devices_of(question: Question, option: Option) -> Devices:
 
 
 def _network_bytes_s(question: Question, pool: Pool) -> float:
-    return question.accelerator.network_gb_s * 1e9 * pool.seat.mesh.tensor
+    return question.accelerator.network_gb_s * 1e9 * pool.layout.mesh.tensor
 
 
 def _device(question: Question, pool: Pool) -> Device:
-    budget, scheduler = pool.seat.budget, pool.scheduler
+    budget, scheduler = pool.layout.budget, pool.scheduler
     return Device(
         step_times=_step_times(question, pool),
         num_blocks=max(budget.num_blocks, 1),
         block_size=budget.block_size,
-        token_bytes=float(budget.kv_token_bytes * pool.seat.mesh.tensor),
+        token_bytes=float(budget.kv_token_bytes * pool.layout.mesh.tensor),
         max_batch_tokens=scheduler.max_batch_tokens,
         max_running=scheduler.max_running,
         prefill_chunk=scheduler.prefill_chunk,
@@ -99,7 +99,7 @@ def _chunk(pool: Pool) -> int:
 
 def _step_times(question: Question, pool: Pool) -> StepTimes:
     """Step times of what the pool does: prefill, decode, or both."""
-    passes, load = pool.seat.passes, question.load
+    passes, load = pool.layout.passes, question.load
     steps: list[tuple[StepWork, float]] = []
     if pool.is_prefill or pool.first is not None:
         for number in range(1, NUM_FITTED + 1):

@@ -41,7 +41,7 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class FittingLayout:
     """A layout that the model takes, and that has room for it."""
 
     mesh: Mesh
@@ -63,7 +63,7 @@ class Refusal:
 class Pool:
     """Replicas of one role on a layout."""
 
-    seat: Seat
+    layout: FittingLayout
     model: ReplicaModel
     scheduler: SchedulerConfig
     need: Need
@@ -79,30 +79,30 @@ class Pool:
     @property
     def num_units(self) -> int:
         """Replicas as Ray places them."""
-        return -(-self.num_replicas // self.seat.mesh.data)
+        return -(-self.num_replicas // self.layout.mesh.data)
 
     @property
     def num_accelerators(self) -> int:
-        return self.num_units * self.seat.mesh.size
+        return self.num_units * self.layout.mesh.size
 
     @property
     def is_kept(self) -> bool:
         return self.need.is_kept and (self.first is None or self.first.is_kept)
 
     def at(self, efficiency: Efficiency) -> ReplicaModel:
-        return replace(self.model, passes=self.seat.passes.at(efficiency))
+        return replace(self.model, passes=self.layout.passes.at(efficiency))
 
 
-def seats(question: Question) -> tuple[Sequence[Seat], Sequence[Refusal]]:
+def fitting_layouts(question: Question) -> tuple[Sequence[FittingLayout], Sequence[Refusal]]:
     """Layouts on up to so many ranks; with stages only if none fits without."""
-    found: list[Seat] = []
+    found: list[FittingLayout] = []
     refused: list[Refusal] = []
     meshes_ = list(layouts_of(question))
     for has_stages in (False, True):
         for mesh in meshes_:
             if (mesh.pipeline > 1) is has_stages:
-                made = seat_of(question, mesh)
-                if isinstance(made, Seat):
+                made = fitting_layout(question, mesh)
+                if isinstance(made, FittingLayout):
                     found.append(made)
                 else:
                     refused.append(made)
@@ -126,7 +126,7 @@ def layouts_of(question: Question) -> Iterator[Mesh]:
         size *= 2
 
 
-def seat_of(question: Question, mesh: Mesh) -> Seat | Refusal:
+def fitting_layout(question: Question, mesh: Mesh) -> FittingLayout | Refusal:
     config, model = question.config, question.model
     device = "cpu" if question.accelerator.is_cpu else "cuda"
     dtype = served_dtype(config.dtype, model, device)
@@ -157,40 +157,40 @@ def seat_of(question: Question, mesh: Mesh) -> Seat | Refusal:
         question.precision,
         question.efficiencies[1],
     )
-    return Seat(mesh=mesh, budget=budget, passes=passes)
+    return FittingLayout(mesh=mesh, budget=budget, passes=passes)
 
 
-def prefill_pools(question: Question, all_seats: Iterable[Seat]) -> list[Pool]:
+def prefill_pools(question: Question, layouts: Iterable[FittingLayout]) -> list[Pool]:
     """The best first."""
     found = []
-    for seat in all_seats:
+    for layout in layouts:
         for chunk in PREFILL_CHUNKS:
-            model = model_of(seat, chunk, SchedulerConfig().max_running)
+            model = model_of(layout, chunk, SchedulerConfig().max_running)
             need = prefill_need(question.load, model, question.promise)
             scheduler = SchedulerConfig(max_batch_tokens=chunk)
             found.append(
-                Pool(seat=seat, model=model, scheduler=scheduler, need=need, is_prefill=True)
+                Pool(layout=layout, model=model, scheduler=scheduler, need=need, is_prefill=True)
             )
     return sorted(found, key=_order)
 
 
-def decode_pools(question: Question, all_seats: Iterable[Seat]) -> list[Pool]:
+def decode_pools(question: Question, layouts: Iterable[FittingLayout]) -> list[Pool]:
     found = []
-    for seat in all_seats:
-        model = model_of(seat, SchedulerConfig().max_batch_tokens, MOST_RUNNING)
+    for layout in layouts:
+        model = model_of(layout, SchedulerConfig().max_batch_tokens, MOST_RUNNING)
         need = decode_need(question.load, model, question.promise)
         places = max(max_batch(question.load, model, question.promise), 1)
         scheduler = SchedulerConfig(max_running=min(places, MOST_RUNNING))
         model = replace(model, max_requests=scheduler.max_running)
-        found.append(Pool(seat=seat, model=model, scheduler=scheduler, need=need))
+        found.append(Pool(layout=layout, model=model, scheduler=scheduler, need=need))
     return sorted(found, key=_order)
 
 
-def mixed_pools(question: Question, all_seats: Iterable[Seat]) -> list[Pool]:
+def mixed_pools(question: Question, layouts: Iterable[FittingLayout]) -> list[Pool]:
     found = []
-    for seat in all_seats:
+    for layout in layouts:
         for chunk in MIXED_CHUNKS:
-            model = model_of(seat, chunk, MOST_RUNNING)
+            model = model_of(layout, chunk, MOST_RUNNING)
             first, later = mixed_need(question.load, model, question.promise)
             places = max(max_batch(question.load, model, question.promise), 1)
             scheduler = SchedulerConfig(
@@ -198,16 +198,16 @@ def mixed_pools(question: Question, all_seats: Iterable[Seat]) -> list[Pool]:
                 max_running=min(places, MOST_RUNNING),
                 prefill_chunk=chunk,
             )
-            pool = Pool(seat=seat, model=model, scheduler=scheduler, need=later, first=first)
+            pool = Pool(layout=layout, model=model, scheduler=scheduler, need=later, first=first)
             found.append(pool)
     return sorted(found, key=_order)
 
 
-def model_of(seat: Seat, chunk: int, most: int) -> ReplicaModel:
+def model_of(layout: FittingLayout, chunk: int, most: int) -> ReplicaModel:
     return ReplicaModel(
-        passes=seat.passes,
+        passes=layout.passes,
         max_chunk=chunk,
-        num_kv_tokens=seat.budget.num_tokens,
+        num_kv_tokens=layout.budget.num_tokens,
         max_requests=most,
         overhead_s=FRONT_S,
     )

@@ -106,14 +106,14 @@ def _option(option: Option) -> dict[str, Any]:
 
 def _pool(pool: Pool) -> dict[str, Any]:
     return {
-        "layout": pool.seat.name,
-        "ranks": pool.seat.mesh.size,
+        "layout": pool.layout.name,
+        "ranks": pool.layout.mesh.size,
         "replicas": pool.num_replicas,
         "accelerators": pool.num_accelerators,
         "max_batch_tokens": pool.scheduler.max_batch_tokens,
         "max_running": pool.scheduler.max_running,
-        "memory": asdict(pool.seat.budget),
-        "kv_tokens": pool.seat.budget.num_tokens,
+        "memory": asdict(pool.layout.budget),
+        "kv_tokens": pool.layout.budget.num_tokens,
         "need": asdict(pool.need),
         "first": None if pool.first is None else asdict(pool.first),
     }
@@ -121,7 +121,7 @@ def _pool(pool: Pool) -> dict[str, Any]:
 
 def _told(option: Option) -> str:
     parts = [
-        f"{pool.num_replicas} {name} of {pool.seat.name}"
+        f"{pool.num_replicas} {name} of {pool.layout.name}"
         for name, pool in _pools(option)
         if pool is not None
     ]
@@ -138,8 +138,10 @@ def _table(title: str, columns: Sequence[str]) -> Table:
 
 
 def _memory(pools: Sequence[tuple[str, Pool]]) -> Table:
-    table = _table("memory of a rank", ("", *(f"{name} {pool.seat.name}" for name, pool in pools)))
-    budgets = [pool.seat.budget for _, pool in pools]
+    table = _table(
+        "memory of a rank", ("", *(f"{name} {pool.layout.name}" for name, pool in pools))
+    )
+    budgets = [pool.layout.budget for _, pool in pools]
     for name, values in (
         ("device", [one.device_bytes for one in budgets]),
         ("- runtime (assumed)", [one.runtime_bytes for one in budgets]),
@@ -165,12 +167,12 @@ def _rooflines(answer: Answer, pools: Sequence[tuple[str, Pool]]) -> Table:
     for name, pool in pools:
         if name == "prefill" or pool.first is not None:
             num_tokens = min(round(load.prompt_tokens), pool.scheduler.max_chunk)
-            took = pool.seat.passes.prompt(num_tokens, round(load.cached_tokens))
-            _add_pass(table, f"{num_tokens} of a prompt, {pool.seat.name}", took, ridge)
+            took = pool.layout.passes.prompt(num_tokens, round(load.cached_tokens))
+            _add_pass(table, f"{num_tokens} of a prompt, {pool.layout.name}", took, ridge)
         if name == "decode":
             for num_requests in dict.fromkeys((1, pool.need.typical_batch)):
-                took = pool.seat.passes.step(num_requests, load.context)
-                _add_pass(table, f"{num_requests} decode, {pool.seat.name}", took, ridge)
+                took = pool.layout.passes.step(num_requests, load.context)
+                _add_pass(table, f"{num_requests} decode, {pool.layout.name}", took, ridge)
     return table
 
 
@@ -184,12 +186,12 @@ def _layouts(answer: Answer) -> Table:
         "layouts: replicas and accelerators of a pool apart; * does not keep the promise",
         ("layout", "KV\ntokens", "prefill", "TTFT\nms", "decode", "at\nonce", "ITL\nms"),
     )
-    decode = {pool.seat.name: pool for pool in answer.decode_layouts}
+    decode = {pool.layout.name: pool for pool in answer.decode_layouts}
     for pool in answer.prefill_layouts[:MAX_LAYOUTS]:
-        other = decode[pool.seat.name]
+        other = decode[pool.layout.name]
         table.add_row(
-            pool.seat.name,
-            f"{pool.seat.budget.num_tokens / 1e3:,.0f}k",
+            pool.layout.name,
+            f"{pool.layout.budget.num_tokens / 1e3:,.0f}k",
             _counted(pool),
             _ms(pool.need.seconds),
             _counted(other),

@@ -12,10 +12,10 @@ from baton.platform.size_plan.pools import (
     Pool,
     Refusal,
     decode_pools,
+    fitting_layouts,
     foreseen,
     mixed_pools,
     prefill_pools,
-    seats,
 )
 from baton.platform.size_plan.question import Question
 
@@ -89,17 +89,17 @@ class Answer:
 
 def size(question: Question) -> Answer:
     """Raises InvalidConfig if the model fits into no layout."""
-    all_seats, refused = seats(question)
-    if not all_seats:
+    layouts, refused = fitting_layouts(question)
+    if not layouts:
         raise InvalidConfig(
             f"no layout on up to {question.max_ranks} {question.accelerator.name} has room: "
             f"{refused[-1].name}: {refused[-1].reason}; give more --max-ranks, another "
             "--accelerator or fewer bits with --precision"
         )
-    prefill = prefill_pools(question, all_seats)
-    decode = decode_pools(question, all_seats)
+    prefill = prefill_pools(question, layouts)
+    decode = decode_pools(question, layouts)
     apart = Option(prefill=prefill[0], decode=decode[0])
-    together = Option(prefill=None, decode=mixed_pools(question, all_seats)[0])
+    together = Option(prefill=None, decode=mixed_pools(question, layouts)[0])
     chosen, reason = _choose(question, apart, together)
     return Answer(
         question=question,
@@ -146,7 +146,7 @@ def _choose(question: Question, apart: Option, together: Option) -> tuple[Option
 def _one_a_layout(pools: Sequence[Pool]) -> Sequence[Pool]:
     best: dict[str, Pool] = {}
     for pool in pools:
-        best.setdefault(pool.seat.name, pool)
+        best.setdefault(pool.layout.name, pool)
     return tuple(best.values())
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from baton.core.block_hash import BlockNames
 from baton.core.ids import Epoch
 from baton.kernels.names.prefix_tree import PrefixTree, new_prefix_tree
-from baton.router.table.numbering import Depths, Numbering
+from baton.router.table.numbering import Numbering, PrefixOverlaps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,10 +53,10 @@ class ExpectedBlocks:
             self._numbering.take(epoch)
             self._free_numbers.append(number)
 
-    def depths(self, names: BlockNames) -> Depths:
+    def overlaps(self, names: BlockNames) -> PrefixOverlaps:
         """How many leading blocks of a prompt each replica will have by those on their way."""
         found = self._tree.depths(names, self._num_numbers)
-        return Depths(self._numbering, np.frombuffer(found, np.uint32))
+        return PrefixOverlaps(self._numbering, np.frombuffer(found, np.uint32))
 
     def _number(self, epoch: Epoch) -> int:
         number = self._number_by_epoch.get(epoch)

@@ -27,7 +27,7 @@ from baton.core.ids import Epoch
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
 from baton.kernels.names.holder_table import HolderTable, new_holder_table
 from baton.router.cache.expected_blocks import Expected, ExpectedBlocks
-from baton.router.table.numbering import Depths, Numbering
+from baton.router.table.numbering import Numbering, PrefixOverlaps
 
 STRETCH = 4096
 """Names that are swept in one go: a tenth of a millisecond, or one where nothing is compiled."""
@@ -138,15 +138,15 @@ class KvIndex:
 
     # What a placement asks. `names` are chained: equal at one depth, they are equal before it.
 
-    def cached(self, names: Sequence[bytes]) -> Depths:
+    def cached(self, names: Sequence[bytes]) -> PrefixOverlaps:
         """How many leading blocks each replica has."""
         found = self._table.num_leading(BlockNames.of(names), self._live)
-        return Depths(self._slots, np.frombuffer(found, np.uint32))
+        return PrefixOverlaps(self._slots, np.frombuffer(found, np.uint32))
 
-    def expected(self, names: Sequence[bytes]) -> Depths:
+    def expected(self, names: Sequence[bytes]) -> PrefixOverlaps:
         """Leading blocks that are on their way to each replica, whether or not they have
         arrived."""
-        return self._expected.depths(BlockNames.of(names))
+        return self._expected.overlaps(BlockNames.of(names))
 
     def num_cached_blocks(self, names: Sequence[bytes]) -> dict[Epoch, int]:
         """Leading blocks that each replica has cached. Replicas with none are left out."""

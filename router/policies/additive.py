@@ -9,7 +9,7 @@ A half-computed prompt counts whole until its first token.
 
 from __future__ import annotations
 
-from baton.router.policies.routing_policy import Costs, Held, RoutesAtOnce
+from baton.router.policies.routing_policy import Costs, PrefixHits, RoutesAtOnce
 from baton.router.prompt import Prompt
 from baton.router.replicas.candidates import Candidates
 
@@ -17,7 +17,7 @@ from baton.router.replicas.candidates import Candidates
 class Additive(RoutesAtOnce):
     """Costs in blocks."""
 
-    def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
+    def costs(self, prompt: Prompt, candidates: Candidates, held: PrefixHits, now: float) -> Costs:
         blocks = max(prompt.num_blocks, 1)
         block_size = max(prompt.num_tokens / blocks, 1.0)
         num_to_prefill = candidates.num_open_tokens + held.new_tokens(prompt)

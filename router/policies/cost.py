@@ -47,7 +47,7 @@ from dataclasses import dataclass
 from baton.router.cache.heat import Charge, Heat
 from baton.router.fairness.turns import Turns, later_s
 from baton.router.policies.cost_terms import Asked, costs
-from baton.router.policies.routing_policy import Costs, Held
+from baton.router.policies.routing_policy import Costs, PrefixHits
 from baton.router.prompt import Prompt
 from baton.router.replicas.candidate import Candidate
 from baton.router.replicas.candidates import Candidates
@@ -120,7 +120,7 @@ class Cost:
     def turns(self) -> Turns | None:
         return self._turns if self._weights.is_late else None
 
-    def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
+    def costs(self, prompt: Prompt, candidates: Candidates, held: PrefixHits, now: float) -> Costs:
         num, ongoing = len(candidates), candidates.columns.ongoing
         ongoing.pass_to(now)  # before anything is read that it changes
         in_line = candidates.mean_num_waiting if candidates.has_lines else 0.0

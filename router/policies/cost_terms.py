@@ -29,7 +29,7 @@ from baton.router.fairness.slo import (
     start_offset_s,
 )
 from baton.router.fairness.turns import STRETCH
-from baton.router.policies.routing_policy import Costs, Held, Least
+from baton.router.policies.routing_policy import Costs, Least, PrefixHits
 from baton.router.replicas.candidate import LATE_S
 from baton.router.replicas.candidates import Candidates
 from baton.router.table.columns import Numbers
@@ -88,7 +88,7 @@ class Asked(NamedTuple):
 
 
 def costs(
-    asked: Asked, charge: Charge | None, candidates: Candidates, held: Held, draw: int
+    asked: Asked, charge: Charge | None, candidates: Candidates, held: PrefixHits, draw: int
 ) -> Costs:
     """`charge`: None, if all tokens are charged in full. `draw`: the prompt's, which settles
     equals."""
@@ -118,7 +118,9 @@ def costs(
     return Costs(terms[-1], TERMS, terms[:-1], Least(order, told))
 
 
-def reference(asked: Asked, charge: Charge | None, candidates: Candidates, held: Held) -> Numbers:
+def reference(
+    asked: Asked, charge: Charge | None, candidates: Candidates, held: PrefixHits
+) -> Numbers:
     """The definition."""
     terms = np.empty((len(TERMS) + 1, len(candidates)))
     work_s, wait_s, transfer_s, charged_s, harm_s, balance_s, surplus_s, late_s, total_s = terms

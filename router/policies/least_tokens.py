@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.router.policies.routing_policy import Costs, Held, RoutesAtOnce
+from baton.router.policies.routing_policy import Costs, PrefixHits, RoutesAtOnce
 from baton.router.prompt import Prompt
 from baton.router.replicas.candidates import Candidates
 
@@ -10,5 +10,5 @@ from baton.router.replicas.candidates import Candidates
 class LeastTokens(RoutesAtOnce):
     """Costs in seconds of the replica's own speed: what is half computed counts half."""
 
-    def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
+    def costs(self, prompt: Prompt, candidates: Candidates, held: PrefixHits, now: float) -> Costs:
         return Costs(candidates.busy_s(now))

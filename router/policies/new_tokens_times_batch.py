@@ -7,7 +7,7 @@ A product needs no weights between its two indicators: they cancel in the compar
 
 from __future__ import annotations
 
-from baton.router.policies.routing_policy import Costs, Held, RoutesAtOnce
+from baton.router.policies.routing_policy import Costs, PrefixHits, RoutesAtOnce
 from baton.router.prompt import Prompt
 from baton.router.replicas.candidates import Candidates
 
@@ -15,6 +15,6 @@ from baton.router.replicas.candidates import Candidates
 class NewTokensTimesBatch(RoutesAtOnce):
     """Costs in tokens times requests."""
 
-    def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
+    def costs(self, prompt: Prompt, candidates: Candidates, held: PrefixHits, now: float) -> Costs:
         num_tokens = candidates.num_open_tokens + held.new_tokens(prompt)
         return Costs(num_tokens * (candidates.num_open + 1))

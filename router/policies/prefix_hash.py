@@ -6,7 +6,7 @@ replica that comes or goes moves only the prompts that it gets or had.
 
 from __future__ import annotations
 
-from baton.router.policies.routing_policy import Costs, Held, RoutesAtOnce
+from baton.router.policies.routing_policy import Costs, PrefixHits, RoutesAtOnce
 from baton.router.prompt import Prompt, drawn
 from baton.router.replicas.candidates import Candidates
 
@@ -18,7 +18,7 @@ everybody."""
 class PrefixHash(RoutesAtOnce):
     """Costs in negative draws; load does not count."""
 
-    def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
+    def costs(self, prompt: Prompt, candidates: Candidates, held: PrefixHits, now: float) -> Costs:
         return Costs(-candidates.drawn_by(prefix_draw(prompt)).astype(float))
 
 

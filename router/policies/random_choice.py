@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from baton.router.policies.routing_policy import Costs, Held, RoutesAtOnce
+from baton.router.policies.routing_policy import Costs, PrefixHits, RoutesAtOnce
 from baton.router.prompt import Prompt
 from baton.router.replicas.candidates import Candidates
 
@@ -12,5 +12,5 @@ from baton.router.replicas.candidates import Candidates
 class RandomChoice(RoutesAtOnce):
     """All cost the same, and equals are drawn by the prompt."""
 
-    def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
+    def costs(self, prompt: Prompt, candidates: Candidates, held: PrefixHits, now: float) -> Costs:
         return Costs(np.zeros(len(candidates)))

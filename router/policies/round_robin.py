@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from baton.router.policies.routing_policy import Costs, Held, RoutesAtOnce
+from baton.router.policies.routing_policy import Costs, PrefixHits, RoutesAtOnce
 from baton.router.prompt import Prompt
 from baton.router.replicas.candidate import Candidate
 from baton.router.replicas.candidates import Candidates
@@ -17,7 +17,7 @@ class RoundRobin(RoutesAtOnce):
         self._num_placed = 0
         self._turn_by_name: dict[str, int] = {}
 
-    def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
+    def costs(self, prompt: Prompt, candidates: Candidates, held: PrefixHits, now: float) -> Costs:
         turns = [self._turn_by_name.get(candidate.name, 0) for candidate in candidates]
         return Costs(np.array(turns, float))
 

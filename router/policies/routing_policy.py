@@ -25,8 +25,8 @@ from baton.router.replicas.candidates import Candidates
 from baton.router.table.columns import Numbers
 
 
-class Held(NamedTuple):
-    """What the candidates have of one prompt."""
+class PrefixHits(NamedTuple):
+    """What the candidates have of one prompt, or can fetch."""
 
     tokens: Numbers
     """Leading tokens, by candidate."""
@@ -77,7 +77,7 @@ class RoutingPolicy(Protocol):
     def turns(self) -> Turns | None:
         """The order of prompts in the gateway's line. None: prompts do not wait there."""
 
-    def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
+    def costs(self, prompt: Prompt, candidates: Candidates, held: PrefixHits, now: float) -> Costs:
         """One a candidate: the least wins."""
 
     def placed(self, prompt: Prompt, candidate: Candidate) -> None:

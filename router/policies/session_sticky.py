@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 
 from baton.router.policies.least_tokens import LeastTokens
-from baton.router.policies.routing_policy import Costs, Held, RoutesAtOnce
+from baton.router.policies.routing_policy import Costs, PrefixHits, RoutesAtOnce
 from baton.router.prompt import Prompt
 from baton.router.recent import Recent
 from baton.router.replicas.candidate import Candidate
@@ -23,7 +23,7 @@ class SessionSticky(RoutesAtOnce):
         self._name_by_session: Recent[str, str] = Recent(MAX_SESSIONS)
         self._for_new = LeastTokens()
 
-    def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
+    def costs(self, prompt: Prompt, candidates: Candidates, held: PrefixHits, now: float) -> Costs:
         costs = self._for_new.costs(prompt, candidates, held, now)
         home = self._name_by_session.get(prompt.session) if prompt.session else None
         is_home = np.array([candidate.name == home for candidate in candidates])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from baton.router.policies.routing_policy import Costs, Held, RoutesAtOnce
+from baton.router.policies.routing_policy import Costs, PrefixHits, RoutesAtOnce
 from baton.router.prompt import Prompt
 from baton.router.replicas.candidates import Candidates
 
@@ -22,7 +22,7 @@ FAR = 1 << 20
 class StickyUntilSaturated(RoutesAtOnce):
     """Costs in requests; replicas without affinity cost more than any with it."""
 
-    def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
+    def costs(self, prompt: Prompt, candidates: Candidates, held: PrefixHits, now: float) -> Costs:
         has_it = (held.tokens > 0) & (held.tokens >= NEARLY * held.tokens.max())
         is_near = has_it & (candidates.num_open < MAX_QUEUE)
         return Costs(candidates.num_open + np.where(is_near, 0, FAR))

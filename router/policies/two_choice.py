@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 
 from baton.router.policies.prefix_hash import prefix_draw
-from baton.router.policies.routing_policy import Costs, Held, RoutesAtOnce
+from baton.router.policies.routing_policy import Costs, PrefixHits, RoutesAtOnce
 from baton.router.prompt import Prompt, mixed
 from baton.router.replicas.candidates import Candidates
 
@@ -27,7 +27,7 @@ class TwoChoice(RoutesAtOnce):
     def __init__(self, slo_ttft_s: float = 5.0) -> None:
         self._slo_ttft_s = slo_ttft_s
 
-    def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
+    def costs(self, prompt: Prompt, candidates: Candidates, held: PrefixHits, now: float) -> Costs:
         prefix = prefix_draw(prompt)
         pair = list(
             {int(candidates.drawn_by(hash_).argmax()) for hash_ in (prefix, mixed(prefix, SECOND))}

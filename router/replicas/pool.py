@@ -21,7 +21,7 @@ from baton.router.replicas.candidate import Candidate
 from baton.router.replicas.candidates import Candidates, CandidateTable
 from baton.router.table.columns import Mask, Numbers, Places
 from baton.router.table.decode_columns import DecodeColumns
-from baton.router.table.numbering import Depths, Numbering
+from baton.router.table.numbering import Numbering, PrefixOverlaps
 
 _NO_PLACES = np.zeros(0, np.intp)
 
@@ -231,7 +231,7 @@ class Pool:
     def _takes(self, row: int) -> bool:
         return bool(self._is_connected[row] and not self._is_draining[row])
 
-    def tokens(self, every: Sequence[Depths]) -> Numbers:
+    def tokens(self, every: Sequence[PrefixOverlaps]) -> Numbers:
         """[pool] Tokens in the leading blocks that each has of a prompt.
 
         One of `every` for each way to name blocks: replicas with another way have none of these.
@@ -240,11 +240,11 @@ class Pool:
             return self._nothing
         if len(every) == 1:
             [(numbering, by_number)] = every
-            depths = by_number.take(self._numbers(numbering))
+            overlaps = by_number.take(self._numbers(numbering))
         else:
             found = [one.by_number.take(self._numbers(one.numbering)) for one in every]
-            depths = np.maximum.reduce(found)
-        return self._block_sizes * depths
+            overlaps = np.maximum.reduce(found)
+        return self._block_sizes * overlaps
 
     def _numbers(self, numbering: Numbering) -> Places:
         version, numbers = self._numbers_by_numbering.get(numbering, (-1, _NO_PLACES))

@@ -1,7 +1,7 @@
 """Small numbers that stand for replicas, so that facts about many of them form one array.
 
 Numbering   replica -> its number, for as long as it has that
-  `- Depths      by number: how many leading blocks of one prompt it has
+  `- PrefixOverlaps   by number: how many leading blocks of one prompt it has
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Numbering:
         return np.array([self._number_by_epoch.get(epoch, -1) for epoch in epochs], np.intp)
 
 
-class Depths(NamedTuple):
+class PrefixOverlaps(NamedTuple):
     """How many leading blocks of one prompt each replica has."""
 
     numbering: Numbering
@@ -47,5 +47,5 @@ class Depths(NamedTuple):
 
     def by_epoch(self) -> dict[Epoch, int]:
         """Blocks by replica. Replicas that have none are left out."""
-        depths = self.by_number
-        return {epoch: int(depths[n]) for epoch, n in self.numbering if depths[n]}
+        overlaps = self.by_number
+        return {epoch: int(overlaps[n]) for epoch, n in self.numbering if overlaps[n]}

@@ -8,6 +8,7 @@ import torch
 
 from baton.engine.batch.static_batch import PassLimits, StaticBatch
 from baton.engine.models.skeleton.taps import AuxHiddenStates
+from baton.engine.passes.captured_model import CapturedModel
 from baton.engine.passes.cuda_graphs import DecodeGraphs
 from baton.engine.passes.graph_capture import Outputs
 from baton.engine.passes.mixed_graphs import MixedGraphs, mixed_batch
@@ -39,6 +40,16 @@ class ComputingCapture:
     def uploading(self) -> None: ...
 
 
+def captured_model(
+    runner: ModelRunner,
+    spare_block: int,
+    capture: ComputingCapture | None = None,
+    taps: AuxHiddenStates | None = None,
+) -> CapturedModel:
+    capture = ComputingCapture() if capture is None else capture
+    return CapturedModel(runner.model, runner.cache, spare_block, capture, taps)
+
+
 @torch.inference_mode()
 def graphs_of(
     runner: ModelRunner,
@@ -48,8 +59,7 @@ def graphs_of(
     taps: AuxHiddenStates | None = None,
 ) -> DecodeGraphs:
     batch = StaticBatch(limits, runner.cache.layout.block_size)
-    capture = ComputingCapture() if capture is None else capture
-    return DecodeGraphs(runner.model, runner.cache, batch, spare_block, capture, taps=taps)
+    return DecodeGraphs(captured_model(runner, spare_block, capture, taps), batch)
 
 
 @torch.inference_mode()
@@ -61,5 +71,4 @@ def mixed_graphs_of(
     taps: AuxHiddenStates | None = None,
 ) -> MixedGraphs:
     batch = mixed_batch(limits, runner.cache.layout.block_size)
-    capture = ComputingCapture() if capture is None else capture
-    return MixedGraphs(runner.model, runner.cache, batch, spare_block, capture, taps=taps)
+    return MixedGraphs(captured_model(runner, spare_block, capture, taps), batch)

@@ -15,7 +15,6 @@ from baton.core.ids import Epoch
 from baton.core.kv_events import KvEvents
 from baton.core.sampling import SamplingParams
 from baton.engine import kv_feed
-from baton.engine.blocks import block_pool
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
 from baton.engine.kv_feed import KvFeed
@@ -68,11 +67,11 @@ async def follow(
 ) -> list[KvEvents]:
     """Hear events until the index knows what the engine has."""
     heard: list[KvEvents] = []
-    while not heard or index.num_blocks(REPLICA) != len(list(engine.pool.names())):
+    while not heard or index.num_blocks(REPLICA) != len(list(engine.pool.prefixes.names())):
         async with asyncio.timeout(60):
             heard.append(await anext(feed))
         index.apply(REPLICA, heard[-1])
-    names = list(engine.pool.names())
+    names = list(engine.pool.prefixes.names())
     assert all(index.num_cached_blocks([name]) for name in names)
     return heard
 
@@ -143,12 +142,12 @@ async def test_who_falls_too_far_behind_gets_a_snapshot_on_the_same_stream() -> 
         assert index.num_blocks(REPLICA) == 60
 
 
-@pytest.mark.parametrize("few_named", [0, block_pool.FEW_NAMED])
+@pytest.mark.parametrize("few_named", [0, kv_feed.FEW_NAMED])
 async def test_what_changes_while_a_snapshot_is_read_is_heard_of_after_it(
     monkeypatch: pytest.MonkeyPatch, few_named: int
 ) -> None:
     monkeypatch.setattr(kv_feed, "PART_BLOCKS", 4)
-    monkeypatch.setattr(block_pool, "FEW_NAMED", few_named)
+    monkeypatch.setattr(kv_feed, "FEW_NAMED", few_named)
     async with running(num_blocks=12) as one, aclosing(one.feed.watch()) as feed:
         index = KvIndex()
         await one.compute(list(range(44)))
@@ -166,7 +165,7 @@ async def test_what_changes_while_a_snapshot_is_read_is_heard_of_after_it(
         ]
         assert len({part.first_sequence for part in (first, second, last)}) == 1
         await follow(feed, index, one.engine)
-        assert index.num_blocks(REPLICA) == len(list(one.engine.pool.names()))
+        assert index.num_blocks(REPLICA) == len(list(one.engine.pool.prefixes.names()))
 
 
 async def test_a_snapshot_of_a_large_pool_with_few_names_is_one_part() -> None:

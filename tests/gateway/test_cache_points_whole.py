@@ -84,7 +84,7 @@ async def test_a_document_behind_a_cache_point_is_computed_once_for_its_tenant()
         other_question = await ask(client, "acme-key", "Which one reads?")
         same_again = await ask(client, "acme-key", "Which one counts?")
         bell = await ask(client, "bell-key", "Which one counts?")
-        pinned = [len(engine.pool.pins) for engine in fleet.engines.values()]
+        pinned = [len(engine.pool.prefixes.pins) for engine in fleet.engines.values()]
 
     assert num_written >= 4 * BLOCK_SIZE and num_written % BLOCK_SIZE == 0
     assert cached_and_written(first) == (0, num_written)

@@ -26,7 +26,7 @@ from baton.router.policies.cost import (
     SUPPOSED,
     Cost,
 )
-from baton.router.policies.routing_policy import Held, cheapest
+from baton.router.policies.routing_policy import PrefixHits, cheapest
 from baton.router.prompt import Prompt, mix, mixed
 from baton.router.replicas.candidate import Candidate, Waiting
 from baton.router.replicas.candidates import CandidateTable
@@ -194,10 +194,10 @@ def test_costs_over_columns_are_those_of_the_plain_formula(
     for some in (range(len(fleet)), places):
         held = [fleet[place].num_held for place in some]
         candidates = table.all if some != places else table.at(np.array(places))
-        has = Held(np.array(held, float))
+        has = PrefixHits(np.array(held, float))
         if transfer is not None:  # all tokens but those that each has are fetched
             fetched, times = np.array(held, float), np.full(len(held), transfer)
-            has = Held(np.zeros(len(held)), fetched, times, times / 2)
+            has = PrefixHits(np.zeros(len(held)), fetched, times, times / 2)
         found = policy.costs(prompt, candidates, has, NOW)
 
         with pytest.MonkeyPatch.context() as patch:

@@ -25,7 +25,7 @@ def test_what_is_expected_is_the_longest_that_a_prompt_has_in_common_with_one_on
             blocks.remove(one)
     blocks.forget(gone)
 
-    found = blocks.depths(chain(asked)).by_epoch()
+    found = blocks.overlaps(chain(asked)).by_epoch()
 
     wanted: dict[Epoch, int] = {}
     for text, epoch, is_over in sent:

@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from baton.router.offers import LOOKED_AT, MAX_OFFERED
 from baton.router.policies.cost import Cost
-from baton.router.policies.routing_policy import Held
+from baton.router.policies.routing_policy import PrefixHits
 from baton.router.prefill_queue import PrefillQueue
 from baton.router.prompt import Prompt
 from baton.router.replicas.candidate import Candidate
@@ -68,7 +68,9 @@ class LineMachine(RuleBasedStateMachine):
 
     def arrive(self, prompt: Prompt) -> None:
         held = [self.held_by([prompt], candidate)[0] for candidate in self.candidates]
-        place = self.line.arrive(prompt, self.candidates, Held(np.array(held, float)), self.now)
+        place = self.line.arrive(
+            prompt, self.candidates, PrefixHits(np.array(held, float)), self.now
+        )
         self.waiting.add(prompt.number)
         if place is not None:
             self.send(prompt, self.candidates[place])
@@ -178,7 +180,7 @@ def test_who_is_busy_for_longer_than_all_others_lines_looks_nobody_up() -> None:
     only = candidates.at(np.array([0]))
     waiting = [Prompt(number=number, num_tokens=1000, arrived_s=0.0) for number in (7, 8)]
     for prompt in waiting:
-        assert line.arrive(prompt, only, Held(np.zeros(1)), 0.0) is None
+        assert line.arrive(prompt, only, PrefixHits(np.zeros(1)), 0.0) is None
     busy.hear(10_000, 0, now=0.0)
 
     assert line.next(candidates, 0.0) == (soon_free, waiting[1])
@@ -204,7 +206,7 @@ def test_a_free_replica_gets_whom_all_that_wait_gain_most_by_however_many_there_
         for number in range(84):
             busy = table.at(np.array([1 + number % 11]))
             prompt = Prompt(number=number, num_tokens=draw.randint(1, 5000), arrived_s=0.0)
-            if line.arrive(prompt, busy, Held(np.zeros(1)), 0.0) is not None:
+            if line.arrive(prompt, busy, PrefixHits(np.zeros(1)), 0.0) is not None:
                 busy[0].book(prompt, 0, 0.0)
 
         gain_by_number: dict[int, float] = {}

@@ -14,7 +14,7 @@ from baton.router.defaults import DEFAULT_POLICY, POLICY_NAMES
 from baton.router.fairness.turns import Turns
 from baton.router.policies.by_name import POLICIES, policy
 from baton.router.policies.cost import BASE_PRICE, Cost, CostWeights
-from baton.router.policies.routing_policy import Costs, Held, cheapest
+from baton.router.policies.routing_policy import Costs, PrefixHits, cheapest
 from baton.router.policies.sticky_until_saturated import FAR
 from baton.router.prefill_queue import PrefillQueue
 from baton.router.prompt import Prompt
@@ -51,7 +51,7 @@ def replicas() -> CandidateTable:
 
 
 ASKS = prompt(9, 1000, "uvwxyz")
-HELD = Held(np.array([800.0, 0, 200]))
+HELD = PrefixHits(np.array([800.0, 0, 200]))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,8 @@ def test_a_longer_line_makes_a_cached_prefix_worth_more() -> None:
     cost, full = Cost(), replicas()
     for candidate in full.all:
         candidate.credit_tokens = 0
-    line, nothing = PrefillQueue(cost, lambda prompts, _: [0] * len(prompts)), Held(np.zeros(2))
+    line = PrefillQueue(cost, lambda prompts, _: [0] * len(prompts))
+    nothing = PrefixHits(np.zeros(2))
     for number in range(10, 13):
         two = full.at(np.array([0, 1]))
         line.arrive(prompt(number, 100, arrived_s=100.0), two, nothing, 1.0)
@@ -112,7 +113,7 @@ def test_who_loses_little_by_it_leaves_a_replica_that_was_sent_too_much() -> Non
     cost = Cost(CostWeights(balance=0.0))
 
     def chosen(num_held: int, now: float = 0.0) -> int:
-        held = Held(np.array([num_held, 0.0]))
+        held = PrefixHits(np.array([num_held, 0.0]))
         return cheapest(ASKS, candidates, cost.costs(ASKS, candidates, held, now))
 
     for number, place in enumerate((0, 0, 0, 1)):
@@ -144,7 +145,8 @@ def test_a_conversation_leaves_for_all_that_it_will_bring() -> None:
                 candidates[0].finished(sent, now=0.0)
         candidates[1].book(prompt(1, 9600), 0, now=0.0)
         candidates[1].finished(prompt(1, 9600), now=0.0)
-        asks, held = replace(ASKS, session="w", is_first_turn=False), Held(np.array([900.0, 0.0]))
+        asks = replace(ASKS, session="w", is_first_turn=False)
+        held = PrefixHits(np.array([900.0, 0.0]))
         return cheapest(asks, candidates, cost.costs(asks, candidates, held, 0.0))
 
     assert chosen(1) == 0  # nothing says yet that they bring more than this turn
@@ -166,7 +168,7 @@ def test_a_conversation_that_is_dear_to_move_stays_however_much_its_replica_has(
             candidates[at].book(sent, 0, now=0.0)
             candidates[at].finished(sent, now=0.0)
         asks = replace(prompt(999, num_tokens), session="0", is_first_turn=False)
-        held = Held(np.array([num_tokens - 20.0, 0.0]))
+        held = PrefixHits(np.array([num_tokens - 20.0, 0.0]))
         return cheapest(asks, candidates, cost.costs(asks, candidates, held, now))
 
     assert chosen(300, now=5.0) == 1
@@ -180,7 +182,7 @@ def test_conversations_that_begin_before_any_came_back_are_spread() -> None:
     cost, every = Cost(), table.all
     for number in range(12):
         begins = replace(prompt(number, 100), session=f"{number}", arrived_s=float(number))
-        held = Held(np.array([60.0, 0.0, 0.0, 0.0]))
+        held = PrefixHits(np.array([60.0, 0.0, 0.0, 0.0]))
         place = cheapest(begins, every, cost.costs(begins, every, held, float(number)))
         cost.placed(begins, every[place])
         every[place].book(begins, int(held.tokens[place]), float(number))
@@ -195,7 +197,7 @@ def test_a_conversation_stays_where_it_was_and_prefixes_have_their_replicas() ->
     sticky = policy("session-sticky")
     sticky.placed(ASKS, every[0])
     assert list(sticky.costs(ASKS, every, HELD, 2.0).total) == [6, inf, inf]
-    others = Held(np.array([0.0, 200]))
+    others = PrefixHits(np.array([0.0, 200]))
     assert inf not in sticky.costs(ASKS, table.at(np.array([1, 2])), others, 2.0).total
 
     of_two = policy("two-choice").costs(ASKS, every, HELD, 2.0).total
@@ -215,7 +217,7 @@ def test_a_configuration_may_name_every_policy() -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_equals_are_filled_evenly(name: str) -> None:
-    chosen, nothing = policy(name), Held(np.zeros(3))
+    chosen, nothing = policy(name), PrefixHits(np.zeros(3))
     rate = ConstantRate(tokens_per_s=100.0)
     candidates = CandidateTable(Candidate(name, rate) for name in "abc").all
     counts = [0, 0, 0]

@@ -63,7 +63,10 @@ async def test_a_pinned_prompt_stays_on_both_replicas_that_had_its_kv() -> None:
 
         assert again.tokens == first.tokens == echo_output(PROMPT, GREEDY.max_tokens, VOCAB_SIZE)
         assert again.receipt.cached_tokens == 40
-        assert [fleet.engines[r].pool.pins.num_names for r in (DECODE, PREFILL)] == [10, 10]
+        assert [fleet.engines[r].pool.prefixes.pins.num_names for r in (DECODE, PREFILL)] == [
+            10,
+            10,
+        ]
         for replica in fleet.replicas.values():
             metrics = replica.metrics()
             assert metrics["kv_blocks_pinned"] == 10
@@ -97,7 +100,7 @@ async def test_a_prompt_answered_by_one_token_is_kept_where_it_was_computed() ->
         answer = await fleet.ask(PROMPT, replace(GREEDY, max_tokens=1), cache_points=FOR_AN_HOUR)
 
         assert answer.receipt.cache_write_tokens == 40
-        assert fleet.engines[PREFILL].pool.pins.num_names == 10
+        assert fleet.engines[PREFILL].pool.prefixes.pins.num_names == 10
 
 
 async def test_a_prompt_computed_where_it_decodes_is_pinned_there() -> None:

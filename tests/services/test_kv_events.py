@@ -65,7 +65,7 @@ async def test_both_sides_of_a_handoff_say_that_they_have_the_prompt() -> None:
         assert len(whole) > 10
         await until(lambda: index.num_cached_blocks(whole).get(epoch) == len(whole))
         known, engine = fleet.dispatcher.fleet.links.kv_knowledge(), fleet.engines[D]
-        assert known[info(fleet, D).epoch].num_blocks == len(list(engine.pool.names()))
+        assert known[info(fleet, D).epoch].num_blocks == len(list(engine.pool.prefixes.names()))
 
 
 async def test_a_watcher_that_comes_late_gets_all_there_is() -> None:
@@ -126,7 +126,9 @@ async def test_a_replica_that_came_back_elsewhere_is_followed_anew() -> None:
 
         new = info(fleet, again)
         await until(
-            lambda: index.num_blocks(new.epoch) == len(list(fleet.engines[again].pool.names()))
+            lambda: (
+                index.num_blocks(new.epoch) == len(list(fleet.engines[again].pool.prefixes.names()))
+            )
         )
         known = fleet.dispatcher.fleet.links.kv_knowledge()
         assert known[new.epoch].is_synced

@@ -80,7 +80,7 @@ async def test_a_replica_that_turns_keeps_its_engine_and_what_it_has_cached() ->
         await turning.fleet.ask(PROMPT)
         await turning.fleet.dispatcher.undrain("decode-3")
         await turning.until(decode_3=Role.DECODE)
-        num_cached = len(list(engine.pool.names()))
+        num_cached = len(list(engine.pool.prefixes.names()))
         assert num_cached and before is not None
 
         await turning.flip("decode-2", "prefill")
@@ -90,7 +90,7 @@ async def test_a_replica_that_turns_keeps_its_engine_and_what_it_has_cached() ->
         assert after is not None and after.worker.core.engine is engine
         assert after.info.epoch != before.info.epoch
         assert after.info.is_flipped
-        assert len(list(engine.pool.names())) == num_cached
+        assert len(list(engine.pool.prefixes.names())) == num_cached
         wanted = {Role.PREFILL: 1, Role.DECODE: 2}
         assert turning.fleet.dispatcher.missing(wanted) == ()
 
@@ -134,7 +134,9 @@ async def test_a_flip_gives_way_to_an_undrain_a_drain_and_the_end_of_its_time() 
     async with turning_fleet(prefill=0, decode=2, **{"health.drain_s": 0.3}) as turning:
         drain, undrain = turning.fleet.dispatcher.drain, turning.fleet.dispatcher.undrain
         await turning.fleet.ask(PROMPT)
-        [name] = [one for one, engine in turning.engines.items() if list(engine.pool.names())]
+        [name] = [
+            one for one, engine in turning.engines.items() if list(engine.pool.prefixes.names())
+        ]
         core = turning.core(name)
         lease = Holder(HolderKind.LEASE, "of a peer that reads on")
         await core.thread.call(partial(core.engine.pool.hold_cached, lease, PROMPT, b""))

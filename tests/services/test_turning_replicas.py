@@ -29,7 +29,7 @@ from baton.proto.channels import Channels
 async def one_that_has_cached(turning: TurningFleet) -> str:
     """A decode replica; what it has cached is KV of `PROMPT`."""
     await turning.fleet.ask(PROMPT)
-    [name] = [one for one, engine in turning.engines.items() if list(engine.pool.names())]
+    [name] = [one for one, engine in turning.engines.items() if list(engine.pool.prefixes.names())]
     return name
 
 

@@ -53,7 +53,7 @@ class ReplicaUpdates:
     def join(self, number: int, gateway: Listener, pool: BlockPool, log: KvEventLog) -> None:
         """From now on it is told of what is new; of what is cached already, a snapshot."""
         self.tell_of_blocks(log)
-        names = KvEvent(KvChange.STORED, b"".join(pool.names()))
+        names = KvEvent(KvChange.STORED, b"".join(pool.prefixes.names()))
         gateway.hear_of_blocks(
             self._epoch,
             KvEvents(first_sequence=self._next_sequence, events=(names,), is_snapshot=True),

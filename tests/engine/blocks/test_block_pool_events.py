@@ -50,7 +50,7 @@ def test_blocks_are_stored_once_they_are_full_and_computed() -> None:
 
     pool.commit(request("first"), tokens, 12, SALT)
     assert follower.news() == [stored(*names(tokens)[1:])]
-    assert list(pool.names()) == names(tokens)
+    assert list(pool.prefixes.names()) == names(tokens)
 
 
 def test_a_hit_a_release_and_a_second_block_of_the_same_name_are_no_news() -> None:
@@ -78,7 +78,7 @@ def test_the_name_goes_when_its_block_is_evicted_the_deepest_first() -> None:
     pool.reserve(request("other"), list(range(100, 108)), SALT)
 
     assert follower.news() == [evicted(names(tokens)[2], names(tokens)[1])]
-    assert list(pool.names()) == names(tokens)[:1]
+    assert list(pool.prefixes.names()) == names(tokens)[:1]
 
 
 def test_what_was_computed_wrongly_counts_as_evicted() -> None:
@@ -101,7 +101,7 @@ def test_a_reset_clears_everything_even_what_is_still_held() -> None:
     pool.reset_cache()
 
     assert follower.news() == [KvEvent(KvChange.CLEARED)]
-    assert list(pool.names()) == []
+    assert list(pool.prefixes.names()) == []
 
 
 def test_without_prefix_caching_there_is_nothing_to_say() -> None:

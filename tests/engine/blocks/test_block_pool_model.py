@@ -155,7 +155,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def admit(self, kind: HolderKind, tokens: list[int], salt: bytes) -> Holder | None:
         holder, before = self.new_holder(kind), self.pool.census()
-        tenant, num_pinned = salt.decode(), self.pool.pins.num_names
+        tenant, num_pinned = salt.decode(), self.pool.prefixes.pins.num_names
         num_cached = self.pool.reserve(holder, tokens, salt, tenant=tenant)
         num_blocks = -(-len(tokens) // BLOCK_SIZE)
         if num_cached is None:
@@ -177,7 +177,7 @@ class PoolMachine(RuleBasedStateMachine):
             return
         num_tokens = len(held.tokens) + len(more)
         num_fresh = -(-num_tokens // BLOCK_SIZE) - held.num_blocks
-        tenant, num_pinned = held.salt.decode(), self.pool.pins.num_names
+        tenant, num_pinned = held.salt.decode(), self.pool.prefixes.pins.num_names
         room = self.room(tenant, before)
         if self.pool.grow(holder, num_tokens):
             assert num_fresh <= max(0, room)
@@ -244,9 +244,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(salt=SALTS)
     def give_way(self, salt: bytes) -> None:
-        before, num_pins = self.pool.census(), len(self.pool.pins)
+        before, num_pins = self.pool.census(), len(self.pool.prefixes.pins)
         if self.pool.supply.give_way(salt.decode()):
-            assert len(self.pool.pins) == num_pins - 1
+            assert len(self.pool.prefixes.pins) == num_pins - 1
             self.certain_until.clear()
         assert self.pool.census() == before
 
@@ -330,12 +330,12 @@ class PoolMachine(RuleBasedStateMachine):
         self.log.flush()
         events = self.log.read(self.sequence) or KvEvents(
             first_sequence=self.log.next_sequence,
-            events=(KvEvent(KvChange.STORED, b"".join(self.pool.names())),),
+            events=(KvEvent(KvChange.STORED, b"".join(self.pool.prefixes.names())),),
             is_snapshot=True,
         )
         self.index.apply(REPLICA, events)
         self.sequence = events.next_sequence
-        names = list(self.pool.names())
+        names = list(self.pool.prefixes.names())
         assert self.index.num_blocks(REPLICA) == len(names)
         assert all(self.index.num_cached_blocks([name]) for name in names)
 
@@ -365,12 +365,16 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_pinned_is_found_and_within_bounds(self) -> None:
-        found = set(self.pool.names())
+        found = set(self.pool.prefixes.names())
         for names, until in self.certain_until.items():
             assert until <= self.clock() or found.issuperset(names)
-        pinned = {name for pin in self.pool.pins for name in pin.names}
+        pinned = {name for pin in self.pool.prefixes.pins for name in pin.names}
         assert found.issuperset(pinned)
-        assert len(pinned) == self.pool.pins.num_names <= PINNED_FRACTION * self.pool.num_blocks
+        assert (
+            len(pinned)
+            == self.pool.prefixes.pins.num_names
+            <= PINNED_FRACTION * self.pool.num_blocks
+        )
 
     @invariant()
     def every_holder_has_its_blocks_and_no_other_has_any(self) -> None:

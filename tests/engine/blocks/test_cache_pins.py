@@ -49,7 +49,7 @@ class World:
         """Run prompts until nothing that may be evicted is left."""
         for number in range(5):
             holder = Holder(HolderKind.REQUEST, f"flood {number}")
-            num_free = self.pool.num_available - self.pool.pins.num_names
+            num_free = self.pool.num_available - self.pool.prefixes.pins.num_names
             tokens = prompt_of(f"x{number}", num_free)
             assert self.pool.reserve(holder, tokens, b"flood") is not None
             self.pool.release(holder)
@@ -84,7 +84,7 @@ def test_a_pin_ends_when_its_time_passes_without_a_use() -> None:
     world.flood()
 
     assert world.num_cached("pinned", 3) == 0
-    assert (world.pool.pins.num_names, world.pool.supply.counters.num_expired) == (0, 1)
+    assert (world.pool.prefixes.pins.num_names, world.pool.supply.counters.num_expired) == (0, 1)
 
 
 def test_every_use_gives_a_pin_all_of_its_time_again() -> None:
@@ -164,7 +164,7 @@ def test_points_of_one_conversation_share_their_blocks() -> None:
     world.pin("talk", 2)
     world.pin("talk", 4)
 
-    assert world.pool.pins.num_names == 4
+    assert world.pool.prefixes.pins.num_names == 4
     world.clock.advance(TTL_S - 1)
     world.pool.release(world.hold("talk", 3))  # uses the first point, not the second
     world.clock.advance(1)
@@ -191,7 +191,7 @@ def test_pins_of_referenced_blocks_stand_in_nobodys_way() -> None:
     world.pool.pin(holder, 4 * BLOCK_SIZE, TTL_S)
 
     assert not world.pool.supply.give_way("")
-    assert world.pool.pins.num_names == 4
+    assert world.pool.prefixes.pins.num_names == 4
 
 
 def test_pinned_blocks_are_cached_blocks_to_the_census() -> None:
@@ -224,7 +224,7 @@ def test_wrong_contents_are_not_pinned_any_more() -> None:
     world.pool.forget(holder)
     world.pool.release(holder)
 
-    assert world.pool.pins.num_names == 0
+    assert world.pool.prefixes.pins.num_names == 0
     assert len(world.pool.census().free) == 10
 
 
@@ -234,7 +234,7 @@ def test_a_reset_of_the_cache_ends_all_pins() -> None:
 
     world.pool.reset_cache()
 
-    assert world.pool.pins.num_names == 0
+    assert world.pool.prefixes.pins.num_names == 0
     assert len(world.pool.census().free) == 10
 
 
@@ -245,7 +245,7 @@ def test_a_tenant_pins_no_more_than_that_share_of_its_own() -> None:
     assert world.pin("large", 4, tenant="a") == 2
     assert world.pin("small", 1, tenant="a") == 1
     assert world.pool.supply.counters.num_displaced == 1
-    assert world.pool.pins.num_names == 3
+    assert world.pool.prefixes.pins.num_names == 3
 
 
 def test_pins_of_a_tenant_at_its_limit_give_way_to_it_and_others_do_not() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.computing_capture import ComputingCapture, graphs_of
+from tests.engine.computing_capture import ComputingCapture, captured_model, graphs_of
 from tests.engine.model_runs import BLOCK_SIZE, NUM_BLOCKS, make_prompt, make_runner
 from tests.tiny_checkpoints import make_llama
 
@@ -126,7 +126,7 @@ def test_what_taps_read_of_a_replayed_pass_is_what_the_model_gives_them(
     assert torch.equal(runner.forward(chunks), expected)
     assert len(taps.found) == len(tapped) == 3
     assert all(map(torch.equal, taps.found, tapped))
-    assert disagreement(runner.graphs, runner.model, runner.cache, SPARE_BLOCK) is None
+    assert disagreement(runner.graphs) is None
 
 
 @torch.inference_mode()
@@ -175,11 +175,8 @@ def test_what_graphs_cost_is_tried_with_the_largest_and_one_more(folder: Path) -
     left = iter([1000, 900, 892])
 
     tried = try_graphs(
-        runner.model,
-        runner.cache,
+        captured_model(runner, SPARE_BLOCK, capture),
         StaticBatch(LIMITS, BLOCK_SIZE),
-        SPARE_BLOCK,
-        capture,
         lambda: next(left),
     )
 
@@ -230,7 +227,7 @@ def test_graphs_that_agree_leave_nothing_in_the_cache(folder: Path) -> None:
     runner = make_runner(folder)
     graphs = make_graphs(runner)
 
-    assert disagreement(graphs, runner.model, runner.cache, SPARE_BLOCK) is None
+    assert disagreement(graphs) is None
     assert not any(plane[:SPARE_BLOCK].any() for plane in runner.cache.planes)
 
 
@@ -251,7 +248,7 @@ def test_a_graph_of_any_size_that_is_wrong_for_a_long_context_is_found_out(
 
     monkeypatch.setattr(graph, "replay", forget_all_but_the_first_blocks)
 
-    found = disagreement(graphs, runner.model, runner.cache, SPARE_BLOCK)
+    found = disagreement(graphs)
 
     reason = f"the graph of {size} requests of 1 tokens gave something else than the model"
     assert found == reason

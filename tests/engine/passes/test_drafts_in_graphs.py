@@ -126,7 +126,7 @@ def test_nothing_is_made_up_at_positions_that_a_model_never_learnt(tmp_path: Pat
 
     assert graphs.size_for([short, Chunk([1, 2], most - 4, blocks, 2)]) == GraphSize(2, 4)
     assert graphs.size_for([short, Chunk([1, 2], most - 3, blocks, 2)]) is None
-    assert disagreement(graphs, runner.model, runner.cache, SPARE_BLOCK) is None
+    assert disagreement(graphs) is None
 
 
 @torch.inference_mode()
@@ -152,7 +152,7 @@ def test_graphs_of_drafts_are_compared_with_the_model(
 ) -> None:
     runner = make_runner(folder)
     graphs = graphs_of(runner, LIMITS, SPARE_BLOCK)
-    assert disagreement(graphs, runner.model, runner.cache, SPARE_BLOCK) is None
+    assert disagreement(graphs) is None
     assert not any(plane[:SPARE_BLOCK].any() for plane in runner.cache.planes)
     graph, (hidden, _) = graphs._graphs[GraphSize(6, 4)]
     replay = graph.replay
@@ -163,7 +163,7 @@ def test_graphs_of_drafts_are_compared_with_the_model(
 
     monkeypatch.setattr(graph, "replay", forget_the_last_draft)
 
-    found = disagreement(graphs, runner.model, runner.cache, SPARE_BLOCK)
+    found = disagreement(graphs)
 
     assert found == "the graph of 6 requests of 4 tokens gave something else than the model"
 

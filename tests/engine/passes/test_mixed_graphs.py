@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.engine.computing_capture import ComputingCapture, mixed_graphs_of
+from tests.engine.computing_capture import ComputingCapture, captured_model, mixed_graphs_of
 from tests.engine.model_runs import BLOCK_SIZE, NUM_BLOCKS, make_prompt, make_runner
 from tests.kernels.gpu.pretended_gpu import tensors_on_a_gpu
 from tests.tiny_checkpoints import FAMILIES, make_llama
@@ -177,7 +177,7 @@ def test_graphs_of_passes_with_prompts_are_compared_with_the_model(
     runner = make_runner(folder)
     graphs = mixed_graphs_of(runner, LIMITS, SPARE_BLOCK)
 
-    assert mixed_disagreement(graphs, runner.model, runner.cache) is None
+    assert mixed_disagreement(graphs) is None
     assert not any(plane[:SPARE_BLOCK].any() for plane in runner.cache.planes)
     graph, (hidden,) = graphs._graphs[size]
     replay = graph.replay
@@ -188,7 +188,7 @@ def test_graphs_of_passes_with_prompts_are_compared_with_the_model(
 
     monkeypatch.setattr(graph, "replay", forget_who_decodes)
     reason = f"the graph of {size} tokens gave something else than the model"
-    assert mixed_disagreement(graphs, runner.model, runner.cache) == reason
+    assert mixed_disagreement(graphs) == reason
 
 
 @torch.inference_mode()
@@ -200,7 +200,7 @@ def test_a_model_that_asks_for_lengths_gets_no_such_graphs_and_it_is_said(
     monkeypatch.setattr(ask, lambda q, arena, sequences, *rules: sequences.lengths())
     runner.cache.__dict__.pop("layers")  # chosen anew
 
-    assert checked_mixed(runner.model, runner.cache, LIMITS, SPARE_BLOCK, capture) is None
+    assert checked_mixed(captured_model(runner, SPARE_BLOCK, capture), LIMITS) is None
     assert "passes with prompts run without graphs" in caplog.text
     assert "lengths of requests cannot be captured" in caplog.text
 

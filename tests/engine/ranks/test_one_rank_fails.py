@@ -28,6 +28,7 @@ from baton.engine.mesh import attempt
 from baton.engine.mesh.attempt import RanksApart, said_by_all, tried_by_all
 from baton.engine.mesh.ranks import MeshGroups
 from baton.engine.passes import pass_memory
+from baton.engine.passes.captured_model import CapturedModel
 from baton.engine.passes.graph_capture import Outputs
 from baton.engine.passes.graph_start import checked_graphs
 from baton.engine.sampling.sampler import draw
@@ -81,9 +82,8 @@ def capturing(
         cache = KvCache(layout, SPARE_BLOCK + 1, dtype=loaded.info.dtype)
         batch, capture = StaticBatch(LIMITS, BLOCK_SIZE), captures[groups.everyone.rank]
         try:
-            graphs = checked_graphs(
-                loaded.model, cache, batch, SPARE_BLOCK, capture, ranks=groups.engine
-            )
+            captured = CapturedModel(loaded.model, cache, SPARE_BLOCK, capture, ranks=groups.engine)
+            graphs = checked_graphs(captured, batch)
         except InvalidConfig as error:
             return str(error)
         return None if graphs is None else graphs.sizes

@@ -161,11 +161,11 @@ def test_who_waits_leaves_pins_alone_unless_nothing_runs() -> None:
     compute(scheduler, scheduler.step())
 
     assert scheduler.num_waiting == 1
-    assert len(scheduler.pool.pins) == 1
+    assert len(scheduler.pool.prefixes.pins) == 1
     scheduler.finish(running)
     scheduler.step()
     assert scheduler.num_waiting == 0
-    assert len(scheduler.pool.pins) == 0
+    assert len(scheduler.pool.prefixes.pins) == 0
 
 
 ARRIVALS = st.lists(

@@ -120,7 +120,7 @@ def test_others_hear_of_verified_tokens_alone() -> None:
             chunk.request.num_computed + chunk.num_tokens == len(chunk.request.tokens)
             for chunk in chunks
         )
-        names.update(engine.pool.names())
+        names.update(engine.pool.prefixes.names())
 
     engine.add(request)
     while engine.has_work:
@@ -130,7 +130,7 @@ def test_others_hear_of_verified_tokens_alone() -> None:
     assert all(known)
     plain, same = make_engine(), make_request(max_tokens=24)
     outputs_of(plain, [same])
-    assert names <= set(plain.pool.names()) == set(engine.pool.names())
+    assert names <= set(plain.pool.prefixes.names()) == set(engine.pool.prefixes.names())
 
 
 def test_blocks_of_drafts_are_given_back_and_are_none_that_somebody_waits_for() -> None:
@@ -238,7 +238,7 @@ def test_an_output_that_is_not_finite_behind_a_draft_fails_the_step_after() -> N
 
     assert request.output == expected[:given]
     assert isinstance(reports[-1].outputs[0].error, Unavailable)
-    assert not set(engine.pool.names())
+    assert not set(engine.pool.prefixes.names())
 
 
 def test_the_reason_of_an_end_is_the_same() -> None:

@@ -39,7 +39,7 @@ from baton.gateway.requests.generations.generation import Generation
 from baton.router.cache.kv_index import KvIndex
 from baton.router.cache.prompt_names import PromptNames
 from baton.router.placer import LINE_PER_REPLICA
-from baton.router.table.numbering import Depths
+from baton.router.table.numbering import PrefixOverlaps
 
 
 async def test_requests_wait_their_turn_while_the_replica_is_full() -> None:
@@ -275,7 +275,7 @@ async def test_a_full_fleet_is_not_asked_again_and_again_what_it_has_cached(
     looked_up: list[Sequence[bytes]] = []
     honest = KvIndex.cached
 
-    def look_up(self: KvIndex, names: Sequence[bytes]) -> Depths:
+    def look_up(self: KvIndex, names: Sequence[bytes]) -> PrefixOverlaps:
         looked_up.append(names)
         return honest(self, names)
 

@@ -150,9 +150,9 @@ def of_plan_size(console: Console) -> list[str]:
 
 def large(pool: Pool | None) -> Pool:
     assert pool is not None
-    seat = replace(pool.seat, mesh=Mesh(tensor=4, data=16, expert=64))
+    layout = replace(pool.layout, mesh=Mesh(tensor=4, data=16, expert=64))
     need = replace(pool.need, num_replicas=4096, is_kept=False, seconds=115.3, batch=1024.0)
-    return replace(pool, seat=seat, need=need)
+    return replace(pool, layout=layout, need=need)
 
 
 @pytest.mark.parametrize(

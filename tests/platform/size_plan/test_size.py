@@ -18,7 +18,7 @@ from baton.platform.planner.capacity import Load, Promise
 from baton.platform.size_plan.check import simulated
 from baton.platform.size_plan.efficiency import ON_GPU
 from baton.platform.size_plan.named_shapes import NAMED_SHAPES
-from baton.platform.size_plan.pools import Seat, seat_of
+from baton.platform.size_plan.pools import FittingLayout, fitting_layout
 from baton.platform.size_plan.question import Question
 from baton.platform.size_plan.served_bits import stored_bits
 from baton.platform.size_plan.size import size
@@ -54,9 +54,9 @@ def asked(name: str, chip: str = "h100-sxm", rate: float = 10.0) -> Question:
     )
 
 
-def seat(question: Question, mesh: Mesh) -> Seat:
-    found = seat_of(question, mesh)
-    assert isinstance(found, Seat)
+def layout(question: Question, mesh: Mesh) -> FittingLayout:
+    found = fitting_layout(question, mesh)
+    assert isinstance(found, FittingLayout)
     return found
 
 
@@ -65,15 +65,15 @@ def test_a_known_shape_has_the_parameters_that_its_authors_count(name: str) -> N
     question = asked(name)
     roomy = replace(question, accelerator=replace(question.accelerator, memory_gib=1e5))
 
-    budget = seat(roomy, Mesh()).budget
+    budget = layout(roomy, Mesh()).budget
 
     counted = budget.weight_bytes / 2e9
     assert counted == pytest.approx(BILLIONS[name], rel=0.01)
 
 
 def test_a_rank_keeps_what_the_budget_says() -> None:
-    budget = seat(asked("llama-3.1-8b"), Mesh()).budget
-    latent = seat(replace(asked("deepseek-v3", "h200"), precision="fp8"), Mesh(data=8, expert=8))
+    budget = layout(asked("llama-3.1-8b"), Mesh()).budget
+    latent = layout(replace(asked("deepseek-v3", "h200"), precision="fp8"), Mesh(data=8, expert=8))
 
     assert budget.kv_token_bytes == 2 * 32 * 8 * 128 * 2  # K and V, layers, heads, width, bytes
     taken = budget.runtime_bytes + budget.weight_bytes + budget.pass_bytes + budget.left_bytes
@@ -86,7 +86,7 @@ def test_tables_of_a_model_in_few_bits_stay_wide() -> None:
     question = asked("llama-3.1-8b")
 
     wide, narrow = (
-        seat(replace(question, precision=precision), Mesh()).budget.weight_bytes
+        layout(replace(question, precision=precision), Mesh()).budget.weight_bytes
         for precision in ("bf16", "fp8")
     )
 
@@ -112,7 +112,7 @@ def test_a_checkpoint_says_how_many_bits_it_has(
 @pytest.mark.parametrize(("chip", "hardware"), [("h100-sxm", "h100"), ("a100-80gb", "a100")])
 def test_passes_measured_on_two_accelerators_lie_in_the_interval(chip: str, hardware: str) -> None:
     """Llama 2 70B, published: the expected pass is within a quarter of the measured one."""
-    passes = seat(asked("llama-2-70b", chip), Mesh(tensor=2)).passes
+    passes = layout(asked("llama-2-70b", chip), Mesh(tensor=2)).passes
     ratios = []
     with MEASURED.open(newline="") as stream:
         for row in csv.DictReader(line for line in stream if not line.startswith("#")):

@@ -1,0 +1,39 @@
+"""The names of prompts' full blocks (`baton.core.block_hash`), over one model's KV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from baton.core.block_hash import root_hash
+from baton.core.kv_layout import KvLayout
+from baton.kernels.names.block_names import block_names
+
+FEW_BLOCKS = 16
+"""Named at once when it is not known whether any of them is cached."""
+
+
+class BlockNamer:
+    def __init__(self, layout: KvLayout) -> None:
+        self._fingerprint = layout.model_fingerprint
+        self._block_size = layout.block_size
+
+    def names(self, tokens: Sequence[int], salt: bytes) -> Iterator[bytes]:
+        """Names of all full blocks of `tokens`, made a few at first and then ever more at a time:
+        most chains are left where they meet the first unknown name."""
+        size, parent = self._block_size, self._root(salt)
+        start, stop = 0, FEW_BLOCKS
+        while start * size < len(tokens):
+            for name in block_names(parent, tokens[start * size : stop * size], size):
+                yield name
+                parent = name
+            start, stop = stop, 2 * stop
+
+    def further_names(
+        self, known: Sequence[bytes], tokens: Sequence[int], num_full: int, salt: bytes
+    ) -> Sequence[bytes]:
+        """Names of the first `num_full` blocks of `tokens` behind those that are `known`."""
+        size, parent = self._block_size, known[-1] if known else self._root(salt)
+        return block_names(parent, tokens[len(known) * size : num_full * size], size)
+
+    def _root(self, salt: bytes) -> bytes:
+        return root_hash(self._fingerprint, salt)
