@@ -112,7 +112,7 @@ class Caller:
             raise Forbidden("this API key may not use the models: its scopes are without inference")
 
     def usable(self, names: Sequence[str]) -> tuple[str, ...]:
-        """The subset of a model's `names` that it may use. Access to the first, the model's own name,
+        """The subset of a model's `names` that it may use. Access to the first, its own name,
         includes all aliases."""
         return tuple(
             name

@@ -81,8 +81,8 @@ class PlacementQueue:
         return view.decode.pool.num_open > 0 and not self._placer.has_space(view)
 
     def enter(self, attempt: PlacementAttempt, *, may_wait: bool = True) -> bool:
-        """Place the attempt, or put it in line; False if it has to wait outside. One that need not wait
-        for a prefill replica needs no space in line.
+        """Place the attempt, or put it in line; False if it has to wait outside. An attempt that
+        needs no prefill replica needs no space in line.
         """
         view = self._fleet.view(NOTHING)
         may_wait = may_wait and self._placer.has_space(view)
