@@ -1,4 +1,4 @@
-"""Errors as HTTP responses, in the shape of the API that was called: OpenAI's as a rule."""
+"""Errors as HTTP responses, in the format of the API that was called; OpenAI's by default."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ErrorBody(msgspec.Struct):
 
 
 class ErrorShape(Protocol):
-    """How an API says what went wrong."""
+    """An API's format of errors."""
 
     @property
     def body(self) -> type[msgspec.Struct]: ...
@@ -51,10 +51,10 @@ class ErrorShape(Protocol):
     def write(self, error: BaseException) -> msgspec.Struct: ...
 
     def of_status(self, status: int, message: str) -> msgspec.Struct:
-        """The error body for a path or a method that is not there."""
+        """The error body for an unknown path or method."""
 
     def names_by_status(self) -> Mapping[int, list[str]]:
-        """What tells errors of one status apart; of all that can be."""
+        """The error codes by status, of all errors that can occur."""
 
 
 class OpenAiErrors:
@@ -108,9 +108,8 @@ def error_response(error: BaseException, path: str) -> Response:
 
 
 class LingeringResponse(Response):
-    """Closes the connection a little after answering.
-
-    Closing it while the client still sends would reset it, and the answer with it.
+    """Closes the connection shortly after the answer. Closing it while the client still sends would
+    reset it, and the answer would be lost.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,7 +135,7 @@ async def on_baton_error(request: Request, error: Exception) -> Response:
 
 
 async def on_routing_error(request: Request, error: Exception) -> Response:
-    """Unknown paths and wrong methods."""
+    """Answers unknown paths and wrong methods."""
     assert isinstance(error, HTTPException)
     path, status = request.scope["path"], error.status_code
     body = error_shape(path).of_status(status, f"{request.method} {path}: {error.detail}")

@@ -1,4 +1,4 @@
-"""Reading a JSON body: bounded, and refused with the path of what is wrong with it."""
+"""Reads a JSON body, with limits; errors name the path of the fault."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATH = re.compile(r" - at (`key` in )?`(?P<path>[^`]*)`$")
 
 
 class UnknownField(InvalidRequest):
-    """`name` is no field of what lies at `path`."""
+    """The object at `path` has no field `name`."""
 
     def __init__(self, path: str, name: str) -> None:
         field = f"{path}.{name}".lstrip(".")
@@ -31,9 +31,8 @@ class UnknownField(InvalidRequest):
 
 
 async def read_body(request: Request, config: GatewayConfig) -> bytes:
-    """Raises RequestTooLarge as soon as that is known: at best before anything is read.
-
-    Raises RequestTooSlow if it comes more slowly than it may.
+    """The whole body. Raises RequestTooLarge as soon as that is known, at best before reading;
+    RequestTooSlow below the least rate.
     """
     began = asyncio.get_running_loop().time()
     try:
@@ -50,7 +49,8 @@ async def read_body(request: Request, config: GatewayConfig) -> bytes:
 async def body_chunks(
     request: Request, config: GatewayConfig, max_bytes: int
 ) -> AsyncIterator[bytes]:
-    """What is not to be held as a whole. Raises RequestTooLarge, RequestTooSlow, Cancelled."""
+    """The body in chunks, if it may be too large to hold. Raises RequestTooLarge, RequestTooSlow,
+    Cancelled."""
     _check_announced(request, max_bytes)
     began, num_bytes = asyncio.get_running_loop().time(), 0
     chunks = request.stream()
