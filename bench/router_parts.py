@@ -15,14 +15,12 @@ the first of each trace, without the longest, and with short answers. Seconds to
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean
 
 from bench.report import surroundings, table
-from bench.several_gateways import SLO_S, small
+from bench.several_gateways import SLO_S, fleet_parser, small
 
 from baton.platform.cli.runs.simulate import read
 from baton.platform.cli.runs.simulate_fleet import devices_from
@@ -66,19 +64,8 @@ def rows(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("traces", nargs="+", type=Path)
-    parser.add_argument("--device", required=True, help="as of baton simulate")
-    parser.add_argument("--prefill", type=int, default=4)
-    parser.add_argument("--decode", type=int, default=2)
+    parser = fleet_parser(__doc__, num_requests=700)
     parser.add_argument("--gateways", type=int, default=2)
-    parser.add_argument("--load", type=float, default=0.85)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=700)
-    parser.add_argument("--max-tokens", type=int, default=30_000)
-    parser.add_argument("--answer", type=int, default=8)
     asked = parser.parse_args()
     devices = devices_from(asked.device)
     setup = FleetSetup(

@@ -111,9 +111,10 @@ def small(trace: Trace, num_requests: int, max_tokens: int, answer: int) -> Trac
     )
 
 
-def main() -> None:
+def fleet_parser(description: str | None, num_requests: int) -> argparse.ArgumentParser:
+    """The options of benchmarks that play traces on a fleet, so many requests of each."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--device", required=True, help="as of baton simulate")
@@ -121,9 +122,14 @@ def main() -> None:
     parser.add_argument("--decode", type=int, default=2)
     parser.add_argument("--load", type=float, default=0.85)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--requests", type=int, default=num_requests)
     parser.add_argument("--max-tokens", type=int, default=30_000)
     parser.add_argument("--answer", type=int, default=8)
+    return parser
+
+
+def main() -> None:
+    parser = fleet_parser(__doc__, num_requests=2000)
     parser.add_argument("--first", type=float, default=120.0)
     asked = parser.parse_args()
     devices = devices_from(asked.device)

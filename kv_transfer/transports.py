@@ -15,13 +15,8 @@ import torch
 from baton.core.errors import InvalidConfig
 from baton.core.kv_arena import KvArena
 from baton.kv_transfer.handoff.transport import SendingHalf, Transport
-from baton.kv_transfer.transport.auto.auto import (
-    AutoSending,
-    AutoTransport,
-    Facts,
-    TransportOption,
-    WayReport,
-)
+from baton.kv_transfer.transport.auto.auto import AutoSending, AutoTransport, TransportOption
+from baton.kv_transfer.transport.auto.known_peers import Facts, WayReport
 from baton.kv_transfer.transport.collective.collective import CollectiveSending, CollectiveTransport
 from baton.kv_transfer.transport.control.client import ControlClient
 from baton.kv_transfer.transport.grpc import GrpcSending, GrpcTransport

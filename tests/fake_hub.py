@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
+
+from tests.served import served
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -107,12 +108,5 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def fake_hub(repo: str, files: dict[str, bytes]) -> Iterator[FakeHub]:
     hub = FakeHub(repo, files)
-    with Server(hub) as server:
-        hub.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        try:
-            yield hub
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(Server(hub)) as hub.url:
+        yield hub

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote
+
+from tests.served import served
 
 
 @dataclass(slots=True)
@@ -88,12 +89,5 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def file_server(files: dict[str, bytes]) -> Iterator[FileServer]:
     shown = FileServer(files)
-    with Server(shown) as server:
-        shown.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        try:
-            yield shown
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(Server(shown)) as shown.url:
+        yield shown

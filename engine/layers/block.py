@@ -129,17 +129,8 @@ class ParallelBlock(nn.Module):
         return add(attended, self.ffn(x)), residual
 
 
-class SplitParallelBlock(nn.Module):
+class SplitParallelBlock(Block):
     """Each reads the stream through a norm of its own; that of the feed-forward adds nothing."""
-
-    def __init__(
-        self, *, attn_norm: nn.Module, attn: Attention, ffn_norm: nn.Module, ffn: nn.Module
-    ) -> None:
-        super().__init__()
-        self.attn_norm = attn_norm
-        self.attn = attn
-        self.ffn_norm = ffn_norm
-        self.ffn = ffn
 
     def forward(
         self,

@@ -8,15 +8,13 @@
     anything else, cancellation included --> abort --> (tell P: ABORTED)       the caller recomputes
 
 A prompt may come from several sources at once, the ranks of one P: each has a stream of its own,
-and the lease is sealed when all of them are complete. P is told in the background, with a bounded
-number of attempts: whatever P answers, D has verified the bytes or given them up. If P cannot be
-told, its lease expires.
+and the lease is sealed when all of them are complete. P is told in the background (`settling.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
@@ -34,19 +32,15 @@ from baton.core.errors import (
 from baton.core.ids import Epoch, TransferId
 from baton.core.metrics import Counter, Histogram
 from baton.core.owner_thread import OwnerThread
-from baton.kv_transfer.handoff.messages import (
-    BlockRange,
-    KvPiece,
-    OpenTransfer,
-    Outcome,
-    SettleTransfer,
-)
+from baton.kv_transfer.handoff.messages import OpenTransfer, Outcome
 from baton.kv_transfer.handoff.reservation import Reservation, ReservedStream
 from baton.kv_transfer.handoff.scores import SourceScores
 from baton.kv_transfer.handoff.transport import Transport
 from baton.kv_transfer.receiving.filling import Filling
-from baton.kv_transfer.receiving.listener import NOBODY, Listener
+from baton.kv_transfer.receiving.listener import NOBODY, Listener, listened
+from baton.kv_transfer.receiving.openings import is_asked_for, once_more, opening
 from baton.kv_transfer.receiving.receiver import AbortReason, Receiver
+from baton.kv_transfer.receiving.settling import Settling
 from baton.kv_transfer.receiving.writer import Writer, WriterParts
 
 SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -140,7 +134,12 @@ class Fetcher:
             ("transport",),
         )
         self._flights: dict[TransferId, _Flight] = {}
-        self._telling: set[asyncio.Task[None]] = set()
+        self._settling = Settling(
+            transport,
+            max_attempts=self._config.max_settle_attempts,
+            timeout_s=self._config.settle_timeout_s,
+            delay_s=self._config.reopen_delay_s,
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         # Its threads end when the fetcher does.
         self._writing = WriterParts(
@@ -183,7 +182,7 @@ class Fetcher:
             raise
         finally:
             del self._flights[transfer_id]
-        self._tell(flight, Outcome.SEALED)
+        self._settling.tell(reservation, Outcome.SEALED)
         seconds = self._clock() - started
         self.seconds.observe(seconds, flight.transport)
         self.num_bytes.add(flight.num_bytes, flight.transport)
@@ -203,8 +202,7 @@ class Fetcher:
 
     async def close(self) -> None:
         """Return when every P has been told, or cannot be. The transport stays open."""
-        while self._telling:
-            await asyncio.wait(self._telling)
+        await self._settling.done()
 
     async def _fill(self, flight: _Flight) -> None:
         """Run all streams to their end. Raises what the first one to fail raised."""
@@ -230,10 +228,10 @@ class Fetcher:
     async def _fill_stream(self, flight: _Flight, filling: Filling, index: int) -> None:
         stream, num_reopened = flight.reservation.streams[index], 0
         writer = Writer(filling, index, self._writing, flight.listener)
-        opening = _opening(flight, stream)
+        asked = opening(flight.reservation, stream)
         try:
             while True:
-                cut = await self._read(flight, stream, opening, writer)
+                cut = await self._read(flight, stream, asked, writer)
                 await writer.flush()
                 first_block = filling.first_missing(index)
                 if first_block == stream.blocks.stop:
@@ -241,14 +239,14 @@ class Fetcher:
                 corrupt = writer.take_corrupt()
                 self._take_note(flight, corrupt)
                 if corrupt and cut is None:
-                    opening = _once_more(opening, corrupt)
+                    asked = once_more(asked, corrupt)
                     continue
                 if num_reopened == self._config.max_reopened:
                     raise cut or TransferCut(f"{stream.source.address} ended the stream early")
                 await asyncio.sleep(self._config.reopen_delay_s * 2**num_reopened)
                 num_reopened += 1
                 flight.num_reopened += 1
-                opening = replace(opening, first_block=first_block, only=())
+                asked = replace(asked, first_block=first_block, only=())
         finally:
             writer.close()
             flight.num_duplicates += writer.num_duplicates
@@ -256,14 +254,14 @@ class Fetcher:
                 self._scores.record(stream.source.epoch, stream.source.address, self._clock())
 
     async def _read(
-        self, flight: _Flight, stream: ReservedStream, opening: OpenTransfer, writer: Writer
+        self, flight: _Flight, stream: ReservedStream, asked: OpenTransfer, writer: Writer
     ) -> TransferCut | None:
         """Hand the pieces of one stream to its writer until it ends; what cut it, if it was."""
         try:
-            opened = self._transport.open(stream.source.address, opening)
+            opened = self._transport.open(stream.source.address, asked)
             async with aclosing(opened) as pieces:
-                async for piece in _listened(pieces, flight.listener):
-                    if not _is_asked_for(piece, opening):
+                async for piece in listened(pieces, flight.listener):
+                    if not is_asked_for(piece, asked):
                         piece.release()
                         raise CorruptPiece(f"{stream.source.address} sends no piece a second time")
                     flight.num_bytes += piece.num_bytes
@@ -298,71 +296,4 @@ class Fetcher:
         # A piece that is on its way to a worker finds no lease any more.
         transfer_id = flight.reservation.transfer_id
         self._owner.post(partial(self._receiver.abort, transfer_id, reason))
-        self._tell(flight, Outcome.ABORTED)
-
-    def _tell(self, flight: _Flight, outcome: Outcome) -> None:
-        lease = flight.reservation
-        for source in {stream.source for stream in lease.streams}:
-            request = SettleTransfer(
-                transfer_id=lease.transfer_id,
-                sender_epoch=source.epoch,
-                receiver_epoch=lease.receiver_epoch,
-                outcome=outcome,
-            )
-            task = asyncio.ensure_future(self._settle(source.address, request))
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
-
-    async def _settle(self, address: str, request: SettleTransfer) -> None:
-        for attempt in range(self._config.max_settle_attempts):
-            try:
-                async with asyncio.timeout(self._config.settle_timeout_s):
-                    await self._transport.settle(address, request)
-                return
-            except (TransferCut, TimeoutError):
-                await asyncio.sleep(self._config.reopen_delay_s * 2**attempt)
-            except TransferError:
-                return  # another incarnation, say: it holds nothing of ours
-
-
-async def _listened(
-    pieces: AsyncGenerator[KvPiece, None], listener: Listener
-) -> AsyncIterator[KvPiece]:
-    while True:
-        with listener.listening():
-            piece = await anext(pieces, None)
-        if piece is None:
-            return
-        # Of bytes that are yet to come, its writer tells.
-        listener.hear(0 if piece.executor is not None else piece.num_bytes, piece.transport)
-        yield piece
-
-
-def _opening(flight: _Flight, stream: ReservedStream) -> OpenTransfer:
-    """The opening for everything that the stream is to bring."""
-    return OpenTransfer(
-        transfer_id=flight.reservation.transfer_id,
-        sender_epoch=stream.source.epoch,
-        receiver_epoch=flight.reservation.receiver_epoch,
-        layout=stream.wanted,
-        first_block=stream.blocks.start,
-    )
-
-
-def _once_more(opening: OpenTransfer, corrupt: Sequence[CorruptPiece]) -> OpenTransfer:
-    """`opening` for these pieces alone."""
-    only = tuple(
-        BlockRange(plane, error.blocks.start, error.blocks.stop)
-        for error in corrupt
-        for plane in range(error.plane, error.plane + error.num_planes)
-    )
-    return replace(opening, first_block=min(span.start for span in only), only=only)
-
-
-def _is_asked_for(piece: KvPiece, opening: OpenTransfer) -> bool:
-    """A sender that knows of no `only` sends everything: too much for the sake of a piece."""
-    start, stop = piece.first_block, piece.first_block + piece.num_blocks
-    return not opening.only or all(
-        any(of == plane and first <= start and stop <= end for of, first, end in opening.only)
-        for plane in piece.planes
-    )
+        self._settling.tell(flight.reservation, Outcome.ABORTED)

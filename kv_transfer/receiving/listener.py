@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
+
+from baton.kv_transfer.handoff.messages import KvPiece
 
 
 class Listener(Protocol):
@@ -24,3 +27,17 @@ class _Nobody:
 
 
 NOBODY = _Nobody()
+
+
+async def listened(
+    pieces: AsyncGenerator[KvPiece, None], listener: Listener
+) -> AsyncIterator[KvPiece]:
+    """The pieces of a stream, of which `listener` hears."""
+    while True:
+        with listener.listening():
+            piece = await anext(pieces, None)
+        if piece is None:
+            return
+        # Of bytes that are yet to come, its writer tells.
+        listener.hear(0 if piece.executor is not None else piece.num_bytes, piece.transport)
+        yield piece

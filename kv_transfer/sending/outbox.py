@@ -31,9 +31,10 @@ from baton.core.gathering import Gathering
 from baton.core.owner_thread import OwnerThread
 from baton.kv_transfer.handoff.messages import OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import LentPiece
-from baton.kv_transfer.sending.pieces import BlockRead, SendingStream
+from baton.kv_transfer.sending.pieces import BlockRead
 from baton.kv_transfer.sending.read_ahead import ReadAhead
 from baton.kv_transfer.sending.sender import Sender
+from baton.kv_transfer.sending.stream import SendingStream
 
 log = logging.getLogger(__name__)
 

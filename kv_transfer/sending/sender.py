@@ -40,14 +40,8 @@ from baton.kv_transfer.handoff.outcomes import EndedTransfer, RecentOutcomes
 from baton.kv_transfer.layouts.plan import check_features, check_layouts
 from baton.kv_transfer.sending.held_share import HeldShare
 from baton.kv_transfer.sending.offer import Offer
-from baton.kv_transfer.sending.pieces import (
-    BlockRead,
-    HeadRange,
-    SendingStream,
-    head_ranges,
-    progress_of,
-    together,
-)
+from baton.kv_transfer.sending.pieces import BlockRead, HeadRange, head_ranges
+from baton.kv_transfer.sending.stream import SendingStream, progress_of, together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ import asyncio
 import time
 
 from baton.core.kv_layout import KvLayout
-from baton.kv_transfer.transport.auto.auto import AutoTransport, WayReport
+from baton.kv_transfer.transport.auto.auto import AutoTransport
+from baton.kv_transfer.transport.auto.known_peers import WayReport
 from baton.kv_transfer.transports import AUTO, Transports
 from baton.platform.machine.node import read_node
 from baton.proto import replica_pb2 as pb

@@ -7,8 +7,7 @@ scheduled   whoever comes and goes beside it, in chunks, preempted, from a prefi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from tests.tiny_checkpoints import (
     make_mistral,
     make_qwen3,
 )
+from tests.torch_threads import threads
 
 from baton.core.sampling import SamplingParams
 from baton.engine.assemble import engine_around
@@ -171,16 +171,6 @@ class Served:
             run(self._alone)
             self._answers[key] = request.output
         return self._answers[key]
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def step(engine: Engine) -> None:

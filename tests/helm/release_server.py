@@ -18,6 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from tests.served import served
+
 Manifest = dict[str, Any]
 NAMESPACE = "prod"
 PLURALS = {
@@ -172,19 +174,13 @@ class ReleaseServer:
     def serve(self) -> Iterator[str]:
         """The text of a kubeconfig."""
         handler = type("Handler", (_Handler,), {"of": self})
-        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield _kubeconfig(f"http://127.0.0.1:{server.server_port}")
-        finally:
-            with self.changed:
-                self.is_over = True
-                self.changed.notify_all()
-            server.shutdown()
-            thread.join()
-            server.server_close()
+        with served(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
+            try:
+                yield _kubeconfig(url)
+            finally:
+                with self.changed:
+                    self.is_over = True
+                    self.changed.notify_all()
 
 
 def _discovery(steps: list[str]) -> Manifest:

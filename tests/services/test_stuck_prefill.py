@@ -27,7 +27,7 @@ from baton.core.messages import PrefillDone, PrefillRequest
 from baton.decode_service import pulling
 from baton.engine.passes.echo import echo_output
 from baton.kv_transfer.receiving import source_patience, source_watch
-from baton.kv_transfer.sending import pieces
+from baton.kv_transfer.sending import stream
 from baton.prefill_service.worker import PrefillWorker
 
 PROMPT = list(range(3, 83))
@@ -176,7 +176,7 @@ async def test_kv_that_is_late_is_computed_here_once_that_takes_no_longer_than_w
 async def test_of_kv_that_stops_to_come_what_has_come_is_kept_and_the_rest_alone_is_got(
     monkeypatch: pytest.MonkeyPatch, silence_s: float, second: str
 ) -> None:
-    monkeypatch.setattr(pieces, "MAX_SPAN_BLOCKS", 4)  # five pieces or more
+    monkeypatch.setattr(stream, "MAX_SPAN_BLOCKS", 4)  # five pieces or more
     monkeypatch.setattr(pulling, "MIN_ASKED_TOKENS", 4)
     monkeypatch.setattr(source_patience, "LATE_PART", 1.0)
     chaotic = {"chaos": {"enabled": True}}
@@ -218,7 +218,7 @@ async def test_of_kv_that_stops_to_come_what_has_come_is_kept_and_the_rest_alone
 async def test_a_request_cancelled_while_kv_is_late_holds_nothing_and_what_came_is_cached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pieces, "MAX_SPAN_BLOCKS", 4)
+    monkeypatch.setattr(stream, "MAX_SPAN_BLOCKS", 4)
     monkeypatch.setattr(source_patience, "MOST_S", 100.0)
     async with running_fleet(changes={"chaos": {"enabled": True}}) as fleet:
         let_layers_leave_together(fleet)

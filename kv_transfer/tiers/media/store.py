@@ -13,21 +13,18 @@ after the pause.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeVar
 
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import CorruptPiece
 from baton.kv_transfer.tiers.media.base import TierStats
-from baton.kv_transfer.tiers.media.file_system import file_system, modified_at, protocols
-from baton.kv_transfer.tiers.media.files import read_whole, write_whole
 from baton.kv_transfer.tiers.media.lru import Lru
+from baton.kv_transfer.tiers.media.objects import Objects
 from baton.kv_transfer.tiers.media.record import (
     VERSION,
     BlockRecord,
@@ -73,9 +70,7 @@ class StoreTier:
         self.capacity_bytes = capacity_bytes
         self.stats = TierStats()
         self._format = format_
-        self._fs, root = file_system(url)
-        self._root = f"{root.rstrip('/')}/v{VERSION}"
-        self._is_folder = "file" in protocols(self._fs)
+        self._objects = Objects(url, f"v{VERSION}")
         self._clock = clock
         self._paused_until = float("-inf")
         self._listed_at = float("-inf")
@@ -146,7 +141,7 @@ class StoreTier:
         if self._is_paused or is_over:
             return False
         with self.stats.timed("write_s"):
-            is_written = self._try(lambda: self._write(key, record)) is not None
+            is_written = self._does(lambda: self._objects.write(key, self._format.encode(record)))
         if is_written:
             with self._lock:
                 self._overdue.pop(key, None)  # it is another record now
@@ -183,7 +178,7 @@ class StoreTier:
             return True
         if self._is_paused or key in self._overdue:
             return False
-        if not self._try(lambda: self._fs.exists(self._path(key))):
+        if not self._try(lambda: self._objects.exists(key)):
             return False
         self._is_known(key)
         return True
@@ -192,7 +187,7 @@ class StoreTier:
         key = self._format.file_name(name)
         if self._is_paused or key in self._overdue:
             return None
-        data = self._try(lambda: self._fetch(key))
+        data = self._try(lambda: self._objects.read(key, self._format.file_bytes))
         if data is None:
             with self._lock:
                 self._lru.remove(key)
@@ -200,33 +195,12 @@ class StoreTier:
         try:
             record = self._format.decode(data, name)
         except CorruptPiece as error:
-            log.warning("%s is dropped: %s", self._path(key), error)
+            log.warning("%s is dropped: %s", self._objects.path(key), error)
             self.stats.count(num_corrupt=1)
             self._remove(key)
             return None
         self._is_known(key)
         return record
-
-    def _fetch(self, key: str) -> bytes | bytearray | None:
-        path = self._path(key)
-        try:
-            if not self._is_folder:
-                data: bytes = self._fs.cat_file(path)
-                return data
-            with suppress(OSError):  # it may be read-only here, or somebody else's
-                os.utime(path)
-            return read_whole(Path(path), self._format.file_bytes)
-        except FileNotFoundError:
-            return None
-
-    def _write(self, key: str, record: BlockRecord) -> bool:
-        path, parts = self._path(key), self._format.encode(record)
-        if self._is_folder:
-            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            write_whole(Path(path), parts, fsync=False)
-        else:
-            self._fs.pipe_file(path, b"".join(parts))
-        return True
 
     def _remove(self, key: str) -> None:
         with self._lock:
@@ -247,7 +221,7 @@ class StoreTier:
     def _remove_from_store(self, key: str) -> None:
         if self._is_paused:
             return
-        if self._try(lambda: self._unlink(key)):
+        if self._does(lambda: self._objects.remove(key)):
             with self._lock:
                 self._overdue.pop(key, None)
                 self._removal_delay = 1
@@ -257,33 +231,16 @@ class StoreTier:
                 self._removes_after_s = self._clock() + RETRY_AFTER_S * self._removal_delay
                 self._removal_delay = min(2 * self._removal_delay, MAX_REMOVAL_DELAY)
 
-    def _unlink(self, key: str) -> bool:
-        with suppress(FileNotFoundError):  # another replica was first
-            self._fs.rm_file(self._path(key))
-        return True
-
     def _list(self) -> None:
         """What is there by now, everybody's."""
-        found = self._try(self._found)
+        listed = self._try(self._objects.listed)
         self._listed_at, self._num_bytes_since = self._clock(), 0
-        if found is not None:
+        if listed is not None:
             with self._lock:
                 self._lru.clear()
-                for key, size in found:
-                    if key not in self._overdue:
+                for key, size in listed:
+                    if is_record_name(key.rpartition("/")[2]) and key not in self._overdue:
                         self._lru.add(key, size)
-
-    def _found(self) -> list[tuple[str, int]]:
-        """Keys and sizes, the oldest first."""
-        self._fs.invalidate_cache(self._root)
-        listed: dict[str, dict[str, Any]] = self._fs.find(self._root, detail=True)
-        records = [
-            (path, info) for path, info in listed.items() if is_record_name(path.rpartition("/")[2])
-        ]
-        records.sort(key=lambda found: modified_at(found[1]))
-        return [
-            ("/".join(path.split("/")[-2:]), int(info.get("size") or 0)) for path, info in records
-        ]
 
     def _is_known(self, key: str) -> None:
         with self._lock:
@@ -291,14 +248,15 @@ class StoreTier:
                 self._lru.clear()
             self._lru.add(key, self._format.file_bytes)
 
-    def _path(self, key: str) -> str:
-        return f"{self._root}/{key}"
-
     def _map(self, function: Callable[[Any], T], values: Iterable[Any]) -> Iterable[T]:
         try:
             return self._at_once.map(function, values)
         except RuntimeError:  # closed meanwhile
             return ()
+
+    def _does(self, function: Callable[[], object]) -> bool:
+        """Whether the far side does not refuse."""
+        return self._try(lambda: (function(),)) is not None
 
     def _try(self, function: Callable[[], T]) -> T | None:
         """None, and a pause, if the far side refuses."""

@@ -6,19 +6,19 @@ then              the fastest; of transports about equally fast, the one named f
 one fails         it is left alone for a while, and the next best is taken
 
 With `require` no other transport is ever taken, not even at first: a peer that none of them reaches
-is refused (`check`), so that nothing is computed there in vain. What was learnt belongs to one
-incarnation of a peer. How fast a transport is holds, for a while, for all peers of its host that
-describe themselves alike: to those it is set up and tried, but not measured.
+is refused (`check`), so that nothing is computed there in vain. What is known of peers, and what
+of it holds for others of their hosts, is in `known_peers.py`: to those a transport is set up and
+tried, but not measured.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -27,7 +27,16 @@ from baton.core.errors import NoTransport, TransferCut, TransferError, Transport
 from baton.core.ids import Epoch
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import LentPiece, Parcel, Transport
-from baton.kv_transfer.transport.auto.probe import Prober, ProbeRound
+from baton.kv_transfer.transport.auto.known_peers import (
+    MAX_PEERS,
+    Facts,
+    KnownPeers,
+    Peer,
+    SharedMeasurements,
+    WayReport,
+    best,
+)
+from baton.kv_transfer.transport.auto.probe import Prober
 from baton.kv_transfer.transport.control.client import ControlClient
 
 log = logging.getLogger(__name__)
@@ -36,27 +45,12 @@ SAFE = "grpc"
 """Works wherever replicas can reach each other."""
 PROBE_BYTES = (64 << 10, 4 << 20)
 """A small one, which also sets the way up, and one that is measured."""
-ABOUT_EQUAL = 0.6
-"""A way with this share of the fastest one's rate is as good. One short probe each, on a machine
-that does other things as well, tells no finer than that."""
 DEMOTED_S = 60.0
 UNMEASURED_S = 60.0
 """Seconds before a transport that could not be measured is measured again."""
 MAX_CUTS = 2
 """Streams in a row that may break on a way before it is left alone."""
 MEETING_TIMEOUT_S = 5.0
-MAX_PEERS = 256
-SHARED_S = 600.0
-"""Seconds for which what was measured of one peer holds for others of its host."""
-
-
-class Facts(msgspec.Struct, frozen=True):
-    """What a peer must be known by to tell which ways could lead to it."""
-
-    names: tuple[str, ...]
-    """Names of the transports it sends by."""
-    host: str
-    device: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,49 +60,6 @@ class TransportOption:
     transport: Callable[[], Transport]
     fits: Callable[[str, Facts], bool]
     """Whether it could lead to the peer at this address."""
-
-
-@dataclass(slots=True)
-class _Record:
-    """What is known of one way to one peer."""
-
-    measured: ProbeRound | None = None
-    num_cuts: int = 0
-    demoted_until: float = 0.0
-    reason: str = ""
-    """Why it was demoted, or could not be measured."""
-
-
-@dataclass(slots=True, eq=False)
-class _Peer:
-    address: str
-    epoch: Epoch
-    record_by_way: dict[str, _Record] = field(default_factory=dict)
-    """Records of the ways that could work; best by name first. Empty before the peer was met."""
-    is_met: bool = False
-    theirs: Facts | None = None
-    """What it says of itself, once it is met."""
-    why_not: str = ""
-    """Why none is left, once it is met."""
-    meeting: asyncio.Task[None] | None = None
-    measuring: asyncio.Task[None] | None = None
-    measured_until: float = 0.0
-    """Nothing is measured before."""
-    chosen: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WayReport:
-    """One way to one peer, for operators."""
-
-    address: str
-    epoch: Epoch
-    name: str
-    is_chosen: bool
-    bytes_per_s: float | None
-    latency_s: float | None
-    is_demoted: bool
-    reason: str
 
 
 class AutoTransport:
@@ -132,22 +83,20 @@ class AutoTransport:
         self._prober = Prober(control, clock=clock)
         self._require = require
         self._clock = clock
-        self._peers: OrderedDict[str, _Peer] = OrderedDict()
+        self._peers = KnownPeers()
         self._one_at_a_time = asyncio.Semaphore(1)
-        self._shared: OrderedDict[tuple[Facts, str], tuple[ProbeRound, float]] = OrderedDict()
-        """Measurements of one peer and when they were made, by the facts of peers and by
-        transport."""
+        self._shared = SharedMeasurements(clock, MAX_PEERS * len(self._ways))
 
     async def check(self, address: str, sender: Epoch, receiver: Epoch) -> None:
         """Meet a peer before anything is computed there, if `require` is set."""
         if not self._require:
             return
-        peer = self._peer(address, sender)
+        peer = self._peers.at(address, sender)
         await self._meet_once(peer, receiver)
         self._check_met(peer)
 
     async def open(self, address: str, request: OpenTransfer) -> AsyncGenerator[KvPiece, None]:
-        peer = self._peer(address, request.sender_epoch)
+        peer = self._peers.at(address, request.sender_epoch)
         name = await self._choose(peer, request.receiver_epoch)
         self.num_streams[name] += 1
         transport = self._ways[name].transport()
@@ -155,7 +104,7 @@ class AutoTransport:
             async with aclosing(transport.open(address, request)) as pieces:
                 async for piece in pieces:
                     yield replace(piece, transport=name)
-            self._record(peer, name).num_cuts = 0
+            peer.way(name).num_cuts = 0
         except TransferCut as error:
             self._note_cut(peer, name, error)
             raise
@@ -170,7 +119,7 @@ class AutoTransport:
 
     async def close(self) -> None:
         """The transports it chose from are not its own."""
-        tasks = [task for peer in self._peers.values() for task in _tasks_of(peer)]
+        tasks = [task for peer in self._peers for task in peer.tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -178,28 +127,14 @@ class AutoTransport:
 
     async def measured(self) -> None:
         """Return when nothing is being measured."""
-        while tasks := [task for peer in self._peers.values() for task in _tasks_of(peer)]:
+        while tasks := [task for peer in self._peers for task in peer.tasks]:
             if all(task.done() for task in tasks):
                 return
             await asyncio.wait(tasks)
 
     def ways(self) -> list[WayReport]:
         """What is known at this moment."""
-        now = self._clock()
-        return [
-            WayReport(
-                address=peer.address,
-                epoch=peer.epoch,
-                name=name,
-                is_chosen=name == peer.chosen,
-                bytes_per_s=record.measured.bytes_per_s if record.measured else None,
-                latency_s=record.measured.latency_s if record.measured else None,
-                is_demoted=record.demoted_until > now,
-                reason=record.reason,
-            )
-            for peer in self._peers.values()
-            for name, record in peer.record_by_way.items()
-        ]
+        return self._peers.reports(self._clock())
 
     def metrics(self) -> dict[str, float]:
         streams = {
@@ -216,38 +151,25 @@ class AutoTransport:
             rates[key] = max(rates.get(key, 0.0), way.bytes_per_s or 0.0)
         return {**streams, **demotions, **rates, "transport_refused_total": self.num_refused}
 
-    def _peer(self, address: str, epoch: Epoch) -> _Peer:
-        peer = self._peers.get(address)
-        if peer is None or peer.epoch != epoch:
-            _stop(peer)
-            peer = self._peers[address] = _Peer(address, epoch)
-        self._peers.move_to_end(address)
-        while len(self._peers) > MAX_PEERS:
-            _stop(self._peers.popitem(last=False)[1])
-        return peer
-
-    def _record(self, peer: _Peer, name: str) -> _Record:
-        return peer.record_by_way.setdefault(name, _Record())
-
-    async def _choose(self, peer: _Peer, receiver: Epoch) -> str:
+    async def _choose(self, peer: Peer, receiver: Epoch) -> str:
         """Raises NoTransport, or what keeps the peer from being met."""
         if not peer.is_met and SAFE in self._ways:
             return SAFE
         await self._meet_once(peer, receiver)
         self._check_met(peer)
-        chosen = _best(peer.record_by_way, self._clock(), SAFE if SAFE in self._ways else "")
+        chosen = best(peer.way_by_name, self._clock(), SAFE if SAFE in self._ways else "")
         if chosen != peer.chosen:
             log.info("KV from %s comes by %s", peer.address, chosen)
             peer.chosen = chosen
         return chosen
 
-    def _check_met(self, peer: _Peer) -> None:
+    def _check_met(self, peer: Peer) -> None:
         if peer.why_not:
             self.num_refused += 1
             log.error("%s", peer.why_not)
             raise NoTransport(peer.why_not)
 
-    async def _meet_once(self, peer: _Peer, receiver: Epoch) -> None:
+    async def _meet_once(self, peer: Peer, receiver: Epoch) -> None:
         if peer.is_met:
             return
         if peer.meeting is None:
@@ -259,7 +181,7 @@ class AutoTransport:
             if meeting.done() and peer.meeting is meeting:
                 peer.meeting = None  # should it have failed, it may be tried again
 
-    async def _meet(self, peer: _Peer, receiver: Epoch) -> None:
+    async def _meet(self, peer: Peer, receiver: Epoch) -> None:
         try:
             async with asyncio.timeout(MEETING_TIMEOUT_S):
                 reply = await self._control.meet(peer.address, self.name, peer.epoch, receiver)
@@ -270,8 +192,8 @@ class AutoTransport:
             theirs = Facts(names=(SAFE,), host="", device="")
         fitting = [name for name, way in self._ways.items() if way.fits(peer.address, theirs)]
         for name in fitting:
-            self._record(peer, name)
-        peer.record_by_way = {name: peer.record_by_way[name] for name in fitting}
+            peer.way(name)
+        peer.way_by_name = {name: peer.way_by_name[name] for name in fitting}
         peer.is_met, peer.theirs = True, theirs
         if not fitting:
             peer.why_not = (
@@ -279,86 +201,53 @@ class AutoTransport:
                 f"{peer.address}, which sends by {', '.join(theirs.names)}"
             )
 
-    def _note_cut(self, peer: _Peer, name: str, error: TransferCut) -> None:
-        record = self._record(peer, name)
-        record.num_cuts += 1
-        has_failed = isinstance(error, TransportFailed) or record.num_cuts >= MAX_CUTS
+    def _note_cut(self, peer: Peer, name: str, error: TransferCut) -> None:
+        way = peer.way(name)
+        way.num_cuts += 1
+        has_failed = isinstance(error, TransportFailed) or way.num_cuts >= MAX_CUTS
         if not has_failed or name == SAFE:
             return
-        record.num_cuts = 0
-        record.demoted_until, record.reason = self._clock() + DEMOTED_S, str(error)
+        way.num_cuts = 0
+        way.demoted_until, way.reason = self._clock() + DEMOTED_S, str(error)
         self.num_demotions[name] += 1
         log.warning("no KV by %s from %s for %g s: %s", name, peer.address, DEMOTED_S, error)
 
-    def _learn(self, peer: _Peer, receiver: Epoch) -> None:
+    def _learn(self, peer: Peer, receiver: Epoch) -> None:
         """Measure the ways to this peer behind everybody's back, if that has yet to be done."""
-        is_known = self._peers.get(peer.address) is peer
-        if is_known and peer.measuring is None and self._clock() >= peer.measured_until:
+        if (
+            self._peers.has(peer)
+            and peer.measuring is None
+            and self._clock() >= peer.measured_until
+        ):
             peer.measuring = asyncio.create_task(self._measure(peer, receiver))
 
-    async def _measure(self, peer: _Peer, receiver: Epoch) -> None:
+    async def _measure(self, peer: Peer, receiver: Epoch) -> None:
         try:
             await self._meet_once(peer, receiver)
         except TransferError as error:
             log.info("the ways to %s are not known: %s", peer.address, error)
-        for name, record in list(peer.record_by_way.items()):  # a stream may add to them
-            if record.measured is None:
+        for name, way in list(peer.way_by_name.items()):  # a stream may add to them
+            if way.measured is None:
                 async with self._one_at_a_time:
                     await self._measure_way(peer, name, receiver)
-        if not peer.is_met or any(way.measured is None for way in peer.record_by_way.values()):
+        if not peer.is_met or any(way.measured is None for way in peer.way_by_name.values()):
             peer.measured_until = self._clock() + (UNMEASURED_S if peer.is_met else 0.0)
             peer.measuring = None  # again, at the end of some later stream
 
-    async def _measure_way(self, peer: _Peer, name: str, receiver: Epoch) -> None:
-        record, transport = peer.record_by_way[name], self._ways[name].transport()
-        elsewhere = self._measured_elsewhere(peer, name)
+    async def _measure_way(self, peer: Peer, name: str, receiver: Epoch) -> None:
+        way, transport = peer.way_by_name[name], self._ways[name].transport()
+        elsewhere = self._shared.of(peer, name)
         try:
             for num_bytes in PROBE_BYTES if elsewhere is None else PROBE_BYTES[:1]:
                 measured = await self._prober.measure(
                     transport, peer.address, peer.epoch, receiver, num_bytes
                 )
-            record.measured, record.reason = elsewhere or measured, ""
+            way.measured, way.reason = elsewhere or measured, ""
             if elsewhere is None:
-                self._share(peer, name, measured)
+                self._shared.add(peer, name, measured)
         except TransferError as error:
-            record.reason = f"could not be measured: {error}"
-            log.info("%s from %s %s", name, peer.address, record.reason)
-
-    def _measured_elsewhere(self, peer: _Peer, name: str) -> ProbeRound | None:
-        """Recent measurement of this transport from another peer of the same host."""
-        if peer.theirs is None or not peer.theirs.host:
-            return None
-        measured, at = self._shared.get((peer.theirs, name), (None, 0.0))
-        return measured if self._clock() < at + SHARED_S else None
-
-    def _share(self, peer: _Peer, name: str, measured: ProbeRound) -> None:
-        if peer.theirs is None:
-            return
-        self._shared[peer.theirs, name] = measured, self._clock()
-        self._shared.move_to_end((peer.theirs, name))
-        if len(self._shared) > MAX_PEERS * len(self._ways):
-            self._shared.popitem(last=False)
-
-
-def _best(record_by_way: Mapping[str, _Record], now: float, safe: str) -> str:
-    """The fastest, of what works at present; if nothing does, what has rested longest."""
-    working = {name: way for name, way in record_by_way.items() if way.demoted_until <= now}
-    if not working:
-        return min(record_by_way, key=lambda name: record_by_way[name].demoted_until)
-    rates = {name: way.measured.bytes_per_s for name, way in working.items() if way.measured}
-    if not rates:
-        return safe if safe in working else next(iter(working))
-    fastest = max(rates.values())
-    return next(name for name, rate in rates.items() if rate >= ABOUT_EQUAL * fastest)
-
-
-def _tasks_of(peer: _Peer) -> list[asyncio.Task[None]]:
-    return [task for task in (peer.meeting, peer.measuring) if task is not None]
-
-
-def _stop(peer: _Peer | None) -> None:
-    for task in _tasks_of(peer) if peer is not None else ():
-        task.cancel()
+            way.reason = f"could not be measured: {error}"
+            log.info("%s from %s %s", name, peer.address, way.reason)
 
 
 _NOBODY = Facts(names=(), host="", device="")

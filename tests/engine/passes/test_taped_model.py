@@ -17,6 +17,7 @@ from tests.engine.model_runs import (
     scrambled_tables,
 )
 from tests.tiny_checkpoints import FAMILIES, VOCAB_SIZE, make_llama
+from tests.torch_threads import threads
 
 from baton.engine.batch.batch import Chunk
 from baton.engine.batch.static_batch import PassLimits
@@ -45,10 +46,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+    with threads(request.param):
+        yield request.param
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -126,11 +125,9 @@ def test_a_request_gets_the_same_bits_in_any_company_and_in_any_chunks(
 def test_threads_have_no_influence(tmp_path: Path) -> None:
     runner = make_runner(make_llama(tmp_path), dtype="bfloat16")
     found = []
-    before = torch.get_num_threads()
     for num_threads in (1, 2, 3):
-        torch.set_num_threads(num_threads)
-        found.append(play(runner, PASSES["mixed"]))
-    torch.set_num_threads(before)
+        with threads(num_threads):
+            found.append(play(runner, PASSES["mixed"]))
 
     assert same_bits(found[0], found[1]) and same_bits(found[0], found[2])
 

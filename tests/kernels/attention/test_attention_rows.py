@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kernels.passes import empty_arena, sequences_of
+from tests.torch_threads import threads
 from torch import Tensor
 
 from baton.kernels.attention.layer_kv import LayerKv
@@ -86,12 +87,8 @@ LENGTH = 600
 
 
 def on_threads(num_threads: int, attend: Callable[[], Tensor]) -> Tensor:
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
+    with threads(num_threads):
         return attend()
-    finally:
-        torch.set_num_threads(before)
 
 
 def given_prompt(layer: Layer, dtype: torch.dtype, length: int) -> tuple[Tensor, Arena, Tensor]:

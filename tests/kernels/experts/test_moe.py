@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from tests.torch_threads import threads
 from torch import Tensor
 
 from baton.kernels.cpu import operators
@@ -40,10 +41,8 @@ SHAPES = {
 
 @pytest.fixture(params=[1, 2])
 def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+    with threads(request.param):
+        yield request.param
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

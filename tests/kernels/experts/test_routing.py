@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.torch_threads import threads
 from torch import Tensor
 
 from baton.kernels.cpu.library import library
@@ -44,10 +45,8 @@ def assert_as_defined(found: Routed, num_experts: int, experts: Tensor, shares: 
 
 @pytest.fixture(params=[1, 2])
 def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+    with threads(request.param):
+        yield request.param
 
 
 @pytest.mark.skipif(library() is None, reason="no compiled operators here")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.kernels.passes import sequences_of
+from tests.torch_threads import threads
 from torch import Tensor
 
 from baton.kernels.cache_write import index_write as writing
@@ -33,11 +34,9 @@ def choose_as_a_gpu(*inputs: Any) -> Chosen:
 
 
 @pytest.fixture(params=[1, 4])
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
+def on_threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    with threads(request.param):
+        yield
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def test_keys_are_rotated_and_kept_as_defined(dtype: torch.dtype, is_interleaved
 
 
 @compiled
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("on_threads")
 @each_dtype
 @pytest.mark.parametrize("num_chosen", [1, 4, 7, 40])
 @pytest.mark.parametrize("heads", [1, 5, 32, 70])
@@ -166,7 +165,7 @@ def test_a_key_that_is_no_number_is_chosen_last(choose: Choose) -> None:
 
 
 @compiled
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("on_threads")
 @each_dtype
 def test_a_token_chooses_the_same_whatever_is_computed_beside_it(dtype: torch.dtype) -> None:
     requests = [(3, 700), (40, 1300), (1, 5)]

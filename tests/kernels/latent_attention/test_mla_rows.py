@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kernels.passes import sequences_of
+from tests.torch_threads import threads
 from torch import Tensor
 
 from baton.kernels.cpu.operators import Pass, runs
@@ -69,12 +70,8 @@ def given_prompt(layer: Latents, dtype: torch.dtype, length: int) -> tuple[Tenso
 
 
 def on_threads(num_threads: int, attend: Callable[[], Tensor]) -> Tensor:
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
+    with threads(num_threads):
         return attend()
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("layer", LAYERS)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import torch
+from tests.torch_threads import threads
 from torch import Tensor
 from torch.nn import functional
 
@@ -64,16 +64,6 @@ def assert_rounded(found: Tensor, exact: Tensor) -> None:
     """As near as float32 sums of a few hundred terms of about 1, stored in the dtype of `found`."""
     errors = {torch.float32: 1e-5, torch.bfloat16: 2.0**-8}
     torch.testing.assert_close(found.double(), exact, rtol=errors[found.dtype], atol=2e-4)
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import torch
+from tests.torch_threads import threads
 from torch import Tensor
 from torch.nn import functional
 
@@ -35,16 +35,6 @@ def assert_rounded(found: Tensor, exact: Tensor, num_terms: int) -> None:
     errors = {torch.float32: 1e-6, torch.bfloat16: 2.0**-8}
     slack = 2.0**-22 * num_terms
     torch.testing.assert_close(found.double(), exact, rtol=errors[found.dtype], atol=slack)
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.torch_threads import threads
 
 from baton.kernels.sampling import gumbel, token_filter
 from baton.kernels.sampling.best_token import best_token
@@ -171,9 +172,7 @@ def test_a_row_gone_bad_still_gives_a_token_and_disturbs_no_other(bad: float) ->
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_a_row_draws_the_same_alone_and_beside_others(num_threads: int) -> None:
     scores, draws = normal(5, 9000, 3.0), make_draws(5, top_p=0.95, temperature=0.8)
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
+    with threads(num_threads):
         together = drawn(scores, draws)
         for row in range(5):
             this = torch.tensor([row])
@@ -182,8 +181,6 @@ def test_a_row_draws_the_same_alone_and_beside_others(num_threads: int) -> None:
             )
             alone = Draws(torch.tensor([0]), draws.temperature[this], filters, draws.streams[this])
             assert drawn(scores[row : row + 1], alone) == [together[row]]
-    finally:
-        torch.set_num_threads(before)
 
 
 def mixed_draws(rows: list[int]) -> Draws:

@@ -35,7 +35,8 @@ from baton.kv_transfer.handoff.reservation import Reservation
 from baton.kv_transfer.receiving.filling import Fill, Filling
 from baton.kv_transfer.receiving.placing import place
 from baton.kv_transfer.receiving.receiver import AbortReason
-from baton.kv_transfer.sending.pieces import BlockRead, HeadRange, Progress, SendingStream, cuts
+from baton.kv_transfer.sending.pieces import BlockRead, HeadRange, cuts
+from baton.kv_transfer.sending.stream import Progress, SendingStream
 
 FAMILIES = [tuple(range(start, start + 18)) for start in (0, 50)]
 """Prompts are beginnings of these, so that prefixes are often shared."""

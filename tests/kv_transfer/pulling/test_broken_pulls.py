@@ -23,7 +23,7 @@ from baton.core.errors import TransferCut, Unavailable
 from baton.core.ids import TransferId
 from baton.kv_transfer.handoff.messages import KvPiece
 from baton.kv_transfer.pulling.prefix_fetch import FetchedPrefix, PrefixOffer
-from baton.kv_transfer.sending import pieces
+from baton.kv_transfer.sending import stream
 
 
 async def test_a_source_that_fails_is_a_note_and_no_error() -> None:
@@ -61,7 +61,7 @@ async def test_what_came_before_a_transfer_broke_off_for_good_is_not_asked_for_a
         return piece
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "MAX_SPAN_BLOCKS", 2)
+        patch.setattr(stream, "MAX_SPAN_BLOCKS", 2)
         async with peers(cut) as (world, fetcher):
             await fill_cache(world)
 

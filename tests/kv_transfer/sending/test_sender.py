@@ -27,8 +27,9 @@ from baton.core.ids import TransferId, new_epoch
 from baton.core.kv_pool import Holder, HolderKind
 from baton.kv_transfer.handoff.lease import Computation
 from baton.kv_transfer.handoff.messages import Outcome
-from baton.kv_transfer.sending.pieces import BlockRead, SendingStream
+from baton.kv_transfer.sending.pieces import BlockRead
 from baton.kv_transfer.sending.sender import SenderConfig
+from baton.kv_transfer.sending.stream import SendingStream
 
 DECODE = DecodeReplica()
 LEASE = Holder(HolderKind.LEASE, TRANSFER)

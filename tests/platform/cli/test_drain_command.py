@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.free_ports import free_ports
+from tests.served import served
 from typer.testing import CliRunner
 
 from baton.gateway.access.config import GatewayConfig
@@ -41,15 +41,8 @@ def gateway(
         def log_message(self, format: str, *args: Any) -> None:
             """Quietly."""
 
-    server = HTTPServer(("127.0.0.1", port), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
-    finally:
-        server.shutdown()
-        thread.join(60)
-        server.server_close()
+    with served(HTTPServer(("127.0.0.1", port), Handler)) as url:
+        yield url, asked
 
 
 def left(num_open: int) -> tuple[int, dict[str, Any]]:

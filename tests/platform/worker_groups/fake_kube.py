@@ -16,6 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from tests.served import served
+
 Manifest = dict[str, Any]
 REASONS = {403: "Forbidden", 404: "NotFound", 409: "Conflict", 410: "Expired", 422: "Invalid"}
 
@@ -119,15 +121,8 @@ class FakeKube:
     def serve(self) -> Iterator[str]:
         """Its URL."""
         handler = type("Handler", (_Handler,), {"kube": self})
-        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            server.server_close()
+        with served(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
+            yield url
 
 
 class _Handler(BaseHTTPRequestHandler):

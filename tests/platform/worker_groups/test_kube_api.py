@@ -20,6 +20,7 @@ from tests.platform.worker_groups.simulated_cluster import (
     config_of,
     group,
 )
+from tests.served import served
 
 from baton.core.clock import ManualClock
 from baton.core.errors import Unavailable
@@ -135,14 +136,8 @@ def dashboard(answers: dict[str, Any]) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body)
 
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with served(HTTPServer(("127.0.0.1", 0), Handler)) as url:
+        yield url
 
 
 def listed(*items: Any, of: int | None = None) -> Any:

@@ -136,8 +136,8 @@ def test_a_store_that_fails_is_let_alone_for_a_while(
     def refuse(*args: object) -> None:
         raise Refused
 
-    monkeypatch.setattr(tier, "_write", refuse)
-    monkeypatch.setattr(tier, "_fetch", refuse)
+    monkeypatch.setattr(tier._objects, "write", refuse)
+    monkeypatch.setattr(tier._objects, "read", refuse)
     assert not tier.put(record_of(2))
     assert not tier.put(record_of(3)) and tier.read(names_of(1)) == []
     monkeypatch.undo()
@@ -159,7 +159,7 @@ def test_what_is_struck_while_the_store_is_let_alone_is_removed_after_that(
     def refuse(*args: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(tier, "_unlink", refuse)
+    monkeypatch.setattr(tier._objects, "remove", refuse)
     for number in (1, 2):  # the first begins the pause, the second comes within it
         tier.remove(name_of(number))
     assert len(objects_in(url)) == 2 and tier.stats.num_errors == 1
@@ -193,7 +193,7 @@ def test_removals_that_fail_at_once_put_off_the_next_as_one(
         all_try.wait(60)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(tier, "_unlink", refuse)
+    monkeypatch.setattr(tier._objects, "remove", refuse)
     for number in range(MAX_AT_ONCE):
         tier.remove(name_of(number))
     all_try = threading.Barrier(MAX_AT_ONCE)
@@ -217,9 +217,9 @@ def test_a_store_that_hangs_does_not_keep_overdue_removals_from_closing(
     def refuse(*args: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(tier, "_unlink", refuse)
+    monkeypatch.setattr(tier._objects, "remove", refuse)
     tier.remove(name_of(1))
-    monkeypatch.setattr(tier, "_unlink", lambda key: goes_on.wait(300))
+    monkeypatch.setattr(tier._objects, "remove", lambda key: goes_on.wait(300))
     monkeypatch.setattr(store, "CLOSE_WITHIN_S", 0.01)
     clock.advance(RETRY_AFTER_S)
     closing = threading.Thread(target=tier.close, daemon=True)

@@ -15,7 +15,8 @@ from baton.core.errors import TransferError
 from baton.core.ids import Epoch, TransferId, new_epoch
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.layouts.integrity import unit_checksums
-from baton.kv_transfer.transport.auto.auto import AutoTransport, Facts, TransportOption
+from baton.kv_transfer.transport.auto.auto import AutoTransport, TransportOption
+from baton.kv_transfer.transport.auto.known_peers import Facts
 from baton.kv_transfer.transport.control.client import ControlClient, ProbeOffer
 
 SENDER, RECEIVER = new_epoch(), new_epoch()

@@ -11,8 +11,9 @@ from tests.kv_transfer.world import KV_BYTES, connected
 from baton.core.errors import TransferAborted, TransferCut, TransferError, TransportFailed
 from baton.core.ids import Epoch, TransferId, new_epoch
 from baton.core.wire_security import WireSecurity
-from baton.kv_transfer.transport.auto import auto
-from baton.kv_transfer.transport.auto.auto import AutoTransport, Facts
+from baton.kv_transfer.transport.auto import auto, known_peers
+from baton.kv_transfer.transport.auto.auto import AutoTransport
+from baton.kv_transfer.transport.auto.known_peers import Facts
 from baton.kv_transfer.transports import TRANSPORTS, TransportParts, create_transport
 from baton.proto.channels import Channels
 
@@ -140,7 +141,7 @@ async def test_peers_of_one_host_are_measured_once_and_again_after_a_while() -> 
     assert it.control.num_offered == 4 * num_probes + 2 * num_tries
 
     it.control.facts = Facts(("shm", "gloo", "grpc"), "host", "cpu")
-    it.clock.now += auto.SHARED_S
+    it.clock.now += known_peers.SHARED_S
     it.by_name["shm"].piece_s = 9.0
     assert await learn_of(7) == {"gloo"}
 
@@ -197,19 +198,19 @@ async def test_a_peer_that_could_not_be_met_is_met_later() -> None:
 
 
 async def test_only_so_many_peers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "MAX_PEERS", 1)
+    monkeypatch.setattr(known_peers, "MAX_PEERS", 1)
     it = Neighbours({"shm": 1.0})
 
     for port in range(3):
-        it.auto._peer(f"there:{port}", SENDER)
+        it.auto._peers.at(f"there:{port}", SENDER)
 
-    assert list(it.auto._peers) == ["there:2"]
+    assert [peer.address for peer in it.auto._peers] == ["there:2"]
 
 
 async def test_closing_ends_what_is_being_measured() -> None:
     it = Neighbours({"shm": 1.0, "grpc": 2.0})
     await it.fetch()
-    measuring = it.auto._peers[ADDRESS].measuring
+    [measuring] = [peer.measuring for peer in it.auto._peers]
     assert measuring is not None
 
     await it.auto.close()

@@ -14,7 +14,7 @@ from baton.core.errors import (
     TransferCut,
     TransportFailed,
 )
-from baton.kv_transfer.transport.auto.auto import Facts
+from baton.kv_transfer.transport.auto.known_peers import Facts
 from baton.kv_transfer.transports import TransportParts, create_transport
 
 
