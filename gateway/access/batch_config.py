@@ -30,4 +30,4 @@ class BatchConfig(ConfigNode, frozen=True, kw_only=True):
     takeover_s: Seconds = 15.0
     """Seconds without a heartbeat of a batch's gateway after which another gateway continues it."""
     keep_s: Seconds = 30 * DAY_S
-    """How long files of batches, and batches that have ended, are kept."""
+    """Seconds that files of batches, and batches that have ended, are kept."""

@@ -39,8 +39,8 @@ class TenantConfig(ConfigNode, frozen=True, kw_only=True):
     """Names of the models that its keys are for: `served_model_name`, which stands for all names
     of a model, or some of its `model_aliases`. Other models are refused (403). Empty: any."""
     kv_share: Fraction | None = None
-    """Share of each replica's KV blocks that its requests and its cache may take, and that is kept
-    for it. Empty: it may take what the shares of the others leave, and nothing is kept for it."""
+    """Share of each replica's KV blocks that is reserved for its requests and cache, and that they
+    may not exceed. Empty: no reservation; it uses the blocks that the others' shares leave."""
     min_priority: Priority | None = None
     """The smallest `priority` that its requests may ask for. Empty: gateway.min_priority. From 0
     on, headers cannot give them a tighter objective than their class has."""
@@ -73,7 +73,7 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     """The address on which both public ports listen. `0.0.0.0` lets other machines in."""
     port: Port = 8000
-    """OpenAI-compatible HTTP."""
+    """The port of the OpenAI-compatible HTTP API."""
     grpc_port: Port = 8001
     """The public gRPC service, `baton.v1.Inference`."""
     admin_host: str = "127.0.0.1"
@@ -138,19 +138,20 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """A request that would wait longer for a place is refused (429), at once if that can be
     foreseen. Empty: it waits until its time limit."""
     slo_classes: dict[str, SloClassConfig] = msgspec.field(default_factory=dict)
-    """Service level objectives by name; the header `x-gateway-inference-objective` names one. Other
-    names are ignored: gateways before this one send theirs."""
+    """Service level objectives by name; the header `x-gateway-inference-objective` names one.
+    Unknown names are ignored, since gateways in front of this one may send their own."""
     slo_class: str = ""
     """The class of requests that name none. Empty: they have no objective."""
     policy: str = DEFAULT_POLICY
-    """How the replica that computes a prompt is chosen; docs/router.md has all there are."""
+    """The routing policy: how the replica that computes a prompt is chosen; docs/router.md lists
+    them."""
     kept_decisions: Annotated[int, msgspec.Meta(ge=0)] = 2048
-    """The number of recent requests, of the last hour, that can be asked why they ran where they
-    ran (`baton explain`), and what another policy would have made of them (`baton replay`)."""
+    """Recent requests, of the last hour, whose placement decisions are kept for `baton explain` and
+    `baton replay`."""
     short_prompt_tokens: Annotated[int, msgspec.Meta(ge=0)] = LOCAL_PREFILL_TOKENS
-    """Prompts with at most this many uncached tokens are computed by the decode replica itself,
-    where that costs no more than a handoff: those who decode there wait for it. 0: none for being
-    short, only what nobody else can compute, or what would wait clearly longer elsewhere."""
+    """Prompts with at most this many uncached tokens are computed by the decode replica itself, if
+    delaying its decodes costs no more than a handoff. 0: decode replicas only compute prompts that
+    no prefill replica can, or that would wait clearly longer there."""
     max_choices: Count = 128
     """Completions of one request: its prompts times `n` or `best_of`."""
     tool_parser: Literal[
@@ -170,46 +171,47 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
         "gemma",
         "harmony",
     ] = "auto"
-    """How the model writes tool calls. `auto` reads it off the chat template, and is `generic`
-    where that tells nothing: tools are described in the system message, and calls asked for in
-    Hermes' format. `none`: no calls but those that a request forces."""
+    """The model's tool-call format. `auto` detects it from the chat template, else takes `generic`:
+    tools are described in the system message, with calls in Hermes' format. `none`: only calls that
+    a request forces."""
     tool_schemas: Literal["hold", "strict"] = "hold"
-    """What holds calls under `tool_choice: auto` to the schemas of their tools. `hold`: a grammar,
-    from where a call begins, if the format allows for one; a GPU then waits for the host between
-    steps while such a request runs. `strict`: that of tools that say `strict: true`; with others
-    the model is trusted, but for format `generic`."""
+    """Whether calls under `tool_choice: auto` are constrained to their tools' schemas. `hold`: by a
+    grammar, from the beginning of a call on, if the format allows it; while such a request runs, a
+    GPU waits for the host between steps. `strict`: only for tools with `strict: true`, and for the
+    format `generic`."""
     reasoning_parser: Literal["auto", "none", "think", "harmony"] = "auto"
-    """How the model marks its reasoning. `auto` reads it off the chat template."""
+    """The model's reasoning format. `auto` detects it from the chat template."""
     chat_template: str = ""
     """A Jinja file on the gateways' machines, or the template itself, in place of all of the
     model's chat templates. Empty: those that come with the model."""
     trust_request_chat_template: bool = False
-    """Requests may bring a template of their own (`chat_template`), as with vLLM. It runs in the
-    sandbox in which the model's runs, for 2 s of CPU time at most, and meanwhile the gateway
-    answers nobody else."""
+    """Allow requests to bring their own template (`chat_template`), as in vLLM. It runs in the same
+    sandbox as the model's, for 2 s of CPU time at most, during which the gateway serves no other
+    request."""
     reranker: Literal["auto", "qwen3"] = "auto"
-    """How pairs of texts are judged. `auto`: as the model's files say. `qwen3`: as Qwen3-Reranker,
-    whose first checkpoints do not say it: by the logits of yes and no, behind its authors' prompt.
+    """How pairs of texts are scored. `auto`: by the model's files. `qwen3`: like Qwen3-Reranker,
+    whose first checkpoints lack these settings: by the logits of yes and no after its authors'
+    prompt.
     """
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
     """Fields of a request's body that Baton does not know, or that do nothing on this model.
-    `ignore`: the header `x-baton-ignored` names them; those that would change the output are
-    refused all the same."""
+    `ignore`: the header `x-baton-ignored` names them; fields that would change the output are
+    always refused."""
     hosted_tools: Literal["refuse", "ignore"] = "refuse"
     """Tools that only run at OpenAI's or Anthropic's own servers, such as `web_search`. `ignore`:
-    the model is not offered them, and the header `x-baton-ignored` names them."""
+    they are left out, and the header `x-baton-ignored` names them."""
     resume_window_s: Seconds = 60.0
-    """How long a resumable stream goes on, and is kept, without a client."""
+    """Seconds that a resumable stream continues, and is kept, without a client."""
     max_resumable_bytes: Count = 64 * MEBIBYTE
     """Bytes of all resumable streams together; a stream that does not fit is refused (429)."""
     access_log: bool = False
-    """A line of the log for every call: method, path, status, seconds, request id, tenant, and the
-    key's name. Nothing of prompts or outputs."""
+    """Log a line for every call: method, path, status, seconds, request id, tenant and the key's
+    name; never prompts or outputs."""
     console: bool = True
-    """Serve the page `/console`: a playground, requests explained, replicas. It is open to whoever
-    reaches the port, as `/docs` is; what it shows needs the key that its reader gives it."""
+    """Serve the page `/console`: a playground, requests explained, replicas. The page needs no key,
+    like `/docs`; the data it shows needs the key that its user enters."""
     cors_origins: tuple[str, ...] = ()
-    """Web pages of these origins may call the HTTP API; `*` is any. Empty: none may."""
+    """Origins whose web pages may call the HTTP API (CORS); `*` allows any. Empty: none."""
     tls_cert_file: str = ""
     """PEM certificate chain for both ports. Empty: no encryption."""
     tls_key_file: str = ""

@@ -19,4 +19,4 @@ class StorageConfig(ConfigNode, frozen=True, kw_only=True):
     """The most bytes of all values. When full, the oldest responses of the owner with the most are
     dropped; files and batches never are. 0: nothing is stored."""
     response_ttl_s: Seconds = 30 * DAY_S
-    """How long a response is kept."""
+    """Seconds that a response is kept."""

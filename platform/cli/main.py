@@ -23,7 +23,7 @@ with a function of its name, or with an `app` of several commands."""
 
 
 class _Commands(Mapping[str, Any]):
-    """The commands by name. One is imported when it is asked for: most need not what others do."""
+    """The commands by name. Each is imported only when used."""
 
     def __getitem__(self, name: str) -> Any:
         if name not in COMMANDS:
@@ -71,7 +71,7 @@ app = typer.Typer(
 def _show_version(*, is_asked: bool) -> None:
     if is_asked:
         from importlib.metadata import (
-            version,  # reads all that is installed, which nobody else needs
+            version,  # slow: reads all installed packages
         )
 
         typer.echo(f"baton {version('baton-llm')}")

@@ -161,10 +161,10 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy` draws random weights by `config.json` alone, for benchmarks."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes a GPU where there is one."""
+    """The device of the replicas. `auto` takes a GPU if there is one."""
     log_format: LogFormat = "text"
-    """The format of the log of every process. `json`: an object a line, with ts, level, source,
-    logger, message, and request_id where it is about a request."""
+    """The log format of every process. `json`: one object per line, with ts, level, source, logger,
+    message and, for a request, request_id."""
     log_level: LogLevel = "info"
     """The lowest level that gateways and replicas log."""
     prefill: PrefillConfig = PrefillConfig()

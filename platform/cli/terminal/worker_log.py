@@ -1,9 +1,9 @@
-"""What replicas and gateways log, shown by `baton serve`.
+"""Shows the logs of replicas and gateways in `baton serve`.
 
     replica --stderr--> Ray's log monitor --batches of lines--> WorkerLog --> our standard error
 
-Ray's workers also print what is of no use to an operator; that is shown with --verbose only. What
-Ray's node says, such as of a worker that was killed, becomes a line of our log (`rays_words.py`).
+Other output of Ray's workers is shown with --verbose only. Messages of Ray's node, for example
+about a killed worker, become lines of our log (`rays_words.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class WorkerLog:
         self._min_level = logging.INFO if shows_all else logging.WARNING
         self._shows_all = shows_all
         self._is_shown_by_stream: dict[tuple[Any, ...], bool] = {}
-        """Whether the record written last there was shown: its further lines then are."""
+        """By process: whether its last record was shown, since further lines of it follow that."""
 
     def __call__(self, batch: Mapping[str, Any]) -> None:
         lines: Sequence[str] = batch.get("lines", ())
@@ -48,7 +48,7 @@ class WorkerLog:
 
 
 class NodeLog:
-    """Takes the place of Ray's printing: says each thing once until another is said."""
+    """Replaces Ray's printing; drops repeated messages."""
 
     def __init__(self, *, shows_all: bool) -> None:
         self._shows_all = shows_all
@@ -63,7 +63,7 @@ class NodeLog:
 
 
 def follow_workers(worker_log: WorkerLog, node_log: NodeLog) -> None:
-    """Take the place of Ray's own printing, once `ray.init(log_to_driver=True)` has returned."""
+    """Replace Ray's own printing, after `ray.init(log_to_driver=True)` has returned."""
     from ray._private import worker
     from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 
