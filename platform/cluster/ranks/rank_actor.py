@@ -102,6 +102,7 @@ class RankActor:
 def _follow(assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
     from baton.engine.assemble import find_device, follow_lead
     from baton.engine.mesh.ranks import join
+    from baton.kv_transfer.transports import registering
     from baton.platform.machine.rank_cores import RankCores
     from baton.platform.replica.replica import engine_config
 
@@ -111,10 +112,13 @@ def _follow(assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
     cores.use()
     if is_on_cpu:
         cores.place_threads()
+    # On CPUs the lead has this rank's memory mapped; of equal replicas it lends its own.
+    is_lent_here = not (is_on_cpu or meeting.mesh.engine.has_whole_models)
     follow_lead(
         assignment.folder,
         engine_config(config, role),
         join(meeting, rank),
+        introduce=registering(config.kv_ways) if is_lent_here else None,
         dtype=config.dtype,
         device=config.device,
         load_format=config.load_format,

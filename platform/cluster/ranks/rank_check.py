@@ -106,7 +106,9 @@ def _check_transport(config: DeploymentConfig) -> None:
     names: tuple[str, ...] = (transfer.transport,)
     if transfer.transport == AUTO:
         key, names = "require", transfer.require
-    carries = [name for name, kind in TRANSPORTS.items() if not kind.reads_arena]
+    carries = [
+        name for name, kind in TRANSPORTS.items() if kind.reads_shares or not kind.reads_arena
+    ]
     if names and not set(names) & set(carries):
         raise InvalidConfig(
             f"transfer.{key}: {', '.join(names)} would read KV where it lies, and that of "
