@@ -7,6 +7,7 @@ started.
 from __future__ import annotations
 
 import importlib
+import itertools
 import logging
 import os
 import signal
@@ -25,7 +26,7 @@ from rich.console import Console
 from baton.core.cores import usable_cores
 from baton.core.errors import BatonError
 from baton.gateway.text.model_files import ModelFiles
-from baton.platform.cli.runs.deploy import Ports, deploy
+from baton.platform.cli.runs.deploy import Ports, Watch, deploy
 from baton.platform.cli.runs.out_of_memory import OutOfMemory
 from baton.platform.cli.runs.process_session import end_with_parent
 from baton.platform.cli.runs.start_check import StartCheck
@@ -55,6 +56,8 @@ RAY_STARTS = 2
 makes more: they may need longer, and find in memory the next time what they read."""
 WATCH_PERIOD_S = 1.0
 """How often it is looked whether the kernel had to end somebody."""
+REPLICAS_PERIOD = 3
+"""One such look in so many asks the registry who is there."""
 
 
 class _Stop(BaseException):
@@ -93,9 +96,7 @@ def run(config: DeploymentConfig, folder: Path, check: StartCheck, *, is_verbose
                 lent = None if config.ray.address else folder
                 ports = deploy(config, lent, report, watch)
         _announce(config, folder, ports, time.monotonic() - started)
-        while True:
-            time.sleep(WATCH_PERIOD_S)
-            watch()
+        _watch_on(Watch(config), watch)
     except (_Stop, SystemExit):  # the latter from Ray's own handler, while it starts
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         return 0
@@ -115,6 +116,14 @@ def run(config: DeploymentConfig, folder: Path, check: StartCheck, *, is_verbose
         if is_started:
             _shut_down(config)
     return 0
+
+
+def _watch_on(replicas: Watch, watch: Callable[[], None]) -> None:
+    for second in itertools.count():
+        time.sleep(WATCH_PERIOD_S)
+        watch()
+        if second % REPLICAS_PERIOD == 0:
+            replicas.look()
 
 
 def _unwatched() -> None:
