@@ -73,4 +73,4 @@ class OutputGrammars:
                 del self._known[next(iter(self._known))]
             self._known[grammar] = fault
         if (known := self._known[grammar]) is not None:
-            raise InvalidRequest(known.message, field=field)
+            raise InvalidRequest(f"{field}: {known.message}", field=field)

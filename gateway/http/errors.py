@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Protocol
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from baton.core.errors import (
@@ -138,5 +141,19 @@ async def on_routing_error(request: Request, error: Exception) -> Response:
     """Answers unknown paths and wrong methods."""
     assert isinstance(error, HTTPException)
     path, status = request.scope["path"], error.status_code
-    body = error_shape(path).of_status(status, f"{request.method} {path}: {error.detail}")
+    allowed = Headers(error.headers or {}).get("allow")
+    remedy = f"use {allowed}" if allowed else _meant(path, request.scope["app"].routes)
+    message = f"{request.method} {path}: {error.detail}; {remedy}"
+    body = error_shape(path).of_status(status, message)
     return json_response(body, status=status, headers=dict(error.headers or {}))
+
+
+def _meant(path: str, routes: Sequence[BaseRoute]) -> str:
+    """What an unknown path is nearly; most lack the /v1, or have it twice."""
+    names = {one.path for one in routes if isinstance(one, Route) and not one.param_convertors}
+    bare = path.rstrip("/").removeprefix("/v1")
+    found = f"/v1{bare}" if f"/v1{bare}" in names else bare if bare in names else None
+    if found is None:
+        found = next(iter(get_close_matches(path, names, n=1, cutoff=0.8)), None)
+    listed = "GET /docs lists what there is"
+    return f"did you mean {found}? {listed}" if found else listed

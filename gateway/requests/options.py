@@ -37,8 +37,13 @@ class Range(NamedTuple):
         return is_above and value <= self.high
 
     def __str__(self) -> str:
-        least = f"above {self.low:g}" if self.excludes_low else f"at least {self.low:g}"
-        return least if math.isinf(self.high) else f"{least} and at most {self.high:g}"
+        least = f"above {shown(self.low)}" if self.excludes_low else f"at least {shown(self.low)}"
+        return least if math.isinf(self.high) else f"{least} and at most {shown(self.high)}"
+
+
+def shown(number: float) -> str:
+    """Whole numbers with all of their digits."""
+    return str(number) if isinstance(number, int) else f"{number:g}"
 
 
 def _doc(text: str) -> Meta:

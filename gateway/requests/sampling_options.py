@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from baton.core.errors import ContextExceeded, InvalidRequest
 from baton.core.sampling import Grammar, SamplingParams
-from baton.gateway.requests.options import RANGES, SamplingOptions, is_huge
+from baton.gateway.requests.options import RANGES, SamplingOptions, is_huge, shown
 from baton.gateway.text.model_files import BATON_DEFAULTS, SamplingDefaults
 
 MAX_STOPS = 64
@@ -144,8 +144,8 @@ def _check_ranges(options: SamplingOptions, rules: SamplingRules) -> None:
     for name, allowed in RANGES.items():
         value = getattr(options, name)
         if value is not None and value not in allowed:
-            shown = "a number far beyond that" if is_huge(value) else f"{value:g}"
-            raise rules.invalid(name, f"must be {allowed}; got {shown}")
+            got = "a number far beyond that" if is_huge(value) else shown(value)
+            raise rules.invalid(name, f"must be {allowed}; got {got}")
 
 
 def _max_tokens(options: SamplingOptions, rules: SamplingRules, num_prompt: int) -> int:

@@ -49,7 +49,19 @@ def _command(name: str) -> Any:
         alone.command(name)(getattr(module, name))
         command = typer.main.get_command(alone)
     command.name = name
+    _flow(command)
     return command
+
+
+def _flow(command: Any) -> None:
+    """Let help break its lines where the terminal ends, not where the code's lines end."""
+    paragraphs = (command.help or "").split("\n\n")
+    command.help = "\n\n".join(
+        paragraph if "\n " in paragraph else paragraph.replace("\n", " ")
+        for paragraph in paragraphs
+    )
+    for inner in getattr(command, "commands", {}).values():
+        _flow(inner)
 
 
 class LazyCommands(OneLineErrors):

@@ -140,7 +140,7 @@ def _check_pair(
         )
     best = max(working, key=lambda way: way.bytes_per_s)
     others = [f"not {way.transport}: {way.error}" for way in ways if not way.works]
-    seen = f"{best.transport} {best.bytes_per_s / 1e9:.2f} GB/s"
+    seen = _speed(best)
     taken = next((way for way in ways if way.chosen), None)
     if taken is not None and taken.works and taken.bytes_per_s < best.bytes_per_s / 2:
         return Finding(
@@ -150,5 +150,11 @@ def _check_pair(
             remedy="set transfer.transport to auto, or let it measure again: restart the receiver",
             where=where,
         )
+    if taken is not None and taken.works and taken is not best:
+        seen = f"{_speed(taken)}, which is taken; {seen} at its fastest"
     seen = "; ".join((seen, *others))
     return Finding(name="KV transport", status=Status.OK, seen=seen, where=where)
+
+
+def _speed(way: TransportMeasurement) -> str:
+    return f"{way.transport} {way.bytes_per_s / 1e9:.2f} GB/s"

@@ -59,8 +59,9 @@ def _table(report: dict[str, Any]) -> Table:
     )
     table.add_column("replica", no_wrap=True)
     table.add_column("state", no_wrap=True)
-    for name in COLUMNS:
+    for name in COLUMNS[:-1]:
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column(COLUMNS[-1], justify="right")  # words: they may break, where numbers must not
     for pool, replicas in report["pools"].items():
         for replica in replicas:
             table.add_row(replica["replica"], *_cells(replica, pool))

@@ -9,6 +9,7 @@ Ray is imported inside functions, since its environment must be set first.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable
@@ -18,11 +19,14 @@ from typing import TYPE_CHECKING, Any
 from baton.core.errors import InvalidConfig
 from baton.core.replicas import Membership
 from baton.gateway.requests.readiness import missing
+from baton.platform.cli.terminal.replica_news import ReplicaNews
 from baton.platform.cli.terminal.start_report import StartReport
 from baton.platform.config.deployment import DeploymentConfig
 
 if TYPE_CHECKING:  # Ray is imported once its environment is set
     from ray.serve.schema import ApplicationStatusOverview
+
+log = logging.getLogger(__name__)
 
 Ports = tuple[int, int, int]
 """Ports of HTTP, gRPC and the operators' API; 0 where there is none."""
@@ -105,6 +109,28 @@ def come_up(
         look()
         time.sleep(PATIENCE_S)
     return ports
+
+
+class Watch:
+    """Says which replicas went and came since the last look, as the registry has it."""
+
+    def __init__(self, config: DeploymentConfig) -> None:
+        from ray import serve
+
+        from baton.platform.config.live import REGISTRY
+
+        registry = serve.get_deployment_handle(REGISTRY, config.ray.app_name)
+        self._known = _Answer(registry.membership.remote)
+        self._news = ReplicaNews(config.wanted_replicas)
+
+    def look(self) -> None:
+        try:
+            lines = self._news.lines(self._known.take()) if self._known.has_come(LOOK_S) else []
+        except Exception as error:  # of Ray, whose head may be away: no reason to end what serves
+            log.debug("the registry could not be asked: %s", error)
+            return
+        for line in lines:
+            log.warning("%s", line)
 
 
 def wait_for(ask: Callable[[], Any], look: Callable[[], None]) -> Any:

@@ -6,6 +6,7 @@ It has its own process session (`process_session.py`). SIGTERM ends it, and ever
 from __future__ import annotations
 
 import importlib
+import itertools
 import logging
 import os
 import signal
@@ -24,7 +25,7 @@ from rich.console import Console
 from baton.core.cores import usable_cores
 from baton.core.errors import BatonError
 from baton.gateway.text.model_files import ModelFiles
-from baton.platform.cli.runs.deploy import Ports, deploy
+from baton.platform.cli.runs.deploy import Ports, Watch, deploy
 from baton.platform.cli.runs.out_of_memory import OutOfMemory
 from baton.platform.cli.runs.process_session import end_with_parent
 from baton.platform.cli.runs.start_check import StartCheck
@@ -54,6 +55,8 @@ RAY_STARTS = 2
 machine; the second time their files are in memory."""
 WATCH_PERIOD_S = 1.0
 """Seconds between checks for processes ended by the OOM killer."""
+REPLICAS_PERIOD = 3
+"""Every how many such checks the registry is asked which replicas there are."""
 
 
 class _Stop(BaseException):
@@ -92,9 +95,7 @@ def run(config: DeploymentConfig, folder: Path, check: StartCheck, *, is_verbose
                 lent = None if config.ray.address else folder
                 ports = deploy(config, lent, report, watch)
         _announce(config, folder, ports, time.monotonic() - started)
-        while True:
-            time.sleep(WATCH_PERIOD_S)
-            watch()
+        _watch_on(Watch(config), watch)
     except (_Stop, SystemExit):  # SystemExit by Ray's own handler, while it starts
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         return 0
@@ -114,6 +115,14 @@ def run(config: DeploymentConfig, folder: Path, check: StartCheck, *, is_verbose
         if is_started:
             _shut_down(config)
     return 0
+
+
+def _watch_on(replicas: Watch, watch: Callable[[], None]) -> None:
+    for second in itertools.count():
+        time.sleep(WATCH_PERIOD_S)
+        watch()
+        if second % REPLICAS_PERIOD == 0:
+            replicas.look()
 
 
 def _unwatched() -> None:

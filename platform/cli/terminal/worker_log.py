@@ -12,10 +12,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from baton.core.clock import Clock, monotonic
 from baton.platform.cli.terminal.rays_words import in_one_line
 from baton.platform.observe.logs import CONTINUED, Lines, LogFormat, as_info, level_of
 
 log = logging.getLogger(__name__)
+
+AGAIN_S = 5.0
+"""The same line after so long is about something else, such as another process that died."""
 
 
 class WorkerLog:
@@ -50,16 +54,19 @@ class WorkerLog:
 class NodeLog:
     """Replaces Ray's printing; drops repeated messages."""
 
-    def __init__(self, *, shows_all: bool) -> None:
+    def __init__(self, *, shows_all: bool, clock: Clock = monotonic) -> None:
         self._shows_all = shows_all
+        self._clock = clock
         self._last = ""
+        self._said_at = 0.0
 
     def __call__(self, data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
         for text in data.get("lines", ()):
             line = text.strip() if self._shows_all else in_one_line(text)
-            if line and line != self._last:
+            now = self._clock()
+            if line and (line != self._last or now - self._said_at >= AGAIN_S):
                 log.warning("%s", line)
-                self._last = line
+                self._last, self._said_at = line, now
 
 
 def follow_workers(worker_log: WorkerLog, node_log: NodeLog) -> None:
