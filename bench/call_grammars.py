@@ -1,4 +1,4 @@
-"""What it costs to hold the calls of tools to their schemas: python -m bench.call_grammars
+"""The cost of constraining tool calls to their schemas: python -m bench.call_grammars
 
 Milliseconds on one thread, for a vocabulary of a large model's size that is drawn by chance: to
 check a grammar (a gateway and a replica, once), to start from it again (each request), and for each

@@ -1,4 +1,4 @@
-"""Loads whose rate changes, as traces: what planners of pools are held to.
+"""Traces with changing rates, for measuring the planner.
 
     steps       LOW, HIGH, LOW, each a third of the time
     sinusoid    LOW to HIGH and back, once

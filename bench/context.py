@@ -1,4 +1,4 @@
-"""What a long prompt takes on one rank, and on two that share its tokens, one thread each.
+"""Times a long prompt on one rank, and on two context-parallel ranks, with one thread each.
 
     model     that of small_llama.py
     pass      one prompt, nothing of it in the cache; one output
@@ -36,7 +36,7 @@ NUM_RANKS = 2
 class Took:
     wall_s: float
     own_s: float
-    """Of the processor, to this process."""
+    """CPU seconds of this process."""
 
 
 def engine_config(num_tokens: int) -> EngineConfig:
@@ -53,7 +53,7 @@ def time_pass(runner: Runner, chunks: Sequence[Chunk]) -> Took:
 
 
 def exchanged_bytes(chunks: Sequence[Chunk], block_bytes: int) -> int:
-    """That the lead sends in a pass."""
+    """Bytes that the lead sends in a pass."""
     shares = share_tokens(chunks, NUM_RANKS, BLOCK_SIZE)
     assert shares is not None
     most = max(sum(len(p.blocks_of(chunks, BLOCK_SIZE)) for p in share) for share in shares)

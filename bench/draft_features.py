@@ -81,7 +81,7 @@ class Shape:
     layout: KvLayout
     width: int
     num_active: int
-    """Parameters that a token has to do with."""
+    """Active parameters per token."""
 
     @classmethod
     def of(cls, name: str, kv_dtype: str) -> Shape:
@@ -203,7 +203,7 @@ def _way(
 
 
 async def _seconds_per_byte() -> float:
-    """Of a larger handoff more than of a smaller one."""
+    """Seconds per byte, from the difference of a larger and a smaller handoff."""
     small, large = 1, 16
     found = await measure_transfers(("grpc",), (small, large), MAX_PIECE_BYTES, is_quick=True)
     seconds = {size: median(found[size, "grpc"]) for size in (small, large)}

@@ -1,4 +1,4 @@
-"""Ray with an empty Serve application: what a start of `baton serve` cannot be faster than.
+"""Times Ray with an empty Serve application: a lower bound of `baton serve`'s start.
 
 python -m bench.empty_application            prints ANSWERED when the application does, then ends
 python -m bench.empty_application ADDRESS    the same in a cluster that is there, until standard

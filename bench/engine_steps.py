@@ -1,4 +1,4 @@
-"""What a step of the engine costs besides the model, and what the demo model costs.
+"""Times an engine step without the model, and the demo model.
 
     schedule -> forward: inputs | the runner | commit of computed tokens -> sample
 
@@ -64,7 +64,7 @@ class StepCost:
 
     @property
     def overhead(self) -> float:
-        """All that is not the runner."""
+        """Microseconds outside the runner."""
         return self.whole - self.runner
 
 
@@ -137,7 +137,7 @@ def _window(engine: Engine, runner: TimedRunner) -> tuple[float, float, float, f
 
 @contextmanager
 def busy_neighbour() -> Iterator[None]:
-    """Another process that wants a core all the time."""
+    """Runs another process that keeps a core busy."""
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield

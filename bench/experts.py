@@ -49,7 +49,7 @@ class Limits:
 
 
 def best_s(run: Callable[[], object]) -> float:
-    """Of this thread, the least of as many as `LEAST_S` allows."""
+    """The least CPU seconds of this thread, of as many runs as `LEAST_S` allows."""
     run()
     taken: list[float] = []
     while len(taken) < 3 or sum(taken) < LEAST_S:

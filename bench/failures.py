@@ -1,4 +1,4 @@
-"""What clients see of a replica that fails, a registry that is away, a gateway that is killed.
+"""Measures what clients notice of a failing replica, a missing registry, a killed gateway.
 
     2 prefill and 2 decode replicas (processes, bench/paced/replica.py), a gateway, prompts of 200
     to 1,000 tokens that nobody has cached, Poisson arrivals at about half of what prefill can do,
@@ -46,11 +46,11 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 @dataclass(slots=True)
 class Came:
-    """Of one request."""
+    """The outcome of one request."""
 
     first_s: float = 0.0
     longest_gap_s: float = 0.0
-    """Between tokens, or before the first of them."""
+    """The longest gap between tokens, or before the first."""
     failure: str = ""
 
 
@@ -92,7 +92,7 @@ Blow = Callable[[World], None]
 
 class Arrival(NamedTuple):
     at_s: float
-    """Seconds from the beginning."""
+    """Seconds since the start."""
     prompt: tuple[int, ...]
     place: int
     """Drawn from PLACES: which of the gateways it comes to."""

@@ -1,4 +1,4 @@
-"""What the gateway and the data plane cost a request and a token, with an engine that costs little.
+"""CPU cost of gateway and data plane per request and per token, with an echo engine.
 
 Streams over HTTP against a gateway, a decode and a prefill process. Each level of concurrency is
 run twice: with 2 output tokens a request, which shows what a request costs (HTTP, placement,
@@ -33,7 +33,7 @@ NUM_SHORT = {1: 200, 16: 640, 64: 1280}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What one run did and used."""
+    """The counts and CPU time of one run."""
 
     num_requests: int
     num_tokens: int

@@ -1,4 +1,4 @@
-"""What a handoff costs: 1 prefill + 1 decode replica against 1 replica that does both.
+"""The cost of a handoff: 1 prefill + 1 decode replica against 1 aggregated replica.
 
 Two live deployments of the demo model (`baton serve`, float32, one torch thread a replica) answer
 the same prompts, one after the other, taking turns to be first. No prompt is asked twice of the

@@ -1,4 +1,4 @@
-"""What a deployment that nobody asks costs: CPU time by process and by thread.
+"""CPU time of an idle deployment, by process and thread.
 
 In the same cluster stands an empty Serve application: what its actor costs is Ray's and Serve's
 own, so ours is what our actors take above that, and all that our other processes take. Threads are
@@ -108,7 +108,7 @@ def _spent(kinds: Mapping[Kind, Sequence[psutil.Process]]) -> Counter[tuple[Kind
     for kind, processes in kinds.items():
         for process in processes:
             for task in Path(f"/proc/{process.pid}/task").glob("*"):
-                with suppress(OSError):  # it has just ended
+                with suppress(OSError):  # already ended
                     name = (task / "comm").read_text().strip()
                     if name.startswith(("ray::", "python")):
                         name = "main" if task.name == str(process.pid) else "Python's"

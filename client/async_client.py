@@ -70,7 +70,7 @@ class AsyncBatonClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Cancels what is still under way."""
+        """Close the connection, cancelling running calls."""
         self._is_closed = True
         if self._opened is not None:
             await self._opened.channel.close()
@@ -125,7 +125,7 @@ class AsyncBatonClient:
     async def estimate(
         self, prompt: Prompt | Iterable[ChatMessage], **options: Unpack[EstimateOptions]
     ) -> Estimate:
-        """What `generate`, or `chat`, would see if it were asked now; nothing is run."""
+        """Predictions for `generate` or `chat` if called now; nothing is run."""
         return await self._run(self._calls.estimate(prompt, options))
 
     async def models(self) -> list[Model]:

@@ -1,4 +1,4 @@
-"""A generation as it arrives, for asyncio."""
+"""A streamed generation, for asyncio."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AsyncStream(Generic[D, T]):
         self._deltas: list[D] = []
         self._is_closed = False
         self._is_read = False
-        """Somebody waits for what comes next."""
+        """Whether a task waits for the next delta."""
         self._responses = self._open()
 
     async def __aenter__(self) -> AsyncStream[D, T]:
@@ -131,7 +131,8 @@ class AsyncStream(Generic[D, T]):
         return responses
 
     async def _end_on_server(self) -> None:
-        """A connection that is cut looks like one that broke: say that nobody will come back."""
+        """Tell the server that the stream will not be resumed, since a closed connection looks like
+        a broken one."""
         with suppress(grpc.aio.UsageError):  # the client has been closed
             end: Any = self._stub.EndStream(
                 pb.EndStreamRequest(stream_id=self._progress.stream_id),

@@ -1,4 +1,4 @@
-"""What the clients can ask, as values: which method, what request, and how to read the answer.
+"""The clients' calls as values: method, request, and parser of the answer.
 
 The synchronous and the asynchronous client differ only in how they carry these out.
 """
@@ -72,7 +72,7 @@ class StreamCall(Generic[D, T]):
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Raise TypeError and InvalidRequest for what cannot be sent."""
+    """Builds calls. Raises TypeError and InvalidRequest for invalid arguments."""
 
     connection: Connection
 

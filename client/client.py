@@ -61,7 +61,7 @@ class BatonClient:
         self.close()
 
     def close(self) -> None:
-        """Cancels what is still under way."""
+        """Close the connection, cancelling running calls."""
         self._channel.close()
 
     def generate(
@@ -112,7 +112,7 @@ class BatonClient:
     def estimate(
         self, prompt: Prompt | Iterable[ChatMessage], **options: Unpack[EstimateOptions]
     ) -> Estimate:
-        """What `generate`, or `chat`, would see if it were asked now; nothing is run."""
+        """Predictions for `generate` or `chat` if called now; nothing is run."""
         return self._run(self._calls.estimate(prompt, options))
 
     def models(self) -> list[Model]:

@@ -1,4 +1,4 @@
-"""How a client reaches its server: address, encryption, key, and the habits of its calls."""
+"""A client's connection settings: address, TLS, API key, timeouts, retries."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 class PlaintextKeyWarning(UserWarning):
-    """An API key is sent where others may read it."""
+    """An API key is sent over an unencrypted connection."""
 
 
 class ClientOptions(TypedDict, total=False):
-    """What is left out takes the default named here."""
+    """Options; those not given take the default named here."""
 
     api_key: str | None
     """None. Over a connection that is not encrypted it can be read on the way: see `tls`."""
     timeout_s: float
-    """600; of calls that name none. For the whole call, all attempts together."""
+    """600; the timeout of calls without one, for all attempts together."""
     retry: RetryPolicy
     """`RetryPolicy()`"""
     resumable: bool
-    """True; of calls that do not say. See the README for what it costs."""
+    """True; whether calls are resumable by default. The README tells the cost."""
     tls: bool
-    """False, unless one of those below is given."""
+    """False, unless one of the options below is given."""
     ca_cert: Pem | None
-    """Authorities, one of which must have signed the server's certificate: the public ones."""
+    """Certificate authorities for the server's certificate. Default: the public ones."""
     client_cert: Pem | None
     """The client's certificate, for servers that ask for one (mutual TLS)."""
     client_key: Pem | None

@@ -1,7 +1,7 @@
-"""What can go wrong for a caller.
+"""The client's exceptions.
 
 BatonClientError
-├── InvalidRequest        the request's fault; `field` says where    INVALID_ARGUMENT
+├── InvalidRequest        invalid; `field` names the field           INVALID_ARGUMENT
 │   ├── ModelNotFound     no such model is served there              NOT_FOUND
 │   ├── Forbidden         not with this API key                      PERMISSION_DENIED
 │   └── StreamNotFound    the stream to be resumed is not held       NOT_FOUND
@@ -9,7 +9,7 @@ BatonClientError
 ├── Overloaded            refused before any work was done           RESOURCE_EXHAUSTED
 ├── Unavailable           the server, or its replicas, are away      UNAVAILABLE
 ├── DeadlineExceeded      `timeout_s` has passed                     DEADLINE_EXCEEDED
-├── RequestCancelled      the call was taken back                    CANCELLED
+├── RequestCancelled      the call was cancelled                     CANCELLED
 └── ServerFailed          anything else: a fault of the server       INTERNAL, UNKNOWN, ...
 
 The server's details travel as a google.rpc.Status beside the code.
@@ -36,7 +36,7 @@ class BatonClientError(Exception):
         self.message = message
         self.code = code
         self.reason = reason
-        """The server's stable name for it; empty if the server had no say."""
+        """The server's stable name of the error; empty if it does not come from the server."""
 
     def __str__(self) -> str:
         return self.message
@@ -83,11 +83,11 @@ class DeadlineExceeded(BatonClientError):
 
 
 class RequestCancelled(BatonClientError):
-    """The call was taken back before its end."""
+    """The call was cancelled."""
 
 
 class ServerFailed(BatonClientError):
-    """A fault of the server's own."""
+    """An internal error of the server."""
 
 
 _KINDS: dict[grpc.StatusCode, type[BatonClientError]] = {
@@ -118,7 +118,7 @@ class FailedCall(Protocol):
 
 
 def invalid_request(message: str, *, field: str) -> InvalidRequest:
-    """The error of a request that cannot even be sent."""
+    """The error of a request that cannot be sent."""
     error = InvalidRequest(message, grpc.StatusCode.INVALID_ARGUMENT)
     error.field = field
     return error
@@ -130,7 +130,7 @@ def out_of_time(cause: BatonClientError) -> DeadlineExceeded:
 
 
 def client_closed() -> RequestCancelled:
-    """The error of a call by, or still under way in, a client that has been closed."""
+    """The error of calls of a closed client."""
     return RequestCancelled("the client has been closed", grpc.StatusCode.CANCELLED)
 
 

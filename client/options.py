@@ -1,4 +1,4 @@
-"""What a caller may ask for, by name. What is left out takes the server's default, named here."""
+"""Options of calls. Those not given take the server's default, named here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ToolChoice = Literal["none", "auto", "required"] | Mapping[str, Any]
 
 
 class StructuredOptions(TypedDict, total=False):
-    """What the output must be. At most one of these."""
+    """Structured output; at most one of these."""
 
     json_schema: JsonSchema
     """The output is JSON of this schema."""
@@ -40,16 +40,16 @@ class StructuredOptions(TypedDict, total=False):
 
 
 class CacheControl(TypedDict, total=False):
-    """Keep what is before this point in the servers' prefix caches. At most four in a request."""
+    """A cache point: keep the prefix before it in the servers' caches. At most four per request."""
 
     type: Literal["ephemeral"]
     """ephemeral"""
     ttl: Literal["5m", "1h"]
-    """5m; for so long after each use."""
+    """5m; the time to live after each use."""
 
 
 class RequestOptions(TypedDict, total=False):
-    """What concerns a request as a whole."""
+    """Options of a whole request."""
 
     model: str
     """The only one served."""
@@ -60,21 +60,21 @@ class RequestOptions(TypedDict, total=False):
     cache_control: CacheControl
     """None; a cache point at the end of each prompt, or behind a chat's last message."""
     session_id: str
-    """None; requests of one conversation: what is cached of it is found again."""
+    """None; a key for requests of one conversation, so that its cached prefix is found again."""
     return_token_ids: bool
     """False"""
     return_progress: bool
-    """False; deltas before the first token tell how far the prompt is."""
+    """False; report the prompt's progress in deltas before the first token."""
     add_special_tokens: bool
     """True for text; False for chats, whose templates write them out."""
     resumable: bool
-    """The client's own: True. A broken connection is taken up again, without loss."""
+    """The client's own: True. A broken stream is resumed without loss."""
     timeout_s: float
     """The client's own: 600. For the whole call, all attempts together."""
 
 
 class EstimateOptions(SamplingOptions, RequestOptions, total=False):
-    """What prompts and conversations have in common."""
+    """Options of both prompts and conversations."""
 
 
 class GenerateOptions(SamplingOptions, StructuredOptions, RequestOptions, total=False):
@@ -103,7 +103,7 @@ class EmbedOptions(TypedDict, total=False):
     normalize: bool
     """True: vectors of length 1."""
     dimensions: int
-    """All; else the first so many, cut off before normalising."""
+    """All; else only the first dimensions, cut before normalising."""
     request_id: str
     """Drawn by the server."""
     cache_salt: str

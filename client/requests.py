@@ -1,7 +1,7 @@
-"""A caller's words as requests.
+"""Builds requests from callers' arguments.
 
-Raises TypeError for unknown options and wrong types, InvalidRequest, naming the field as the server
-would, for values that have no wire form (a negative count, a broken character).
+Raises TypeError for unknown options and wrong types, and InvalidRequest, naming the field as the
+server would, for values that cannot be encoded (a negative count, an unpaired surrogate).
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def _prompt(path: str, prompt: Prompt) -> pb.Prompt:
 
 
 def _is_token_ids(prompt: Sequence[Any]) -> bool:
-    """Nothing at all counts as no tokens, which the server refuses in its own words."""
+    """An empty sequence counts as token ids, which the server refuses."""
     return len(prompt) == 0 or not isinstance(prompt[0], str | Sequence)
 
 
@@ -238,7 +238,7 @@ def _set(message: Message, name: str, value: Any, *, path: str = "") -> None:
 
 
 def _message(kind: type[M], path: str, **fields: Any) -> M:
-    """Refuses what has no wire form, such as a negative count, as the server would."""
+    """Build a message; refuses values that cannot be encoded, as the server would."""
     try:
         return kind(**fields)
     except TypeError as error:  # which says nothing of where

@@ -110,7 +110,7 @@ def estimate_from(response: pb.EstimateResponse) -> Estimate:
 
 
 def _common(response: pb.GenerateResponse | pb.ChatResponse) -> dict[str, Any]:
-    """What both kinds of deltas have."""
+    """The fields that both kinds of deltas share."""
     return {
         "request_id": response.request_id,
         "model": response.model,
@@ -134,7 +134,7 @@ def _ends(deltas: Sequence[Delta] | Sequence[ChatDelta]) -> dict[str, Any]:
 
 
 def _joined(deltas: Sequence[Delta] | Sequence[ChatDelta]) -> dict[str, Any]:
-    """The fields of one choice that both kinds have."""
+    """The fields of a choice that both kinds share."""
     end = next((delta for delta in deltas if delta.finish_reason and delta.receipt), None)
     if end is None:
         raise _has_no_end()

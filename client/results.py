@@ -1,11 +1,11 @@
-"""What the server answers, as frozen values.
+"""The server's answers, as frozen values.
 
     stream      Delta, Delta, ...          ChatDelta, ChatDelta, ...
     in one      GenerationResult           ChatResult
                   choices: Choice            choices: ChatChoice -> AssistantMessage -> ToolCall
 
-Deltas of several choices come interleaved; `index` says whose they are. The shortcuts of a result
-(`text`, `receipt`, ...) are its first choice's.
+Deltas of several choices are interleaved; `index` is the choice. The shortcuts of a result (`text`,
+`receipt`, ...) are its first choice's.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Receipt:
     prefill_replica: str
     """Empty: the decode replica computed the prompt itself."""
     placement: str
-    """Why it ran there."""
+    """The reason for its placement."""
     attempts: int
     cached_tokens: int
     """Tokens of the prompt found in a prefix cache."""
@@ -63,7 +63,7 @@ class Receipt:
     """Tokens whose KV came from another replica's cache or a tier."""
     computed_tokens: int
     drafted_tokens: int
-    """Tokens guessed, and computed besides to be verified."""
+    """Draft tokens that were verified."""
     accepted_tokens: int
     """Drafted tokens that were accepted."""
     kv_bytes: int
@@ -77,13 +77,13 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptProgress:
-    """A prompt that waits or is computed."""
+    """The progress of a prompt."""
 
     state: str
     """"queued": it has no place; "starting": replicas start for it; "in_line": for a prefill
     replica; "computed": one has it."""
     position: int
-    """The number of requests that should go first."""
+    """The number of requests before it."""
     total: int
     """Prompt tokens."""
     cache: int
@@ -222,7 +222,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssistantMessage:
-    """Can be put into the next request's messages as it is."""
+    """The assistant's message, which can be used in the next request's messages."""
 
     content: str
     reasoning: str
@@ -312,7 +312,7 @@ class EmbeddingResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """Seconds, of which 90 % should lie between the ends."""
+    """An interval of seconds that should hold 90 % of outcomes."""
 
     low: float
     middle: float
@@ -321,7 +321,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a request would see if it came now."""
+    """Predictions for a request that would arrive now."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -339,7 +339,7 @@ class Estimate:
     ttft_s: Interval
     """Time to first token."""
     itl_s: Interval | None
-    """From one output token to the next; None while nothing is known of it."""
+    """Time between output tokens; None while unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""When a failed call is worth repeating, how long to wait before, and when its time is over."""
+"""Retries of failed calls: which, when, and until when."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from baton.client.errors import (
 )
 
 MAX_TIMEOUT_S = 1e8
-"""Three years. Of much longer limits gRPC makes some that have passed."""
+"""Three years. gRPC turns much longer limits into past ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """Waits grow from `first_delay_s` by `growth` up to `max_delay_s`, each shortened at random.
 
-    The server's own advice, where it gives one, is the least that is waited.
+    A retry-after of the server is the least wait.
     """
 
     max_attempts: int = 4
@@ -57,7 +57,7 @@ class RetryPolicy:
 
 
 class Attempts:
-    """One call's attempts under one deadline. The caller does the waiting."""
+    """The attempts of one call under one deadline. The caller waits."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Attempts:
         return max(0.0, self._ends_at - self._clock())
 
     def made_progress(self) -> None:
-        """What failed before is over: the next failure is the first again."""
+        """Reset the failure count after progress."""
         self._num_failed = 0
 
     def delay_s_after(self, error: BatonClientError) -> float:
@@ -91,7 +91,7 @@ class Attempts:
 
 
 def checked_timeout_s(timeout_s: float) -> float:
-    """The limit, or the longest that gRPC can tell. Raises InvalidRequest for what is none."""
+    """The timeout, at most gRPC's longest. Raises InvalidRequest for an invalid one."""
     if not (math.isfinite(timeout_s) and timeout_s > 0):
         raise invalid_request(
             f"timeout_s must be a positive number of seconds, not {timeout_s}", field="timeout_s"

@@ -1,4 +1,4 @@
-"""A generation as it arrives."""
+"""A streamed generation."""
 
 from __future__ import annotations
 
@@ -126,7 +126,8 @@ class Stream(Generic[D, T]):
         return responses
 
     def _end_on_server(self) -> None:
-        """A connection that is cut looks like one that broke: say that nobody will come back."""
+        """Tell the server that the stream will not be resumed, since a closed connection looks like
+        a broken one."""
         with suppress(grpc.RpcError, ValueError):  # ValueError: the client has been closed
             self._stub.EndStream(
                 pb.EndStreamRequest(stream_id=self._progress.stream_id),

@@ -1,11 +1,11 @@
-"""How far a stream has come, and how it goes on after a failure. Knows no I/O.
+"""The progress of a stream, and how to continue after a failure. Without I/O.
 
     nothing received --failure--> begin afresh (the server did nothing, or loses what it did)
     received n of id --failure--> resume after n
                                   | not a resumable stream, or no passing failure: raise
 
-A failure that the server itself reported in mid-stream is the stream's end: it would be reported
-again. Only a connection that broke is worth coming back for.
+An error that the server reports within a stream ends it, since it would be reported again. Only a
+broken connection is resumed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from baton.proto import inference_pb2 as pb
 
 
 class Response(Protocol):
-    """What the responses of Generate and Chat have in common."""
+    """The fields that responses of Generate and Chat share."""
 
     @property
     def stream_id(self) -> str: ...
@@ -32,11 +32,11 @@ class Response(Protocol):
 class StreamProgress:
     attempts: Attempts
     stream_id: str = ""
-    """Empty while nothing has come, and of streams that are not resumable."""
+    """Empty before the first response, and for streams that are not resumable."""
     last_sequence: int = 0
     has_begun: bool = False
     broken_by: BatonClientError | None = None
-    """What the connection broke with, while it has not been taken up again."""
+    """The error of the broken connection, until it is resumed."""
 
     def received(self, response: Response) -> None:
         self.has_begun = True
@@ -46,7 +46,7 @@ class StreamProgress:
         self.attempts.made_progress()
 
     def resumption(self) -> pb.ResumeRequest | None:
-        """What to ask for on the next call; None: all, from the beginning."""
+        """The resumption for the next call; None: begin from the start."""
         if not self.has_begun:
             return None
         return pb.ResumeRequest(stream_id=self.stream_id, last_sequence=self.last_sequence)

@@ -1,11 +1,10 @@
-"""What `import_path` names in a document of Ray Serve: the application, built from plain data.
+"""The `import_path` of Ray Serve documents: builds the application from plain data.
 
     import_path: baton.platform.serve_app:app
     args: {model: org/name, decode: {cache: {memory_gib: 8}}}     the configuration tree
 
-The same of equal args: nothing is drawn, and secrets are only named (`file:`, `env:`). What
-running replicas are told in place comes with `user_config`
-(`platform/cluster/applications/serve_document.py`).
+Equal args give equal applications: nothing is random, and secrets are references (`file:`, `env:`).
+Live settings come with `user_config` (`platform/cluster/applications/serve_document.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What one gateway has yet to be told of a replica's capacity, and when.
+"""Schedules a replica's capacity reports to one gateway.
 
     more or less credit, draining, the first word   at once
     anything else                                   within `COALESCE_S`, or with the next frame
-    nothing for `HEARTBEAT_S`                       the same again, so that silence means something
+    nothing for `HEARTBEAT_S`                       the same again, so that silence means failure
     nothing, and it has nothing to do               after twice as long each time, until it is
                                                     `IDLE_HEARTBEAT_S`: the silence of an idle
                                                     replica means little
@@ -37,7 +37,7 @@ class CapacityReporter:
         self._heartbeat_s = heartbeat_s
         self._idle_heartbeat_s = idle_heartbeat_s
         self._beat_s = heartbeat_s
-        """From the last one to the next."""
+        """Seconds from the last report to the next."""
         self._capacity = Capacity()
         self._sent: Capacity | None = None
         self._is_beat_due = True
@@ -55,7 +55,7 @@ class CapacityReporter:
             self._soon = asyncio.get_running_loop().call_later(COALESCE_S, self._on_due)
 
     def take(self) -> Capacity | None:
-        """What is to be sent now; None if it is known."""
+        """The report to send now; None if nothing is new."""
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
@@ -68,12 +68,12 @@ class CapacityReporter:
             self._is_beat_due = False
             news = replace(news, step_times=self._step_times())
             self._wait_to_beat(is_at_rest=not is_new and news.is_at_rest)
-        elif self._beat_s > self._heartbeat_s:  # it rests no more
+        elif self._beat_s > self._heartbeat_s:  # no longer idle
             self._wait_to_beat(is_at_rest=False)
         return news
 
     def close(self) -> None:
-        """Nobody hears any more. Safe to repeat."""
+        """The gateway is gone. Safe to repeat."""
         for timer in (self._soon, self._beat):
             if timer is not None:
                 timer.cancel()
@@ -91,5 +91,5 @@ class CapacityReporter:
 
 
 def _what_opens(capacity: Capacity) -> tuple[int, int, bool]:
-    """What a gateway that waits is waiting for."""
+    """The parts of a capacity that a waiting gateway waits for."""
     return capacity.credit_id, capacity.max_open, capacity.is_draining

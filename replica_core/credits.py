@@ -1,4 +1,4 @@
-"""What a replica lends to gateways: requests, or tokens, that each may send without asking.
+"""Credit-based flow control: requests or tokens that each gateway may send without asking.
 
     gateway                 replica
       | <- may have 12 (7) ---- |   credit 7 is a level, not an amount: twice heard is once heard
@@ -10,11 +10,10 @@ gateways that need it, fairly (each as much as it wants, as long as none with le
 is then left goes to those at work, or to all if none is. The demand of a gateway counts for
 `KEEP_S`.
 
-A gateway may send by its former credit until it has heard of a lower one. So what was taken from
-one is lent to another only when the first observes its new credit, and has used up what it sent
-before: all of them together never have more than the budget, except for minimums. A gateway that
-does not confirm within `RECALL_S` is not waited for, and the credit of a stream that ended has come
-back.
+A gateway may use its old credit until it learns of a lower one. So credit taken from one is lent to
+another only after the first has confirmed its new credit and used up what it had sent: in total
+gateways never have more than the budget, except for minimums. A gateway that does not confirm
+within `RECALL_S` is not awaited, and the credit of an ended stream returns.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from typing import Generic, NamedTuple, TypeVar
 FLOOR_SHARE = 64
 """The floor is this part of the budget, but at least 1."""
 STEP_SHARE = 16
-"""While nobody goes short, credits are not changed by less than this part of the budget."""
+"""While all gateways have enough, changes below this part of the budget are skipped."""
 KEEP_S = 2.0
 """Seconds for which a gateway keeps what it wanted when it wants less."""
 REVIEW_S = 0.1
-"""While nothing changes, what is due by time alone is looked at so often."""
+"""Seconds between reviews of time-dependent changes while nothing else happens."""
 RECALL_S = 2.0
-"""How long a gateway has to go by a lower credit."""
+"""Seconds for a gateway to confirm a lower credit."""
 
 B = TypeVar("B", bound=Hashable)
 
@@ -49,7 +48,7 @@ class _Borrower:
     wanted: int = 0
     wanted_until: float = 0.0
     told: list[Credit] = field(default_factory=list)
-    """The credit it goes by, and those it was told since; the last is the current one."""
+    """The confirmed credit, and those sent since; the last is the current one."""
     told_at: list[float] = field(default_factory=list)
     """When each of them was told."""
 
@@ -60,22 +59,22 @@ class _Borrower:
         return self.wanted
 
     def forget(self) -> None:
-        """It goes by a later credit than its first."""
+        """Drop the first credit, since a later one is confirmed."""
         del self.told[0], self.told_at[0]
 
     def promised(self, used: int, now: float) -> int:
-        """What it may have at this moment, or has."""
+        """The most that it may have now, or has."""
         while len(self.told) > 1 and now - self.told_at[1] >= RECALL_S:
             self.forget()
         return max(used, *(credit.num for credit in self.told)) if self.told else used
 
 
 class Credits(Generic[B]):
-    """Pure but for what it remembers: time is handed in, and so is what each uses."""
+    """Pure apart from its state: time and usage are parameters."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        """May change; lent is what is left of it."""
+        """The total to lend; may change."""
         self._borrowers: dict[B, _Borrower] = {}
         self._last_id = 0
         self._num_words = 0
@@ -90,12 +89,12 @@ class Credits(Generic[B]):
         self._num_words += 1
 
     def leave(self, borrower: B) -> None:
-        """What it had is back."""
+        """Its credit returns."""
         self._borrowers.pop(borrower, None)
         self._num_words += 1
 
     def hear(self, borrower: B, *, demand: int, credit_id: int) -> None:
-        """It has so much in line, and goes by this credit. Nothing happens to one that has left."""
+        """Take a gateway's demand and confirmed credit. Ignored for one that has left."""
         known = self._borrowers.get(borrower)
         if known is None:
             return
@@ -105,7 +104,7 @@ class Credits(Generic[B]):
             known.forget()
 
     def lend(self, used: Mapping[B, int], now: float) -> Mapping[B, Credit]:
-        """What each may have now, `used` included."""
+        """Each gateway's credit, including what it uses."""
         asked = (self._num_words, self.budget, tuple(used.values()))
         if asked != self._asked or now - self._lent_at >= REVIEW_S:
             self._lent = self._divide(used, now)

@@ -26,10 +26,10 @@ Frames = AsyncIterator[pb.GatewayFrame]
 
 
 class Session(Protocol):
-    """What a replica has to say to one gateway."""
+    """The outgoing side of a replica's session with one gateway."""
 
     def end(self) -> None:
-        """Send what must be, then nothing more. Safe to repeat."""
+        """Send the final frames, then nothing more. Safe to repeat."""
 
 
 S = TypeVar("S", bound=Session)
@@ -53,7 +53,7 @@ async def gateway_session(
     context: grpc.aio.ServicerContext[Any, Any],
     read: Callable[[S, Frames], Coroutine[Any, Any, None]],
 ) -> AsyncIterator[S]:
-    """A session while the stream lasts; it is told to end when `read`, or the gateway, is over."""
+    """A session for as long as the stream; it ends when `read` or the gateway does."""
     hello = (await anext(frames)).hello
     if hello.replica_epoch != worker.core.epoch:
         detail = "another incarnation of this replica was meant"

@@ -1,10 +1,10 @@
-"""What replicas of both roles consist of: an engine on its thread, and KV transfer.
+"""The core of a replica of either role: an engine on its thread, and KV transfer.
 
     start   the tiers, the engine's thread, and the housekeeping: leases expire, followers of the
             cache hear what changed without a step
     stop    the same backwards; the caller has let the requests go
 
-Each role's worker has one, and says what differs: what a step means to it, and a failure.
+Each role's worker has one, with hooks for steps and failures.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RoleHooks:
     """What differs between the roles. But for `on_tick`, all is called on the engine's thread."""
 
     on_tick: Callable[[], None]
-    """Called now and then on the event loop, whether there are steps or not."""
+    """Called periodically on the event loop, with or without steps."""
     on_step: Callable[[StepReport], None]
     on_failure: Callable[[BaseException], None]
     before_commands: Callable[[], None] | None = None
@@ -129,7 +129,7 @@ class ReplicaCore:
         self._hooks = hooks
         self.meter = StepMeter()
         self.tracer = NO_TRACES
-        """Set by who has another, before the first request."""
+        """Set by the owner, before the first request."""
         self._last_work = StepWork()
         self._huge = engine.huge
         self._housekeeping: asyncio.Task[None] | None = None
@@ -164,7 +164,7 @@ class ReplicaCore:
         return await asyncio.to_thread(audit, *await self.thread.call(self._take_census))
 
     async def reset_prefix_cache(self) -> int:
-        """Forget what is cached; how many blocks that was. Raises EngineFailed."""
+        """Empty the prefix cache; return the blocks dropped. Raises EngineFailed."""
 
         def reset() -> int:
             num_blocks = self.engine.pool.reset_cache()
@@ -270,10 +270,10 @@ class ReplicaCore:
             is_at_rest = not (self.engine.has_work or self.kv.num_leased_blocks)
             await asyncio.sleep(REST_CHECK_S if is_at_rest else EXPIRY_CHECK_S)
             await self.thread.call(self.kv.expire)
-            self.thread.post(self.kv_feed.publish)  # tell what changed without a step
+            self.thread.post(self.kv_feed.publish)  # report changes between steps
             try:
                 self._hooks.on_tick()
-            except Exception:  # leases expire all the same
+            except Exception:  # leases expire without steps, too
                 log.exception("a tick failed")
 
     # On the engine's thread.

@@ -1,4 +1,4 @@
-"""What steps took, computed and read, added up for Prometheus.
+"""Sums of steps' times, FLOPs and bytes, for Prometheus.
 
     flops    2 a weight and token, 4 a head's width and pair of a token and one before it
     bytes    the weights once a step (of experts, those that tokens choose, if evenly), and the KV
@@ -67,7 +67,7 @@ class StepMeter:
 
     def __init__(self) -> None:
         self.cost = StepCost()
-        """Set by who knows the model, before the first step."""
+        """Set by the owner, before the first step."""
         self._seconds = Histogram(
             "baton_replica_step_seconds",
             "Steps of the engine, with a prompt in them or without",

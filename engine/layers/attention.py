@@ -31,14 +31,14 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionKind:
-    """What may differ between the attentions of two layers, beside their weights and angles."""
+    """Settings of attention that may differ between layers."""
 
     window: Window = None
     scoring: Scoring = PLAIN
     temperature: Temperature | None = None
-    """How queries grow with their position; None: they do not."""
+    """Scaling of queries by position; None: none."""
     has_sinks: bool = False
-    """Each head has a score beside those of tokens, whose share of the weights goes nowhere."""
+    """Each head has an attention sink: an additional score without a value."""
 
 
 class Attention(nn.Module):
@@ -54,7 +54,7 @@ class Attention(nn.Module):
         head_norm: Callable[[], RmsNorm] | None = None,
         is_joining: bool = False,
     ) -> None:
-        """`biases` says whether qkv and out have one. What is joining reads two inputs."""
+        """`biases`: whether qkv and out have one. `is_joining`: qkv reads two inputs."""
         super().__init__()
         self.heads = heads
         self.kind = kind
@@ -74,7 +74,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, rotation: Rotation | None, kv: LayerKv, sequences: Sequences
     ) -> Tensor:
-        """x is [T, D], or a pair of such. Without rotary positions there is no rotation."""
+        """x is [T, D], or a pair of such. `rotation` is None without rotary positions."""
         kind = self.kind
         qkv: Tensor = self.qkv(x)
         qkv = qkv.view(len(qkv), -1, self.heads.head_dim)  # [T, N + 2K, H]
@@ -89,15 +89,14 @@ class Attention(nn.Module):
     def last_weights(
         self, x: Tensor, rotation: Rotation | None, kv: LayerKv, sequences: Sequences
     ) -> Tensor:
-        """What the last token of a pass of one request gives to each of its tokens, [N, context].
-
-        After `forward` with the same arguments; float32. Only of KV that is not quantised.
+        """Attention weights of a request's last token over its context, float32 [N, context]. Call
+        after `forward` with the same arguments; only for unquantised KV.
         """
         assert isinstance(kv.arena, Tensor), "scores of quantised KV are not shown"
         kv_heads, context = self.heads.num_kv_heads, sequences.max_context_len
         qkv = self.qkv(x[-1:]).view(1, -1, self.heads.head_dim)
         angles = None if rotation is None else (rotation[0][-1:], rotation[1][-1:])
-        q = kv.write(  # what is there already
+        q = kv.write(  # the KV in the cache
             qkv, sequences.last_token(), head_norm=self._head_norm(), rotation=angles
         )
         if self.kind.temperature is not None:

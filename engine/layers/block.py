@@ -4,13 +4,13 @@
     SandwichBlock        s' = s + norm(attn(norm(s)))    s'' = s' + norm(ffn(norm(s')))        Gemma
     ParallelBlock        s' = s + attn(norm(s)) + ffn(norm(s)), one norm for both          Falcon 7B
     SplitParallelBlock   the same with two norms                                          Falcon 40B
-    SparseBlock          as Block, and passes on which tokens attention reads          DeepSeek V3.2
+    SparseBlock          as Block, and passes on the tokens chosen by the index        DeepSeek V3.2
 
-The stream is carried as two tensors, x and residual, whose sum it is: adding them and normalising
-the sum is one operation, at the start of the next part.
+The stream is the sum of two tensors, x and residual: adding and normalising them is one operation
+at the start of the next part.
 
-The last block is told of which tokens outputs are wanted (`rows`): with the others it is done once
-their KV is written and read. A prompt wants one output, or none before its end.
+The last block gets the tokens whose outputs are wanted (`rows`), and skips the others after
+attention. A prompt needs one output, or none before its end.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class SparseBlock(Block):
 
 
 class SandwichBlock(nn.Module):
-    """Norms what attention and feed-forward give, too: plain norms, which add nothing."""
+    """Also normalises the outputs of attention and feed-forward, with plain norms."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class ParallelBlock(nn.Module):
 
 
 class SplitParallelBlock(Block):
-    """Each reads the stream through a norm of its own; that of the feed-forward adds nothing."""
+    """Each reads the stream through its own norm; the feed-forward's is a plain one."""
 
     def forward(
         self,

@@ -1,12 +1,12 @@
-"""Attention to a window and to compressed entries of all that came before (DeepSeek V4).
+"""Attention to a window of tokens and to compressed entries of the context before it (DeepSeek V4).
 
     r = norm(W_qa x)        q = rope(unit norm(W_qb r))                          [T, N, H]
-    kv = rope(norm(W_kv x))                 key and value at once, of all heads  [T, H]
-    entries                                 engine/layers/compressor.py, of layers that have them
+    kv = rope(norm(W_kv x))                 both key and value, for all heads    [T, H]
+    entries                                 engine/layers/compressor.py, in layers with compression
     out = W_b (W_a rope back(attention))    W_a: groups of heads, each by itself
 
-Of entries a layer reads all, or those that an index chooses: entries of its own, narrower, whose
-keys are compared with queries made of r (kernels/latent_attention/compressed_attention.py).
+A layer reads all entries, or those chosen by an index with its own narrower entries, whose keys are
+compared with queries from r (kernels/latent_attention/compressed_attention.py).
 
     arena of the layer      kv          [blocks][1][S][H]
                             side caches [blocks][1][S][row]     kernels/cache_write/compress.py: row
@@ -41,19 +41,19 @@ class IndexConfig:
     num_heads: int
     width: int
     top_k: int
-    """Entries that a token sees."""
+    """The most entries that a token attends to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compression:
-    """What a layer sees beside its window."""
+    """The compressed entries of a layer, besides its window."""
 
     windows: Windows
     index: IndexConfig | None = None
 
     @property
     def side_cache(self) -> str:
-        """What its rows are called in the cache."""
+        """The name of its rows in the cache."""
         return f"compressed by {self.windows.num_tokens}"
 
     @property
@@ -73,7 +73,7 @@ class Compression:
 
     @property
     def side_caches(self) -> list[tuple[str, int]]:
-        """What the cache keeps of a token for it: side caches, and the width of their rows."""
+        """The side caches that it needs, with the widths of their rows."""
         own = (self.side_cache, self.windows.row_width)
         index = self.index_windows
         return [own] if index is None else [own, (self.index_side_cache, index.row_width)]
@@ -81,7 +81,7 @@ class Compression:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressedConfig:
-    """What all layers of a model with compressed attention have."""
+    """Settings of compressed attention, for all layers."""
 
     query_rank: int
     out_groups: int
@@ -91,7 +91,7 @@ class CompressedConfig:
 
 
 class EntryChooser(nn.Module):
-    """The lightning indexer: narrow entries and queries, and what each head counts for."""
+    """The lightning indexer: narrow entries, queries and head weights."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class EntryChooser(nn.Module):
         arena: LayerArenas,
         sequences: Sequences,
     ) -> EntryIndex:
-        """Write what x gives, and ask for the best."""
+        """Write the index entries of x, and choose the best ones."""
         rows, index = arena.side_caches[self.side_cache], self.config
         self.compressor(x, rows, sequences)
         q: Tensor = self.q(query_latent).view(len(x), index.num_heads, index.width)

@@ -1,4 +1,4 @@
-"""Compressed entries of a context, made window by window; kernels/cache_write/compress.py has the
+"""Compresses a context to entries, window by window; kernels/cache_write/compress.py has the
 maths."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from baton.kernels.paging.sequences import Sequences
 
 class Compressor(nn.Module):
     float32_names: ClassVar[tuple[str, ...]] = ("bias",)
-    """The bias of gates, which are compared in float32."""
+    """The bias of the gates, kept in float32."""
 
     def __init__(self, width: int, windows: Windows, angles: RotaryAngles, norm_eps: float) -> None:
         super().__init__()
@@ -32,9 +32,10 @@ class Compressor(nn.Module):
         self.angles = angles
 
     def forward(self, x: Tensor, arena: Tensor, sequences: Sequences) -> None:
-        """Write what x [T, D] gives into the arena, and the entries of windows that it closes."""
+        """Write the rows of x [T, D] into the arena, and the entries of windows that they
+        complete."""
         write_rows(self.inputs(x), arena, sequences)
-        sequences.wait_for_others(arena)  # a window may begin with tokens of theirs
+        sequences.wait_for_others(arena)  # a window may begin with tokens of other ranks
         norm = EntryNorm(self.norm.scale(), self.norm.eps)
         rotary = RotaryFrequencies(self.angles.frequencies, self.angles.attention_factor)
         close_windows(arena, self.windows, self.bias, norm, rotary, sequences, len(x))

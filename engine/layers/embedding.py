@@ -1,4 +1,4 @@
-"""Token ids, or positions, to vectors; of a table whose rows may be spread over ranks."""
+"""Embeds token ids or positions, with a table whose rows may be split over ranks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from baton.kernels.products.weight import Weight
 
 
 class Embedding(nn.Module):
-    """`scale` multiplies what is looked up, rounded to the weight's dtype first, as Gemma does.
-
-    The weight of a tied table is multiplied with as well, and kept as the head's would be.
+    """`scale`, rounded to the weight's dtype, multiplies the vectors, as in Gemma. A tied table is
+    also the output head's weight, and stored like one.
     """
 
     weight: Weight
@@ -25,9 +24,9 @@ class Embedding(nn.Module):
         self.scale = scale
         self.is_tied = is_tied
         self.size = size
-        """Rows that this rank has."""
+        """Rows on this rank."""
         self.ranks: Ranks = ALONE
-        """Among which the table is split."""
+        """The ranks over which the table is split."""
         self.weight = nn.Parameter(torch.empty(size, width, device="meta"), False)
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ PLAIN: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": gelu_tanh,
     "relu": relu,
 }
-"""Elementwise; three names for one function, which transformers computes in three ways."""
+"""Activations; three names of GELU, which transformers computes in three ways."""
 
 
 class GatedFeedForward(nn.Module):
@@ -40,7 +40,7 @@ class GatedFeedForward(nn.Module):
 
 
 class LimitedFeedForward(nn.Module):
-    """Gated by what experts may be gated by: cut off at a limit, say."""
+    """A feed-forward with an expert's gating, such as one with a limit."""
 
     def __init__(self, width: int, hidden_width: int, gating: Gating) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A product whose inputs and outputs come in groups, each with a matrix of its own.
+"""A matrix product per group of inputs and outputs.
 
     y[t, g] = W[g] x[t, g]          x [T, G, I], W [G, O, I]
 
@@ -14,7 +14,7 @@ from baton.kernels.products.head_linear import HeadWeight, head_linear, pack_hea
 
 
 class GroupedLinear(nn.Module):
-    """A checkpoint has the matrices one above the other, [G O, I]."""
+    """A checkpoint has the matrices stacked, [G O, I]."""
 
     weight: nn.Parameter | HeadWeight
 
@@ -26,7 +26,7 @@ class GroupedLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(rows, width, device="meta"), False)
 
     def prepared(self, weight: Tensor) -> HeadWeight:
-        """What becomes of the weight when it is loaded."""
+        """The loaded weight in the form for this device."""
         return pack_heads(weight.view(self.num_groups, -1, weight.shape[1]))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Experts by the token itself (DeepSeek V4's first layers): a table says which, a router how much.
+"""Experts chosen by token id (DeepSeek V4's first layers), with routing weights by a router.
 
     experts[t] = table[token of t]            shares by the router's scores of those, as elsewhere
 
-So these layers spread their load as evenly as text spreads its tokens, whatever was learned.
+The load of these layers depends only on the frequencies of tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class HashRouter(Router):
         self.table = nn.Parameter(every, False)
 
     def check(self, name: str, table: Tensor) -> None:
-        """Raises CheckpointError if a token would go to an expert that there is not."""
+        """Raises CheckpointError if the table has an invalid expert."""
         least, most, count = int(table.min()), int(table.max()), self.routing.num_experts
         if least < 0 or most >= count:
             raise CheckpointError(f"{name} names experts {least} to {most}, and there are {count}")

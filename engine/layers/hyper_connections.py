@@ -1,5 +1,4 @@
-"""Hyper-connections as parts of a model: kernels/residual/hyper_connections.py has the maths, and
-the letters.
+"""Hyper-connections as layers; kernels/residual/hyper_connections.py has the maths and the symbols.
 
     x, post, comb = HyperConnection(streams)        before attention, or a feed-forward
     streams = expand_streams(streams, y, post, comb)          y is what it made of x
@@ -31,7 +30,7 @@ class HyperConfig:
 
 
 class Mix(ExactLinear):
-    """Small, and in float32 whatever the model computes in."""
+    """Mixing weights; small, and always in float32."""
 
     float32_names: ClassVar[tuple[str, ...]] = ("weight",)
 
@@ -60,7 +59,7 @@ class _Mixing(nn.Module):
 
 
 class HyperConnection(_Mixing):
-    """Around attention, or a feed-forward."""
+    """The mix around attention or a feed-forward."""
 
     def __init__(self, width: int, config: HyperConfig, norm_eps: float) -> None:
         n = config.num_streams
@@ -71,7 +70,7 @@ class HyperConnection(_Mixing):
 
 
 class HyperHead(_Mixing):
-    """The streams made one, behind the last block."""
+    """Merges the streams after the last block."""
 
     def __init__(self, width: int, config: HyperConfig, norm_eps: float) -> None:
         super().__init__(width, config, norm_eps, num_mixed=config.num_streams, num_scales=1)

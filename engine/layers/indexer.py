@@ -1,12 +1,12 @@
 """The index of sparse attention (DeepSeek V3.2, 2025): which tokens a query attends to.
 
-    q = W_qb c                     [T, N, D]     c the queries' latent, as attention has it
-    k = norm(W_k x)                [T, D]        one key a token, kept in a side cache of its own
-    w = W_w x                      [T, N]        never rounded: it decides between tokens
-    chosen = the best by  sum over n of w_n relu(q_n . k)
+    q = W_qb c                     [T, N, D]     c: the queries' latent of attention
+    k = norm(W_k x)                [T, D]        one key per token, in a side cache
+    w = W_w x                      [T, N]        never quantised, since it decides between tokens
+    chosen = the top tokens by  sum over n of w_n relu(q_n . k)
 
-The first dimensions of q and k rotate. kernels/latent_attention/choose_tokens.py has the choice.
-A layer without an index of its own (GLM-5) takes what the last layer that has one has chosen.
+The first dimensions of q and k rotate. kernels/latent_attention/choose_tokens.py makes the choice.
+A layer without its own index (GLM-5) uses the choice of the last layer with one.
 
 T new tokens, N heads of the index, D their width.
 """
@@ -36,18 +36,18 @@ class IndexConfig:
     num_heads: int
     head_dim: int
     num_chosen: int
-    """Tokens that a query attends to, itself perhaps among them."""
+    """Tokens that a query attends to, possibly including itself."""
     is_interleaved: bool
     """Neighbours rotate together; see kernels/cache_write/index_write.py."""
 
     @property
     def side_cache(self) -> tuple[str, int]:
-        """The side cache, and the width of what is kept of a token."""
+        """The side cache, and the width of its rows."""
         return INDEX_KEYS, self.head_dim
 
 
 class HeadWeights(ExactLinear):
-    """What each head of the index counts for."""
+    """The weight of each head of the index."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, width] -> float32 [T, heads]"""
@@ -55,7 +55,7 @@ class HeadWeights(ExactLinear):
 
 
 class Indexer(nn.Module):
-    """Each tensor-parallel rank has all of it, and chooses the same."""
+    """Replicated on all tensor-parallel ranks, which make the same choice."""
 
     def __init__(self, width: int, query_rank: int, config: IndexConfig) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Indexer(nn.Module):
     def forward(
         self, x: Tensor, query: Tensor, rotation: Rotation, keys: Tensor, sequences: Sequences
     ) -> Chosen:
-        """x [T, width], and the queries' latent [T, query rank]; `keys` are those kept."""
+        """x [T, width], and the queries' latent [T, query rank]; `keys`: the side cache."""
         config = self.config
         q = index_write(
             self.q(query).view(len(x), config.num_heads, config.head_dim),

@@ -1,6 +1,6 @@
 """One product over two inputs side by side:   y = W (a, b) = A a + B b
 
-As two products no pass needs to lay the inputs out anew.
+Two products avoid concatenating the inputs.
 """
 
 from __future__ import annotations

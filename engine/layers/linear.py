@@ -1,4 +1,4 @@
-"""Matrix products, with a bias or without, of one rank's share of a matrix."""
+"""Linear layers, of one rank's share of a matrix, with or without bias."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from baton.kernels.products.weight import Weight
 class Linear(nn.Module):
     """One or several matrices over the same input, stacked so that one product does them all.
 
-    Like all parameters of ours the weight has no memory until a checkpoint gives it some; then it
-    is whatever the device multiplies fastest, and no parameter any more.
+    The weight is a parameter without memory until the checkpoint is loaded; then it is replaced by
+    the form that the device multiplies fastest.
     """
 
     is_gated: ClassVar[bool] = False
     is_exact: ClassVar[bool] = False
-    """Never kept in fewer bits than the checkpoint has."""
+    """Whether it is never quantised."""
     weight: Weight
     bias: nn.Parameter | None
 
@@ -34,9 +34,9 @@ class Linear(nn.Module):
         """Outputs of each stacked matrix."""
         self.split = split
         self.ranks: Ranks = ALONE
-        """Among which it is split."""
+        """The ranks over which it is split."""
         self.gives_summands = False
-        """Whether it is split by inputs, so that its user adds the outputs up over the ranks."""
+        """Whether it is split by inputs, and its user sums the outputs over the ranks."""
         self.weight = nn.Parameter(torch.empty(sum(rows), width, device="meta"), False)
         self.bias = nn.Parameter(torch.empty(sum(rows), device="meta"), False) if has_bias else None
 
@@ -49,13 +49,13 @@ class Linear(nn.Module):
 
 
 class ExactLinear(Linear):
-    """A small one whose errors would be large."""
+    """A small linear layer that is never quantised, since its errors would be large."""
 
     is_exact = True
 
 
 class GatedLinear(Linear):
-    """Two matrices of which the first, through the activation, is a gate for the second."""
+    """Two stacked matrices, gate and up: act(gate x) * up x."""
 
     is_gated = True
 

@@ -1,7 +1,7 @@
 """Multi-head latent attention (DeepSeek-V2, 2024): all heads share one latent a token.
 
-    q = W_q x, or W_qb norm(W_qa x)              [T, N, P + R], what rotates behind what does not
-    latent, rotated = norm(W_kv x [:L]), rope(W_kv x [L:])       all that is kept of a token
+    q = W_q x, or W_qb norm(W_qa x)              [T, N, P + R]; the last R dimensions rotate
+    latent, rotated = norm(W_kv x [:L]), rope(W_kv x [L:])       cached for each token
     out = W_o attention(q, latents)
 
 kernels/latent_attention/latent_attention.py says how heads attend to latents, and has the letters.
@@ -27,30 +27,30 @@ from baton.kernels.paging.sequences import Sequences
 from baton.kernels.products.head_linear import head_linear
 
 NORM_EPS = 1e-6
-"""The epsilon of the norms in here, whatever the model's other norms have."""
+"""The epsilon of MLA's own norms, independent of the model's other norms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentConfig:
-    """What a model with latent attention has beside what others have."""
+    """Settings of latent attention."""
 
     shape: LatentShape
     query_rank: int | None
-    """Width of the queries' own latent; None: they are made of x at once."""
+    """Width of the queries' latent; None: queries are projected from x directly."""
     is_interleaved: bool
     """Neighbours rotate together; see kernels/cache_write/latent_write.py."""
     has_bias: bool
-    """Into both latents, and out."""
+    """Whether both latent projections and the output have biases."""
 
     @property
     def heads(self) -> HeadShape:
-        """As attention to latents sees them: many queries, one key."""
+        """The heads as attention to latents sees them: many queries, one key."""
         return HeadShape(
             num_heads=self.shape.num_heads, num_kv_heads=1, head_dim=self.shape.cached_dim
         )
 
     def shared_by(self, size: int) -> LatentConfig:
-        """What each of `size` ranks has: some heads, and all of the latent."""
+        """The part of each of `size` ranks: some heads, and the whole latent."""
         if self.shape.num_heads % size:
             raise InvalidConfig(
                 f"tensor parallel {size}: `num_attention_heads` {self.shape.num_heads} is no "
@@ -61,7 +61,7 @@ class LatentConfig:
 
 
 class LatentHeads(nn.Module):
-    """A checkpoint's `kv_b_proj`: what makes keys and values of a latent."""
+    """The weights that expand a latent to keys and values (`kv_b_proj`)."""
 
     weight: nn.Parameter | LatentWeights
 
@@ -78,13 +78,13 @@ class LatentHeads(nn.Module):
 
     @property
     def num_prepared(self) -> int:
-        """Numbers that become of the weight's on a CPU, where U_k is packed in either direction."""
+        """Numbers of the prepared weight on a CPU, where U_k is packed in both directions."""
         shape = self.shape
         rows = 2 * shape.nope_dim + shape.value_dim
         return shape.num_heads * rows * shape.latent_dim
 
     def prepared(self, weight: Tensor) -> LatentWeights:
-        """What becomes of the weight when it is loaded; it may be held on to."""
+        """The loaded weight in the form for this device; may keep a reference to it."""
         return LatentWeights.of(weight, self.shape)
 
 
@@ -131,7 +131,7 @@ class LatentAttention(nn.Module):
     def _write(
         self, q: Tensor, x: Tensor, arena: Tensor, sequences: Sequences, rotation: Rotation
     ) -> Tensor:
-        """Latents into the cache; returns what rotates of the queries, rotated, [T, N, R]."""
+        """Write latents into the cache; return the rotated part of the queries, [T, N, R]."""
         return latent_write(
             q,
             self.kv_a(x),
@@ -150,9 +150,8 @@ class LatentAttention(nn.Module):
     def last_weights(
         self, x: Tensor, rotation: Rotation | None, arena: Tensor, sequences: Sequences
     ) -> Tensor:
-        """What the last token of a pass of one request gives to each of its tokens, [N, context].
-
-        After `forward` with the same arguments; float32.
+        """Attention weights of a request's last token over its context, float32 [N, context]. Call
+        after `forward` with the same arguments.
         """
         assert rotation is not None
         cos, sin = rotation

@@ -1,9 +1,9 @@
-"""Mixture of experts as a feed-forward (Shazeer et al. 2017), with or without a shared one.
+"""Mixture-of-experts feed-forward (Shazeer et al. 2017), with or without a shared expert.
 
     router -> experts [T, C], shares [T, C], and where the pairs of each expert end
     out = sum over the choices of  share * expert(x)   +   shared(x) * (1 or sigmoid(gate(x)))
 
-What a pass asks of each expert is `Routed.stops`.
+`Routed.stops` has the number of tokens of each expert.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GATE_UP, DOWN, DOWN_BIAS = "gate_up", "down", "down_bias"
 
 
 class Experts(nn.Module):
-    """The experts of a layer, all or some: gated feed-forwards of one shape."""
+    """All or some experts of a layer: gated feed-forwards of one shape."""
 
     gate_up: ExpertWeight
     down: ExpertWeight
@@ -44,21 +44,21 @@ class Experts(nn.Module):
         is_input_scaled: bool = False,
         num_slots: int | None = None,
     ) -> None:
-        """`num_slots` is how many of the experts are kept, if not all."""
+        """`num_slots`: experts kept on this rank, if not all."""
         super().__init__()
         self.num_experts = num_experts
         self.num_slots = num_experts if num_slots is None else num_slots
         self.hidden_width = hidden_width
         self.gating = gating
         self.ranks: Ranks = ALONE
-        """Each has a part of every expert, or some experts."""
+        """Ranks that each have a part of every expert, or some experts."""
         self.slots: ExpertSlots | None = None
-        """Placement of experts on ranks, if each has some."""
+        """Placement of whole experts on ranks, if used."""
         self.exchange: ExpertExchange | None = None
-        """Exchange with ranks that have other tokens, if some of the experts are there."""
+        """Exchange with ranks that have other tokens (data parallelism)."""
         self.is_input_scaled = is_input_scaled
         self.is_fixed = False
-        """Whether a GPU is to give a token the same beside any others."""
+        """Whether a GPU's results must not depend on the batch."""
         count = self.num_slots
         self.gate_up = _nothing_yet(count, 2 * hidden_width, width)
         self.down = _nothing_yet(count, width, hidden_width)
@@ -88,7 +88,7 @@ class Experts(nn.Module):
         return self.ranks.all_reduce_(moe(x, weights, own, shared))
 
     def join(self, num_choices: int) -> None:
-        """Compute what the tokens of other ranks ask of the experts here, where there are none."""
+        """Compute experts for other ranks' tokens when this rank has none."""
         assert self.exchange is not None and self.slots is not None, "there are no other tokens"
         device = self.slots.slots.device
         x = torch.empty(0, self.gate_up.shape[2], dtype=self.gate_up.dtype, device=device)
@@ -103,7 +103,7 @@ class Experts(nn.Module):
     def _exchanged(
         self, exchange: ExpertExchange, x: Tensor, routed: Routed, shared: Shared | None
     ) -> Tensor:
-        """Outputs of the tokens that this rank sends; of others only what all tokens go through."""
+        """Outputs of this rank's own tokens; for other tokens only the shared expert's part."""
         assert self.slots is not None, "experts are sent tokens where each rank has some of them"
         self.slots.add_loads(routed)
         own = exchange.share.run(len(x))
@@ -118,7 +118,8 @@ class Experts(nn.Module):
         return with_shared(y, shared).to(x.dtype)
 
     def _of_slots(self, rows: Tensor, slots: Tensor) -> Tensor:
-        """rows [P, width], each by the expert in a slot of this rank; of others anything"""
+        """rows [P, width], each through the expert of its slot on this rank; rows of other slots
+        are undefined."""
         choices = slots[:, None].to(torch.int32)
         ones = torch.ones_like(choices, dtype=torch.float32)
         routed = replace(routed_to(choices, ones, self.num_slots), is_partial=True)
@@ -130,9 +131,8 @@ def _nothing_yet(*shape: int) -> nn.Parameter:
 
 
 class MoeFeedForward(nn.Module):
-    """`shared` is what all tokens go through, `shared_gate` how much of it they get.
-
-    Tensor ranks have a summand each of what is shared, and add it up with those of the experts.
+    """`shared`: the expert of all tokens, `shared_gate`: its weight. With tensor ranks, its summand
+    is reduced together with those of the routed experts.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class MoeFeedForward(nn.Module):
         return out
 
     def join(self) -> None:
-        """Take part without tokens."""
+        """Take part in a pass without tokens."""
         self.experts.join(self.router.routing.num_choices)
 
     def _shared(self, x: Tensor) -> Shared | None:

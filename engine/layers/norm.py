@@ -4,9 +4,9 @@
                                                        UnitNorm, which has none
     layer norm (Ba et al. 2016)           LayerNorm
 
-Those named Add.. begin a block: forward(x, residual) -> (normalised sum, sum). They add what the
-block before left to the residual stream and normalise the sum in one operation; before the first
-block the residual is None.
+Those named Add.. begin a block: forward(x, residual) -> (normalised sum, sum). They add the
+previous block's output to the residual stream and normalise the sum in one operation; before the
+first block the residual is None.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RmsNorm(nn.Module):
         return rms_norm(x, self.scale(), self.eps)
 
     def scale(self) -> Tensor:
-        """What the normalised is multiplied by."""
+        """The factor of the normalised values."""
         return self.weight
 
 

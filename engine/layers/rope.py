@@ -1,4 +1,4 @@
-"""The angles of rotary positions.
+"""Rotary position embeddings: angles.
 
 Pair i of the R dimensions of a head that rotate is rotated by  position * f[i]  radians; without
 scaling f[i] = theta^(-2i / R).
@@ -17,7 +17,7 @@ from baton.kernels.positions.rotary_angles import rotary_angles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """How a model rotates its heads."""
+    """The rotary settings of a model."""
 
     rotary_dim: int
     """R, even; at most the head's width."""

@@ -1,4 +1,4 @@
-"""Scalings of f[i] = theta^(-2i / R), by which rotary positions reach beyond the trained context.
+"""Scalings of the rotary frequencies f[i] = theta^(-2i / R), for contexts longer than trained.
 
     linear    all f divided by a factor                                      Chen et al. 2023
     dynamic   a larger theta, the larger the longer the context served       NTK-aware, bloc97 2023
@@ -35,7 +35,7 @@ def plain_frequencies(rotary_dim: int, theta: float) -> Tensor:
 class Scaling(Protocol):
     @property
     def attention_factor(self) -> float:
-        """What cos and sin are multiplied by; its square sharpens the scores."""
+        """The factor of cos and sin; its square scales the scores."""
 
     def frequencies(self, rotary_dim: int, theta: float, served_len: int) -> Tensor:
         """[R/2] float32 radians a position."""
@@ -56,7 +56,7 @@ class LinearScaling:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicScaling:
     factor: float
-    """Up to how many times the original context may be served."""
+    """The largest ratio of served to original context."""
     original_len: int
 
     @property
@@ -98,7 +98,7 @@ class YarnScaling:
 
 
 TINY_SPAN = 1e-9
-"""The least span of turns between slow and fast pairs: it is divided by."""
+"""The least span of turns between slow and fast pairs, to avoid a division by 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

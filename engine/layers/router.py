@@ -1,4 +1,4 @@
-"""The router of a layer of experts: which of them each token goes to."""
+"""The router of an MoE layer, which chooses each token's experts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from baton.kernels.experts.routing import Routed, Routing, route, router_logits
 
 
 class Router(ExactLinear):
-    """`bias` joins the logits (GPT-OSS), `correction` the scores that are compared (DeepSeek)."""
+    """`bias` is added to the logits (GPT-OSS), `correction` to the scores for the choice
+    (DeepSeek)."""
 
     float32_names: ClassVar[tuple[str, ...]] = ("bias", "correction")
-    """Kept as wide as they are compared."""
+    """Kept in float32, in which they are compared."""
     correction: nn.Parameter | None
 
     def __init__(

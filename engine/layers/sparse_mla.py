@@ -1,4 +1,4 @@
-"""Latent attention to some tokens of the context, which an index chooses (DeepSeek V3.2, GLM-5).
+"""Sparse latent attention to tokens chosen by an index (DeepSeek V3.2, GLM-5).
 
     layers with an index     latents and index keys are kept     choose, then attend
     layers without           latents are kept                    attend to what was chosen last
@@ -33,7 +33,7 @@ class SparseLatentAttention(LatentAttention):
         *,
         has_index: bool,
     ) -> None:
-        """Without an index of its own it is given what another layer has chosen."""
+        """`has_index`: whether it has its own index; else it uses another layer's choice."""
         super().__init__(width, config, kind)
         assert config.query_rank is not None, "an index reads the queries' latent"
         self.num_chosen = index.num_chosen

@@ -1,1 +1,1 @@
-"""Where KV blocks lie: the arenas of a device, and how large they are."""
+"""Memory of KV blocks: arenas on a device."""

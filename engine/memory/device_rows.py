@@ -1,11 +1,11 @@
-"""Whole blocks of several planes, moved together, where a cache's tensors are.
+"""Moves whole blocks of several planes together, on the cache's device.
 
     host memory  data --copy--> staged ----------------------------.
-    the device   rows --summed up, judged, wrong ones zeroed--------+--> scattered into the arenas
+    the device   rows --checksummed, verified, bad ones zeroed------+--> scattered into the arenas
                  arenas --gathered--> rows --summed up--> checksums alone come to this host
 
-On a GPU all of it is beside the passes, on the streams of `KvStaging`; any thread may call, and
-waits. No event loop does: what goes through here is never in this host's memory.
+On a GPU all of it runs concurrently with passes, on the streams of `KvStaging`; any thread may
+call, and blocks.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from baton.kernels.gpu.upload import uploaded
 from baton.kernels.paging.checksum import row_checksums
 
 Gather = Callable[[range, Tensor], Tensor]
-"""Planes that are alike, and blocks' numbers on the device -> uint8 [planes x blocks, bytes]."""
+"""Equal planes, and block numbers on the device -> uint8 [planes x blocks, bytes]."""
 Scatter = Callable[[Tensor, range, Tensor], None]
-"""uint8 [planes, blocks, bytes] into planes that are alike, at blocks' numbers on the device."""
+"""Writes uint8 [planes, blocks, bytes] into equal planes, at block numbers on the device."""
 
 
 class DeviceRows:
@@ -45,10 +45,8 @@ class DeviceRows:
         self._scatter = scatter
 
     def write_blocks(self, blocks: Sequence[int], planes: range, data: memoryview) -> None:
-        """Replace whole blocks by what lies in memory of this host, by plane and block.
-
-        One copy to the device and one launch, whatever the number of blocks. Raises ValueError on
-        any other length.
+        """Replace whole blocks with host memory `data`, ordered by plane and block, in one copy and
+        one launch. Raises ValueError for a wrong length.
         """
         shape = self._shape(blocks, planes, data.nbytes)
         on_host = torch.frombuffer(data, dtype=torch.uint8).view(shape)

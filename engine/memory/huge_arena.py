@@ -1,11 +1,11 @@
-"""The KV arena comes to lie on pages of 2 MB while it is used, beside the steps.
+"""Moves the used parts of the KV arena onto huge pages of 2 MB, in the background.
 
-    regions of 2 MB   small pages --> all of it written by some request --> one huge page, for good
+    regions of 2 MB   small pages --> completely written --> one huge page, for good
 
-The kernel copies a region in some milliseconds, in which whoever touches it waits. So the start and
-first tokens have small pages, as if there were no others; a thread moves what is in use by then,
-one region after the other while the engine rests, and few of them while it computes. Memory that
-nobody wrote stays unused. A kernel that makes no such pages of shared memory is asked once.
+The kernel copies a region in some milliseconds, during which accesses to it wait. So the cache
+starts on small pages; a thread later moves used regions, one after the other while the engine is
+idle, and few while it computes. Unwritten memory stays unused. A kernel without huge pages for
+shared memory is asked only once.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from baton.kernels.cpu.shared_mapping import HUGE_PAGE, address_of, collapse, nu
 log = logging.getLogger(__name__)
 
 LOOK_S, REST_S = 5.0, 60.0
-"""Seconds between two looks: after something was moved, and at most."""
+"""Seconds between scans: after a move, and at most."""
 SHARE_BUSY = 0.02
 """Share of the time that is spent on moving while the engine computes."""
 SHARE_LOOKING = 0.01
-"""The same of this thread's own, at most: arenas may be large."""
+"""The most of this thread's time spent on scanning, since arenas may be large."""
 FULL = HUGE_PAGE
-"""Bytes of a region that are in use before it is moved: the rest of it would become memory."""
+"""Used bytes of a region before it is moved, since the rest would become used, too."""
 MAX_FAILURES = 8
-"""Regions that cannot be moved, one after the other, before a look ends: memory is in pieces. The
-next look begins with others."""
+"""Consecutive failures after which a scan ends, since memory is fragmented. The next scan begins
+with other regions."""
 
 Collapse = Callable[[int, int], int]
 
@@ -48,11 +48,11 @@ class HugeArena:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self.num_bytes = 0
-        """Bytes that were moved onto huge pages. They are counted, because the kernel would have to
-        look at all pages of the process to tell: tens of milliseconds of a core."""
+        """Bytes moved onto huge pages. Counted here, since the kernel would have to scan all pages
+        of the process: tens of milliseconds."""
 
     def start(self, is_busy: Callable[[], bool]) -> None:
-        """Begin to look. `is_busy`: whether the engine computes."""
+        """Start scanning. `is_busy`: whether the engine computes."""
         self._ended.clear()
         self._thread = threading.Thread(
             target=self._run, args=(is_busy,), name="huge pages", daemon=True
@@ -60,13 +60,13 @@ class HugeArena:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns once nothing is moved any more; it may be started again."""
+        """Stop, after a running move; can be started again."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
 
     def look(self, is_busy: Callable[[], bool]) -> int:
-        """Move the regions that are in use by now. Returns how many were."""
+        """Move the used regions; return their number."""
         still, failed = list[int](), list[int]()
         failures, before = 0, len(self._left)
         for place, region in enumerate(self._left):
@@ -106,5 +106,5 @@ class HugeArena:
 
 
 def _is_begun(address: int) -> bool:
-    """Whether the last page of a region is in use: asked first, as it takes a tenth of the time."""
+    """Whether the last page of a region is in use: a cheap first check."""
     return num_resident(address + HUGE_PAGE - mmap.PAGESIZE, mmap.PAGESIZE) > 0

@@ -1,4 +1,4 @@
-"""The memory that KV blocks live in, and the bytes of each block."""
+"""The memory of KV blocks, and access to each block's bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from baton.kernels.paging.layer_arenas import LayerArenas
 from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
 
 F_SEAL_FUTURE_WRITE = 0x10
-"""A seal of linux/fcntl.h: whoever is given the file may map it, but only to read."""
+"""A seal of linux/fcntl.h: other processes can only map the file for reading."""
 
 
 def num_blocks_in(memory_bytes: int, layout: KvLayout) -> int:
@@ -41,9 +41,9 @@ def num_blocks_in(memory_bytes: int, layout: KvLayout) -> int:
 class KvCache:
     """One arena a plane: [blocks][KV heads][unit], as `KvLayout` says, zero at first.
 
-    On CPU the arenas are one anonymous file, mapped here for writing and sealed for anybody else:
-    torch and memoryviews look into it, so a view copies nothing; a peer on this machine may be
-    given the file to read; and memory is used only once a block is written.
+    On a CPU the arenas are one anonymous file, writable only through this mapping. Tensors and
+    memoryviews share it without copies; a peer on this machine may map it for reading; and memory
+    is allocated only when a block is written.
     """
 
     def __init__(  # noqa: PLR0913  # what is kept, where, and for which passes
@@ -57,8 +57,8 @@ class KvCache:
         limits: PassLimits = DEFAULT_LIMITS,
         is_deterministic: bool = False,
     ) -> None:
-        """`dtype` is what the model computes in, `limits` those of its passes; `is_deterministic`:
-        what reads it adds up in one order.
+        """`dtype`: the model's compute dtype; `limits`: of its passes; `is_deterministic`: readers
+        sum in a fixed order.
 
         On a CPU the `memory` may be that of another process: a descriptor of its file.
         """
@@ -70,18 +70,18 @@ class KvCache:
         self.num_blocks = num_blocks
         self.device = torch.device(device)
         self.dtype = layout.dtype if dtype is None and layout.dtype in WIDE else dtype
-        """What the layers' queries are of; None where no model computes over few bits."""
+        """The dtype of queries; None without a model over quantised KV."""
         self._is_deterministic = is_deterministic
         self.limits = limits
-        """The largest pass over it that is prepared for."""
+        """The largest pass for which buffers are prepared."""
         self._memory: list[memoryview] = []
-        """Memory of each plane: on a CPU, parts of one memory."""
+        """The memory of each plane; on a CPU, parts of one mapping."""
         self._starts: list[int] = []
         self._writable = self._readonly = memoryview(b"")
         """All of that memory."""
         self._fd: int | None = None
         self.spare_block: int | None = None
-        """The arenas' block for rows of a pass that are nobody's; no pool counts it. On a GPU."""
+        """On a GPU: a block for padding rows of a pass, unknown to the pool."""
         if self.device.type == "cpu":
             self.planes = whole = self._on_cpu(memory)
         else:
@@ -89,16 +89,16 @@ class KvCache:
             self.planes = [plane[:num_blocks] for plane in whole]
         is_large = self._writable.nbytes >= HUGE_PAGE
         self.huge = HugeArena(self._writable) if is_large else None
-        """On a CPU; it moves nothing before somebody starts it."""
+        """On a CPU: moves the arena to huge pages, once started."""
         self._by_plane = list(map(_arena_of, whole, layout.planes))
         self._whole = whole
         is_on_gpu = self.device.type == "cuda"
         self.staging = KvStaging(self.planes, layout) if is_on_gpu else None
-        """The way of many blocks out of a GPU."""
+        """Copies many blocks out of a GPU."""
 
     @cached_property
     def layers(self) -> list[LayerCache]:
-        """The layers as a model writes and reads them; what does so is chosen here, once."""
+        """The layers' caches for a model; kernels are chosen here, once."""
         if self.dtype is None:
             raise ValueError(f"KV of {self.layout.dtype}: say which dtype the model computes in")
         if self.layout.is_int4:
@@ -115,7 +115,7 @@ class KvCache:
 
     @property
     def features(self) -> Tensor | None:
-        """[blocks, 1, block size, width] What the layout's `features` are kept in."""
+        """[blocks, 1, block size, width] The memory of the layout's `features`."""
         return None if self.layout.features is None else self._whole[-1]
 
     @property
@@ -129,9 +129,8 @@ class KvCache:
         )
 
     def view(self, block: int, plane: int) -> memoryview:
-        """The bytes of one block in one plane, all heads; read-only.
-
-        On CPU it shows the arena itself and changes with it; from another device it is a copy.
+        """The bytes of one block in one plane, all heads; read-only. On a CPU a view of the arena;
+        from another device a copy.
         """
         if self._memory:
             return self._memory[plane][self._span(block, plane)].toreadonly()
@@ -141,10 +140,8 @@ class KvCache:
         return memoryview(data).toreadonly()
 
     def views(self, blocks: Sequence[int], planes: range) -> Sequence[memoryview]:
-        """As `view`, of several blocks, in each of some planes that are alike; for any thread.
-
-        From a GPU, waits for what computes them. Nothing may write to the blocks in these planes
-        meanwhile.
+        """As `view`, for several blocks in each of some equal planes; thread-safe. From a GPU,
+        waits until they are computed. Nothing may write to these blocks meanwhile.
         """
         if self._memory:
             return self._of(self._readonly, blocks, planes)
@@ -159,20 +156,20 @@ class KvCache:
             self.staging.mark(plane)
 
     def clear_tail(self, block: int, plane: int, num_used: int) -> None:
-        """Zero the slots of one block in one plane behind its first `num_used` tokens."""
+        """Zero the slots of one block in one plane after its first `num_used` tokens."""
         arena = self._by_plane[plane]
         if isinstance(arena, QuantizedArena):
             arena.clear_tail(block, num_used)
-        elif self.layout.planes[plane].is_int4:  # as a whole, or not at all
+        elif self.layout.planes[plane].is_int4:  # int4: whole blocks only
             arena[block] = 0
         else:
             arena[block, ..., num_used:, :] = 0
         if self.staging is not None:
-            self.staging.mark(plane)  # whoever copies it waits for this, too
+            self.staging.mark(plane)  # later copies wait for this, too
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether the blocks are in memory of this host."""
+        """Whether the blocks are in host memory."""
         return bool(self._memory)
 
     @property
@@ -201,14 +198,13 @@ class KvCache:
             arena[offset:stop].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
     def scratch(self, num_bytes: int) -> memoryview:
-        """Memory of this host that a GPU copies from by itself."""
+        """Pinned host memory, for asynchronous copies."""
         is_pinned = self.device.type == "cuda"
         return look_into(torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_pinned))
 
     def write_blocks(self, blocks: Sequence[int], planes: range, data: memoryview) -> None:
-        """Replace whole blocks of planes that are alike, by plane and block; on any thread.
-
-        Raises ValueError on any other length.
+        """Replace whole blocks of equal planes, ordered by plane and block; thread-safe. Raises
+        ValueError for a wrong length.
         """
         self._rows.write_blocks(blocks, planes, data)
 
@@ -218,7 +214,8 @@ class KvCache:
 
     @property
     def _rows(self) -> DeviceRows:
-        """Not kept: it knows this cache, whose memory is let go with the last who knows it."""
+        """Created on demand, since a stored one would form a reference cycle and keep the memory
+        alive."""
         return DeviceRows(
             self.planes[0].device, self.staging, self._sizes, self._gathered, self._scatter
         )
@@ -240,7 +237,7 @@ class KvCache:
         return [self.planes[plane].view(torch.uint8).flatten(1) for plane in planes]
 
     def _layer(self, layer: int) -> LayerCache:
-        """Its KV, and with it what side caches keep of it."""
+        """The layer's KV and side caches."""
         own, *others = self.layout.planes_of(layer)
         if not self.layout.is_latent:
             assert not others and self.dtype is not None, "side caches are kept beside latents"
@@ -256,7 +253,7 @@ class KvCache:
         return LayerArenas(self._whole[own], dict(zip(names, side_caches, strict=True)))
 
     def _on_device(self) -> list[Tensor]:
-        """Zeroed planes with a spare block behind the others."""
+        """Zeroed planes, with a spare block at the end."""
         return [
             torch.zeros(
                 (self.num_blocks + 1, *_block_shape(plane)),
@@ -319,7 +316,7 @@ def _block_shape(plane: KvLayout) -> tuple[int, ...]:
 
 
 def _dtype_of(plane: KvLayout) -> torch.dtype:
-    """The dtype of the memory: bytes where items and scales lie side by side."""
+    """The dtype of the memory: bytes where items and scales are interleaved."""
     if plane.has_scales or plane.is_int4:
         return torch.uint8
     return _torch_dtype(plane.dtype)

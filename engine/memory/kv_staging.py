@@ -1,14 +1,14 @@
-"""KV of a GPU on its way to this host's memory, or from there, while the GPU goes on computing.
+"""Copies KV between a GPU and host memory while the GPU computes.
 
-    compute stream   layer 0 |e0| layer 1 |e1| layer 2 ...        an event behind each layer
+    compute stream   layer 0 |e0| layer 1 |e1| layer 2 ...        an event after each layer
     copy stream               wait e0, gather, copy |  wait e1, ...
     any thread                     `- waits for its copy, then reads pinned memory
     write stream     copy, or sum up, wait for what passes have launched by now, scatter
     any thread                     `- waits for it
 
-The engine's thread only records events: it never waits, and layers follow each other on the compute
-stream as if nobody were reading, or writing. The caller sees to it that the blocks are not reused
-meanwhile; what was launched before may still write to blocks that were let go since.
+The engine's thread only records events and never waits, so the compute stream is not delayed. The
+caller must keep the blocks from being reused meanwhile; earlier launches may still write to blocks
+that were released since.
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ class KvStaging:
         self._writing = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._computed: list[torch.cuda.Event | None] = [None] * len(planes)
         self._passes = torch.cuda.current_stream(self._device)
-        """The stream that passes are launched on, whatever stream is the current one of a thread
-        that reads or writes."""
+        """The stream of the passes, independent of the calling thread's current stream."""
 
     def marking(self, on_layer: OnLayer) -> OnLayer:
-        """`on_layer`, with a mark before it, for a pass on the current stream."""
+        """`on_layer` preceded by a mark, for a pass on the current stream."""
         self._passes = torch.cuda.current_stream(self._device)
 
         def mark(layer: int) -> None:
@@ -54,18 +53,17 @@ class KvStaging:
         return mark
 
     def mark(self, plane: int) -> None:
-        """What reads `plane` from now on waits for all that is on the current stream by now."""
+        """Let later reads of `plane` wait for all present work on the current stream."""
         self._computed[plane] = self.launched()
 
     def launched(self) -> torch.cuda.Event:
-        """All that is on the current stream by now."""
+        """An event after all present work on the current stream."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def views(self, blocks: Sequence[int], planes: range) -> tuple[memoryview, ...]:
-        """Copies of the blocks' bytes in planes that are alike, once what was to be computed of
-        these is done."""
+        """Copies of the blocks' bytes in equal planes, once they are computed."""
         layers = [self._planes[plane] for plane in planes]
         return self.read(
             blocks, planes, lambda numbers: gather_blocks(layers, numbers).flatten(0, 1)
@@ -74,7 +72,7 @@ class KvStaging:
     def read(
         self, blocks: Sequence[int], planes: range, gather: Callable[[Tensor], Tensor]
     ) -> tuple[memoryview, ...]:
-        """As `views`, of what `gather` makes of the blocks' numbers there: bytes [rows, bytes]."""
+        """As `views`, of `gather(block numbers)`: bytes [rows, bytes]."""
 
         def launch(numbers: Tensor) -> tuple[Tensor, torch.cuda.Event]:
             rows = gather(numbers)
@@ -89,8 +87,8 @@ class KvStaging:
         return rows_of(pinned)
 
     def look(self, blocks: Sequence[int], planes: range, launch: Callable[[Tensor], T]) -> T:
-        """What `launch` makes of the blocks' numbers there, on the copy stream, behind what
-        computes these planes."""
+        """The result of `launch(block numbers)` on the copy stream, after these planes are
+        computed."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             for computed in self._computed[planes.start : planes.stop]:
                 if computed is not None:
@@ -98,8 +96,8 @@ class KvStaging:
             return launch(uploaded(torch.tensor(blocks), self._device))
 
     def write(self, prepare: Callable[[], T], scatter: Callable[[T], None]) -> None:
-        """On the write stream: `scatter` what `prepare` gives there, behind what passes have
-        launched by now. Waits until it is done."""
+        """On the write stream: `scatter(prepare())`, after all launched passes. Waits until it is
+        done."""
         with torch.cuda.device(self._device):
             launched = torch.cuda.Event()  # type: ignore[no-untyped-call]
             launched.record(self._passes)
@@ -108,12 +106,12 @@ class KvStaging:
                     staged = prepare()
                     self._writing.wait_event(launched)
                     scatter(staged)
-                finally:  # until then the device reads the caller's memory
+                finally:  # the device still reads the caller's memory
                     self._writing.synchronize()
 
 
 def rows_of(tensor: Tensor) -> tuple[memoryview, ...]:
-    """Read-only looks at the rows of bytes [rows, bytes] on this host."""
+    """Read-only views of the rows of a host tensor [rows, bytes]."""
     whole, size = bytes_of(tensor), tensor.shape[1]
     return tuple(whole[at : at + size] for at in range(0, len(whole), size))
 
@@ -124,7 +122,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def look_into(tensor: Tensor) -> memoryview:
-    """A look into a contiguous tensor of this host, which lives as long as the look."""
+    """A memoryview of a contiguous host tensor, which it keeps alive."""
     buffer: Any = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
     buffer.owner = tensor
     return memoryview(buffer).cast("B")

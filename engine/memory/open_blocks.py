@@ -1,4 +1,4 @@
-"""Memory for blocks of KV that are not in 4 bits yet, beside the cache that keeps those that are.
+"""Memory for int4 KV blocks that are still being filled, and so not quantised yet.
 
 of each layer, and of each lane     one block, as wide as the model computes; two where drafts, of
                                     which some are wrong, may fill one and begin the next
@@ -18,14 +18,14 @@ from baton.kernels.paging.int4_arena import Int4Arena
 
 
 def num_open(limits: PassLimits) -> int:
-    """Blocks of each request that stay as computed."""
+    """Unquantised blocks of each request."""
     return 2 if limits.max_drafted else 1
 
 
 def int4_arenas(
     units: Sequence[Tensor], layout: KvLayout, dtype: str, limits: PassLimits
 ) -> list[Int4Arena]:
-    """The arenas of all layers, around what they keep in 4 bits."""
+    """The arenas of all layers, with their 4-bit `units`."""
     items: torch.dtype = getattr(torch, dtype)
     device = units[0].device
     open_shape, pass_shape = _shapes(layout, limits)

@@ -1,1 +1,1 @@
-"""The ranks of a replica, their groups along each axis, and what they say to each other."""
+"""The ranks of a replica, their groups along each axis, and their messages."""

@@ -1,11 +1,11 @@
-"""What all ranks of an engine try at once, and whether each of them could.
+"""Lets all ranks of an engine try something, and agree on whether all succeeded.
 
     rank 0      launches its share     | tell | waits for the device
     rank 1      has no memory for it   | tell | raises                      as rank 0 then does, too
 
-A pass has sums in it, in which a device waits for all others. What one rank did not launch the rest
-would wait for until NCCL gives up: so they tell each other, from host to host, before any of them
-waits for its device.
+A pass has all-reduces, in which a device waits for all others. If one rank fails to launch, the
+others would wait until NCCL's timeout, so ranks exchange their outcomes between hosts before any of
+them waits for its device.
 """
 
 from __future__ import annotations
@@ -20,27 +20,26 @@ import torch
 from baton.engine.mesh.ranks import RankGroup, Ranks
 
 WITHIN = timedelta(minutes=10)
-"""How long one rank may take longer than another: the first to come compiles kernels. It is as long
-as NCCL waits; a rank that has ended is noticed at once."""
+"""The longest wait for another rank, which may compile kernels; equals NCCL's timeout. A rank that
+has ended is noticed at once."""
 FAILED_WITHIN = timedelta(minutes=1)
-"""The same for a rank that failed. Others may never come to say how they fared: a device that waits
-takes only so many launches before the host waits, too."""
+"""The longest wait of a failed rank. Others may never answer, since a waiting device blocks its
+host after many launches."""
 REASON_BYTES = 496
-"""Bytes of a reason that are told."""
+"""The most bytes of a reason."""
 COULD, NO_MEMORY, FAILED = range(3)
 
 
 class RanksApart(RuntimeError):
-    """A rank is gone, or did not say how it fared: the others cannot go on with it."""
+    """A rank is gone or did not report: the others cannot continue."""
 
 
 @contextmanager
 def tried_by_all(ranks: Ranks) -> Iterator[None]:
-    """Around what each rank tries. If one cannot, all raise: RuntimeError with the reasons, or
-    torch.OutOfMemoryError if memory is all that was missing. Nothing inside may wait for the
-    device where ranks add up on it. A rank that is alone raises what it met.
-
-    Raises RanksApart if they do not come to know of each other.
+    """Context for what each rank tries. If one fails, all raise: RuntimeError with the reasons, or
+    torch.OutOfMemoryError if that was the only cause. The body must not wait for a device with
+    pending all-reduces. A single rank raises its own error. Raises RanksApart if the outcomes
+    cannot be exchanged.
     """
     if not isinstance(ranks, RankGroup):
         yield
@@ -48,7 +47,7 @@ def tried_by_all(ranks: Ranks) -> Iterator[None]:
     own: Exception | None = None
     try:
         yield
-    except Exception as error:  # whatever it is, the others have to know
+    except Exception as error:  # any error must be reported to the others
         own = error
     kinds, reasons = _told(ranks, own)
     if reasons:
@@ -57,7 +56,7 @@ def tried_by_all(ranks: Ranks) -> Iterator[None]:
 
 
 def said_by_all(ranks: Ranks, number: int) -> list[int]:
-    """What each rank says, in order; all of them have to. Raises RanksApart if one does not."""
+    """The numbers of all ranks, in order. Raises RanksApart if one is missing."""
     if not isinstance(ranks, RankGroup):
         return [number]
     try:
@@ -67,7 +66,7 @@ def said_by_all(ranks: Ranks, number: int) -> list[int]:
 
 
 def _told(ranks: RankGroup, own: Exception | None) -> tuple[list[int], list[str]]:
-    """How each rank fared, and the reasons of those that failed."""
+    """Each rank's outcome, and the reasons of failed ones."""
     try:
         found = ranks.gather(_words(own), WITHIN if own is None else FAILED_WITHIN)
     except RuntimeError as gone:

@@ -1,23 +1,22 @@
-"""Tokens to the ranks that hold their experts, and what those made of them back.
+"""Sends tokens to the ranks of their experts, and the results back (all-to-all).
 
     home     pairs (token, choice) by slot      | of rank 0 | rank 1 | rank 2 |
              how many of each slot   --all to all-->   how many each rank sends, for each slot here
              rows [P, D]             --all to all-->   rows of all ranks
-    holder                                             each through the expert of its slot
+    holder                                             each row through the expert of its slot
              outs [P, D]             <--all to all--   in the order they came
     home     out[t] = sum over c of  share[t, c] * out of (t, c)         c = 0, 1, ..
 
-Where all engines have few tokens, as in decoding, every rank sends every other as many rows as it
-could have for it, each with its slot: one message there and one back, of sizes that are known
-beforehand, so no device is waited for.
+Where all engines have few tokens, as in decoding, every rank sends every other the largest possible
+number of rows, each with its slot: one message each way, of known sizes, so that the host need not
+wait for the device.
 
-A slot is the place of one expert on one rank; slots are numbered from rank to rank. Nothing is ever
-left out: however many tokens want one expert, it gets them all. What a token gives has the same
-bits whoever holds its experts, since it is added at home, in the order of its choices.
+A slot is the place of one expert on one rank; slots are numbered from rank to rank. No token is
+ever dropped, however many choose one expert. A token's result does not depend, to the bit, on where
+its experts are, since it is summed at home in the order of its choices.
 
-Ranks that share tensors have the same tokens, so each sends a run of them; what they lack of each
-other's is added by the all-reduce that follows. A rank without tokens takes part all the same:
-without it the others would wait.
+Tensor ranks have the same tokens, so each sends a consecutive part of them; the following
+all-reduce adds the rest. A rank without tokens takes part, too, since the others wait for it.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from baton.engine.mesh.ranks import RankGroup
 from baton.engine.mesh.split import Share
 
 MAX_FIXED_TOKENS = {"cpu": 8, "cuda": 64}
-"""Tokens of an engine in a pass. Beyond, room that stays empty costs more than a message of counts,
-for which a GPU has to be waited for as well."""
+"""The most tokens per engine for fixed-size messages. Above, empty rows cost more than an
+additional message of counts, for which the host must wait for the GPU."""
 SLOT_BYTES = 4
-"""Told with a row."""
+"""Bytes of a row's slot number."""
 Compute = Callable[[Tensor, Tensor], Tensor]
 """rows [P, D], slots of this rank [P] -> [P, D]; a row that is nobody's has the slot behind."""
 
@@ -45,9 +44,9 @@ class ExpertExchange:
     ranks: RankGroup
     """The ranks that experts are spread over."""
     share: Share
-    """Among those that have the same tokens."""
+    """This rank's share of the tokens that its tensor group has in common."""
     max_tokens: int
-    """The most that any engine has in the pass that begins; told before it."""
+    """The most tokens of any engine in the coming pass; set before it."""
 
     def __call__(
         self,
@@ -108,8 +107,8 @@ class ExpertExchange:
 
 
 def fixed_room(max_tokens: int, num_homes: int, num_choices: int, num_slots: int) -> int:
-    """Rows that one rank has for one other at most, where `num_homes` ranks share the tokens of an
-    engine: no expert is chosen twice."""
+    """The most rows from one rank to another, where `num_homes` ranks share an engine's tokens; a
+    token never chooses an expert twice."""
     return -(-max_tokens // num_homes) * min(num_choices, num_slots)
 
 

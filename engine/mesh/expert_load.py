@@ -1,4 +1,4 @@
-"""How evenly the experts of a replica's ranks are loaded, as it was found when last looked at."""
+"""The last measured balance of experts' loads over a replica's ranks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class ExpertLoad:
     """Written by the engine's thread, read by any."""
 
     max_over_mean: float = 1.0
-    """The busiest rank by the mean one, averaged over layers."""
+    """Load of the busiest rank over the mean, averaged over layers."""
     num_looks: int = 0
     num_moved: int = 0
-    """Slots that were given another expert."""
+    """Slots that got another expert."""
 
     def look(self, by_layer: Iterable[float]) -> None:
         found = list(by_layer)

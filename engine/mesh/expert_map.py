@@ -1,9 +1,9 @@
-"""Which experts of a layer are where.
+"""The placement of a layer's experts.
 
     slots     | rank 0: 0 1 2 | rank 1: 3 4 5 | ...        as many on each rank
     experts   |         0 1 2 |         2 3 0 | ...        each at least once; copies share its load
 
-A map is a value: moving experts is going from one to another.
+A map is an immutable value; moving experts changes to another map.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from baton.core.errors import InvalidConfig
 
 @dataclass(frozen=True)
 class ExpertMap:
-    """Raises ValueError if an expert is nowhere, or ranks have unlike numbers of slots."""
+    """Raises ValueError if an expert has no slot, or ranks have different numbers of slots."""
 
     experts: tuple[int, ...]
     """Expert in each slot."""
@@ -37,8 +37,7 @@ class ExpertMap:
 
     @cached_property
     def slots_by_expert(self) -> Sequence[Sequence[int]]:
-        """Slots of each expert, in the order in which (token, expert) pairs are dealt out to
-        them."""
+        """Slots of each expert, in the order of assigning (token, expert) pairs."""
         found: list[list[int]] = [[] for _ in range(self.num_experts)]
         for slot, expert in enumerate(self.experts):
             found[expert].append(slot)
@@ -49,7 +48,7 @@ class ExpertMap:
         return self.experts[rank * count : (rank + 1) * count]
 
     def loads_of_ranks(self, loads: Sequence[int]) -> list[float]:
-        """Load of each rank, from the loads of experts, of which each copy has its part."""
+        """Load of each rank, where copies of an expert share its load evenly."""
         copies = Counter(self.experts)
         return [
             sum(loads[expert] / copies[expert] for expert in self.of_rank(rank))
@@ -57,16 +56,15 @@ class ExpertMap:
         ]
 
     def imbalance(self, loads: Sequence[int]) -> float:
-        """The load of the busiest rank by that of the mean one: 1 is the best."""
+        """Load of the busiest rank over the mean; 1 is perfect."""
         of_ranks = self.loads_of_ranks(loads)
         total = sum(of_ranks)
         return max(of_ranks) * self.num_ranks / total if total else 1.0
 
 
 def spread(num_experts: int, num_ranks: int, num_redundant: int = 0) -> ExpertMap:
-    """Neighbours together; slots that are left over have copies of those on the next ranks.
-
-    Raises InvalidConfig if a rank had more slots than there are experts.
+    """The initial map: consecutive experts per rank; redundant slots hold copies of the next ranks'
+    experts. Raises InvalidConfig if a rank would have more slots than there are experts.
     """
     count = num_slots(num_experts, num_ranks, num_redundant)
     experts = []
@@ -77,7 +75,7 @@ def spread(num_experts: int, num_ranks: int, num_redundant: int = 0) -> ExpertMa
 
 
 def num_slots(num_experts: int, num_ranks: int, num_redundant: int) -> int:
-    """The slots of one rank: for its part of the experts, and some more."""
+    """Slots of one rank: its part of the experts, plus redundant ones."""
     count = -(-num_experts // num_ranks) + num_redundant
     if count > num_experts:
         most = num_experts - count + num_redundant

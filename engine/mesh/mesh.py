@@ -1,4 +1,4 @@
-"""Which rank of a replica is where: its place along each axis, and with whom it shares what.
+"""The mesh of a replica's ranks: their coordinates and groups along each axis.
 
     tensor     ranks that share every matrix and every head         talk most, twice a layer
     context    ranks that share the tokens of a prompt              once a layer
@@ -6,7 +6,7 @@
     pipeline   ranks that share the layers: stages                  talk least, once a stage
     engine     ranks of one data place: one scheduler, one cache, requests of their own
 
-    rank = ((stage * data + d) * context + c) * tensor + t          those that talk most are nearest
+    rank = ((stage * data + d) * context + c) * tensor + t          most traffic between neighbours
 
 Experts are spread over `expert` neighbours of one stage, or, if it is 1, cut like other matrices.
 
@@ -43,7 +43,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Raises InvalidConfig for sizes that do not go together."""
+    """Raises InvalidConfig for incompatible sizes."""
 
     tensor: int = 1
     context: int = 1
@@ -51,7 +51,7 @@ class Mesh:
     pipeline: int = 1
     expert: int = 1
     redundant_experts: int = 0
-    """Slots of each rank beyond those of its part of the experts: room for copies."""
+    """Additional expert slots of each rank, for copies."""
 
     def __post_init__(self) -> None:
         sizes = {axis: getattr(self, axis.value) for axis in Axis}
@@ -72,24 +72,24 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """Ranks in all."""
+        """The number of ranks."""
         return self.pipeline * self._stage_size
 
     @property
     def has_whole_models(self) -> bool:
-        """Whether each rank has all of the model, and of its KV."""
+        """Whether each rank has the whole model and all KV."""
         return self.size == self.context
 
     @property
     def has_steady_passes(self) -> bool:
-        """Whether what ranks say to each other in a pass follows from its shape alone, so that it
-        can be captured: it is sums over tensor ranks, or nothing."""
+        """Whether communication in a pass depends only on its shape, so that it can be captured:
+        all-reduces over tensor ranks, or none."""
         return self.size in (self.context, self.tensor)
 
     @property
     def num_expert_places(self) -> int:
-        """Data places whose rows meet at one rank's experts: it multiplies the `expert`-th part of
-        them, if they choose evenly."""
+        """Data places whose rows reach one rank's experts; with an even load it computes 1/`expert`
+        of them."""
         return max(self.expert // (self.tensor * self.context), 1)
 
     @property
@@ -107,7 +107,7 @@ class Mesh:
         return (data * self.context + place.context) * self.tensor + place.tensor
 
     def members(self, axis: Axis, rank: int) -> tuple[int, ...]:
-        """All that differ from `rank` along that axis alone, and itself; in order."""
+        """The group of `rank` along one axis, in order."""
         if axis is Axis.EXPERT:
             first = rank // self.expert * self.expert
             return tuple(range(first, first + self.expert))
@@ -116,7 +116,7 @@ class Mesh:
         return tuple(range(first, first + size * stride, stride))
 
     def engine_members(self, rank: int) -> tuple[int, ...]:
-        """All of one data place, in order: as many as `engine` has, and placed alike."""
+        """The ranks of one data place, in order."""
         data = self.place(rank).data
         return tuple(each for each in range(self.size) if self.place(each).data == data)
 
@@ -127,12 +127,12 @@ class Mesh:
 
     @property
     def engine(self) -> Mesh:
-        """The mesh of the ranks of one data place, where experts are not looked at."""
+        """The mesh of one data place, ignoring experts."""
         return replace(self, data=1, expert=1, redundant_experts=0)
 
     def check_data(self) -> None:
-        """Raises InvalidConfig if engines share nothing, or would have to agree on more than when
-        a pass begins."""
+        """Raises InvalidConfig if data places share no experts, or combine with pipeline or context
+        ranks."""
         if self.data == 1:
             return
         asked = f"data parallel {self.data}"

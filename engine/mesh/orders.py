@@ -1,13 +1,13 @@
-"""What the lead tells the other ranks to do, as numbers.
+"""The lead's orders to the other ranks, encoded as integers.
 
 pass     1, chunks, then of each:  tokens, start, blocks, outputs, lane,  the tokens, the blocks
 head     2, rows, width            the hidden states follow
 stop     3
-join     4                         other engines compute a pass
-tally    5                         how many pairs each expert got
-move     6, layer, experts         by slot, from now on
-expect   7, tokens                 of the pass that follows, in any engine at most
-tap      8, layers                 whose inputs the lead is to be given, from the next pass on
+join     4                         take part in a pass of other engines
+tally    5                         gather the experts' loads
+move     6, layer, experts         the new expert of each slot
+expect   7, tokens                 the most tokens of any engine in the next pass
+tap      8, layers                 whose inputs to send to the lead, from the next pass on
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """There will be no more."""
+    """The last order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Compute what the pass of other engines asks of the experts here."""
+    """Compute experts for a pass of other engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Expect:
 
 @dataclass(frozen=True, slots=True)
 class SendAuxHiddenStates:
-    """Give the lead what enters these layers, in all passes from the next on; none: no more."""
+    """Send the inputs of these layers to the lead, from the next pass on; empty: stop."""
 
     layers: tuple[int, ...]
 
@@ -113,7 +113,7 @@ def tap_words(layers: Sequence[int]) -> array[int]:
 
 
 def read_order(words: Sequence[int]) -> Order:
-    """Raises ValueError for words that are no order."""
+    """Decode an order. Raises ValueError if invalid."""
     match words[0]:
         case kind if kind == _PASS:
             return Pass(_chunks(words))

@@ -1,17 +1,17 @@
-"""The ranks that compute one model together, and what they say to each other.
+"""Communication between the ranks that compute one model together.
 
     rank      one process, one device, one share of the model
     lead      the first of an engine's ranks: it schedules, samples and serves; the others follow
 
     all_reduce_   x becomes the sum of all ranks' x      after attention, after the feed-forward
     all_gather    the x of each, in the order of ranks   of logits
-    broadcast_    x becomes that of the first rank       of what the lead tells
+    broadcast_    x becomes that of the first rank       of the lead's orders
     send          x to one rank, which `receive_`s it    of activations, from stage to stage
-    all_to_all    rows to each rank, rows of each        of tokens, to those that hold their experts
+    all_to_all    rows to each rank, rows from each      of tokens, to and from their experts
 
-A group of ranks is a value that is handed down; nothing of it is global, so two of them live in one
-process. Sums are added in the same order on every rank: all have the same bits afterwards. A rank
-is in one group for each axis of the mesh, and in that of all.
+A group is a value that is passed down, without global state, so a process can have several. Every
+rank sums in the same order, so all have the same bits. A rank is in one group per axis of the mesh,
+and in the group of all ranks.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from torch import Tensor
 
 from baton.engine.mesh.mesh import Axis, Mesh, Place
 
-c10d: Any = torch.distributed  # whose stubs know little of what is used here
+c10d: Any = torch.distributed  # its stubs lack most of what is used here
 
 JOIN_S = 120.0
 """Seconds for all ranks to join: each starts a process, and finds its device."""
 TELL_WITHIN = timedelta(seconds=30)
-"""How long an order may take to leave the lead. Gloo's send ends when it is received: a rank that
-does not `hear` for so long, because it is busy or has just ended, makes the lead raise. For one
-that has just ended Gloo would sometimes wait for ever."""
+"""The longest time of sending an order. Gloo's send ends when it is received, so a rank that does
+not `hear` in time makes the lead raise. Without the limit Gloo would sometimes wait for ever for a
+rank that has just ended."""
 UNLIMITED = timedelta(days=365)
-"""The wait for the next pass may be long; a rank that died is noticed by its connection."""
+"""The wait for the next pass is unlimited; a dead rank is noticed by its connection."""
 FOR_EVER = timedelta(0)
-"""c10d's word for a wait without an end of its own; on a device it is the stream that waits."""
+"""c10d's value for an unlimited wait; on a device the stream waits."""
 
 
 class Ranks(Protocol):
@@ -60,7 +60,7 @@ class Ranks(Protocol):
 
 
 class SingleRank:
-    """One rank that has nobody to talk to."""
+    """A single rank, without communication."""
 
     rank: ClassVar[int] = 0
     size: ClassVar[int] = 1
@@ -80,10 +80,10 @@ ALONE = SingleRank()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """Where the ranks of one replica meet."""
+    """The rendezvous of a replica's ranks."""
 
     host: str
-    """The lead's, as the others reach it."""
+    """The lead's address."""
     port: int
     mesh: Mesh
     backend: str
@@ -92,32 +92,32 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A message on its way."""
+    """A message being sent."""
 
     work: Any
     x: Tensor
-    """The tensor, which must stay until then."""
+    """The tensor, which must stay alive until `wait` returns."""
 
     def wait(self) -> None:
-        """Wait until it was taken. Raises RuntimeError if it never will be."""
+        """Wait until it was received. Raises RuntimeError if the connection broke."""
         self.work.wait()
 
 
 class RankGroup:
-    """Ranks of torch.distributed. Every call raises RuntimeError once a rank of it is gone."""
+    """A group of torch.distributed ranks. Every call raises RuntimeError once a rank is gone."""
 
     def __init__(self, group: Any, control: Any, store: Any, members: tuple[int, ...]) -> None:
-        """`group` moves what is on the device, `control` what is on the host."""
+        """`group`: for device tensors; `control`: for host data."""
         self.members = members
         """Mesh ranks of the members; within the group they are counted from 0."""
         self._group = group
         self._control = control
-        self._store = store  # it ends with the lead's, which all groups need
+        self._store = store  # the store ends with the lead's, which all groups need
         self.rank: int = group.rank()
         self.size: int = group.size()
 
     def all_reduce_(self, x: Tensor) -> Tensor:
-        if x.numel():  # a pass of a prompt may want no outputs: all ranks have no rows then
+        if x.numel():  # a prompt's pass may have no outputs, on any rank
             self._group.allreduce([x]).wait()
         return x
 
@@ -127,7 +127,7 @@ class RankGroup:
         return found
 
     def broadcast_(self, x: Tensor, within: timedelta = FOR_EVER) -> Tensor:
-        """Raises RuntimeError if the first rank's `x` has not left it `within` that time."""
+        """Raises RuntimeError if the first rank's `x` was not sent within that time."""
         options = c10d.BroadcastOptions()
         options.rootRank = 0
         self._mover(x).broadcast([x], options).wait(within)
@@ -141,7 +141,7 @@ class RankGroup:
         return Sent(self._mover(x).send([x], to, 0), x)
 
     def receive_(self, x: Tensor, source: int) -> Tensor:
-        """What that rank has sent, which has the shape and dtype of `x`."""
+        """Receive into `x`, which has the shape and dtype of the sent tensor."""
         self._mover(x).recv([x], source, 0).wait()
         return x
 
@@ -155,29 +155,29 @@ class RankGroup:
         return found
 
     def leave_word(self, name: str, word: bytes) -> None:
-        """Leave a word for any rank that asks for it."""
+        """Publish a value for other ranks."""
         self._store.set(f"{name} {self.rank}", word)
 
     def word_of(self, name: str, rank: int) -> bytes:
-        """Blocks until that rank has left it. Raises RuntimeError if it does not."""
+        """The value published by a rank; blocks. Raises RuntimeError if it does not come."""
         word: bytes = self._store.get(f"{name} {rank}")
         return word
 
     def gather(self, words: array[int], within: timedelta = FOR_EVER) -> list[list[int]]:
-        """The words of all ranks, of which each tells as many. Raises RuntimeError if one has not
-        told its own `within` that time."""
+        """The numbers of all ranks, equally many each. Raises RuntimeError if a rank is not heard
+        within that time."""
         own = torch.frombuffer(words, dtype=torch.int64)
         found = [torch.empty_like(own) for _ in range(self.size)]
         self._control.allgather([found], [own]).wait(within)
         return [each.tolist() for each in found]
 
     def tell(self, words: array[int]) -> None:
-        """What all others `hear`, in order. Only of the lead."""
+        """Send an order to all other ranks; only called by the lead."""
         self.broadcast_(torch.tensor([len(words)]), TELL_WITHIN)
         self.broadcast_(torch.frombuffer(words, dtype=torch.int64), TELL_WITHIN)
 
     def hear(self) -> Sequence[int]:
-        """Blocks until the lead tells something."""
+        """The lead's next order; blocks."""
         (count,) = self.broadcast_(torch.zeros(1, dtype=torch.int64)).tolist()
         words: list[int] = self.broadcast_(torch.empty(count, dtype=torch.int64)).tolist()
         return words
@@ -195,7 +195,7 @@ class MeshGroups:
     pipeline: Ranks
     expert: Ranks
     engine: Ranks
-    """All that run this rank's engine, its lead first."""
+    """All ranks of this rank's engine, its lead first."""
 
     @property
     def place(self) -> Place:
@@ -221,7 +221,7 @@ def listen(host: str) -> socket.socket:
 
 
 def join(meeting: Rendezvous, rank: int, listener: socket.socket | None = None) -> MeshGroups:
-    """Blocks until all have come. Raises RuntimeError if they do not.
+    """Join the groups; blocks until all ranks have. Raises RuntimeError if one does not.
 
     The lead brings the socket that it listens on, at the meeting's port.
     """
@@ -243,7 +243,7 @@ def join(meeting: Rendezvous, rank: int, listener: socket.socket | None = None) 
 
 
 def _group(store: Any, meeting: Rendezvous, members: tuple[int, ...], rank: int) -> RankGroup:
-    """The group of some ranks, of which this is one."""
+    """The group of some ranks, including this one."""
     name = " ".join(map(str, members))
     own, size = members.index(rank), len(members)
     meet = c10d.PrefixStore(name, store.clone())

@@ -1,4 +1,4 @@
-"""How the matrices of a model are spread over tensor-parallel ranks (Shoeybi et al. 2019).
+"""How matrices are split over tensor-parallel ranks (Shoeybi et al. 2019).
 
     y = W x     OUTPUTS   each rank has some rows of W, and gets some of y
                 INPUTS    each has some columns, and gets a summand of y: all ranks' are added
@@ -29,13 +29,14 @@ class Split(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which of `size` equal shares a rank has."""
+    """A rank's index among `size` equal shares."""
 
     rank: int
     size: int
 
     def span(self, whole: int, own: int) -> slice:
-        """The `own` rows of `whole`; where they are too few, neighbours have the same."""
+        """The range of this share's `own` rows of `whole`; with more shares than rows, neighbours
+        have the same."""
         start = self.rank * whole // self.size // own * own
         return slice(start, start + own)
 
@@ -49,7 +50,7 @@ class Share:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def run(self, count: int) -> slice:
-        """The things that this rank sees to, of `count` that all ranks have."""
+        """This share's part of `count` items that all ranks have."""
         return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     def columns(self, matrix: Tensor) -> Tensor:

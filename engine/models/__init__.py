@@ -1,1 +1,1 @@
-"""One short file a family, on one shared skeleton."""
+"""Model families, one short file each, on a shared skeleton."""

@@ -1,6 +1,6 @@
 """The architectures Baton serves, by the name `config.json` gives them.
 
-A family is imported when it is asked for: whether there is one is known without torch.
+Families are imported on demand, so that the list is available without torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FAMILIES: Mapping[str, tuple[str, str]] = {
     "Llama4ForCausalLM": ("llama4", "LLAMA4"),
     "Llama4ForConditionalGeneration": ("llama4", "LLAMA4_OF_SEEING"),
 }
-"""Modules of `baton.engine.models.families`, and what they call the family."""
+"""Modules of `baton.engine.models.families`, and the name of the family in each."""
 _CLASSIFIERS: Mapping[str, str] = {
     f"{stem}{CLASSIFIER}": architecture
     for stem, architecture in (
@@ -59,7 +59,7 @@ _CLASSIFIERS: Mapping[str, str] = {
         ("Qwen3Moe", "Qwen3MoeForCausalLM"),
     )
 }
-"""Base architecture of each classifier, which differs in its head for labels."""
+"""Base architecture of each classifier, which only differs in its head."""
 ARCHITECTURES = (*_FAMILIES, *_CLASSIFIERS)
 
 

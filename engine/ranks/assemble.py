@@ -1,4 +1,4 @@
-"""The ranks of one replica, each with its share of the model, settling on one cache.
+"""Assembles the runners of a replica's ranks around one cache.
 
 all      load their share            compare fingerprints: they must be of the same model
 lead     decides how many blocks     makes the memory that the others' KV lies in, on CPUs
@@ -35,9 +35,9 @@ from baton.engine.ranks.sharded_cache import ShardedCache
 from baton.engine.ranks.shares import Share, SharedMemory, open_place
 
 KV = "kv"
-"""Name under which a rank leaves where its KV lies."""
+"""The key under which a rank publishes the location of its KV."""
 INTRODUCTION = "kv introduction"
-"""Name under which a rank leaves how other replicas reach it."""
+"""The key under which a rank publishes how other replicas reach its memory."""
 
 Introduce: TypeAlias = Callable[[KvArena], bytes]
 """Registers a rank's own memory for others; see `ArenaShare.introduction`."""
@@ -46,8 +46,8 @@ Introduce: TypeAlias = Callable[[KvArena], bytes]
 def lead_runner(
     loaded: LoadedModel, plan: CachePlan, taps: AuxHiddenStates | None = None
 ) -> LeadRunner:
-    """The runner of an engine whose cache is that of its ranks, with the blocks that all have room
-    for. `taps` are told of the stream of all layers and tokens, wherever they are computed."""
+    """The lead's runner, with as many blocks as all ranks have room for. `taps` receive the stream
+    of all layers and tokens, wherever computed."""
     ranks = _ranks_of_engine(loaded)
     plan = plan.with_blocks(_least(plan.num_blocks, ranks))
     layout = plan.layout
@@ -62,14 +62,14 @@ def lead_runner(
         for rank, share in enumerate(shares, start=1)
     ]
     if not is_on_cpu:
-        _least(plan.num_blocks, ranks)  # as the others do: who captures passes meets them next
+        _least(plan.num_blocks, ranks)  # like the others, since capturing passes needs all ranks
     return LeadRunner(_own_runner(loaded, own, taps), ShardedCache(layout, own, shares))
 
 
 def following_runner(
     loaded: LoadedModel, plan: CachePlan, introduce: Introduce | None = None
 ) -> ModelRunner:
-    """What `follow` runs."""
+    """The runner for `follow`."""
     ranks = _ranks_of_engine(loaded)
     plan = plan.with_blocks(_least(plan.num_blocks, ranks))
     if plan.device == "cpu":
@@ -82,7 +82,7 @@ def following_runner(
         handles = [reduce_tensor(plane) for plane in cache.planes]  # type: ignore[no-untyped-call]
         ranks.leave_word(KV, pickle.dumps(handles))
     ranks.leave_word(INTRODUCTION, introduce(cache.arena) if introduce is not None else b"")
-    _least(plan.num_blocks, ranks)  # the lead may let go of what it opened for us
+    _least(plan.num_blocks, ranks)  # the lead may close its handle now
     return _own_runner(loaded, cache)
 
 
@@ -121,7 +121,8 @@ def _make_memory(
 
 
 def _map_memory(loaded: LoadedModel, layout: KvLayout, rank: int, ranks: RankGroup) -> Share:
-    """The KV of another rank's device. What it left is trusted: it is of our own replica."""
+    """Map the KV of another rank's device. The published handle is trusted, since it is from our
+    own replica."""
     handles: list[tuple[Callable[..., Tensor], tuple[Any, ...]]] = pickle.loads(
         ranks.word_of(KV, rank)
     )
@@ -130,7 +131,7 @@ def _map_memory(loaded: LoadedModel, layout: KvLayout, rank: int, ranks: RankGro
 
 
 def check_alike(loaded: LoadedModel) -> None:
-    """Called on all ranks. Raises InvalidConfig if they have loaded unlike models."""
+    """Call on all ranks. Raises InvalidConfig if they have loaded different models."""
     ranks = loaded.groups.everyone
     assert isinstance(ranks, RankGroup), "one rank is like itself"
     words = array("q")
@@ -152,5 +153,5 @@ def _ranks_of_engine(loaded: LoadedModel) -> RankGroup:
 
 
 def _least(number: int, ranks: RankGroup) -> int:
-    """The least of all ranks' numbers; none goes on before all have come here."""
+    """The minimum over all ranks; also a barrier."""
     return min(found for (found,) in ranks.gather(array("q", (number,))))

@@ -1,12 +1,12 @@
-"""Passes whose tokens several ranks compute, each of which keeps all of their KV.
+"""Context parallelism: ranks share a pass's tokens, and each keeps all KV.
 
     in each layer   write the KV of own tokens | all-gather the blocks written | attend to all
     at the end      all-gather the outputs, and what is tapped
 
-Every rank has the model (or, beside tensor ranks, the same share of it) and a replica of the cache,
-where its tokens see all that is before them: attention need not know of it. Passes of few tokens
-are computed by all alike, and say nothing but, at their end, that they are over: what the lead
-writes into the replicas then is not written over by a rank that is behind.
+Every rank has the model (with tensor ranks, the same share) and a replica of the cache with the
+whole context, so attention is unchanged. Passes with few tokens are computed by all ranks alike,
+with only a barrier at their end, so that a slow rank does not overwrite what the lead writes into
+the replicas afterwards.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from baton.engine.passes.runner import ModelRunner
 
 
 class KvExchange:
-    """The exchange of one pass: gives what a rank has written in a layer to the others."""
+    """The exchange of one pass: all-gathers the blocks written in each layer."""
 
     def __init__(
         self, ranks: Ranks, blocks_by_rank: Sequence[Sequence[int]], device: torch.device
     ) -> None:
         most = max(map(len, blocks_by_rank))
         own = blocks_by_rank[ranks.rank]
-        padded = [*own, *[own[-1]] * (most - len(own))]  # all send as much
+        padded = [*own, *[own[-1]] * (most - len(own))]  # equal sizes on all ranks
         self._ranks = ranks
         self._own = torch.tensor(padded, device=device)
         self._others = [

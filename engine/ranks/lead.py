@@ -1,11 +1,11 @@
-"""Passes that several ranks compute together: the lead tells, the others follow.
+"""Passes of several ranks: the lead sends orders, the others follow.
 
     lead        tell(pass) | its share of the pass | tell(head), hidden | its share of the logits
     others      hear       | theirs                | hear               | theirs
 
-A pass that is a graph has the head in it, of which nobody is told. Layers meet in all-reduces, so
-no rank runs ahead of another by more than a layer. A rank that is gone makes the lead's next call
-fail, and the lead's end makes the others' `follow` return.
+A captured pass includes the head, without an order of its own. All-reduces keep the ranks within a
+layer of each other. A lost rank makes the lead's next call fail, and the lead's end makes the
+others' `follow` return.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class LeadRunner:
         self._own = own
         self._ranks = ranks
         self._tapped: tuple[int, ...] = ()
-        """Layers that the others were told to tap."""
+        """Layers that the others tap now."""
 
     @property
     def own(self) -> ModelRunner:
-        """What computes the lead's share."""
+        """The runner of the lead's own share."""
         return self._own
 
     @property
@@ -73,7 +73,7 @@ class LeadRunner:
         return self._own.forward(chunks, on_layer)
 
     def _tell_taps(self) -> None:
-        """Tell the others what to tap, if it is other than in the last pass."""
+        """Send the tapped layers to the others if they have changed."""
         if self._own.needs_others_to_tap and self._tapped != self._own.tapped:
             self._tapped = self._own.tapped
             self._ranks.tell(tap_words(self._tapped))
@@ -95,22 +95,19 @@ class LeadRunner:
         self._own.expect(max_tokens)
 
     def join(self) -> None:
-        """Compute what a pass of other engines asks of the experts here."""
+        """Compute experts for a pass of other engines."""
         if self.balancer is not None:
             self.balancer.turn()
         self._ranks.tell(join_words())
         self._own.join()
 
     def close(self) -> None:
-        """Let the other ranks go."""
+        """Release the other ranks."""
         self._ranks.tell(stop_words())
 
 
 def follow(own: ModelRunner) -> None:
-    """Do what the lead tells, until it says that this is all.
-
-    Raises RuntimeError once a rank of the group is gone.
-    """
+    """Follow the lead's orders until `Stop`. Raises RuntimeError once a rank is gone."""
     ranks = own.groups.engine
     assert isinstance(ranks, RankGroup), "there is no lead to follow"
     dtype: torch.dtype = getattr(torch, own.info.dtype)

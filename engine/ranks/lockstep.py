@@ -1,15 +1,13 @@
-"""Engines that share experts and nothing else: a pass of one is a pass of all.
+"""Data parallelism with shared experts: a pass of one engine is a pass of all.
 
     engine 0   meet: pass   its layers, with those of 1 where experts are     logits, tokens
     engine 1   meet: idle   no tokens: its experts alone                      -
     engine 0   meet: idle   |
     engine 1   meet: idle   |  nobody computes: both sleep for a tick, or until a command comes
 
-Before every pass the leads of the data places meet and tell what they are about to do, and with how
-many tokens; who has nothing to compute joins the others' with no tokens. Steps need not meet, only
-passes: an engine may compute none, or two, in a step, as long as it joins a pass when it computes
-nothing. It ends when all are about to leave. A lead that is gone fails the next meeting, or the
-exchange it is missed in.
+Before every pass the leads of the data places exchange their intent and number of tokens; an engine
+without work joins with no tokens. Only passes are in lockstep, not steps: a step may have no pass,
+or two. An engine ends when all are leaving. A lost lead makes the next exchange fail.
 """
 
 from __future__ import annotations
@@ -26,10 +24,10 @@ from baton.engine.passes.runner import ModelRunner
 from baton.engine.ranks.lead import LeadRunner
 
 TICK_S, MAX_TICK_S = 0.005, 0.05
-"""Seconds that an engine without work may stay away from the others, which wait for it: right after
-a pass, and once nobody has computed for seconds."""
+"""Seconds between meetings of an idle engine, for which the others wait: right after a pass, and
+after seconds without one."""
 TICK_GROWTH = 0.05
-"""Each time that they meet for nothing."""
+"""Growth of the interval per idle meeting."""
 
 
 class Intent(IntEnum):
@@ -47,7 +45,7 @@ class LockstepRunner:
         self.own = own
         self._leads = leads
         self._num_met_in_vain = 0
-        """Meetings for nothing since the last pass; the same in all engines."""
+        """Idle meetings since the last pass; equal in all engines."""
 
     @property
     def tick_s(self) -> float:
@@ -66,11 +64,11 @@ class LockstepRunner:
         return self.own.logits(hidden)
 
     def join_pass(self) -> bool:
-        """Join the others' pass, if anybody has one. Blocks until all have come."""
+        """Join the others' pass, if there is one. Blocks until all engines meet."""
         return self._join(self._meet(Intent.IDLE))
 
     def close(self) -> None:
-        """Join the others' passes until they leave as well, and let the other ranks go."""
+        """Join the others' passes until they leave, too, then release the other ranks."""
         while (intents := self._meet(Intent.LEAVING)) != {Intent.LEAVING}:
             self._join(intents)
         if isinstance(self.own, LeadRunner):

@@ -1,4 +1,4 @@
-"""The passes of one stage: from the stage before it come activations, to the next they go.
+"""Passes of a pipeline stage: activations come from the previous stage and go to the next.
 
     lead, stage 0    embed a, layers, send | b ... |               wait for words, outputs
     stage 1                     receive a, layers, send | b ... | word
@@ -31,7 +31,7 @@ from baton.engine.models.skeleton.taps import AuxCapture, AuxHiddenStates
 from baton.engine.passes.runner import ModelRunner
 
 MAX_POSTED = 32
-"""Messages that may be on their way, each of a micro-batch."""
+"""The most unfinished sends, each of a micro-batch."""
 PIECES_PER_STAGE = 4
 """Micro-batches of a large pass: with as many as there are stages, of two of them a third of the
 time is lost to filling and emptying; with four times as many, a ninth."""
@@ -40,7 +40,7 @@ LEAD = 0
 
 
 class StageRunner(ModelRunner):
-    """The runner of a rank that has some of the layers."""
+    """The runner of a rank with some of the layers."""
 
     needs_others_to_tap = True
 
@@ -152,7 +152,7 @@ class StageRunner(ModelRunner):
             self._taps.found = tapped
 
     def _settle(self) -> None:
-        """Let a GPU have done what it was told."""
+        """Wait for the GPU."""
         if self.cache.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 

@@ -1,4 +1,4 @@
-"""What each rank of a model keeps of its KV, and the memory that it lies in.
+"""Each rank's share of the KV, and its memory.
 
 lead     makes the memory of every rank, on CPUs         SharedMemory, of a place
 ranks    open theirs by its place
@@ -21,12 +21,12 @@ from baton.engine.memory.kv_cache import KvCache
 from baton.kernels.cpu.shared_mapping import mapped
 
 NOWHERE = memoryview(b"")
-"""Memory of a device, as this host sees it."""
+"""Empty: device memory is not visible to the host."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Share:
-    """The memory of one rank, as the lead has it."""
+    """The memory of one rank, mapped by the lead."""
 
     layout: KvLayout
     planes: Sequence[Tensor]
@@ -36,7 +36,7 @@ class Share:
     memory: memoryview = NOWHERE
     """All of it, as this process has it mapped; empty on a device."""
     starts: Sequence[int] = ()
-    """Where each of the planes begins in that."""
+    """Offset of each plane in it."""
     introduction: bytes = b""
     """See `ArenaShare`."""
 
@@ -50,7 +50,7 @@ class Share:
         return cls(cache.layout, planes, memory=where.memory, starts=where.rows)
 
     def of_plane(self, plane: int) -> PlaneShare | None:
-        """None of one that another stage keeps."""
+        """The share of a plane; None if another stage has it."""
         own = plane - self.first_plane
         if not 0 <= own < len(self.planes):
             return None
@@ -76,7 +76,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlaneShare:
-    """What one rank keeps of one plane."""
+    """One rank's share of one plane."""
 
     layout: KvLayout
     blocks: Tensor

@@ -1,1 +1,1 @@
-"""A request inside the engine, and what it is answered."""
+"""A request inside the engine, and its answers."""

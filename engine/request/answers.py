@@ -1,4 +1,4 @@
-"""What a request gets of a pass: its next token, its embedding, its end, or an error.
+"""Applies a pass's results to requests: next token, embedding, end, or error.
 
 token -> appended -> may it be the last? -> leave | the grammar takes it
 logits that are not finite, or a grammar that cannot go on -> leave, with an error

@@ -1,4 +1,4 @@
-"""What a step of the engine has to say: tokens for clients, numbers for operators."""
+"""The report of an engine step: tokens for clients, counts for metrics."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from baton.engine.request.request import Request
 
 
 class RequestOutput(NamedTuple):
-    """What a step did for one request."""
+    """One request's output of a step."""
 
     request: Request
     is_finished: bool
     """The engine is done with the request and has freed its blocks."""
     num_run: int
-    """Tokens run for the request so far; the request itself may be a step ahead of who reads it."""
+    """Tokens run for the request so far; a copy, since the request may already be a step ahead."""
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     """Logprob of each token when asked for, else none."""
@@ -43,7 +43,7 @@ class StepReport(NamedTuple):
     """Tokens run through the model: one for each token sampled, all others were prefilled."""
     num_requests: int = 0
     work: StepWork = StepWork()
-    """What the pass computed, as far as its time depends on that."""
+    """The work of the pass, on which its time depends."""
     num_drafted: int = 0
     """Tokens run besides, to be verified; those that were right are among the sampled ones."""
     num_accepted: int = 0
@@ -53,7 +53,7 @@ class StepReport(NamedTuple):
     num_waiting: int = 0
     num_blocks_in_use: int = 0
     recall_ms: float = 0.0
-    """Reading what is kept of prompts to draft behind them, once each."""
+    """Milliseconds of reading prompts' features for drafting, once per prompt."""
     draft_ms: float = 0.0
     schedule_ms: float = 0.0
     forward_ms: float = 0.0
@@ -69,7 +69,7 @@ class StepReport(NamedTuple):
 
     @property
     def is_stalled(self) -> bool:
-        """Nothing ran, and nothing will until somebody outside adds work or releases blocks."""
+        """Whether nothing ran, and nothing can until work is added or blocks are released."""
         return not (self.num_tokens or self.num_preempted or self.first_scheduled)
 
 

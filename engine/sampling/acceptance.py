@@ -1,5 +1,5 @@
-"""The published rule of speculative sampling (Leviathan et al. 2023): drafted tokens are kept so
-often that what comes of it is distributed as the model draws.
+"""Speculative sampling (Leviathan et al. 2023): accepts drafted tokens such that outputs have the
+model's distribution.
 
     x, drawn from q, is kept with probability  min(1, p(x) / q(x))
     else a token is drawn from                 max(0, p - q), renormalised

@@ -1,4 +1,4 @@
-"""Which tokens a row may draw, whatever their scores.
+"""Masks tokens that a row may not sample.
 
     grammar > allowed_token_ids > bad_words > minimum length
 

@@ -1,8 +1,8 @@
-"""From logits to tokens: a batch of rows, each with its own parameters, drawn together.
+"""Samples tokens from logits, for a batch of rows with their own parameters.
 
     raw logits -> scores -> best tokens -> tokens drawn      engine/sampling/sampling_plan.py
 
-Logprobs are those of the raw logits: what the model said, whatever was made of it.
+Logprobs are those of the raw logits, before penalties and temperature.
 
 S rows, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""What a batch of rows wants to have done, worked out once for as long as the same rows stay.
+"""The sampling work of a batch, planned once for as long as its rows stay the same.
 
     raw logits -> penalties -> bias -> what may not be drawn -> scores -> temperature
                -> top-k -> typical-p -> top-p -> min-p -> tokens

@@ -1,4 +1,4 @@
-"""What the sampler knows of one row of logits."""
+"""One row of logits, with its sampling state."""
 
 from __future__ import annotations
 

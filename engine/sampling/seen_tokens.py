@@ -1,4 +1,4 @@
-"""What some rows of a batch have seen so far, on their device, where they draw what they see next.
+"""Token counts of some rows, on the device, updated with each sampled token.
 
     entry       0  1  2 | 3  4  5 | 6  7          n of them, one more a row and draw
     row         0  0  0 | 1  1  1 | 0  1

@@ -1,4 +1,4 @@
-"""Which tokens a request has seen, and how often each is in its output: counted as it grows."""
+"""Counts of a request's tokens, updated as its output grows."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From queries and the KV cache to what was attended."""
+"""Attention over the KV cache."""

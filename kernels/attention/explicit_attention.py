@@ -1,10 +1,10 @@
-"""Attention written out, for what no fused attention of torch can do: soft caps and sinks.
+"""Attention without torch's fused kernels, which lack soft caps and sinks.
 
     score = cap tanh(scale q.k / cap) + bias        without a cap: scale q.k + bias
     out   = sum e^score v / (e^sink + sum e^score)
 
-Queries are taken a few at a time, so that no more than SCORE_ITEMS scores exist at once. Products
-are in the dtype of the inputs, tanh and softmax in float32.
+Queries are processed in parts of at most SCORE_ITEMS scores. Products are in the dtype of the
+inputs, tanh and softmax in float32.
 
 R requests, K KV heads, G query heads a KV head, Q queries and L keys of each request, H head width.
 """
@@ -24,7 +24,8 @@ def explicit_attention(
 ) -> Tensor:
     """q [R, K, G, Q, H] on k and v [R, K, L, H]; bias [R, 1, 1, 1, L] or [Q, L]; sinks [K * G].
 
-    As q. Without a bias query i sees keys 0 .. i, of which there are then as many as queries.
+    Returns the shape of q. Without a bias, query i attends to keys 0 .. i, and there are as many
+    keys as queries.
     """
     requests, kv_heads, group, num_queries, _ = q.shape
     step = max(1, SCORE_ITEMS // (requests * kv_heads * group * k.shape[2]))
@@ -42,7 +43,7 @@ def explicit_attention(
 def attention_weights(
     q: Tensor, k: Tensor, bias: Tensor, scoring: Scoring, sinks: Tensor | None
 ) -> Tensor:
-    """What each query gives each key, float32 [R, K, G, Q, L]; the bias is added to all scores."""
+    """Attention weights, float32 [R, K, G, Q, L]; the bias is added to all scores."""
     products = q.reshape(*q.shape[:2], -1, q.shape[-1]) @ k.transpose(-2, -1)
     scores = _scores(products.float(), scoring, q.shape[-1]).view(*q.shape[:-1], k.shape[2])
     return _weights(scores.add_(bias), sinks)
@@ -55,7 +56,7 @@ def _scores(products: Tensor, scoring: Scoring, width: int) -> Tensor:
 
 
 def _weights(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """The softmax of scores [R, K, G, Q, L]: a sink is a key more, whose weight is left out."""
+    """The softmax of scores [R, K, G, Q, L]; a sink counts as an additional key without a value."""
     if sinks is None:
         return scores.softmax(-1)
     column = sinks.float().view(1, *scores.shape[1:3], 1, 1).expand(*scores.shape[:-1], 1)
@@ -67,7 +68,7 @@ def _of(bias: Tensor, queries: slice) -> Tensor:
 
 
 def _future_of(q: Tensor, k: Tensor, start: int) -> Tensor:
-    """A bias [Q, L] that hides from query i, the first being `start`, the keys behind it."""
+    """A causal bias [Q, L] for queries from position `start` on."""
     hidden = torch.full((q.shape[-2], k.shape[-2]), -torch.inf, device=q.device)
     return hidden.triu_(start + 1)
 

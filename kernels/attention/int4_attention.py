@@ -1,7 +1,7 @@
-"""Attention to blocks that have 4 bits an item, and to the open ones as they were computed.
+"""Attention to int4 blocks, and to open blocks, which are not quantised.
 
-kernels/paging/int4_arena.py draws which token sees what. This is the definition, for what has no
-operators.
+kernels/paging/int4_arena.py shows which token reads what. This is the reference, used where there
+is no compiled operator.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def int4_attention(
     scoring: Scoring,
     sinks: Tensor | None,
 ) -> Tensor:
-    """What q [T, N, H] attends to, [T, N, H], once the pass is written."""
+    """Attention output [T, N, H] of q [T, N, H], after the pass's KV is written."""
     out = torch.empty_like(q)
     for part in arena.parts(sequences):
         past = _past(part, arena, q.dtype)
@@ -44,7 +44,7 @@ def int4_attention(
 
 
 def _past(part: RequestPart, arena: Int4Arena, dtype: torch.dtype) -> Tensor:
-    """The blocks of a request before its last, in 4 bits, as [2, K, tokens, H]."""
+    """A request's int4 blocks before its last block, dequantised, [2, K, tokens, H]."""
     units = arena.units[part.table[: (part.end - 1) // arena.block_size]]
     kv = dequantize_block(units, arena.block_size, arena.width)  # [blocks, K, 2, S, H]
     return kv.to(dtype).permute(2, 1, 0, 3, 4).flatten(2, 3)

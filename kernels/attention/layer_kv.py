@@ -1,4 +1,4 @@
-"""The KV of one layer, with the operations that write and read it: chosen once, not at every call.
+"""One layer's KV with its write and read operations, chosen once.
 
     items           on a GPU                on a CPU                 where there is no operator
     wide, 8 bits    rope_kv_write_gpu       rope_kv_write_cpu        rope_kv_write.reference
@@ -42,20 +42,20 @@ Attend = Callable[[Tensor, Any, Sequences, Window, Scoring, Tensor | None], Tens
 class LayerKv:
     arena: AnyArena
     dtype: torch.dtype
-    """The dtype of heads: what the model computes in."""
+    """The dtype of heads, the model's compute dtype."""
     num_heads: int
     """K"""
     block_size: int
     width: int
     """H"""
     described: Any
-    """The arena as both operations take it: addresses for operators and kernels."""
+    """The arena's description for both operations, with addresses."""
     write_by: Write
     attend_by: Attend
 
     @classmethod
     def of(cls, arena: AnyArena, dtype: torch.dtype, *, is_deterministic: bool = False) -> LayerKv:
-        """`is_deterministic`: sums are to have one order on a GPU, too."""
+        """`is_deterministic`: use a fixed order of sums on a GPU, too."""
         if isinstance(arena, Tensor):
             _, num_heads, _, block_size, width = arena.shape
         else:
@@ -76,7 +76,7 @@ class LayerKv:
 
     @property
     def blocks(self) -> Tensor:
-        """The memory of all blocks; of those in 4 bits, what is full of them."""
+        """The memory of all blocks; for int4, of the full ones."""
         return self.arena if isinstance(self.arena, Tensor) else self.arena.units
 
     def write(
@@ -100,7 +100,7 @@ class LayerKv:
         scoring: Scoring = PLAIN,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """What q [T, N, H] attends to, [T, N, H]; `sinks` are [N], float32 or as q."""
+        """Attention output [T, N, H] of q [T, N, H]; `sinks` [N], float32 or in q's dtype."""
         if (
             q.shape[2] != self.width
             or q.shape[1] % self.num_heads
@@ -124,19 +124,19 @@ class LayerKv:
 
 
 LayerCache = LayerKv | Tensor | LayerArenas
-"""The part of the cache that a layer is given: latents as they are, grouped only with a group."""
+"""A layer's part of the cache: grouped KV, a tensor of latents, or several arenas."""
 
 
 def _operations(
     arena: AnyArena, dtype: torch.dtype, width: int, *, is_deterministic: bool
 ) -> tuple[Any, Write, Attend]:
-    """The arena as they take it, what writes, what attends."""
+    """The arena's description, the write operation, and the attention operation."""
     if isinstance(arena, Int4Arena):
         if _has_operators(dtype, width, arena.open_rows, arena.pass_rows):
             return arena, int4_kv_write_cpu.rope_kv_write, int4_attention_cpu.int4_attention
         return arena, rope_kv_write.reference, int4_attention.int4_attention
     memory = arena if isinstance(arena, Tensor) else arena.units
-    if memory.is_cuda:  # Triton, which CPUs do without
+    if memory.is_cuda:  # imports Triton, which CPUs do not need
         from baton.kernels.attention import fixed_attention_gpu, paged_attention_gpu
         from baton.kernels.cache_write import rope_kv_write_gpu
         from baton.kernels.paging.arena_gpu import PagedCache
@@ -153,5 +153,5 @@ def _operations(
 
 
 def _has_operators(dtype: torch.dtype, width: int, *wide: Tensor) -> bool:
-    """Whether operators take heads of this dtype and width, beside KV that is kept `wide`."""
+    """Whether compiled operators support heads of this dtype and width."""
     return width <= MAX_WIDTH and operators.runs(torch.empty(0, dtype=dtype), *wide)

@@ -11,15 +11,15 @@ attends to all tokens of its request up to and including itself, or to those in 
 
     out = sum over keys of  weight * v        weight = e^score / (e^sink + sum over keys of e^score)
 
-A *sink* (GPT-OSS) is a score of a head that no key has: it takes weight, and gives nothing.
+A *sink* (GPT-OSS) is an additional score of a head without a key: it takes weight, and adds no
+value.
 
 T new tokens of all requests end to end, N query heads, K KV heads (N a multiple of K), H head
 width, S tokens a block, R requests, M blocks of the longest of them.
 
-A slot behind the end of a request holds anything, NaN that another left there included: nobody lets
-it count. NaN of the request itself makes NaN of what attends to it. On a CPU the compiled operator
-gives a token the same bits alone, in any batch, in any chunk of its prompt and on any number of
-threads; torch, which is the last resort, does not.
+Slots after the end of a request may hold anything, even NaN, and are never read. NaN within the
+request makes the outputs NaN that attend to it. On a CPU the compiled operator gives a token the
+same bits in any batch, chunk and number of threads; the fallback in torch does not.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def by_torch(
     scoring: Scoring,
     sinks: Tensor | None,
 ) -> Tensor:
-    """What q [T, N, H] attends to, [T, N, H]; `sinks` are [N], float32 or as q."""
+    """Attention output [T, N, H] of q [T, N, H]; `sinks` [N], float32 or in q's dtype."""
     plan = sequences.plan(window, _shape(arena, q.dtype))
     return _attend(q, arena, plan, _Rules(scoring, sinks))
 
@@ -61,7 +61,7 @@ class _Rules:
 
     @property
     def are_fused(self) -> bool:
-        """Whether torch has attention of this kind."""
+        """Whether torch's fused attention supports these settings."""
         return self.scoring.softcap is None and self.sinks is None
 
 
@@ -138,7 +138,7 @@ def _gather(
         _, kv_heads, _, block_size, width = arena.shape
         kv = arena.view(-1, block_size * width).index_select(0, group.rows)
         k, v = kv.view(2, requests, kv_heads, -1, width)
-    if group.not_its_own is not None:  # weights of 0 do not make 0 of NaN
+    if group.not_its_own is not None:  # 0 * NaN is NaN
         hidden = group.not_its_own[:, None, :, None]
         k, v = k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
     return k, v

@@ -41,7 +41,7 @@ def paged_attention(
 def kv_inputs(
     q: Tensor, sequences: Sequences, window: Window, scoring: Scoring, sinks: Tensor | None
 ) -> dict[str, Tensor | float | None]:
-    """The fields of `KvArgs` (source/attention/attention_kv.h) but those that say how KV lies."""
+    """The fields of `KvArgs` (source/attention/attention_kv.h), except the KV layout."""
     _, num_heads, width = q.shape
     return {
         "q": q.contiguous(),

@@ -1,4 +1,4 @@
-"""How a query and a key become a score, in the attention of a layer."""
+"""The score function of a layer's attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Scoring:
     """Scores become  softcap * tanh(score / softcap), so none exceeds it."""
 
     def scale_of(self, width: int) -> float:
-        """For heads of this width."""
+        """The scale for heads of this width."""
         return float(width**-0.5) if self.scale is None else self.scale
 
 

@@ -1,1 +1,1 @@
-"""From projected heads into the KV cache, in one pass over memory."""
+"""Fused writes of projected heads into the KV cache."""

@@ -1,4 +1,4 @@
-"""Compressed entries of a context (DeepSeek V4): each window of m tokens becomes one vector.
+"""Compressed entries of a context (DeepSeek V4): one vector per window of m tokens.
 
 A token's x gives values c and gates z, in one series or in two (a, b). Entry w is a mean, weighted
 per dimension, of the values of series b in window w and, if there are two, of a in window w - 1:
@@ -6,14 +6,14 @@ per dimension, of the values of series b in window w and, if there are two, of a
     weights = softmax over the 2m (or m) tokens of  z + bias[position % m]
     e[w]    = rope(norm(sum of weights * c), at position w m)
 
-What is kept of a token, all in one row of its slot of the paged cache, for s series:
+Cached for each token, in one row of its slot of the paged cache, for s series:
 
     row    c, s H items | z, s H items
 
 The token that closes a window, (position + 1) % m = 0, is the last to need its own c of the last
-series: entry w is written over it. So entries lie at every m-th slot, what an open window still
-needs is in the slots of its tokens, and a slot depends on the tokens up to its own and on nothing
-else: not on how a prompt was cut, nor whose cache a prefix came from.
+series, so entry w overwrites it. So entries are at every m-th slot, an open window's data is in its
+tokens' slots, and a slot depends only on the tokens up to its own, not on chunks or on the origin
+of a cached prefix.
 
 C windows that close, H items of an entry.
 """
@@ -91,14 +91,14 @@ def reference(
 
 
 def _of_series(rows: Tensor, size: int, width: int) -> Tensor:
-    """[C, 2m, 2H] -> [C, 2m, H]: a of the window before, b of its own."""
+    """[C, 2m, 2H] -> [C, 2m, H]: series a of the previous window, series b of this one."""
     return torch.cat((rows[:, :size, :width], rows[:, size:, width:]), dim=1)
 
 
 def entries_of(
     arena: Tensor, windows: Windows, request: int, count: int, sequences: Sequences
 ) -> Tensor:
-    """The first `count` of a request, [count, H]."""
+    """The first `count` entries of a request, [count, H]."""
     positions = torch.arange(1, count + 1, device=arena.device) * windows.num_tokens - 1
     owners = torch.full_like(positions, request)
     return rows_at(arena[..., windows.entry], owners, positions, sequences)

@@ -1,11 +1,12 @@
-"""The index of sparse attention (DeepSeek V3.2): its queries and keys rotated, its keys stored.
+"""Rotates the queries and keys of the sparse-attention index (DeepSeek V3.2), and stores the keys.
 
-    arena of one layer   [blocks][1][S][D]         a key a token, which all heads of the index share
+    arena of one layer   [blocks][1][S][D]         one key per token, shared by all heads of the
+    index
 
     q, k -> rope(q [.. :R]), q [.. R:]   and the same of k, which goes into the arena
 
-Pair i of what rotates is (i, i + R/2), or (2i, 2i + 1) where positions are *interleaved*. What
-is not finite is stored as NaN: kernels/latent_attention/choose_tokens.py ranks it last.
+Pair i of what rotates is (i, i + R/2), or (2i, 2i + 1) where positions are *interleaved*. Values
+that are not finite are stored as NaN; kernels/latent_attention/choose_tokens.py ranks them last.
 
 T new tokens, N heads of the index, D their width, R dimensions that rotate, S tokens a block.
 """
@@ -57,7 +58,7 @@ def reference(
     rotation: Rotation,
     is_interleaved: bool,
 ) -> Tensor:
-    """The definition; for GPUs, and what has no operators."""
+    """The reference; used on GPUs, and without compiled operators."""
     cos, sin = rotation
     rotated = 2 * cos.shape[1]
     first_of_keys = rotate_pairs(k[:, :rotated], cos, sin, is_interleaved)

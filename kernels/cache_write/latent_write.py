@@ -1,13 +1,13 @@
-"""What lies between the products that make queries and latents, and latent attention: in one pass.
+"""The fused step between the projections and latent attention: norm, rotation, cache write.
 
     latent = norm(kv[:L])          RMS norm over the compressed part    kernels/residual/rms_norm.py
     rotated = rope(kv[L:])          the part that rotates, one for all heads
-    latent, rotated --> the arena   each token into its place of its block      core/kv_layout.py
+    latent, rotated --> the arena   each token into its slot of its block       core/kv_layout.py
     q_rope = rope(q[P:])           the part of each query that rotates
 
 Pair i of what rotates is (i, i + R/2), or (2i, 2i + 1) where rotary positions are *interleaved*, as
-DeepSeek trains them. Scores are the same however dimensions are ordered, so none is moved. What is
-not finite is stored as NaN: whoever attends to it gets NaN, and its request fails.
+DeepSeek trains them. Scores do not depend on the order of dimensions, so none is moved. Values that
+are not finite are stored as NaN, so that attention to them is NaN and the request fails.
 
 T new tokens, N heads, P width of a query's part that does not rotate, R of the one that does, L of
 the latent.
@@ -36,7 +36,7 @@ def latent_write(  # noqa: PLR0913  # two inputs, the cache, and what is done on
     rotation: Rotation,
     is_interleaved: bool,
 ) -> Tensor:
-    """q [T, N, P + R] and kv [T, L + R] -> what rotates of the queries, rotated, [T, N, R]."""
+    """q [T, N, P + R] and kv [T, L + R] -> the rotated part of the queries, [T, N, R]."""
     latent, rotated = len(norm.weight), 2 * rotation[0].shape[1]
     if (
         kv.shape != (len(q), latent + rotated)
@@ -49,7 +49,7 @@ def latent_write(  # noqa: PLR0913  # two inputs, the cache, and what is done on
         )
     if q.is_cuda:
         from baton.kernels.cache_write import (
-            latent_write_gpu as gpu,  # Triton, which CPUs do without
+            latent_write_gpu as gpu,  # imports Triton, which CPUs do not need
         )
 
         return gpu.latent_write(

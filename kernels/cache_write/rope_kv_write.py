@@ -1,12 +1,12 @@
-"""What lies between the product that makes queries, keys and values, and attention: in one pass.
+"""The fused step between the qkv product and attention: norm, rotation, KV write.
 
     q, k = norm(q), norm(k)    RMS norm over each head, in some models  kernels/residual/rms_norm.py
     q, k = rope(q), rope(k)      in most models                            kernels/positions/rope.py
     k, v --> the arena     each token into its place of its block  kernels/paging/quantized_arena.py
                                  or full blocks in 4 bits             kernels/paging/int4_arena.py
 
-What is not finite is stored as NaN, in few bits as a scale that is NaN: whoever attends to it gets
-NaN, and its request fails. Nobody reads a slot that is not of its request.
+Values that are not finite are stored as NaN (in quantised KV as a NaN scale), so that attention to
+them is NaN and the request fails. A request never reads another one's slots.
 
 T new tokens, N query heads, K KV heads, H head width, R <= H the part of a head that rotates.
 """
@@ -48,7 +48,7 @@ def reference(
 
 
 def write_kv(k: Tensor, v: Tensor, arena: AnyArena, sequences: Sequences) -> None:
-    """Put k and v [T, K, H] where the tables say."""
+    """Write k and v [T, K, H] to the slots of the block tables."""
     kv = nan_if_infinite(torch.stack((k, v), dim=1))  # [T, 2, K, H]
     if isinstance(arena, Int4Arena):
         arena.write(kv, sequences)

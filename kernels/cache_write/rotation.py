@@ -1,4 +1,4 @@
-"""What is done to heads on their way into the cache."""
+"""Norms and rotations of heads before they are cached."""
 
 from __future__ import annotations
 

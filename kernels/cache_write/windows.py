@@ -1,4 +1,4 @@
-"""How entries are made of windows of tokens."""
+"""Settings of compressed windows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """How a layer compresses."""
+    """The windows of a layer's compression."""
 
     num_tokens: int
     """m"""
@@ -24,16 +24,16 @@ class Windows:
 
     @property
     def row_width(self) -> int:
-        """Items that are kept of a token."""
+        """Items cached per token."""
         return 2 * self.num_series * self.width
 
     @property
     def entry(self) -> slice:
-        """Where in the row of a closing token the entry is."""
+        """The entry's place in the row of the window's last token."""
         return slice((self.num_series - 1) * self.width, self.num_series * self.width)
 
     def num_closed(self, num_tokens: int) -> int:
-        """Entries that so many tokens have made."""
+        """Entries of the first `num_tokens` tokens."""
         return num_tokens // self.num_tokens
 
 

@@ -1,1 +1,1 @@
-"""What may come next, by what stood behind the same tokens before."""
+"""Looks up draft tokens that followed the same tokens earlier."""

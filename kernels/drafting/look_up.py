@@ -1,4 +1,4 @@
-"""How a text of tokens is looked through for what stood behind the same tokens."""
+"""Settings of draft look-ups."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 
 class LookUp(NamedTuple):
-    """How a text is looked through."""
+    """Limits of a look-up."""
 
     max_match: int
-    """Tokens of the longest match that counts; longer ones count as this."""
+    """The most tokens of a match; longer ones count as this."""
     max_places: int
-    """The last places that are looked at in each text."""
+    """The latest places examined in each text."""
     min_share: float = 0.0
-    """Least share of the weight that agrees on a token; below it there are no more."""
+    """The least share of weight for a token; below it the draft ends."""
     sure_length: float = 1.0
-    """Tokens of a match from which on it is as sure as can be."""
+    """Tokens of a match from which on its confidence is full."""

@@ -1,8 +1,8 @@
-"""Texts of tokens that grow, and what stood in them behind the tokens that somebody ends with.
+"""Growing token sequences with look-up of the tokens that followed a given suffix.
 
     text      a b c d  a b c e  a b x  ... b c        looked up by the last two tokens, then longer
-    longest   before e, 2 tokens alike                the last place of the longest match
-    agreed    d or e, whichever most places say       token by token, with the share of their weight
+    longest   before e, 2 equal tokens                the last place of the longest match
+    agreed    d or e, by the majority of places       token by token, with the share of their weight
 
 Compiled where the library is there (`kernels/cpu/source/drafting/token_text.cpp`), else as
 `ReferenceText` does it. A *place* is before its token: place 2 is behind the first pair.
@@ -24,7 +24,7 @@ from baton.kernels.drafting.look_up import LookUp
 from baton.kernels.drafting.token_text_cpu import CompiledText
 
 PIECE = 16_384
-"""Tokens that the reference sorts at once."""
+"""The most tokens that the reference sorts at once."""
 TAIL = 1024
 """Tokens in its table, at most."""
 GAP = -1
@@ -32,17 +32,17 @@ GAP = -1
 
 
 class TokenText(Protocol):
-    """Look-ups are for `tokens` that begin with all that it has: there may be more of them."""
+    """Look-ups take `tokens` that start with this text's tokens and may continue them."""
 
     def __len__(self) -> int: ...
 
     def extend(self, tokens: Sequence[int]) -> None: ...
 
     def num_touched(self, num_new: int) -> int:
-        """Tokens that `extend` would go over for so many more."""
+        """Tokens that `extend` would process for `num_new` more."""
 
     def last(self, num_tokens: int) -> list[int]:
-        """So many, or all that there are."""
+        """The last `num_tokens`, or all if fewer."""
 
     def longest(self, tokens: Sequence[int], how: LookUp) -> tuple[int, int]:
         """The place behind the longest match with the end of `tokens`, of several the last, and the
@@ -51,13 +51,13 @@ class TokenText(Protocol):
     def agreed(
         self, tokens: Sequence[int], how: LookUp, max_tokens: int, other: TokenText | None
     ) -> tuple[list[int], list[float]]:
-        """What most places agree on that stand behind the end of `tokens`, here and in `other`, a
-        text of the same kind, weighed by how long each match is: tokens, and how sure of each. Who
-        disagrees has no say in what follows, nor has a match half as long as the longest."""
+        """The majority's continuation of `tokens`, by the places here and in `other`, a text of the
+        same kind, weighted by match length: tokens with confidences. A place that disagrees is
+        dropped for later tokens; matches of half the longest length or less do not count."""
 
 
 def kind_of_texts() -> Callable[[], TokenText]:
-    """How texts are made here. They know nothing of those of another kind: ask once."""
+    """The class of texts to use, compiled if possible. Kinds cannot be mixed, so ask once."""
     found = library_without_torch()
     if found is None:
         return ReferenceText
@@ -82,7 +82,7 @@ class _Piece:
 
 
 class ReferenceText:
-    """The definition. The last few tokens are in a table, which is quick to add to:
+    """The reference. The last tokens are in a table, to which adding is fast:
 
     |<- sorted ->|<- sorted ->| ... |<- counted ->|      pieces of the text, the oldest first
        at most PIECE pairs             at most TAIL
@@ -157,7 +157,7 @@ class ReferenceText:
         return found[:max_places]
 
     def _sort(self) -> None:
-        """All behind the pieces becomes more of them; a small one before is sorted with it."""
+        """Turn the tail into sorted pieces, merging it with a small last piece."""
         start = self._sorted_from(len(self.tokens))
         if start < self._tail_start:
             self._pieces.pop()
@@ -188,7 +188,7 @@ _Match = tuple[list[int], int]
 def _agreed(
     matches: Sequence[_Match], how: LookUp, max_tokens: int
 ) -> tuple[list[int], list[float]]:
-    """Token by token what has the most weight; who disagrees has no say in what follows."""
+    """Token by token the one with the most weight; matches that disagree are dropped."""
     longest = max([length for _, length in matches])
     left = [match for match in matches if 2 * match[1] > longest]
     sure = min(1.0, longest / how.sure_length)
@@ -216,7 +216,7 @@ def _agreed(
 
 
 def common_suffix(text: Sequence[int], end: int, other: Sequence[int], limit: int) -> int:
-    """How many tokens before `end` of `text` are those at the end of `other`, up to `limit`."""
+    """Length of the common suffix of `text[:end]` and `other`, up to `limit`."""
     limit, last = min(limit, end, len(other)), len(other)
     if text[end - limit : end] == other[last - limit :]:
         return limit

@@ -44,7 +44,7 @@ class CompiledText:
         weakref.finalize(self, self._call.free, self._text).atexit = False
         self._num = 0
         self._found, self._confidences = array("i"), array("d")
-        """Where look-ups leave what they find."""
+        """Buffers for results of look-ups."""
 
     def __len__(self) -> int:
         return self._num

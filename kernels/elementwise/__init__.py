@@ -1,1 +1,1 @@
-"""One item in, one item out: gates, activations, sums, rows taken."""
+"""Elementwise operations: gates, activations, sums; and row selection."""

@@ -1,7 +1,7 @@
-"""The gate of GPT-OSS:   y = (up + 1) * gate * sigmoid(alpha * gate),  both cut off at a limit.
+"""The gate of GPT-OSS:   y = (up + 1) * gate * sigmoid(alpha * gate),  both clamped.
 
-gate is at most `limit`, up within `limit` of 0. Gate and up lie side by side. With an offset of 0
-instead of 1, and alpha 1, it is SwiGLU cut off, which DeepSeek V4 has.
+gate is clamped to at most `limit`, up to [-limit, limit]. Gate and up are concatenated. With offset
+0 instead of 1, and alpha 1, it is the clamped SwiGLU of DeepSeek V4.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from baton.kernels.elementwise import clamped_swiglu_cpu as cpu
 
 
 def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float, offset: float = 1.0) -> Tensor:
-    """[T, 2F] -> [T, F]; the first F columns are the gate. Where experts are compiled, they do it
-    themselves."""
+    """[T, 2F] -> [T, F]; the first F columns are the gate. Compiled experts have it built in."""
     if gate_up.is_cuda:
         from baton.kernels.elementwise import gates_gpu as gpu
 

@@ -1,4 +1,4 @@
-"""What keeps logits between two bounds, smoothly:   y = cap tanh(x / cap)"""
+"""Soft capping of logits:   y = cap tanh(x / cap)"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton.kernels.elementwise import elementwise_cpu as cpu
 
 
 def soft_cap_(x: Tensor, cap: float) -> Tensor:
-    """cap * tanh(x / cap) in place, as logits are large; x is returned."""
+    """Compute cap * tanh(x / cap) in place, since logits are large; returns x."""
     if operators.runs(x) and x.is_contiguous():
         cpu.soft_cap_(x, cap)
         return x

@@ -1,1 +1,1 @@
-"""Routing, and products by experts."""
+"""MoE routing and expert products."""

@@ -1,11 +1,11 @@
-"""Which rank computes which pairs of a pass, where each rank keeps some of the experts.
+"""Assigns (token, expert) pairs of a pass to the ranks that hold the experts.
 
-    slot                  room for one expert; rank r has the slots  r S .. (r + 1) S - 1
+    slot                  a place for one expert; rank r has the slots  r S .. (r + 1) S - 1
     copies of expert e    slots[starts[e]] .. slots[starts[e + 1] - 1]        at least one
     pair (t, c)           goes to copy  (hash(p[t, c]) * copies) / 2^16
 
-p is the share of the pair, of whose bits the hash is made: which copy a pair goes to depends on the
-pair alone, whoever else is in the pass, and is told without a word by every rank that has p.
+p is the pair's routing weight, whose bits are hashed: the copy depends on the pair alone, not on
+the batch, and every rank with p computes the same choice without communication.
 
     pairs of a rank       | slot 0 | slot 1     | ... |  of others ...         P in all
                                    ^ stops[0]         ^ stops[S - 1]
@@ -25,19 +25,19 @@ from baton.kernels.experts import expert_slots_cpu as cpu
 from baton.kernels.experts.routing import Routed, routed_to
 
 HASH_FACTOR = 0x9E3779B1
-"""2^32 by the golden ratio, odd."""
+"""2^32 divided by the golden ratio, made odd."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ExpertSlots:
-    """Where the experts of a layer are, as one rank sees it. Moving experts writes to it."""
+    """The placement of a layer's experts, as seen by one rank. Moving experts updates it."""
 
     starts: Tensor
     """[E + 1] int32"""
     slots: Tensor
     """[ranks S] int32, by expert"""
     first: int
-    """The first that this rank has."""
+    """This rank's first slot."""
     count: int
     """S"""
     loads: Tensor
@@ -49,9 +49,8 @@ class ExpertSlots:
 
 
 def own_pairs(routed: Routed, slots: ExpertSlots) -> Routed:
-    """The pairs of this rank, by its own slots; those of others come last, and have slot S.
-
-    Adds to the loads."""
+    """This rank's pairs by its own slots; other ranks' pairs come last, with slot S. Adds to the
+    loads."""
     if routed.experts.dim() != 2 or routed.stops.shape != slots.loads.shape:
         raise ValueError(f"shapes do not fit: {routed.stops.shape=} {slots.loads.shape=}")
     if operators.runs(routed.shares):

@@ -1,17 +1,17 @@
-"""Mixture of experts: each token through some feed-forwards of many, weighted and added.
+"""Mixture of experts: the weighted sum of each token's chosen feed-forwards.
 
     out[t] = sum over c of  p[t, c] * down[e] act(gate[e] x[t], up[e] x[t])      e = experts[t, c]
            + sigmoid(g[t]) * shared[t]
 
-Every matrix may have a bias. Where the input is scaled (Llama 4), p multiplies x and not what comes
-out. `shared` is what a feed-forward that all tokens go through has made of x, g an optional gate.
+Every matrix may have a bias. Where the input is scaled (Llama 4), p multiplies x, not the output.
+`shared` is the shared expert's output, g its optional gate.
 
     grouped product     y[i] = W[e of pair i] x[i]   pairs by expert: see kernels/experts/routing.py
 
-Where the groups end stays on the device: no pass waits for it, and graphs can hold it. Compiled
-operators of a CPU add a token's experts in the order of their numbers, so what it gives depends on
-itself alone; torch and GPUs add them in the order of its choices, of products that are cut by how
-many pairs there are, unless weights are `is_fixed`.
+The ends of the groups stay on the device, so that no pass waits for them and graphs can include
+them. Compiled CPU operators add a token's experts in the order of their numbers, so its result does
+not depend on the batch; torch and GPUs add them in the order of choice, with products split by the
+number of pairs, unless weights are `is_fixed`.
 
 T tokens, C choices a token, P = T C pairs, E experts, D width, F feed-forward width.
 """
@@ -35,13 +35,13 @@ from baton.kernels.experts.routing import Routed
 from baton.kernels.products.linear import GATES
 
 ExpertWeight: TypeAlias = Tensor | PackedExperts | PackedQuantizedExperts | QuantizedExperts
-"""W [E, N, K], kept as the device multiplies it best."""
+"""W [E, N, K], in the form that the device multiplies fastest."""
 CLAMPED = "clamped_swiglu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gating:
-    """How a gate lets through what is beside it."""
+    """The gating function of an expert."""
 
     activation: str = "silu"
     """One of `GATES`, or `CLAMPED`."""
@@ -67,7 +67,7 @@ class ExpertWeights:
     gate_up: ExpertWeight
     """[E, 2F, D]"""
     down: ExpertWeight
-    """[E, D, F], kept as the other is."""
+    """[E, D, F], in the same form."""
     gate_up_bias: Tensor | None = None
     """[E, 2F]"""
     down_bias: Tensor | None = None
@@ -75,17 +75,17 @@ class ExpertWeights:
     gating: Gating = SWIGLU
     is_input_scaled: bool = False
     is_fixed: bool = False
-    """On a GPU a token is to be the same beside any others: nothing is left to a library."""
+    """Whether a GPU's results must not depend on the batch; then no library is used."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shared:
-    """What all tokens get, whatever their experts."""
+    """The shared expert's output."""
 
     out: Tensor
     """[T, D]"""
     gate: Tensor | None = None
-    """[T, 1]: its sigmoid is how much of it they get."""
+    """[T, 1]: its sigmoid is the weight of `out`."""
 
 
 def moe(x: Tensor, weights: ExpertWeights, routed: Routed, shared: Shared | None = None) -> Tensor:
@@ -104,7 +104,7 @@ def moe(x: Tensor, weights: ExpertWeights, routed: Routed, shared: Shared | None
 
 
 def stacks_of(weight: ExpertWeight) -> tuple[Tensor, ...]:
-    """What it is made of: tensors of which each has a part of every expert, one after the other."""
+    """Its tensors, each with a part of every expert, in order."""
     found: tuple[Tensor | None, ...]
     match weight:
         case PackedExperts():
@@ -119,7 +119,8 @@ def stacks_of(weight: ExpertWeight) -> tuple[Tensor, ...]:
 
 
 def grouped_linear(x: Tensor, weights: ExpertWeight, stops: Tensor) -> Tensor:
-    """x [P, K] sorted by expert, weights [E, N, K] -> [P, N], each row by its expert's."""
+    """x [P, K] sorted by expert, weights [E, N, K] -> [P, N], each row times its expert's
+    matrix."""
     if isinstance(weights, QuantizedExperts):
         return weights.grouped_linear(x, stops)
     if isinstance(weights, PackedQuantizedExperts):
@@ -186,7 +187,7 @@ def _by_groups(x: Tensor, weights: ExpertWeights, routed: Routed, shared: Shared
     if weights.down_bias is not None:
         outer = outer + weights.down_bias[experts]
     scaled = outer.float() * shares
-    if routed.is_partial:  # behind the last stop nothing was computed
+    if routed.is_partial:  # rows after the last stop were not computed
         is_own = torch.arange(len(pairs), device=x.device) < routed.stops[-1]
         scaled = torch.where(is_own[:, None], scaled, 0.0)
     by_pair = torch.empty(outer.shape, device=x.device)
@@ -195,7 +196,7 @@ def _by_groups(x: Tensor, weights: ExpertWeights, routed: Routed, shared: Shared
 
 
 def with_shared(y: Tensor, shared: Shared | None) -> Tensor:
-    """y [T, D] float32, what the experts of each token gave, and what all tokens get."""
+    """y [T, D] float32, the sum of routed experts, plus the shared expert's output."""
     if shared is None:
         return y
     part = 1.0 if shared.gate is None else shared.gate.float().sigmoid()

@@ -1,14 +1,13 @@
-"""Which experts a token goes to, and with what shares: the C best of E by the router's logits.
+"""Routing: the top C of E experts by the router's logits, and their weights.
 
     s[t, e] = softmax over e, sigmoid, or root of softplus, of z[t, e] = logits[t, e] + b[e]
     chosen  = the C largest of  s[t, e] + c[e]  , best first; of equals the lower number
     p[t, e] = scale * s[t, e] / (1 or the sum over the chosen)
 
-c is DeepSeek's correction, which evens out the load without a loss: it joins the choice and not the
-share. Where experts come in groups, the best groups are chosen first, each as good as its best, or
-its two best, experts together. Scores may also be taken of the chosen alone: then z is what is
-compared, and softmax goes over C. Or a table has chosen, by the token alone (DeepSeek V4): then
-only the shares are left to say.
+c is DeepSeek's correction bias, which balances the load without a loss: it affects the choice, not
+the weight. With expert groups, the best groups are chosen first, by the sum of their best one or
+two scores. Scores may also be computed over the chosen only: then z is compared, and softmax is
+over C. Or a table chooses by token id (DeepSeek V4): then only the weights are computed.
 
     pairs (t, c) sorted by expert    | expert 0   | 1 | 2        | ...             P = T C pairs
                                      0            ^ stops[0]     ^ stops[2] ...
@@ -43,7 +42,7 @@ class Score(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertGroups:
-    """Neighbours among the experts, of which only those in the best groups can be chosen."""
+    """Groups of consecutive experts; only experts in the best groups can be chosen."""
 
     num_groups: int
     num_chosen: int
@@ -53,7 +52,7 @@ class ExpertGroups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """How a router chooses. Raises ValueError if it could not choose as many as it has to."""
+    """The settings of a router. Raises ValueError for impossible ones."""
 
     num_experts: int
     num_choices: int
@@ -78,7 +77,7 @@ class Routing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByToken:
-    """Experts that are chosen already: a table, by the tokens themselves."""
+    """Experts chosen by token id, from a table."""
 
     tokens: Tensor  # [T] int64
     table: Tensor  # [V, C] int64
@@ -86,7 +85,7 @@ class ByToken:
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """Where the tokens of a pass go."""
+    """The routing of a pass's tokens."""
 
     experts: Tensor
     """[T, C] int32, best first."""
@@ -101,7 +100,8 @@ class Routed:
 
 
 def router_logits(x: Tensor, weight: Weight) -> Tensor:
-    """x [T, D] -> float32 [T, E], never rounded: an expert more or less is no small error."""
+    """x [T, D] -> float32 [T, E], never rounded, since another choice of experts is no small
+    error."""
     if isinstance(weight, Tensor):
         if x.is_cuda and x.dtype is weight.dtype:
             from baton.kernels.products.linear_gpu import FEW_ROWS, linear_tiles
@@ -120,7 +120,7 @@ def route(
     correction: Tensor | None = None,
     by_token: ByToken | None = None,
 ) -> Routed:
-    """logits [T, E]; bias [E] joins them, correction [E] the scores that are compared."""
+    """logits [T, E]; `bias` [E] is added to them, `correction` [E] to the scores for the choice."""
     if logits.dim() != 2 or logits.shape[1] != routing.num_experts:
         raise ValueError(f"logits of {routing.num_experts} experts are wanted: {logits.shape=}")
     given = [tensor for tensor in (logits, bias, correction) if tensor is not None]

@@ -1,7 +1,7 @@
-"""From the host to a device, without waiting for what the device still has to do.
+"""Asynchronous copies from the host to a device.
 
-A copy out of pageable memory begins only when all that was launched before it is done, and the host
-stands still until then; one out of pinned memory is one more thing to do, in its turn.
+A copy from pageable memory waits on the host until all earlier launches are done; one from pinned
+memory is queued like a launch.
 """
 
 from __future__ import annotations

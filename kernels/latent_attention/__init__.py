@@ -1,1 +1,1 @@
-"""From queries and what heads share (latents, compressed tokens) to what was attended."""
+"""Attention over KV shared by all heads: latents, compressed entries."""

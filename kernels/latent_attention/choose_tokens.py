@@ -1,15 +1,14 @@
-"""Which tokens each new one attends to: those that an index finds most telling (DeepSeek V3.2).
+"""Chooses the tokens that each new token attends to, by index scores (DeepSeek V3.2).
 
     score[t, s] = sum over n of w[t, n] relu(q[t, n] . k[s] / sqrt(D)) / sqrt(N)       s <= t
-    chosen[t]   = the K highest of them, of equals the earlier; all, where there are no more than K
+    chosen[t]   = the K highest, the earlier of equals; all if there are at most K
 
-A score that is no number, because a product or a weight is none, is -inf: such a token is chosen
-last.
+A NaN score counts as -inf, so that such a token is chosen last.
 
-The arena is that of kernels/cache_write/index_write.py. What comes out are *slots*: places among
-all tokens of an arena, block * S + place in the block, in the order of the tokens; they hold for
-all layers, whose arenas lie alike. What a token chooses depends on it and on what it sees alone: on
-a CPU the compiled operator gives the same bits in any batch, chunk and number of threads.
+The arena is that of kernels/cache_write/index_write.py. The result are *slots*: positions in the
+arena, block * S + offset in the block, in token order; they are valid for all layers. A token's
+choice depends only on itself and its context: on a CPU the compiled operator gives the same bits in
+any batch, chunk and number of threads.
 
 T new tokens, N heads of the index, D their width, S tokens a block, K tokens that are chosen.
 """
@@ -36,7 +35,7 @@ class Chosen:
 
     @property
     def counts(self) -> Tensor:
-        """[T] int64: all that a token sees, or K."""
+        """[T] int64: the smaller of K and the token's context."""
         return (self.positions + 1).clamp_(max=self.slots.shape[1])
 
 

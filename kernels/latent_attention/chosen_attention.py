@@ -1,10 +1,10 @@
-"""Attention of each token to the latents that were chosen for it (DeepSeek V3.2), absorbed.
+"""Attention of each token to its chosen latents (DeepSeek V3.2), in the absorbed form.
 
     score[n, s] = scale (q_latent[n] . latent[s] + q_rope[n] . rope[s])         s among the chosen
     out[n]      = sum over s of softmax(score[n])[s] latent[s]                                [N, L]
 
 The arena is that of mla_attention.py; choose_tokens.py beside it says which tokens, by their slots.
-A token for which all that it sees was chosen gets what it gets there: on a CPU to the bit.
+If all visible tokens are chosen, the result equals mla_attention's; on a CPU to the bit.
 
 T new tokens, N heads, L width of the latent, R of the part that turns, K tokens that are chosen.
 """
@@ -25,7 +25,7 @@ GATHERED_ITEMS = 16 << 20
 def chosen_attention(
     q_latent: Tensor, q_rope: Tensor, arena: Tensor, chosen: Chosen, scale: float
 ) -> Tensor:
-    """q_latent [T, N, L] and q_rope [T, N, R] -> what they attend to, [T, N, L]."""
+    """q_latent [T, N, L] and q_rope [T, N, R] -> attention output [T, N, L]."""
     width = q_latent.shape[-1] + q_rope.shape[-1]
     if (
         q_latent.shape[:2] != q_rope.shape[:2]
@@ -76,7 +76,7 @@ def reference(
         tokens = slice(first, first + step)
         hidden = places >= counts[tokens].unsqueeze(1)  # [T, K]
         past = latents[chosen.slots[tokens].masked_fill(hidden, 0)].float()  # [T, K, L + R]
-        past.masked_fill_(hidden.unsqueeze(-1), 0.0)  # it may be another's, and NaN
+        past.masked_fill_(hidden.unsqueeze(-1), 0.0)  # may be another request's, and NaN
         q = torch.cat((q_latent[tokens], q_rope[tokens]), dim=-1).float()
         found = (q @ past.transpose(1, 2) * scale).masked_fill_(hidden.unsqueeze(1), -torch.inf)
         out[tokens] = (found.softmax(-1) @ past[..., :width]).to(out.dtype)

@@ -23,9 +23,9 @@ class EntryIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entries:
-    """What tokens see beside the last ones."""
+    """The entries that tokens attend to besides the window."""
 
     arena: Tensor
     windows: Windows
     index: EntryIndex | None = None
-    """None: they see all."""
+    """The index; None: all entries are attended to."""

@@ -1,7 +1,7 @@
-"""Attention of heads that share one latent a token (latent_heads.py), in one of two forms.
+"""Multi-head latent attention (latent_heads.py), in one of two forms.
 
     absorbed    q_latent[n] = U_k[n]^T q_nope[n];  attend to latents;  out[n] = U_v[n] attended[n]
-    expanded    make k and v of the whole context, as the KV of a cache for this pass alone; attend
+    expanded    compute k and v of the whole context, as temporary KV of this pass; attend
 
 Both give the same but for rounding. With Q new tokens of C, and p pairs of a token and one that it
 sees, the multiplications of a head are
@@ -9,9 +9,8 @@ sees, the multiplications of a head are
     absorbed    p (2L + R)  +  Q L (P + V)         a pair costs much, a token little
     expanded    p (P + R + V)  +  C L (P + V)      and k and v go to memory and back
 
-so tokens are decoded absorbed, and long chunks of prompts are expanded (`is_expanded_cheaper`). The
-bits of a token depend on the form, hence on the chunk of a prompt that it was computed in; those of
-decoded tokens never do.
+so decoding uses the absorbed form, and long prompt chunks the expanded one (`is_expanded_cheaper`).
+The bits of a prompt token thus depend on its chunk; those of decoded tokens never do.
 
 T new tokens, S tokens a block, M blocks of a request; the other letters as in latent_heads.py.
 """
@@ -33,7 +32,7 @@ from baton.kernels.paging.sequences import Sequences
 from baton.kernels.products.head_linear import head_linear
 
 MIN_EXPANDED = 64
-"""New tokens of a request; fewer are absorbed without asking, so that such passes can be taped."""
+"""Requests with fewer new tokens always use the absorbed form, so that such passes can be taped."""
 WORK_PER_BYTE = 32
 """Multiplications in the time that a byte is moved: about 25 on a CPU, 100 on a GPU."""
 EXPANDED_BYTES = 256 << 20

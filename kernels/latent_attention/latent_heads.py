@@ -1,4 +1,4 @@
-"""What stands between a model's heads and the one latent a token that they share.
+"""The weights between a model's heads and their shared latent per token.
 
     k[n, t] = (U_k[n] latent[t], rotated[t])      v[n, t] = U_v[n] latent[t]
 
@@ -30,18 +30,18 @@ class LatentShape:
 
     @property
     def kv_dim(self) -> int:
-        """The width of keys and values alike, as attention has them: that of the wider."""
+        """The common width of keys and values in attention: the larger of the two."""
         return max(self.query_dim, self.value_dim)
 
     @property
     def cached_dim(self) -> int:
-        """Numbers of a token that are kept."""
+        """Cached numbers per token."""
         return self.latent_dim + self.rope_dim
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentWeights:
-    """The matrices of all heads, as their device multiplies them."""
+    """The matrices of all heads, in the form for their device."""
 
     heads: LatentShape
     absorb: HeadWeight  # U_k^T [N, L, P]

@@ -5,10 +5,10 @@
     score[n, t] = scale (q_latent[n] . latent[t] + q_rope[n] . rope[t])
     out[n]      = sum over t of softmax(score[n])[t] latent[t]              [N, L]
 
-As a model has it, head n has keys  U_k[n] latent[t]  and values  U_v[n] latent[t]. Here U_k has
-gone into the query already, q_latent[n] = U_k[n]^T q_nope[n], and U_v is applied to what comes out:
-instead of 2 N H numbers, L + R of a token are read and kept, and N heads make one matrix product of
-them. `scale` is that of the model's own heads: one over the root of q_nope's and q_rope's width.
+In the model, head n has keys  U_k[n] latent[t]  and values  U_v[n] latent[t]. Here U_k is absorbed
+into the query, q_latent[n] = U_k[n]^T q_nope[n], and U_v is applied to the output: L + R numbers
+per token are cached and read instead of 2 N H, and N heads share one matrix product. `scale` is
+that of the model's own heads: one over the root of q_nope's and q_rope's width.
 
 A token sees those of its request up to and including itself. On a CPU the compiled operator gives
 it the same bits alone, in any batch, in any chunk of its prompt and on any number of threads;
@@ -35,7 +35,7 @@ SCORE_ITEMS = 16 << 20
 def mla_attention(
     q_latent: Tensor, q_rope: Tensor, arena: Tensor, sequences: Sequences, scale: float
 ) -> Tensor:
-    """q_latent [T, N, L] and q_rope [T, N, R] -> what they attend to, [T, N, L]."""
+    """q_latent [T, N, L] and q_rope [T, N, R] -> attention output [T, N, L]."""
     width = q_latent.shape[-1] + q_rope.shape[-1]
     if (
         q_latent.shape[:2] != q_rope.shape[:2]

@@ -1,1 +1,1 @@
-"""What blocks of KV are called, and who holds them: no tensors, and no torch."""
+"""Block hashes and indexes of their holders; without torch."""

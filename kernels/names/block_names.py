@@ -1,4 +1,4 @@
-"""Names of the blocks of a prompt, each following from the one before (`baton.core.block_hash`).
+"""Chained hashes of a prompt's blocks (`baton.core.block_hash`).
 
     name[i] = H(name[i - 1], tokens of block i)
 

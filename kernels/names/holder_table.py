@@ -1,9 +1,9 @@
-"""Holders of each named block: the memory of an index of caches.
+"""The holders of each block hash, for an index of caches.
 
     name -> the slots that hold it          one entry a name, however many hold it
 
 A *slot* is a small number that stands for one holder. A set of slots is given as bits of an int.
-Compiled where the library is there (`kernels/cpu/source/names/holder_table.cpp`), else in dicts.
+Compiled if available (`kernels/cpu/source/names/holder_table.cpp`), else in dicts.
 The compiled one keeps 40 bits of each name: of ten million names 45 pairs have the same, nearly all
 of them on two replicas. Such a replica is taken to have a block that it lacks if it has all before
 it, and one that has both blocks, to lack the one once the other is evicted: a prompt goes where one
@@ -26,16 +26,16 @@ MAX_EQUAL_SETS = 10_000
 class HolderTable(Protocol):
     @property
     def address(self) -> int | None:
-        """Where compiled code finds it; None: nowhere."""
+        """The address for compiled code; None: not compiled."""
 
     def __len__(self) -> int:
-        """Names that somebody holds, or that await the sweep."""
+        """Names with a holder, or not swept yet."""
 
     def add(self, slot: int, names: BlockNames) -> int:
-        """Let `slot` hold `names`; how many of them it did not hold before."""
+        """Add `slot` as a holder of `names`; return how many are new."""
 
     def remove(self, slot: int, names: BlockNames) -> int:
-        """Let `slot` not hold `names`; how many of them it held."""
+        """Remove `slot` as a holder of `names`; return how many it held."""
 
     def num_leading(self, names: BlockNames, live: int) -> array.array[int]:
         """Leading `names` that each slot in `live` holds, by slot; 0 for slots that are not.

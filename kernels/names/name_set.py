@@ -1,4 +1,4 @@
-"""A set of names, asked for the last of a prompt's names that it has.
+"""A set of block hashes, with a search for the last of a prompt's hashes in it.
 
 Compiled where the library is there (`kernels/cpu/source/names/name_set.cpp`), else a Python set.
 """
@@ -12,7 +12,7 @@ from baton.kernels.cpu.library import library_without_torch
 from baton.kernels.names.name_set_cpu import CompiledSet
 
 STRETCH = 64
-"""Names that are looked for in one go."""
+"""Names searched per call."""
 
 
 class NameSet(Protocol):

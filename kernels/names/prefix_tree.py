@@ -1,4 +1,4 @@
-"""Which prompts go through which names: what they begin with alike is one stretch.
+"""A radix tree of prompts' block hashes: common prefixes are shared stretches.
 
     a b c d e  of 1           a b c     through which go 2 prompts of 1, and one of 2
     a b c x    of 2            |- d e
@@ -22,7 +22,7 @@ from baton.kernels.names.prefix_tree_cpu import CompiledTree
 
 class PrefixTree(Protocol):
     def __bool__(self) -> bool:
-        """Whether any prompt goes through it."""
+        """Whether it has any prompt."""
 
     def add(self, number: int, names: BlockNames) -> None: ...
 
@@ -30,13 +30,12 @@ class PrefixTree(Protocol):
         """One that was added."""
 
     def depths(self, names: BlockNames, num: int) -> array.array[int]:
-        """Leading names that some prompt of each number shares, by number.
-
-        All numbers are below `num`. One more is a 0, which stands for whoever has none.
+        """By number: the longest prefix of `names` that one of its prompts shares. All numbers are
+        below `num`; an additional 0 at the end is for callers without a number.
         """
 
     def num_passed(self, names: BlockNames) -> int:
-        """Stretches that a look-up goes through."""
+        """Stretches on the path of a look-up."""
 
 
 def new_prefix_tree() -> PrefixTree:
@@ -50,7 +49,7 @@ class _Stretch:
     def __init__(self, names: BlockNames, num_by_number: dict[int, int], after: _Stretches) -> None:
         self.names = names
         self.num_by_number = num_by_number
-        """Prompts that go through it."""
+        """Prompts through it, by number."""
         self.after = after
 
     def enter(self, number: int) -> None:

@@ -1,1 +1,1 @@
-"""Which tokens a pass has, where their KV lies, its bytes and checksums."""
+"""The tokens of a pass, the location of their KV, its bytes and checksums."""

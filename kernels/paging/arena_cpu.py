@@ -1,4 +1,4 @@
-"""An arena as operators are told of it: its address, and how its units are laid out.
+"""The description of an arena for operators: address and layout of units.
 
 See source/arena.h, which reads the same numbers.
 """

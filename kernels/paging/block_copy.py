@@ -1,9 +1,9 @@
-"""KV blocks of several layers into one contiguous buffer, or out of it: the way to a transfer.
+"""Copies KV blocks of several layers into one contiguous buffer, or back, for transfers.
 
     staging[l, i] = layers[l][blocks[i]]          gather, L layers, B blocks of as many bytes each
     layers[l][blocks[i]] = staging[l, i]          scatter
 
-One launch for all layers: what a device copies to the host, or sends, is then one piece of memory.
+One launch for all layers, so that a device copies or sends one piece of memory.
 """
 
 from __future__ import annotations

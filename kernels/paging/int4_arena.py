@@ -1,11 +1,10 @@
-"""An arena of one layer whose blocks have 4 bits an item once they are full
-(kernels/paging/int4_block.py).
+"""An int4 arena of one layer, whose blocks are quantised once full (kernels/paging/int4_block.py).
 
     a request's tokens    | 4 bit  | 4 bit  | 4 bit  | open ...        S tokens a block
     the token at t sees     in 4 bits, up to its block | its own block, up to itself, as computed
 
-That is so whatever a pass computes: of a chunk of three blocks, the tokens of the third see the
-second in 4 bits, and those of the second do not. So chunks, prefix hits and batches change nothing.
+This holds within a pass, too: in a chunk of three blocks, tokens of the third read the second in 4
+bits, and tokens of the second do not. So chunks, prefix hits and batches change nothing.
 
     units       [blocks][K][unit bytes]     the full ones; what an open block holds here is void
     open rows   [lanes][O][K][2][S][H]      of each request that runs: its last blocks, from pass to
@@ -18,7 +17,7 @@ A pass may begin before the end of the one before, as it does behind drafts that
 writes over may be in the last O blocks. One that was full is quantised again, of other rows; until
 then nobody looks at what it holds in 4 bits.
 
-Whoever takes over a request has its full blocks, and computes the tokens behind them again.
+A replica that takes over a request gets its full blocks, and recomputes the tokens after them.
 
 T new tokens of R requests, N query heads, K KV heads, H head width.
 """

@@ -26,7 +26,7 @@ class MemoryFacts:
     """Bytes, as are all here; 0: unknown."""
     available: int
     swap: int = 0
-    """Free swap."""
+    """Swap space of the machine, in bytes."""
     limit: int | None = None
     """The limit of the control group (a container's), or of the one around it that leaves less;
     None: no limit."""

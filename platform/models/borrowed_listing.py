@@ -1,4 +1,4 @@
-"""The version to borrow where only other nodes know what there is."""
+"""Chooses the version to copy when only other nodes have the model."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ log = logging.getLogger(__name__)
 
 
 def listing_at_home(peers: Sequence[Peer]) -> Listing | None:
-    """What there is, by the word of the node whose folder it is."""
+    """The listing of the node that owns the folder."""
     return next((peer.listing for peer in peers if peer.is_home), None)
 
 
 def listing_of_most(peers: Sequence[Peer], *, wants_weights: bool) -> Listing | None:
-    """What most of those have that borrowed it themselves: a version that is whole among them
-    before others, so that nodes which ask the same ones choose the same."""
+    """The version that most nodes have copied, preferring one that is complete among them, so that
+    nodes with the same peers choose the same."""
     by_version: dict[str, list[Peer]] = {}
     for peer in peers:
         by_version.setdefault(peer.listing.version, []).append(peer)
@@ -42,7 +42,7 @@ def listing_of_most(peers: Sequence[Peer], *, wants_weights: bool) -> Listing | 
 
 
 def _are_whole(peers: Sequence[Peer], wants_weights: bool) -> bool:
-    """Whether each file of their version is on some of them."""
+    """Whether the peers together have every file of their version."""
     chosen = peers[0].listing.chosen(wants_weights=wants_weights)
     try:
         return all(any(peer.has(file) for peer in peers) for file in chosen)

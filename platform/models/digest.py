@@ -1,6 +1,6 @@
-"""What the bytes of a file are held to, written as `kind:hex`.
+"""Digests of files, written as `kind:hex`.
 
-sha256   of the bytes: large files of the hub, SHA256SUMS, what a node has computed itself
+sha256   of the bytes: large files of the hub, SHA256SUMS, digests computed by a node
 git      as git names a blob: small files of the hub
 """
 

@@ -1,7 +1,7 @@
-"""One file, from whoever has it to its place on this node.
+"""Downloads one file to this node.
 
-.partial/NAME    grows; what a killed process left there is gone on with, from whatever origin
-NAME             exists once all bytes are there, have the digest, and are on the disk
+.partial/NAME    grows; a later process resumes it, from any origin
+NAME             exists once the file is complete, verified and synced
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from baton.platform.models.origins.origin import Origin, OriginUnreachable
 log = logging.getLogger(__name__)
 
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds before each new attempt. They start over whenever bytes have come."""
+"""Seconds before each retry, starting over whenever bytes have arrived."""
 
 
 class DownloadReport(Protocol):
@@ -31,7 +31,7 @@ class DownloadReport(Protocol):
     def begin(self, file: str, num_bytes: int) -> None: ...
     def advance(self, file: str, num_bytes: int) -> None: ...
     def wait(self) -> None:
-        """Another process of this node fetches the same."""
+        """Called when another process of this node fetches the same."""
 
 
 class NoReport:
@@ -41,11 +41,11 @@ class NoReport:
 
 
 class Stopped(Exception):
-    """Whoever wanted the file does not any more."""
+    """The download was cancelled."""
 
 
 class _WrongBytes(Exception):
-    """What has come is not what was promised."""
+    """The content does not match its size or digest."""
 
 
 class Download:
@@ -67,9 +67,9 @@ class Download:
         self._pauses_s = pauses_s
 
     def run(self, origins: Sequence[Origin]) -> str:
-        """Take it from the first of them that gives it, and return its digest.
-
-        Raises ModelUnreachable if the last does not answer, CheckpointError if it never will.
+        """Fetch the file from the first origin that has it, and return its digest. Raises
+        ModelUnreachable if the last origin does not answer, CheckpointError for a permanent
+        failure.
         """
         self._report.begin(self._file.name, self._file.size)
         *others, last = origins
@@ -112,7 +112,7 @@ class Download:
                 attempt += 1
 
     def _take(self, origin: Origin) -> Hasher:
-        """Fetch what is not there yet, and return a hasher that has seen the whole file."""
+        """Fetch the missing bytes, and return a hasher over the whole file."""
         size = self._file.size
         found = hasher(kind_of(self._file.digest), size)
         try:
@@ -151,13 +151,13 @@ class Download:
         return digest
 
     def _count(self, num_bytes: int) -> None:
-        """How much is here, which is less than before if it is taken anew."""
+        """Report the bytes so far; fewer than before if the file is restarted."""
         self._report.advance(self._file.name, num_bytes - self._reported)
         self._reported = num_bytes
 
 
 def _hashed(partial: IO[bytes], found: Hasher) -> int:
-    """What is there already, seen by the hasher."""
+    """Hash the bytes already present."""
     partial.seek(0)
     num_bytes = 0
     while block := partial.read(BLOCK_BYTES):

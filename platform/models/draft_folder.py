@@ -1,4 +1,4 @@
-"""Finding the draft model or the heads, and that they have the tokens of their model."""
+"""Finds the draft model or heads, and checks that they share the model's vocabulary."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DRAFTS = {
     "p-eagle": "a head of P-EAGLE, with `mask_hidden`, that was trained for the model",
     "medusa": "Medusa heads that were trained for the model",
 }
-"""What a method of speculation must be told of."""
+"""The model that each speculation method needs."""
 TOKENIZER = "tokenizer.json"
 
 
@@ -33,11 +33,9 @@ def with_draft(
     report: DownloadReport | None = None,
     peers: Peers | None = None,
 ) -> DeploymentConfig:
-    """The configuration with the draft model or the heads by their folder, if it wants any, for the
-    model in `folder`.
-
-    Raises CheckpointError if it cannot be found, InvalidConfig if none is named, or if a token of
-    one is another token of the other.
+    """The configuration with the folder of the draft model or heads, if any, for the model in
+    `folder`. Raises CheckpointError if it cannot be found, InvalidConfig if none is named, or if a
+    token id has different tokens in the two models.
     """
     speculation = config.decode.speculation
     method, model = speculation.method, speculation.model
@@ -56,7 +54,7 @@ def with_draft(
 
 
 def _check_same_tokens(folder: Path, draft: Path, name: str) -> None:
-    """Nothing is said of models that come without a tokenizer."""
+    """Skipped for models without a tokenizer."""
     files = folder / TOKENIZER, draft / TOKENIZER
     if not all(file.is_file() for file in files):
         return
@@ -74,7 +72,7 @@ def _check_same_tokens(folder: Path, draft: Path, name: str) -> None:
 
 def _tokens(file: Path) -> dict[int, str]:
     """Tokens of a vocabulary, by id."""
-    from tokenizers import Tokenizer  # who serves without a draft model need not wait for it
+    from tokenizers import Tokenizer  # imported only with a draft model
 
     try:
         vocabulary = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)

@@ -1,11 +1,10 @@
-"""A model from elsewhere, brought to this node: once, by one process of it, and no more of it than
-is wanted.
+"""Fetches a model to this node: once, by one process, and only the needed files.
 
-    its place is asked what there is --> all here: its folder
-                                     \\-> what is missing, from nodes that have it, else from there
-    it cannot be asked               --> what was fetched last, if that is whole
-                                     \\-> what other nodes have
-    it is a folder of another node   --> as it is there by now; if that node is gone, as above
+the source is asked for its files --> all here: its folder
+                                  \\-> missing files, from other nodes, else the source
+the source does not answer        --> the version fetched last, if complete
+                                  \\-> the version that other nodes have
+a folder of another node          --> its present state; if that node is gone, as above
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ log = logging.getLogger(__name__)
 NUM_AT_ONCE = 4
 """Files."""
 SPARE_BYTES = 1 << 28
-"""Bytes of the disk that are left to others."""
+"""Bytes of disk that are left free."""
 
 
 LAST = "last"
-"""The revision of what has none."""
+"""The revision of sources without revisions."""
 
 
 def _nothing_cached(listing: Listing | None, wants_weights: bool) -> Path | None:
@@ -58,14 +57,14 @@ class Source:
     model: str
     """The model as it is asked for."""
     place: str
-    """What it is a revision of."""
+    """The source without the revision."""
     revision: str = LAST
     origin: Place | None
     """None: only other nodes can have it."""
     why_unreachable: str = ""
     cached: Callable[[Listing | None, bool], Path | None] = _nothing_cached
-    """Where others have brought it here, with its weights or without: the version that is listed,
-    else what they know of it."""
+    """Looks for a copy in another tool's cache: of the listed version, else of its last known
+    one."""
 
     @property
     def is_lent(self) -> bool:
@@ -73,8 +72,8 @@ class Source:
 
 
 def fetch(source: Source, report: DownloadReport, peers: Peers, *, wants_weights: bool) -> Path:
-    """Return a folder with the model's files. Raises CheckpointError with what to do,
-    ModelUnreachable if it may come another time."""
+    """Return a folder with the model's files. Raises CheckpointError with a remedy,
+    ModelUnreachable if a retry may help."""
     cached = CachedRepository.of(source.place)
     listing, refusal = _asked(source)
     if listing is not None:
@@ -88,7 +87,7 @@ def fetch(source: Source, report: DownloadReport, peers: Peers, *, wants_weights
         raise refusal
     with cached.locked(report.wait):
         if folder := _known(source, cached, listing, wants_weights):
-            return folder  # another process was faster
+            return folder  # another process has fetched it
         version = "" if listing is None else listing.version
         asked = peers if wants_weights or listing is None else NoPeers()
         with asked.having(source.model, version, is_lent=source.is_lent) as answers:
@@ -116,15 +115,16 @@ def fetch(source: Source, report: DownloadReport, peers: Peers, *, wants_weights
 def _known(
     source: Source, cached: CachedRepository, listing: Listing | None, wants_weights: bool
 ) -> Path | None:
-    """What is here already. Of what is only lent, the nodes that have it know what it is by now."""
+    """The complete local version, if any. The current version of a lent folder is only known to its
+    node."""
     if listing is not None:
         return _here(source, cached, listing, wants_weights)
     return None if source.is_lent else _last(source, cached, wants_weights)
 
 
 def _at_home(source: Source, answers: Answers) -> Listing | None:
-    """What a lent folder is by now. Raises ModelUnreachable while its node may not have answered:
-    what others took of it before is no answer."""
+    """The current listing of a lent folder. Raises ModelUnreachable while its node may not have
+    answered: copies on other nodes do not count."""
     home = listing_at_home(answers.having)
     if home is None and source.is_lent and not answers.is_complete:
         raise ModelUnreachable(
@@ -139,7 +139,7 @@ def _may_come(refusal: CheckpointError) -> bool:
 
 
 def _asked(source: Source) -> tuple[Listing | None, CheckpointError]:
-    """What its place says there is, or why it does not."""
+    """The source's listing, or the error."""
     if source.origin is None:
         return None, CheckpointError(source.why_unreachable)
     try:
@@ -155,13 +155,13 @@ def _here(
 ) -> Path | None:
     if cached.missing(listing, listing.chosen(wants_weights=wants_weights)):
         return source.cached(listing, wants_weights)
-    with suppress(OSError):  # a folder that others write
+    with suppress(OSError):  # a folder written by others
         cached.point(source.revision, listing)
     return cached.version(listing)
 
 
 def _last(source: Source, cached: CachedRepository, wants_weights: bool) -> Path | None:
-    """What was fetched last, if it is whole."""
+    """The last fetched version, if complete."""
     listing = cached.current(source.revision)
     if listing is not None and (not wants_weights or _has_weights(listing)):
         wanted = listing.chosen(wants_weights=wants_weights)
@@ -180,7 +180,7 @@ def _check_weights(model: str, listing: Listing, wants_weights: bool) -> None:
 
 
 class _Fetching:
-    """One version, while this process holds the lock of its repository."""
+    """Fetches one version, under the lock of its repository."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class _Fetching:
             self._check_room(missing)
         except OSError as error:
             raise no_place(folder, error) from error
-        if self._peers:  # nodes that begin together begin with unlike files, and lend them
+        if self._peers:  # nodes that start together begin with different files, and lend them
             missing = random.sample(missing, len(missing))
         names = ", ".join(one.name for one in (*self._peers, self._origin) if one is not None)
         log.info(
@@ -221,12 +221,12 @@ class _Fetching:
         try:
             for _ in threads.map(self._fetch, missing):
                 pass
-        finally:  # whatever ended it, Ctrl-C, too
+        finally:  # any end, including Ctrl-C
             self._stop.set()
             threads.shutdown(cancel_futures=True)
         partial = self._cached.partial(self._listing)
         for emptied in (partial / ADDITIONAL_TEMPLATES, partial):
-            with suppress(OSError):  # something of another fetch is there still
+            with suppress(OSError):  # another fetch left files there
                 emptied.rmdir()
         log.info("fetched %.1f MB in %.1f s", num_bytes / 1e6, time.monotonic() - began)
         return folder
@@ -252,7 +252,7 @@ class _Fetching:
         self._note(msgspec.structs.replace(known, digest=digest))
 
     def _note(self, file: RemoteFile) -> None:
-        """A digest that was computed here, for whoever borrows the file."""
+        """Store a digest that was computed here, for nodes that copy the file."""
         with self._lock:
             files = tuple(file if one.name == file.name else one for one in self._listing.files)
             if files != self._listing.files:

@@ -1,8 +1,8 @@
-"""Models of the Hugging Face hub: which files of one are needed, and where they are asked for.
+"""Models of the Hugging Face hub: listing and reading their files.
 
     org/name[@revision] --> the hub's list of files: a commit, their sizes and digests
 
-What Hugging Face's own cache holds wholly is taken from there.
+A complete copy in Hugging Face's own cache is used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 SCHEME = "hf://"
 MAIN = "main"
-"""The revision of who names none."""
+"""The default revision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Hub:
         """The commit of the last listing: files are read as they are listed."""
 
     def look(self) -> Listing:
-        # Imported where it is needed: a second nobody should wait for who serves a local folder.
+        # Imported lazily: it takes a second, which a local folder does not need.
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HFValidationError, RevisionNotFoundError
 
@@ -98,8 +98,8 @@ class Hub:
 def cached_snapshot(
     model: HubModel, listing: Listing | None, *, wants_weights: bool
 ) -> Path | None:
-    """The folder in Hugging Face's own cache, if all of it is there: of the commit that is listed,
-    else of what the revision was when it was last asked for."""
+    """The complete folder in Hugging Face's own cache, if any: of the listed commit, else of the
+    revision's last known commit."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -116,7 +116,7 @@ def cached_snapshot(
 
 
 def snapshot_listing(model: HubModel, folder: Path) -> Listing:
-    """What is in a snapshot of Hugging Face's cache, which calls files by their digests."""
+    """The listing of a snapshot in Hugging Face's cache, whose files are named by digest."""
     files = []
     for name, path in files_in(folder):
         blob = path.resolve().name if path.is_symlink() else ""
@@ -127,7 +127,7 @@ def snapshot_listing(model: HubModel, folder: Path) -> Listing:
 
 
 def holds_weights(folder: Path) -> bool:
-    """Whether all the files are there that an index names, or the one file without an index."""
+    """Whether all weight files are present."""
     for kind in WEIGHTS:
         if (folder / kind).exists():
             return True
@@ -151,7 +151,7 @@ def _digest(entry: RepoSibling) -> str:
 
 
 def _reason(model: HubModel, error: Exception) -> str:
-    """Why it cannot be had, in one sentence, and what to do."""
+    """Why it cannot be fetched, in one sentence with a remedy."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,

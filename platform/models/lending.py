@@ -1,6 +1,6 @@
-"""What this node lends to others: files of one version of a model, by name.
+"""Lends files of one version of a model to other nodes.
 
-Only what a model consists of is read, whatever name is asked for.
+Only files of the model are read, whatever name is requested.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from baton.platform.models.node_cache import CachedRepository, size_of
 class LentModel(msgspec.Struct, frozen=True):
     listing: Listing
     is_home: bool
-    """Whether the model is a folder here: what is listed is what there is by now. Else it was
-    taken from somewhere, and may have changed there."""
+    """Whether the model is a folder of this node, so that the listing is current. Else it is a
+    copy, and may be outdated."""
 
 
 class Lender:
@@ -30,7 +30,7 @@ class Lender:
         self._found = _find(model, version)
 
     def lent(self) -> bytes:
-        """The listing as JSON; empty if nothing of it is here."""
+        """The listing as JSON; empty if the model is not here."""
         return b"" if self._found is None else msgspec.json.encode(self._found[0])
 
     def has(self, name: str) -> bool:

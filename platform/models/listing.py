@@ -1,7 +1,7 @@
-"""What a model consists of where it comes from: its files, by name, size and digest.
+"""The listing of a model at its source: files by name, size and digest.
 
-The version names one state of all of them: a commit of the hub, else a digest of the list. A node
-keeps each version in a folder of its own, so nothing changes under who has opened it.
+The version identifies the state of all files: a commit of the hub, else a digest of the list. A
+node keeps each version in its own folder, so files never change while they are open.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from baton.platform.models.digest import is_digest
 DESCRIPTIONS = ("*.json", "*.jinja", "*.model")
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 WEIGHTS = (SAFE, PICKLED)
-"""The first kind there is is taken; big ones are cut: `model-00001-of-00003.safetensors`."""
+"""Weight files by preference; large ones are sharded: `model-00001-of-00003.safetensors`."""
 SUMS = "SHA256SUMS"
-"""What `sha256sum *` says of a folder. Where a folder has it, its files are held to it."""
+"""The output of `sha256sum *` in the folder; if present, files are verified against it."""
 
 _SUM = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=,@ -]{0,199}")
@@ -34,9 +34,9 @@ class RemoteFile(msgspec.Struct, frozen=True):
     name: str
     size: int
     digest: str = ""
-    """See `digest.py`. Empty while nobody has said or computed it."""
+    """See `digest.py`. Empty while unknown."""
     etag: str = ""
-    """What changes with the file, where that is known."""
+    """An ETag that changes with the file, if known."""
 
     def __post_init__(self) -> None:
         if not is_model_file(self.name):
@@ -64,7 +64,7 @@ class Listing(msgspec.Struct, frozen=True):
 def list_files(
     model: str, files: Iterable[RemoteFile], *, is_trusted: bool = False, version: str = ""
 ) -> Listing:
-    """Raises CheckpointError if nothing of it could be served.
+    """Raises CheckpointError if the model cannot be served.
 
     `is_trusted`: pickled weights are taken, too. Without a `version`, the files make one.
     """
@@ -79,12 +79,12 @@ def list_files(
 
 
 def is_plain(name: str) -> bool:
-    """Whether it names a file of a folder, and nothing beside or above it."""
+    """Whether it is a plain file name, without a path."""
     return bool(_NAME.fullmatch(name)) and Path(name).name == name
 
 
 def is_model_file(name: str) -> bool:
-    """The same, or a chat template of the one folder within that counts."""
+    """Whether it is a plain file name, or a chat template in `additional_chat_templates/`."""
     folder, slash, inner = name.rpartition("/")
     if not slash:
         return is_plain(name)
@@ -92,7 +92,7 @@ def is_model_file(name: str) -> bool:
 
 
 def files_in(folder: Path) -> Iterator[tuple[str, Path]]:
-    """The files of a model's folder that may be listed, and their names, in one order always."""
+    """The model files of a folder, sorted by name."""
     for path in sorted((*folder.iterdir(), *folder.glob(f"{ADDITIONAL_TEMPLATES}/*"))):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and is_model_file(name):
@@ -111,7 +111,7 @@ def parse_sums(text: str) -> dict[str, str]:
 
 
 def choose_files(names: Iterable[str], *, wants_weights: bool) -> list[str]:
-    """The files of a repository that Baton reads: of subfolders chat templates alone, weights of
+    """The files of a repository that Baton reads: no subfolders except chat templates, weights of
     one kind."""
     known = [name for name in names if is_model_file(name)]
     chosen = [name for name in known if any(fnmatch(name, pattern) for pattern in DESCRIPTIONS)]

@@ -1,6 +1,6 @@
-"""The models that could be served from here: those that come with Baton, and the fetched ones.
+"""Lists the local models: those that come with Baton, and fetched ones.
 
-Only descriptions and the headers of weight files are read.
+Only configurations and headers of weight files are read.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from baton.platform.models.node_cache import fetched
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedModel:
     name: str
-    """What to give to `baton serve`."""
+    """The name for `baton serve`."""
     folder: Path
     architecture: str = ""
     num_parameters: int = 0
     num_active: int = 0
-    """The parameters that a token has to do with: fewer where experts are chosen."""
+    """Active parameters per token; fewer than all with experts."""
     dtype: str = ""
     """The dtype of most of the weights, as they are stored."""
     size_bytes: int = 0
@@ -44,7 +44,7 @@ def list_models() -> list[ListedModel]:
 
 
 def describe(name: str, folder: Path) -> ListedModel:
-    """What can be said of it, down to the first problem."""
+    """Facts about the model, up to the first problem."""
     known: dict[str, object] = {}
     try:
         known["architecture"] = architecture_of(read_json(folder / "config.json"))

@@ -1,4 +1,4 @@
-"""What a loaded model is made of, as far as its cost goes: products, attentions, norms."""
+"""The cost-relevant shape of a loaded model: products, attentions, norms."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Part(StrEnum):
 
 
 BEHIND = (Part.ROUTER, Part.EXPERTS, Part.GATE_UP, Part.DOWN)
-"""The parts of a block behind its attention."""
+"""The parts of a block after its attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,21 +53,21 @@ class Product:
     width: int
     num_rows: int
     num_bytes: int
-    """The bytes of the weight, as it is kept; of all experts, where there are some."""
+    """Bytes of the weight as stored; with experts, of all of them."""
     is_gated: bool = False
-    """Half as many numbers come out."""
+    """Whether the output is gated, which halves its width."""
     experts: tuple[int, int] | None = None
-    """How many there are, each with such a weight, and how many of them a row is multiplied by."""
+    """The number of experts with such a weight, and how many of them each row uses."""
     is_of_outputs: bool = False
-    """Whether x are the rows whose outputs are wanted, as behind the last block's attention."""
+    """Whether x has only the rows whose outputs are wanted, as after the last block's attention."""
 
     @property
     def num_choices(self) -> int:
-        """Products a row of x."""
+        """Products per row of x."""
         return 1 if self.experts is None else self.experts[1]
 
     def bytes_read(self, num_tokens: int) -> float:
-        """The bytes of the weight; of experts, those that tokens choose if they choose evenly."""
+        """Bytes of the weight; with experts, of those chosen under an even load."""
         if self.experts is None:
             return self.num_bytes
         num_experts, num_choices = self.experts
@@ -75,11 +75,11 @@ class Product:
 
     @property
     def num_written(self) -> int:
-        """Numbers for each row of x."""
+        """Outputs per row of x."""
         return self.num_rows // 2 if self.is_gated else self.num_rows
 
     def is_narrower_than(self, item_bytes: int) -> bool:
-        """Whether the weight is kept in fewer bits than its activations have."""
+        """Whether the weight has fewer bits than the activations."""
         num_weights = 1 if self.experts is None else self.experts[0]
         return self.num_bytes < num_weights * self.num_rows * self.width * item_bytes
 
@@ -187,7 +187,7 @@ def products_of_experts(module: MoeFeedForward) -> Iterator[Product]:
 
 
 def part_of(name: str) -> Part:
-    """The part that a weight is of, by the name of its module within a block or the model."""
+    """The part of a weight, by its module's name."""
     match name.rpartition(".")[2]:
         case "qkv" | "q" | "q_a" | "q_b" | "kv_a" | "k" | "weights":
             return Part.QKV

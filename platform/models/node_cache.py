@@ -1,13 +1,13 @@
-"""What a node has fetched, in one folder of it (BATON_MODEL_CACHE, else below ~/.cache/baton).
+"""A node's cache of fetched models (BATON_MODEL_CACHE, else below ~/.cache/baton).
 
     models/NAME-1a2b3c4d/          one repository of the hub, or one folder elsewhere
       lock                         held by the process of this node that fetches
       refs/main                    the version that was fetched last, by revision
       VERSION.json                 what that version consists of
-      VERSION/config.json ...      whole and checked, or not there: files get their name at the end
-      VERSION.partial/...          what has come of others; it is gone on with
+      VERSION/config.json ...      complete and verified files, renamed at the end
+      VERSION.partial/...          incomplete files, which are resumed
 
-Versions never change and are never removed by us: a model that nobody serves any more may be.
+Versions never change, and Baton never removes them; delete unused ones yourself.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class CachedRepository:
         return self.folder / f"{listing.version}.partial"
 
     def current(self, revision: str) -> Listing | None:
-        """What was fetched last, wholly or in part."""
+        """The version fetched last, complete or not."""
         try:
             return self.known((self._ref(revision)).read_text().strip())
         except (OSError, ValueError):
             return None
 
     def known(self, version: str) -> Listing | None:
-        """What that version consists of, if it was ever begun here."""
+        """The version's listing, if it was ever begun here."""
         with suppress(OSError, ValueError, msgspec.DecodeError):
             listing = msgspec.json.decode(
                 (self.folder / f"{version}.json").read_bytes(), type=Listing
@@ -78,12 +78,12 @@ class CachedRepository:
         return None
 
     def missing(self, listing: Listing, files: Sequence[RemoteFile]) -> list[RemoteFile]:
-        """The files that are not here, or not as long as they were when they came."""
+        """The files that are missing, or have another size than when fetched."""
         folder = self.version(listing)
         return [file for file in files if size_of(folder / file.name) != file.size]
 
     def keep(self, listing: Listing) -> None:
-        """Note what it consists of; whoever reads it sees all of it or nothing."""
+        """Store the listing, atomically."""
         for folder in (self.version(listing), self.partial(listing)):
             folder.mkdir(parents=True, exist_ok=True)
         _write(
@@ -92,7 +92,7 @@ class CachedRepository:
         )
 
     def point(self, revision: str, listing: Listing) -> None:
-        """Take it for what `revision` is, while the place cannot be asked."""
+        """Record the listing as the current version of `revision`, for when the source is away."""
         ref = self._ref(revision)
         if not ref.exists() or ref.read_text().strip() != listing.version:
             ref.parent.mkdir(parents=True, exist_ok=True)
@@ -100,9 +100,9 @@ class CachedRepository:
 
     @contextmanager
     def locked(self, wait: Callable[[], None]) -> Iterator[None]:
-        """One process of the node at a time; the system lets go when it ends, however that is.
-
-        `wait` is called once if another has it. Raises CheckpointError if nothing can be written.
+        """The lock of the repository, for one process of the node; released by the system when the
+        process ends. `wait` is called once if another holds it. Raises CheckpointError if the cache
+        cannot be written.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ class CachedRepository:
 
 
 def fetched() -> Iterator[tuple[str, Path]]:
-    """The models that are here, as they were asked for, and where: of each what came last."""
+    """The local models by requested name, each with its latest folder."""
     for folder in sorted(cache_root().glob("*-????????")):
         cached = CachedRepository(folder)
         for ref in sorted((cached.folder / "refs").glob("*")):
@@ -132,12 +132,12 @@ def fetched() -> Iterator[tuple[str, Path]]:
 
 
 def listing_of(folder: Path) -> Listing | None:
-    """What a version's folder consists of; None for other folders."""
+    """The listing of a version's folder; None for other folders."""
     return CachedRepository(folder.parent).known(folder.name)
 
 
 def size_of(path: Path) -> int:
-    """-1 if it is not there."""
+    """The file's size; -1 if it is missing."""
     try:
         return path.stat().st_size
     except OSError:

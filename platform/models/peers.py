@@ -1,4 +1,4 @@
-"""Other nodes that may have a model: who asks them does not know how they are reached."""
+"""The interface to other nodes that may have a model."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Peer(Origin, Protocol):
 
     listing: Listing
     is_home: bool
-    """Whether that is a folder of its own, not what it took from somewhere."""
+    """Whether it is the node's own folder, not a copy."""
 
     def has(self, file: RemoteFile) -> bool:
-        """Whether it has it by now: it may still be fetching itself."""
+        """Whether it has the file by now, since it may still be fetching."""
 
     def described(self, file: RemoteFile) -> RemoteFile:
         """`file` with a digest, which that node computes if it must."""
@@ -29,20 +29,18 @@ class Peer(Origin, Protocol):
 class Answers:
     having: Sequence[Peer] = ()
     is_complete: bool = True
-    """Whether all that were asked have answered: one that starts itself may not have come to it."""
+    """Whether all peers have answered; a starting one may not have."""
 
 
 class Peers(Protocol):
     def having(self, model: str, version: str, *, is_lent: bool) -> AbstractContextManager[Answers]:
-        """Nodes that have something of it, or of what they took for it last if `version` is empty.
-
-        `is_lent`: it is a folder of one of them, which is looked for until it is found. They lend
-        until the context is left.
+        """Nodes that have the version, or if `version` is empty any. `is_lent`: the model is a
+        folder of one node, which is searched for until found. They lend until the context is left.
         """
 
 
 class NoPeers:
-    """A machine of its own."""
+    """Peers of a single machine: none."""
 
     def having(self, model: str, version: str, *, is_lent: bool) -> AbstractContextManager[Answers]:
         return nullcontext(Answers())

@@ -1,1 +1,1 @@
-"""What operators read."""
+"""Logs, metrics and traces."""

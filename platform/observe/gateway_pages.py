@@ -1,4 +1,4 @@
-"""What a live gateway tells operators, fetched over HTTP by the tools of the command line."""
+"""A client of a gateway's admin port, for command-line tools."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class _Fault(msgspec.Struct):
 
 
 class _Refusal(msgspec.Struct):
-    """An error as the gateway writes it."""
+    """The gateway's error body."""
 
     error: _Fault
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayPages:
-    """Blocking: for commands, or for a thread."""
+    """Blocks."""
 
     url: str
     """http://host:port of operators"""
@@ -45,7 +45,7 @@ class GatewayPages:
         return self._ask(path, None)
 
     def post(self, path: str, body: Any) -> dict[str, Any]:
-        """Likewise, asking for something to be done."""
+        """As `get`, with POST."""
         return self._ask(path, msgspec.json.encode(body))
 
     def _ask(self, path: str, data: bytes | None) -> dict[str, Any]:

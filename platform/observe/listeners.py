@@ -1,4 +1,4 @@
-"""Ports that processes of one role share out on a machine: each has the first that is free."""
+"""Port ranges per role: each process on a machine takes the first free port."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 NUM_PORTS = 16
-"""Processes of one role that can share a machine and still have ports that are known."""
+"""Ports in a range, and so processes of one role with known ports on a machine."""
 CONNECT_LIMIT_S = 1.0
 SOCKETS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 """Linux's, a line each: `0: 0100007F:1F42 00000000:0000 0A ...`; the eighth word is the owner."""
@@ -37,7 +37,7 @@ def bind_first_free(host: str, port: int) -> socket.socket:
 
 
 def first_listening(host: str, port: int) -> int:
-    """The first of them that somebody listens on, or `port` if nobody does."""
+    """The first port of the range with a listener, or `port` if there is none."""
     for number in range(port, min(port + NUM_PORTS, 1 << 16)):
         try:
             with socket.create_connection((host, number), timeout=CONNECT_LIMIT_S):
@@ -48,7 +48,7 @@ def first_listening(host: str, port: int) -> int:
 
 
 def strangers_at(port: int) -> frozenset[int]:
-    """Users other than root and this process's who listen there; none where nobody tells."""
+    """Other users, except root, that listen there; empty if the system does not tell."""
     owners = set[int]()
     for table in SOCKETS:
         try:
@@ -69,7 +69,7 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen()  # until somebody does, others may bind it as well
+        listener.listen()  # until listen(), others may bind it, too
     except OSError:
         listener.close()
         raise

@@ -5,7 +5,7 @@
     json   {"ts": "2026-..", "level": "WARNING", "source": "decode-ab12", "logger": "baton...",
             "message": "...", "request_id": "...", "exception": "Traceback ..."}
 
-Ray keeps what replicas and gateways write, and passes it on to `baton serve`, which shows it by
+Ray stores the output of replicas and gateways, and passes it on to `baton serve`, which shows it by
 level (`platform/cli/terminal/worker_log.py`).
 """
 
@@ -26,11 +26,11 @@ CONTINUED = "  | "
 _TEXT = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{12}Z ([A-Z]+) ")
 _JSON_START = '{"ts":'
 _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""What every record has. Whatever else is there came as `extra`, or, with a `_`, from Ray."""
+"""Standard attributes of a log record. Others came as `extra` or, with a leading `_`, from Ray."""
 
 
 class Lines(Protocol):
-    """What a log is written to."""
+    """The stream that a log is written to."""
 
     def write(self, text: str, /) -> object: ...
     def flush(self) -> None: ...
@@ -71,11 +71,10 @@ class JsonLines(logging.Formatter):
 def start_log(
     style: LogFormat, source: str, *, level: int = logging.INFO, stream: Lines | None = None
 ) -> None:
-    """Let this process write its log so: Baton's from `level`, that of libraries from WARNING.
-
-    `source` says which process it is. What was set before, also by an earlier call, is replaced.
+    """Set up logging of this process: Baton's loggers from `level`, libraries' from WARNING.
+    `source`: the name of the process. Replaces earlier settings.
     """
-    # Serve has put a logger of its own in the place of sys.stderr.
+    # Serve has replaced sys.stderr.
     handler = logging.StreamHandler(stream or sys.__stderr__)
     handler.setFormatter(JsonLines(source) if style == "json" else TextLines(source))
     root = logging.getLogger()
@@ -90,7 +89,7 @@ def set_level(level: LogLevel) -> None:
 
 
 def as_info(style: LogFormat, source: str, text: str) -> str:
-    """A line that is not of this log, as one of it: in JSON nothing stands between the objects."""
+    """A foreign line as a record of this log, so that a JSON log only has objects."""
     if style == "text":
         return f"({source}) {text}"
     record = logging.LogRecord("print", logging.INFO, "", 0, "%s", (text,), None)

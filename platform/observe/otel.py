@@ -39,8 +39,8 @@ SAMPLER = "OTEL_TRACES_SAMPLER"
 def start_tracing(config: TracingConfig, service: str, instance: str) -> Tracer:
     """The tracer of the process that is `instance` of `service`.
 
-    Raises InvalidConfig if an endpoint is configured, but there is no SDK. An environment is often
-    made for all that run on a machine: what of it cannot be done here is said, and nobody stops.
+    Raises InvalidConfig if an endpoint is configured but the SDK is missing. If only the
+    environment asks for tracing, problems are logged, and the process runs without.
     """
     if not (config.otlp_endpoint or os.environ.get(ENDPOINT) or os.environ.get(TRACES_ENDPOINT)):
         return NO_TRACES
@@ -156,7 +156,7 @@ class OtelSpan:
         from opentelemetry.trace import StatusCode
 
         if not self._span.is_recording():
-            return  # it is over, or nobody wants it
+            return  # ended, or not sampled
         if error:
             self._span.set_status(StatusCode.ERROR, error)
         self._span.end()
@@ -169,7 +169,7 @@ class OtelSpan:
 
 
 def _read(context: TraceContext) -> otel_context.Context:
-    """Nothing but what it says: what this process does otherwise is no parent."""
+    """Parse a trace context; the current span is not used as a parent."""
     from opentelemetry.context import Context
     from opentelemetry.trace.propagation import tracecontext
 

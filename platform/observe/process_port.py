@@ -1,9 +1,9 @@
-"""The port on which one process tells about itself, from its start to its end.
+"""The metrics and probe port of one process.
 
 /metrics    for Prometheus: of this process, and of no other
 /healthz    200 while it is well, 503 when it is to be replaced
 /readyz     200 while it takes requests, 503 before, while it drains, and when it is not well
-/explain    what it did and why, as JSON, where it has something to tell
+/explain    its decisions as JSON, if it has any
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from baton.platform.observe.listeners import bind_first_free
 
 log = logging.getLogger(__name__)
 uvicorns_log = logging.getLogger("uvicorn.error.process_port")
-uvicorns_log.setLevel(logging.ERROR)  # or every malformed request would write a line
+uvicorns_log.setLevel(logging.ERROR)  # otherwise every malformed request would write a line
 
 MAX_CONNECTIONS = 64
 MAX_REQUEST_BYTES = 16 << 10
-"""Most bytes that a connection may send: probes and Prometheus send a few hundred."""
+"""The most bytes that a connection may send; probes and Prometheus send a few hundred."""
 CONNECTION_LIMIT_S = 10.0
 """Seconds that a connection may last: it has one request, and Prometheus waits no longer by
 default."""
@@ -41,7 +41,7 @@ Send = Callable[[dict[str, Any]], Any]
 
 @dataclass(slots=True)
 class ProcessPages:
-    """What the process answers; whoever starts it sets these as it comes up."""
+    """The answers of the port, set while the process starts."""
 
     metrics: Callable[[], str] = str
     is_well: Callable[[], bool] = lambda: True
@@ -71,14 +71,13 @@ class ProcessPort:
     _serving: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int) -> None:
-        """Listen at the first of 16 ports that is free, or at any: no process is kept from
-        serving."""
+        """Listen at the first free one of 16 ports, or at any port."""
         listener = bind_first_free(host, port)
         self.port = listener.getsockname()[1]
         self._server = GuestServer(
             uvicorn.Config(
                 self._answer,
-                interface="asgi3",  # a bound method is taken for something else
+                interface="asgi3",  # uvicorn mistakes a bound method
                 http=_Brief,
                 ws="none",
                 lifespan="off",
@@ -117,13 +116,12 @@ class ProcessPort:
 
 
 class _Second(Exception):
-    """A request after the one that a connection has."""
+    """A second request on a connection."""
 
 
 class _Brief(HttpToolsProtocol):
-    """A connection that ends in any case, and gives way to newer ones while it has no request:
-    whoever says nothing, or does not read, would keep a place from the probes. It has one request,
-    as what is sent costs more here than there."""
+    """A connection with a time limit and a single request. While it has no request, newer
+    connections may replace it, so that idle clients cannot block probes."""
 
     _limit: asyncio.TimerHandle | None = None
     _opened_s = 0.0
@@ -138,8 +136,8 @@ class _Brief(HttpToolsProtocol):
         self._limit = self.loop.call_later(CONNECTION_LIMIT_S, transport.abort)
 
     def _end_oldest(self) -> None:
-        """Close the oldest connection, one without a request if there is any. It counts no more,
-        though it hears of its end later."""
+        """Close the oldest connection, preferably one without a request. It stops counting at
+        once."""
         known = [one for one in self.connections if isinstance(one, _Brief)]
         oldest = min(known, key=lambda one: (one.cycle is not None, one._opened_s))
         self.connections.discard(oldest)

@@ -1,1 +1,1 @@
-"""The serving engines without Ray or ports."""
+"""Engines and gateway in one process, without Ray or ports."""

@@ -1,7 +1,7 @@
-"""Many prompts through one gateway: all under way at once, read in the order they were given.
+"""Runs many prompts through one gateway concurrently, and reads them in order.
 
-prompt 0   =====-----------    = drawn and read as it comes
-prompt 1   ==========------    drawn meanwhile, kept until it is its turn
+prompt 0   =====-----------    = generated, and read at once
+prompt 1   ==========------    generated meanwhile, kept until its turn
 prompt 2     (waits) ======    at most `max_open` run at once
 """
 
@@ -23,14 +23,14 @@ Begin = Callable[[], Awaitable[Completion]]
 
 @dataclass(slots=True, eq=False)
 class Continuation:
-    """One prompt's. Iterate it once; usage and receipt are final after that."""
+    """One prompt's continuation. Iterate it once; usage and receipt are final after that."""
 
     begin: Begin
     completion: Completion | None = None
     updates: asyncio.Queue[TextDelta | Exception | None] = field(default_factory=asyncio.Queue)
 
     async def __aiter__(self) -> AsyncIterator[TextDelta]:
-        """Raises BatonError: what the request was refused with, or failed of."""
+        """Raises BatonError if the request was refused or failed."""
         while (update := await self.updates.get()) is not None:
             if isinstance(update, Exception):
                 raise update

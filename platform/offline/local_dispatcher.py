@@ -1,4 +1,4 @@
-"""Requests of one process, given to a decode worker of the same process: no wire, no placement.
+"""A dispatcher to one decode worker in the same process.
 
 face --- Generation --> LocalDispatcher --- GenerateRequest --> DecodeWorker
      <-- TokenUpdates --                <-- one session's frames --
@@ -25,7 +25,7 @@ from baton.router.explain.capture import capture
 from baton.router.explain.decisions import Decisions
 
 ATTEMPT = 1
-"""There is nowhere else to try."""
+"""The only attempt, since there is no other replica."""
 PLACEMENT = "the only replica there is"
 
 
@@ -59,9 +59,9 @@ class LocalDispatcher:
     """A `baton.gateway.requests.generations.generation.Dispatcher`."""
 
     def __init__(self, worker: DecodeWorker, *, prefill: tuple[ReplicaAddress, ...] = ()) -> None:
-        """`prefill`: who computes the prompts. Nobody: the decode worker itself."""
+        """`prefill`: computes the prompts; None: the decode worker does."""
         self.decisions = Decisions(0)
-        """Nothing is decided: all requests go to the one worker."""
+        """Empty: all requests go to the one worker."""
         self._worker = worker
         self._prefill = prefill
         self._session = worker.open_session(new_epoch())
@@ -69,7 +69,7 @@ class LocalDispatcher:
         self._delivering = asyncio.create_task(self._deliver())
 
     async def close(self) -> None:
-        """End what still runs."""
+        """Cancel the running requests."""
         self._session.end()
         await self._delivering
         self._worker.close_session(self._session)
@@ -121,7 +121,7 @@ class LocalDispatcher:
         return self._worker.core.engine.max_model_len
 
     def missing(self, wanted: Wanted) -> tuple[Missing, ...]:
-        return ()  # nobody is waited for
+        return ()  # no client is waiting
 
     async def take_stream(self, wanted: TakeStream) -> ParkedStream | None:
         return None
@@ -160,7 +160,7 @@ class LocalDispatcher:
         while (frame := await self._session.next_frame()) is not None:
             for update in frame.updates:
                 running = self._running_by_id.get(update.request_id)
-                if running is not None:  # else it was taken back meanwhile
+                if running is not None:  # otherwise cancelled meanwhile
                     running.updates.put_nowait(update)
         for running in self._running_by_id.values():
             running.updates.put_nowait(Unavailable("the engine has stopped"))

@@ -32,9 +32,8 @@ REPLICA_ID = ReplicaId("local")
 async def load_offline(
     config: DeploymentConfig, folder: Path, progress: Progress | None = None
 ) -> Engine:
-    """An engine of the decode pool. Raises CheckpointError or InvalidConfig as a replica does.
-
-    Cancelling it ends the reading of weights, which is done on another thread.
+    """Load an engine of the decode pool. Raises CheckpointError or InvalidConfig as a replica does.
+    Cancelling it stops reading weights on the other thread.
     """
     limit_threads()
     is_cancelled = threading.Event()
@@ -56,7 +55,7 @@ async def load_offline(
 async def offline_gateway(
     config: DeploymentConfig, model: ServedModel, engine: Engine
 ) -> AsyncIterator[Gateway]:
-    """One replica of the decode pool, behind a gateway without ports."""
+    """A gateway without ports over one engine."""
     worker = DecodeWorker(
         engine,
         ExchangeParts(

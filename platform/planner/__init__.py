@@ -1,1 +1,1 @@
-"""How many replicas of each role: from what arrives, how long steps take, and what was promised."""
+"""The planner: numbers of replicas by load, step times and SLO."""

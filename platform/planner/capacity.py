@@ -1,11 +1,11 @@
-"""How many replicas a load needs so that what was promised is kept.
+"""How many replicas a load needs to meet the SLO.
 
     prefill    one queue, a server a replica: wait + the prompt's passes  <=  TTFT
-    decode     as many requests at once as keep the step below ITL and fit into the KV
+    decode     as many concurrent requests as keep the step below ITL and fit into the KV cache
     mixed      decode replicas that compute prompts (`mixed.py`)
 
-What is kept is kept for a share of all requests (90 % say), so a queue is taken at that share, and
-the number that decode at once as Poisson numbers of their mean scatter.
+The SLO holds for a share of requests (90 %, say), so the queue's wait is taken at that quantile,
+and so is the Poisson-distributed number of decoding requests.
 """
 
 from __future__ import annotations
@@ -23,26 +23,28 @@ MAX_REPLICAS = 4096
 MAX_ROUNDS = 200
 EXACT = 0.005
 MIN_BATCH = 0.2
-"""Requests on a replica of which two seldom meet: further ones would change nothing."""
+"""Mean requests on a replica below which two rarely coincide, so that more replicas would not
+help."""
 BUSIEST = 0.95
-"""Share of its time that a replica is planned to compute at most, however long the promise."""
+"""The most utilisation for which a replica is planned, however loose the SLO."""
 
 
 class PassTimes(Protocol):
-    """How long passes of a replica take."""
+    """Times of a replica's passes."""
 
     def prompt_s(self, num_tokens: int, num_before: int) -> float:
-        """Some tokens of one prompt alone, behind others of it."""
+        """Seconds of a pass with `num_tokens` of one prompt after `num_before` earlier tokens."""
 
     def step_s(
         self, num_requests: int, context: float, piece: int = 0, num_before: float = 0.0
     ) -> float:
-        """One token each of so many requests, and a piece of a prompt behind others of it."""
+        """Seconds of a step with one token of each request, and a `piece` of a prompt after
+        `num_before` tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class FittedPasses:
-    """Pass times predicted from the coefficients that a replica has fitted to its own steps."""
+    """Pass times by the coefficients of a replica's own fit."""
 
     times: StepTimes
 
@@ -65,7 +67,7 @@ class FittedPasses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What arrives. Tokens are means."""
+    """The load. Tokens are means."""
 
     rate: float
     """Requests a second."""
@@ -77,7 +79,8 @@ class Load:
     cached_tokens: float = 0.0
     """Mean prompt tokens found in a prefix cache, ahead of those that are computed."""
     num_open: float = 0.0
-    """Requests that there are at least, while too few have ended to tell how long answers are."""
+    """A lower bound of concurrent requests, while too few have ended to know the length of
+    answers."""
 
     @property
     def context(self) -> float:
@@ -86,7 +89,7 @@ class Load:
 
     @property
     def held_tokens(self) -> float:
-        """KV of a request at its end."""
+        """KV tokens of a request at its end."""
         return self.whole_prompt_tokens + self.output_tokens
 
     @property
@@ -96,7 +99,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """The SLO: kept by `share` of all requests."""
+    """The SLO, to be met by `share` of all requests."""
 
     ttft_s: float
     itl_s: float
@@ -108,7 +111,7 @@ class Promise:
         return NormalDist().inv_cdf(self.share)
 
     def peak(self, mean: float) -> float:
-        """What a Poisson number of that mean is at most, for the share of the time."""
+        """The `share` quantile of a Poisson number with this mean."""
         return mean + self.deviations * sqrt(mean) if mean < inf else inf
 
 
@@ -151,28 +154,28 @@ class ReplicaModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Replicas of a role, and what is foreseen with them."""
+    """The replicas of a role, with their forecast."""
 
     num_replicas: int
     busy: float
     """Share of their time that they compute; of decoding, of the requests that they may have."""
     seconds: float
-    """What the share of requests gets at most: to the first token, or from token to token."""
+    """The forecast quantile in seconds: TTFT, or ITL."""
     batch: float = 0.0
     """Requests that decode on one of them, on average."""
     is_kept: bool = True
-    """Whether the promise is: else as many as work through what comes."""
+    """Whether the SLO is met; else as many replicas as sustain the load."""
     typical_s: float = 0.0
     """Seconds that the median request waits."""
 
     @property
     def typical_batch(self) -> int:
-        """Requests in a typical decode step, at least 1; 1 for replicas that are overrun, too."""
+        """Requests in a typical decode step, at least 1; also 1 for overloaded replicas."""
         return max(round(self.batch), 1) if self.batch < inf else 1
 
 
 def prefill_need(load: Load, model: ReplicaModel, promise: Promise) -> Need:
-    """The fewest replicas that keep TTFT; if none could, as many as are not overrun."""
+    """The fewest replicas that meet TTFT; if no number does, the fewest that sustain the load."""
     asked = load.rate * model.mean_prefill_s(load)
     num_replicas = max(ceil(asked / BUSIEST), 1)
     found = prefill_with(load, model, promise, num_replicas)
@@ -184,8 +187,7 @@ def prefill_need(load: Load, model: ReplicaModel, promise: Promise) -> Need:
 
 
 def _alone_s(load: Load, model: ReplicaModel, promise: Promise) -> float:
-    """Seconds to the first token of a prompt as long as the share of all are at most, without a
-    queue."""
+    """TTFT without a queue of a prompt at the share's length quantile."""
     longest = load.prompt_tokens * (1 + promise.deviations * sqrt(load.prompt_cv2))
     return model.overhead_s + model.prefill_s(longest, load.cached_tokens)
 
@@ -206,9 +208,9 @@ def prefill_with(load: Load, model: ReplicaModel, promise: Promise, num_replicas
 
 
 def decode_need(load: Load, model: ReplicaModel, promise: Promise) -> Need:
-    """The fewest replicas that keep ITL, and have places for the requests that decode at once."""
+    """The fewest replicas that meet ITL, and have places for all decoding requests."""
     limit = max_batch(load, model, promise)
-    if not limit:  # not even one keeps it: as many as hold all
+    if not limit:  # not even one request meets it: as many as hold all
         limit = most_held(load, model)
     num_replicas = 1
     batch = batch_of(load, model, num_replicas)
@@ -245,7 +247,7 @@ def decode_with(load: Load, model: ReplicaModel, promise: Promise, num_replicas:
 
 
 def max_batch(load: Load, model: ReplicaModel, promise: Promise) -> int:
-    """Requests that may decode at once on a replica; 0 if not even one keeps ITL."""
+    """Requests that may decode at once on a replica within ITL; 0 if not even one."""
     low, high = 0, most_held(load, model)
     while low < high:  # steps only grow with requests
         middle = (low + high + 1) // 2
@@ -255,13 +257,13 @@ def max_batch(load: Load, model: ReplicaModel, promise: Promise) -> int:
 
 
 def most_held(load: Load, model: ReplicaModel) -> int:
-    """Requests whose KV and places a replica has."""
+    """Requests that fit on a replica, by KV and places."""
     return int(min(model.num_kv_tokens / max(load.held_tokens, 1.0), model.max_requests))
 
 
 def batch_of(load: Load, model: ReplicaModel, num_replicas: int) -> float:
-    """Requests that decode on each of so many, on average: as many as come while one is answered.
-    Infinite if they come faster."""
+    """Mean requests that decode on each of `num_replicas` (Little's law). Infinite if they arrive
+    faster."""
     rate = load.rate / num_replicas * load.output_tokens  # tokens a second
     found = settled(
         lambda batch: rate * model.step_s(batch, load.context),
@@ -271,10 +273,8 @@ def batch_of(load: Load, model: ReplicaModel, num_replicas: int) -> float:
 
 
 def settled(following: Callable[[float], float], most: float) -> float:
-    """The number that follows from itself; infinite above `most`.
-
-    By Aitken's steps: near the most that can be done each number is hardly larger than the one
-    before it, long before they come to their end.
+    """The fixed point of `following`; infinite above `most`. Aitken's acceleration, since plain
+    iteration converges slowly near saturation.
     """
     batch = 0.0
     for _ in range(MAX_ROUNDS):

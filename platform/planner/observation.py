@@ -1,4 +1,4 @@
-"""What the planner sees each period, and what it remembers from one to the next."""
+"""The planner's input per period, and its memory."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ class PoolCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """Traffic at all gateways since the observation before."""
+    """Traffic at all gateways since the previous observation."""
 
     at_s: float
     lasted_s: float
     num_arrived: int
     prompt_tokens: int
-    """Prompt tokens of the requests that arrived, without cached ones where those are known. So is
-    the next."""
+    """Prompt tokens of the requests that arrived, without cached ones where known."""
     squared_prompt_tokens: float
     cached_tokens: int = 0
     """Tokens of the same prompts that a prefix cache holds."""
@@ -40,7 +39,7 @@ class Observation:
     output_tokens: int
     """Output tokens of the requests that ended."""
     num_waiting: int
-    """Requests that no replica has yet."""
+    """Requests without a replica."""
     num_for_decode: int = 0
     """Waiting requests that no decode replica has room for; the others wait for a prefill replica.
     """
@@ -51,7 +50,7 @@ class Observation:
     prefill: PoolCount
     decode: PoolCount
     is_complete: bool = True
-    """Whether all gateways told theirs: else there may be more than was seen."""
+    """Whether all gateways reported; else there may be more traffic."""
 
     def pool(self, role: Role) -> PoolCount:
         return self.prefill if role is Role.PREFILL else self.decode
@@ -59,7 +58,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What one decision found to be enough, with some to spare."""
+    """The replicas that one decision found sufficient, with some reserve."""
 
     at_s: float
     prefill: int
@@ -71,11 +70,11 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What one planner decision keeps for the next."""
+    """The planner's memory from one decision to the next."""
 
     observations: Sequence[Observation] = ()
     wanted: Sequence[Wanted] = ()
     last_busy_s: float | None = None
     """Time at which a request was last seen anywhere."""
     load: Load | None = None
-    """What came while anything last did."""
+    """The last load that was not zero."""

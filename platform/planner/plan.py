@@ -1,11 +1,11 @@
-"""How many replicas of each role there are to be: a decision, and its reasons.
+"""Decides the number of replicas of each role, with reasons.
 
     observation --> forecast --> need of each role --> limits --> steady --> flips --> counts
                                  + what waits, if it would still wait after a cold start
                                  + who decodes: all that are open have a place
 
-A pool grows at once, and shrinks only to what was enough for `steady_s`: so a load that goes up and
-down makes a pool do so once. What one role can spare and the other lacks is flipped, not added.
+A pool grows at once, and shrinks only to a number that was enough for `steady_s`, so that it does
+not follow every fluctuation. A replica that one role can spare and the other lacks is flipped.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from baton.platform.planner.waiting import for_what_waits, holding, promise_of
 
 KEPT_OBSERVATIONS = 4096
 DEADBAND = 0.05
-"""A pool grows for a load that is more than it can take by more than this share."""
+"""A pool grows when the load exceeds its capacity by more than this share."""
 COMFORT = 0.15
-"""It shrinks to what would still be enough for that much more."""
+"""A pool shrinks to a number that would be enough for this much more load."""
 
 
 Cause = Literal[
     "load", "waiting", "open", "least", "most", "idle", "unmeasured", "unheard", "steady"
 ]
-"""What settled a number: what arrives, who waits, who is open, `planner.min_*` and `max_*`, that
-nothing comes, that replicas or gateways have not told enough, that fewer were not enough for long.
+"""What determined a number: arrivals, waiting requests, open requests, `planner.min_*` and `max_*`,
+no traffic, missing reports, or fewer not having been enough for long.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RoleNeed:
-    """What one role needs."""
+    """The need of one role."""
 
     needed: int
     comfortable: int
@@ -55,7 +55,7 @@ class RoleNeed:
     why: str
     cause: Cause
     demanded: int = 0
-    """Replicas that keep the SLO, whatever the limits allow."""
+    """Replicas that meet the SLO, regardless of limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +80,8 @@ def plan(
     rules: PlannerConfig,
     memory: Memory,
 ) -> tuple[Decision, Memory]:
-    """What is to be from now on, and what to remember. `models` may lack a role whose replicas
-    have measured nothing lately: it stays as it is while there is anything to do."""
+    """The decision, and the new memory. `models` may lack a role without recent measurements: its
+    number stays while there is work."""
     memory = _remembering(memory, observation, rules)
     window = [one for one in memory.observations if one.at_s > observation.at_s - rules.window_s]
     seen = forecast(window, rules.cold_start_s + rules.period_s)
@@ -119,7 +119,7 @@ def plan(
 def _remembering(memory: Memory, observation: Observation, rules: PlannerConfig) -> Memory:
     since_s = observation.at_s - max(rules.window_s, rules.steady_s, rules.cold_start_s)
     is_busy = observation.num_arrived or observation.num_waiting or observation.num_open
-    starts = observation.prefill.starting or observation.decode.starting  # somebody wanted it
+    starts = observation.prefill.starting or observation.decode.starting  # there was demand
     is_first = memory.last_busy_s is None
     return Memory(
         observations=(
@@ -137,7 +137,7 @@ def _settled(found: RoleNeed, count: int) -> RoleNeed:
 
 
 def _at_least(kept: int, found: RoleNeed) -> RoleNeed:
-    """Nobody is let go on the word of some gateways."""
+    """At least the present number, while not all gateways have reported."""
     if min(found.needed, found.comfortable) >= kept:
         return found
     return replace(
@@ -160,7 +160,7 @@ def _find(
     kept, model = observation.pool(role).num_kept, models.get(role)
     least = max(least, int(observation.num_waiting > 0))
     if rules.idle_s and not kept and not observation.num_waiting and not seen.now.rate:
-        least = 0  # replicas that went stay away
+        least = 0  # removed replicas stay removed
     if most == 0:
         return RoleNeed(0, 0, "decode replicas compute prompts", "most")
     is_idle = seen.now.rate <= 0 and not observation.num_waiting and not observation.num_open
@@ -212,8 +212,8 @@ def foreseen(
     models: Mapping[Role, ReplicaModel],
     rules: PlannerConfig,
 ) -> dict[Role, Need]:
-    """What comes now gets of the replicas that serve now: first tokens under prefill, later ones
-    under decode. Those are left out that nothing is known of, or that nothing comes for."""
+    """The forecast for the present load and replicas: TTFT under prefill, ITL under decode. Roles
+    without measurements or load are left out."""
     load, promise = decision.seen.now if decision.seen else None, promise_of(rules)
     found: dict[Role, Need] = {}
     for role, model in models.items():
@@ -254,7 +254,7 @@ def _is_idle(observation: Observation, rules: PlannerConfig, memory: Memory) -> 
 def _steady(
     role: Role, found: RoleNeed, observation: Observation, rules: PlannerConfig, memory: Memory
 ) -> int:
-    """Replicas to have: more at once; fewer only as far as all of `steady_s` agrees."""
+    """The new number: more at once; fewer only as far as all observations of `steady_s` allow."""
     kept = observation.pool(role).num_kept
     if found.needed >= kept or _is_idle(observation, rules, memory):
         return found.needed
@@ -264,7 +264,7 @@ def _steady(
 
 
 def _is_watched(memory: Memory, since_s: float) -> bool:
-    """Whether anybody was looking then."""
+    """Whether observations reach back that far."""
     first = memory.observations[0]
     return first.at_s - first.lasted_s <= since_s
 
@@ -272,8 +272,8 @@ def _is_watched(memory: Memory, since_s: float) -> bool:
 def _flips(
     counts: Mapping[Role, int], observation: Observation, rules: PlannerConfig, memory: Memory
 ) -> int:
-    """What one role lacks and the other can spare; what it can spare must have been so for a
-    cold start's time."""
+    """Replicas that one role lacks and the other has been able to spare for the time of a cold
+    start."""
     since_s = observation.at_s - rules.cold_start_s
     if not _is_watched(memory, since_s):
         return 0

@@ -1,13 +1,12 @@
-"""The planner beside a live deployment: what it hears, what it proposes, and what it remembers.
+"""The planner of a live deployment: reports in, proposals out, and its memory.
 
     gateways' reports --> TrafficWatch --.
     who serves, by the registry ---------+--> plan --> limits of here and now --> Proposal
     what the document wants -------------'
 
-Whoever asks for proposals carries them out, and keeps what came of each here, for
-`baton explain planner`. It decides on what it sees, replicas that change their role included: begun
-anew it has forgotten nothing but how long fewer replicas were enough, so it lets nobody go before
-`steady_s`.
+The caller carries out proposals, and stores each outcome here for `baton explain planner`.
+Decisions are based on current observations, including replicas that change their role: after a
+restart only the history of sufficient numbers is lost, so pools do not shrink before `steady_s`.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ from baton.platform.planner.traffic_watch import TrafficWatch
 log = logging.getLogger(__name__)
 
 KEPT = 256
-"""Changes, and refusals of changes, that are remembered."""
+"""Changes, and refused changes, that are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The deployment that is planned for, as it is configured at the moment."""
+    """The current configuration of the planned deployment."""
 
     rules: PlannerConfig
     wanted: Counts
-    """Replicas that are to be started in each role, whatever role some have taken since."""
+    """Configured replicas by starting role, regardless of flips."""
     num_gateways: int
     max_running: Counts
     """Requests that an engine of each role computes at once."""
@@ -53,9 +52,9 @@ class Planned:
     """Engines of one such replica, by role, each of which is a replica to gateways and to a plan;
     one where nothing is said."""
     has_prefill: bool = True
-    """Whether there is a prefill pool, be it asleep."""
+    """Whether there is a prefill pool, possibly asleep."""
     can_flip: bool = False
-    """Whether the pools are so alike that replicas may take the other role."""
+    """Whether the pools are configured alike, so that replicas can flip."""
     flip_s: float = 0.0
     """Seconds that a replica may take to change its role: as long as a drain."""
 
@@ -93,12 +92,12 @@ class Planned:
 
 @dataclass(slots=True)
 class _Pool:
-    """The pool of one role, in engines, as it was seen last."""
+    """The last seen state of one role's pool, in engines."""
 
     ready: int = 0
     draining: int = 0
     wanted: int = 0
-    """Replicas that are to be in this role."""
+    """Wanted replicas in this role."""
     short_since_s: float | None = None
     """Time since which wanted replicas are missing and none of them has come."""
     no_node_since_s: float | None = None
@@ -113,12 +112,12 @@ class Planner:
     clock: Clock = monotonic
     wall_clock: Callable[[], float] = time.time
     trouble_by_role: dict[Role, str] = field(default_factory=dict)
-    """Why replicas do not come, by the word of who places them."""
+    """Why replicas do not start, by Serve's messages."""
     places: Counts = field(default_factory=dict)
     """Replicas that the nodes which are there hold; nobody asks where nodes are fixed."""
     metrics: PlannerMetrics = field(init=False)
     _flipping: dict[ReplicaId, tuple[Role, float]] = field(default_factory=dict)
-    """Replicas that were told to take a role, and until when that may take."""
+    """Replicas that were told to flip, with the target role and deadline."""
     _no_flips_until_s: float = 0.0
     _memory: Memory = field(default_factory=Memory)
     _kept: deque[DecidedProposal] = field(default_factory=lambda: deque(maxlen=KEPT))
@@ -131,8 +130,8 @@ class Planner:
         self.metrics = PlannerMetrics(self.wall_clock())
 
     def hear(self, gateway: Epoch, report: TrafficReport) -> PlannerReply:
-        """Reports may come late, twice, or not at all. Of all that are heard one gateway gets the
-        planner's metrics."""
+        """Take a gateway's report; reports may be late, repeated or lost. One of the reporting
+        gateways gets the planner's metrics."""
         self._watch.hear(gateway, report)
         planned = {role.value: count for role, count in self.counts.items()}
         if gateway != self._watch.first_heard:
@@ -153,7 +152,7 @@ class Planner:
 
     @property
     def counts(self) -> Counts:
-        """What it decided last; before, what is wanted."""
+        """The last decision; before the first, the wanted numbers."""
         return self.planned.wanted_engines if self._latest is None else self._latest.proposal.counts
 
     def want(self, counts: Counts, asked: Counts) -> None:
@@ -170,12 +169,12 @@ class Planner:
             self.trouble_by_role.pop(role, None)
 
     def flips(self, replica_id: ReplicaId, role: Role) -> None:
-        """It was told to take this role."""
+        """Note that the replica was told to take this role."""
         self.metrics.flipped(role)
         self._flipping[replica_id] = (role, self.clock() + self.planned.flip_s)
 
     def add_instead(self) -> None:
-        """A flip was refused: for a while replicas are added and removed."""
+        """A flip was refused: for a while, add and remove replicas instead."""
         self._no_flips_until_s = self.clock() + self.rules.cold_start_s
 
     def short(self) -> tuple[Role, ...]:
@@ -188,7 +187,7 @@ class Planner:
         )
 
     def propose(self, known: Membership) -> Proposal | None:
-        """What is to be from now on; None while too little is known."""
+        """The proposal; None while too little is known."""
         planned, rules = self.planned, self.planned.live_rules
         intervals = ReportIntervals.of(
             sum(planned.wanted_engines.values())
@@ -276,7 +275,7 @@ class Planner:
         return proposal
 
     def keep(self, proposal: Proposal, outcome: str) -> None:
-        """Remember what came of it, and say so once."""
+        """Store the outcome, and log it once."""
         kept, before = DecidedProposal(proposal, self.wall_clock(), outcome), self._latest
         self._latest = kept
         self.metrics.ended(outcome)
@@ -306,7 +305,7 @@ class Planner:
         return -(-engines // of_one) * of_one
 
     def _replicas(self, engines: Counts) -> dict[Role, int]:
-        """As Serve counts them."""
+        """Replicas as Serve counts them."""
         return {role: number // self.planned.of_one(role) for role, number in engines.items()}
 
     @property
@@ -314,7 +313,7 @@ class Planner:
         return self.rules.nodes == "kuberay"
 
     def _on_nodes(self, role: Role, number: int) -> int:
-        """What of it may be: those that are wanted already, and more where their nodes are."""
+        """The part of `number` that is already wanted, or has nodes."""
         pool, wanted = self._pools[role], self.planned.wanted[role]
         found = max(min(number, self.places.get(role, 0)), min(number, wanted))
         if found == number:
@@ -357,7 +356,7 @@ class Planner:
         return {"asked": asked * of_one, "places": self.places.get(role, 0) * of_one}
 
     def _moved(self, known: Membership) -> int:
-        """Prefill replicas that decode by now, or will, less those that went the other way."""
+        """Net number of prefill replicas that have flipped, or will flip, to decode."""
         all_known: list[StartingReplica | ReplicaInfo] = [*known.starting, *known.replicas]
         there = {one.replica_id: one for one in all_known}
         to = [one.role for one in there.values() if one.is_flipped]
@@ -365,8 +364,8 @@ class Planner:
         return to.count(Role.DECODE) - to.count(Role.PREFILL)
 
     def _under_way(self, known: Membership) -> dict[ReplicaId, Role]:
-        """Replicas that are to take a role, by what was told here, and by their own word: a planner
-        before this one, or a person, may have told them."""
+        """Replicas that are flipping, by this planner's commands and by their own reports, since an
+        earlier planner or a person may have flipped them."""
         role_by_id = {one.replica_id: one.role for one in known.starting}
         role_by_id |= {info.replica_id: info.role for info in known.replicas}
         now = self.clock()
@@ -414,7 +413,7 @@ class Planner:
 
 
 def _after(counts: Counts, flips: int) -> dict[Role, int]:
-    """Once so many prefill replicas decode, or the other way."""
+    """The counts after `flips` prefill replicas flipped to decode (negative: the other way)."""
     return {
         Role.PREFILL: counts[Role.PREFILL] - flips,
         Role.DECODE: counts[Role.DECODE] + flips,

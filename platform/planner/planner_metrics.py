@@ -1,7 +1,8 @@
-"""What Prometheus is told of a planner: what it saw, decided and did.
+"""The planner's Prometheus metrics.
 
-The registry has no port: it gives these with its answers to one gateway, whose page has them
-(`platform/cluster/registry/planner_link.py`). So they are there once, with any number of gateways.
+The registry has no metrics port, so one gateway exports these, received with the registry's answers
+(`platform/cluster/registry/planner_link.py`). They are thus exported once, with any number of
+gateways.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class PlannerReply:
     """The registry's answer to a gateway's report."""
 
     planned: Mapping[str, int] = field(default_factory=dict)
-    """Replicas that were decided on last, by role; empty where nobody plans."""
+    """The last decided replicas, by role; empty without a planner."""
     families: tuple[Family, ...] = ()
     """Metric families for the /metrics page of one of the gateways."""
 
@@ -43,13 +44,13 @@ class PlannerReply:
 @dataclass(slots=True)
 class PlannerMetrics:
     decided_at: float
-    """Unix time of the last decision; before the first, of the planner's begin."""
+    """Unix time of the last decision; before the first, of the planner's start."""
     _proposal: Proposal | None = None
     _foreseen: Mapping[Role, Need] = field(default_factory=dict)
     _foretold: deque[tuple[float, float]] = field(
         default_factory=lambda: deque(maxlen=MOST_FORETOLD)
     )
-    """(Time at which replicas that were asked for would serve, rate expected for then)."""
+    """Pairs of (time at which requested replicas would serve, rate expected for that time)."""
     _foretold_for_now: float | None = None
     _arrivals: Counter = field(
         default_factory=lambda: Counter(f"{PREFIX}arrivals_total", "Requests, as gateways told")
@@ -126,7 +127,7 @@ class PlannerMetrics:
         yield gauge(f"{PREFIX}decided_timestamp_seconds", "Of the last decision", self.decided_at)
         for counter in (self._arrivals, self._decisions, self._outcomes, self._flips):
             yield counter.family()
-        if self._proposal is None:  # nobody has counted replicas yet
+        if self._proposal is None:  # no counts yet
             return
         for name, help in OF_POOLS.items():
             counts = {role: pool[name] for role, pool in pools.items() if name in pool}

@@ -1,4 +1,4 @@
-"""What the planner proposes, and what came of it: as values, as a line, for GET /debug/planner."""
+"""Proposals of the planner and their outcomes, for logs and GET /debug/planner."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Counts = Mapping[Role, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """Other numbers of replicas, or the same, and why."""
+    """Proposed numbers of replicas, with reasons."""
 
     decision: Decision
     before: Counts
     counts: Counts
     flips: int
-    """Prefill replicas that are to become decode replicas; negative: the other way."""
+    """Prefill replicas to flip to decode; negative: the other way."""
     started_before: Counts
     """Replicas as the document says, in which flips change nothing."""
     started: Counts
@@ -30,7 +30,7 @@ class Proposal:
     causes: Mapping[Role, str]
     """What settled each number: a `Cause` of the decision, or `short`, `held`, `nodes`."""
     notes: tuple[str, ...] = ()
-    """Why they are not what was decided, or are not to be changed now."""
+    """Why they differ from the decision, or cannot be changed now."""
     is_held: bool = False
     """Whether a number that a person set is left against what was decided."""
 
@@ -51,7 +51,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class DecidedProposal:
-    """What came of a proposal."""
+    """A proposal and its outcome."""
 
     proposal: Proposal
     decided_at: float

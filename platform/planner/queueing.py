@@ -1,4 +1,4 @@
-"""How long one waits for the first of several servers that is free (Allen and Cunneen's M/G/c).
+"""Waiting time in a queue with several servers (M/G/c by Allen and Cunneen).
 
     P(wait > 0)    Erlang's C of the servers and their load
     wait > t       exponential, of mean  S (1 + cv^2) / (2 (c - a)),   a = rate x S
@@ -14,7 +14,7 @@ from math import inf, log
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What serving one takes."""
+    """The service time distribution."""
 
     mean_s: float
     cv2: float = 0.0
@@ -22,7 +22,7 @@ class Service:
 
 
 def wait_s(rate: float, service: Service, num_servers: int, share: float) -> float:
-    """What `share` of all wait at most. Infinite if there is more to do than can be done."""
+    """The `share` quantile of the wait. Infinite in overload."""
     load = rate * service.mean_s
     if load >= num_servers:
         return inf

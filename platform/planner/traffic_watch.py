@@ -1,10 +1,10 @@
-"""What all gateways tell of their traffic, added up: one observation a period.
+"""Sums the gateways' traffic reports into one observation per period.
 
     hear(gateway, report) ...  observe(pools) -> what came since the observation before
 
-A gateway that is heard for the first time may have counted for long: only what comes from then on
-is counted. One that is silent is left out, and whoever decides is told so; what it tells afterwards
-came all the while, so that of it only the share of the last period counts.
+Of a gateway heard for the first time, only later traffic counts. A silent gateway is left out, and
+the observation is marked incomplete; its next report covers a longer time, so only the last
+period's share of it counts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from baton.platform.planner.observation import Observation, PoolCount
 
 REPORTS_S = 1.0
 SILENT_S = 3.5 * REPORTS_S
-"""A gateway that says nothing for so long is gone, or cannot be heard."""
+"""Seconds of silence after which a gateway counts as gone."""
 FORGOTTEN_S = 600.0
 """One that was silent for so long does not come back, or is heard for the first time again."""
 NOTHING = TrafficReport(age_s=0.0)
@@ -31,7 +31,7 @@ class _LastReport:
     report: TrafficReport
     at_s: float
     counted: TrafficReport
-    """What of it has been in an observation."""
+    """The part of its report that was counted already."""
     counted_s: float
     """Time up to which the report has been in an observation."""
 

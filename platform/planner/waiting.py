@@ -1,8 +1,8 @@
-"""Replicas needed for the requests that wait and those that run, whatever arrives.
+"""Replicas needed for waiting and running requests, regardless of arrivals.
 
 for a prefill replica     prompts: as many as compute them in a cold start's time
 for room to decode        answers: as many as give them in that time, or have a place for each
-open                      as many as have a place for all of them
+open                      enough places for all of them
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def for_what_waits(
     if spare > 0 and work_s / spare < least_s:
         return number, _all_that_serve(observation, rules) if for_decode else 0
     extra = ceil(asked + work_s / max(least_s, rules.ttft_s))
-    if for_decode and not for_prompts:  # with a place for each of them nobody waits
+    if for_decode and not for_prompts:  # with a place for each of them, none waits
         extra = min(extra, holding(observation.num_open + for_decode, load, model, rules))
     return number, max(extra, kept) if for_decode else extra
 
@@ -65,8 +65,8 @@ def _waiting_prompt_s(load: Load, observation: Observation, model: ReplicaModel)
 
 
 def _all_that_serve(observation: Observation, rules: PlannerConfig) -> int:
-    """None of those without room to decode can go; and if somebody has waited for long in spite of
-    what was foreseen, and none is on its way, they are too few."""
+    """Keep all serving replicas while requests wait for room to decode; one more if a request has
+    waited long despite the forecast and no replica is starting."""
     pool = observation.decode
     is_late = observation.oldest_wait_s > MOST_COLD_STARTS * rules.cold_start_s
     return pool.num_kept + (is_late and not pool.starting)

@@ -1,4 +1,4 @@
-"""The registry's view as a gateway has it, kept from updates. Pure."""
+"""A gateway's copy of the registry's state, built from updates. Pure."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Follower:
         return frozenset(info.layout for info in self._replica_by_epoch.values())
 
     def take(self, update: MembershipUpdate) -> Membership | None:
-        """What the registry knows now; None if the update says nothing of what is here: it has been
-        overtaken, or continues what is not known here."""
+        """Apply an update and return the state; None if the update is outdated, or continues an
+        unknown version."""
         is_same = update.incarnation == self.incarnation
         if is_same and update.version < self.version:
             return None

@@ -1,4 +1,4 @@
-"""Values by key, and which of them changed, or went, after any version that is remembered."""
+"""A versioned map: values by key, and the changes after any remembered version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 MAX_GONE = 4096
-"""Keys that are gone and remembered: for who asks now and then, far more than go meanwhile."""
+"""Removed keys that are remembered: far more than are removed between two queries."""
 
 
 class Journal(Generic[K, V]):
@@ -54,7 +54,7 @@ class Journal(Generic[K, V]):
         return self._value_by_key.pop(key)
 
     def remembers(self, version: int) -> bool:
-        """Whether all that went since then is known."""
+        """Whether all removals since then are remembered."""
         return version >= self._forgotten
 
     def changed(self, since: int) -> tuple[V, ...]:

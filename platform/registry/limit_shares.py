@@ -1,10 +1,10 @@
-"""How several gateways divide the limits of tenants among themselves: by what each was asked for.
+"""Divides tenants' rate limits among gateways by demand.
 
     share of a gateway = 0.1 / gateways + 0.9 * its demand / all demand         by tenant
 
-Shares add up to 1, so together gateways let in no more than the limit, but for what was let in by
-a gateway before it heard that its share is smaller now. The even part is for a gateway that nobody
-asked yet: it can answer the first who do, and its share follows with its next report.
+Shares add up to 1, so all gateways together admit no more than the limit, except for requests that
+a gateway admits before it learns of a smaller share. The even part lets a gateway without demand
+answer its first requests; its share follows with its next report.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from baton.core.ids import Epoch
 EVEN = 0.1
 REPORTS_S = 1.0
 TTL_S = 3.5 * REPORTS_S
-"""A gateway that is silent for so long is gone, and its share is the others'."""
+"""Seconds of silence after which a gateway's share goes to the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class LimitShares:
         self._report_by_gateway: dict[Epoch, _Report] = {}
 
     def report(self, gateway: Epoch, demand: Mapping[str, float]) -> dict[str, float]:
-        """Hear of what a gateway was asked for lately, by tenant; answer with its shares."""
+        """Take a gateway's recent demand, by tenant; return its shares."""
         now = self._clock()
         self._report_by_gateway[gateway] = _Report(demand, now)
         silent = [one for one, it in self._report_by_gateway.items() if now - it.at_s > TTL_S]

@@ -1,4 +1,4 @@
-"""The replicas that are alive, as they say themselves.
+"""The registry: which replicas are alive, by their own reports.
 
 Replicas send a heartbeat, with their ReplicaInfo while that is new; one that stays silent for
 3.5 of the periods that it was told is dropped. Gateways watch for a newer version, and hear what
@@ -39,10 +39,10 @@ from baton.platform.registry.starting import StartingReplicas
 
 TTL_BEATS = 3.5
 LEFT_FOR_S = 60.0
-"""So long a farewell is told of: to gateways that are slow to ask, too."""
+"""Seconds for which a deregistration is reported, also to slow gateways."""
 WATCH_S = 2.0
 CALM_WATCH_S = 5.0
-"""A gateway that waits twice as long takes the registry for away, and asks again."""
+"""The longest silence of a watch; a gateway that waits twice as long asks again."""
 LIVELY_S = 30.0
 NEWS_GAP_S = 0.2
 """Least seconds from one time that gateways are told news to the next."""
@@ -53,11 +53,11 @@ class _Liveness:
     """Liveness of one replica."""
 
     until_s: float
-    """Silent until then, it is dropped."""
+    """When it is dropped if it stays silent."""
     telling: int
-    """The number of what it told last."""
+    """The sequence number of its last report."""
     is_unsaid: bool = False
-    """Something is kept here that it did not say itself: it is to say all of it."""
+    """Whether the entry differs from its own report, so that a full report is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Registry:
         self._num_of_layout = Counter[KvLayout]()
         self._heard: dict[Epoch, _Liveness] = {}
         self._silence_s = math.inf
-        """Nobody is to be dropped before."""
+        """No replica is dropped before this time."""
         self._left: dict[Epoch, _Farewell] = {}
         self._starting = StartingReplicas(clock, self._bump, max_gone)
         self._changed = asyncio.Event()
@@ -119,7 +119,7 @@ class Registry:
         return self.intervals
 
     def beat(self, epoch: Epoch, telling: int = 0) -> bool:
-        """A heartbeat of who has nothing new to say; False if the whole of it is not known."""
+        """An unchanged heartbeat; False if a full report is needed."""
         heard = self._heard.get(epoch)
         if heard is None or heard.is_unsaid or heard.telling != telling:
             return False
@@ -128,7 +128,7 @@ class Registry:
         return True
 
     def hears(self, epoch: Epoch) -> bool:
-        """Whether it has not been silent for too long."""
+        """Whether the replica counts as alive."""
         self._forget_the_silent()
         return epoch in self._heard
 
@@ -223,7 +223,7 @@ class Registry:
         )
 
     def update(self, incarnation: Epoch | None, version: int) -> MembershipUpdate:
-        """What is to be told to who has that version."""
+        """The update for a watcher with that version."""
         self._look_around()
         journals = self._replicas, self._starting.journal
         is_known = incarnation == self._incarnation and version <= self._version

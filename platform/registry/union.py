@@ -1,4 +1,4 @@
-"""What several registries say of the replicas, taken together. Pure.
+"""Merges the states of several registries. Pure.
 
     a replica is there       if any registry that is heard says so
     a replica is gone        when all that are heard say so; or one says that it has said farewell

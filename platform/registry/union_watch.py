@@ -1,11 +1,11 @@
-"""A gateway's view of several registries: each is asked by itself, and news of any are told.
+"""A gateway's watch of several registries, merged.
 
     registry 0 --+
     registry 1 --+--> MembershipUnion --> Fleet.follow, as from one registry
     registry 2 --+
 
-One that hangs, is away or begins anew holds up nobody else. Where none is heard nothing is said,
-and a gateway keeps whom it knows.
+A registry that hangs, is away or restarts does not delay the others. While none is heard, gateways
+keep their replicas.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RETRY_S = 0.5
 
 class WatchedRegistry(Protocol):
     async def watch(self, incarnation: Epoch | None, version: int) -> Membership:
-        """Raises whatever keeps it from answering."""
+        """Raises any error of the call."""
 
 
 class UnionWatch:
@@ -51,7 +51,7 @@ class UnionWatch:
         self._following: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to ask them. Safe to repeat."""
+        """Start watching. Safe to repeat."""
         if not self._following:
             self._following = [
                 asyncio.create_task(self._follow(index, name), name=f"follows {name}")
@@ -59,12 +59,12 @@ class UnionWatch:
             ]
 
     def membership(self) -> Membership | None:
-        """What they say now; None while none of them is heard."""
+        """The merged state; None while no registry is heard."""
         return self._union.membership()
 
     async def watch(self, incarnation: Epoch | None, version: int) -> Membership:
-        """Return what they say once it differs from what the caller has, or after a while. Raises
-        Unavailable while none of them is heard."""
+        """Return the merged state once it differs from the caller's version, or after a timeout.
+        Raises Unavailable while no registry is heard."""
         self.start()
         began_s = self._clock()
         while True:
@@ -94,8 +94,8 @@ class UnionWatch:
         return CALM_WATCH_S if is_calm else WATCH_S
 
     def told(self) -> list[dict[str, Any]]:
-        """Each registry: whether it is heard, why not, and how many replicas it knew last. For
-        operators."""
+        """The state of each registry for operators: heard or why not, and its number of
+        replicas."""
         heard = self._union.heard()
         return [
             {
@@ -114,7 +114,7 @@ class UnionWatch:
         self._following = []
 
     async def _follow(self, index: int, name: str) -> None:
-        """Keep up with one registry for ever."""
+        """Follow one registry for ever."""
         registry = self._registries[name]
         incarnation: Epoch | None = None
         version = -1

@@ -1,4 +1,4 @@
-"""What a replica is to be."""
+"""The assignment of a replica: role, identity, configuration."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class RegistryClient(Protocol):
         """Whether a heartbeat is due at once."""
 
     async def heartbeat(self, info: ReplicaInfo) -> float:
-        """Returns the seconds until the next one, unless there is news before."""
+        """Returns the seconds until the next one; news are sent earlier."""
 
     async def leave(self, epoch: Epoch) -> None: ...
     async def report_starting(self, starting: StartingReplica) -> float:
-        """Returns the seconds until it is to say how much further it is."""
+        """Returns the seconds until the next progress report."""
 
     async def spare(self, epoch: Epoch, may_be_last: bool) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What all ranks of a replica are told."""
+    """The assignment that all ranks of a replica get."""
 
     app_name: str
     """The name of the Serve application."""
@@ -38,20 +38,20 @@ class Assignment:
     """Role of the pool that it is started in; it may take the other."""
     folder: Path
     replica_id: ReplicaId
-    """The id of rank 0; of a rank that leads, its own."""
+    """The id of rank 0; for another rank that leads, its own id."""
     registry: RegistryClient
     node: str = ""
-    """The node that has it there; empty: all do."""
+    """The node that has the model folder; empty: all nodes do."""
     draft: str = ""
-    """What drafts for it, as it is configured: `config` names its folder."""
+    """The draft model as configured; `config` has its folder."""
 
     def actor_name(self, seat: int) -> str:
-        """Name of the actor in Ray's dashboard and logs. Serve draws a new id for every start of a
-        replica, so no name is in use when it is given, whoever is still about to end."""
+        """Name of the actor in Ray's dashboard and logs. Serve gives every start of a replica a new
+        id, so the name is never in use."""
         return f"{self.app_name}:{self.replica_id}:seat-{seat}"
 
     def task_name(self, rank: int) -> str:
-        """The name of what the actor that has become this rank runs."""
+        """The name of the task that this rank's actor runs."""
         return f"{self.app_name}:{self.replica_id}:rank-{rank}"
 
     @property

@@ -1,4 +1,4 @@
-"""What an engine is and how it computes, for who looks at a replica from outside."""
+"""Facts about an engine for status pages: model, dtype, kernels, passes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _kernels(device: str, dtype: str) -> str:
 
 
 def _passes(runner: Runner) -> str:
-    """How passes run: from a tape or graphs, where there are any; else as the model is written."""
+    """How passes run: from a tape or graphs, else eagerly."""
     if isinstance(runner, LockstepRunner):
         return "model"
     if isinstance(runner, LeadRunner):

@@ -1,4 +1,4 @@
-"""What a replica answers to `Replica.Examine`: its machine, its clock, its layout, its ways."""
+"""The answer to `Replica.Examine`: machine, clock, KV layout, transports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Examiner:
         self._transports = transports
 
     async def examine(self, request: pb.ExamineRequest) -> pb.ExamineReply:
-        """Reads the machine on another thread: requests go on meanwhile."""
+        """Reads the machine on another thread, so that requests are not delayed."""
         arrived_unix_s = time.time()
         facts = await asyncio.to_thread(read_node, tuple(request.folders))
         return pb.ExamineReply(

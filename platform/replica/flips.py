@@ -1,4 +1,4 @@
-"""A replica takes the other role, with the engine, the weights and the cached KV that it has.
+"""Flips a replica to the other role, keeping its engine, weights and cached KV.
 
     asked      the configuration allows it, and the registry can spare it   or it is refused at once
     draining   nothing new; what runs here moves elsewhere, with its KV     or it stays what it is:
@@ -8,7 +8,7 @@
     turning    this incarnation ends; another begins in the other role,     or it is not well, and
                with an epoch and an address of its own                      Serve replaces it
 
-Whoever replaces it has the role of the pool that it was started in.
+A replacement by Serve has the role of the original pool.
 """
 
 from __future__ import annotations
@@ -31,46 +31,46 @@ log = logging.getLogger(__name__)
 ASK_TIMEOUT_S = 2.0
 LOOK_S = 0.05
 LINGER_S = 0.2
-"""It has no request for so long before it is shut: a gateway may not have heard that it drains."""
+"""Seconds without a request before it shuts, since a gateway may not know yet that it drains."""
 TURN_TIMEOUT_S = 30.0
 TURNS = "it leaves its role at this moment; ask again"
 
 
 class Turning(Protocol):
-    """Whoever has the replica."""
+    """The owner of the replica, which turns it."""
 
     @property
     def config(self) -> DeploymentConfig: ...
 
     @property
     def replica(self) -> Replica | None:
-        """None while it turns."""
+        """The current incarnation; None while it turns."""
 
     async def spare(self, info: ReplicaInfo) -> str:
         """See `Registry.spare`."""
 
     async def tell_state(self) -> None:
-        """Let the registry know how it is by now."""
+        """Report the present state to the registry."""
 
     async def say_farewell(self) -> None:
-        """Have the registry forget this incarnation. Raises whatever keeps it from hearing."""
+        """Deregister this incarnation. Raises any error of the call."""
 
     async def turn(self, role: Role) -> None:
-        """Raises whatever keeps it from being anything."""
+        """Begin in the other role. Raises if that fails, and then it has no role."""
 
     def fail(self, error: BaseException) -> None:
-        """It is nothing any more."""
+        """The replica has failed."""
 
 
 @dataclass(slots=True)
 class _Flip:
     role: Role
     replica: Replica
-    """The incarnation that is to leave."""
+    """The incarnation that leaves."""
     was_draining: bool
     failure: str = ""
     is_turning: bool = False
-    """Whether it has said farewell: nothing keeps it any more."""
+    """Whether it has deregistered, so that the flip cannot be stopped."""
 
 
 class Flips:
@@ -98,7 +98,7 @@ class Flips:
                 self._stay(f"it was told to stay {role}")
             elif not self._is_under_way:
                 if self._task is not None:
-                    await asyncio.wait({self._task})  # an earlier one, given up moments ago
+                    await asyncio.wait({self._task})  # an earlier flip that was just given up
                 await self._leave_role(replica, role)
             return replica.worker.num_open
 
@@ -108,8 +108,7 @@ class Flips:
         self._give_up(why)
 
     async def close(self) -> None:
-        """One that drains is given up, one that turns has turned when this returns; then none is
-        begun any more."""
+        """Give up a draining flip, or wait for a turning one; no further flip begins."""
         self._is_closed = True
         async with self._asking:
             self._give_up("the replica leaves")
@@ -139,7 +138,7 @@ class Flips:
         self._give_up(why)
 
     async def _leave_role(self, replica: Replica, role: Role) -> None:
-        """Raises InvalidConfig, InvalidRequest and Unavailable: nothing has happened then."""
+        """Raises InvalidConfig, InvalidRequest and Unavailable, without any change."""
         check_flip(self._of.config)
         replica.is_flipping = True
         try:
@@ -186,8 +185,8 @@ class Flips:
         )
 
     async def _is_emptied(self, flip: _Flip) -> bool:
-        """Whether it empties within its time. From then on it is shut, so that nothing can be held
-        here any more."""
+        """Drain; whether it is empty in time. Then it is shut, so that no block can be held any
+        more."""
         worker, core = flip.replica.worker, flip.replica.worker.core
         limit_s = self._of.config.health.drain_s
         idle_since, deadline = monotonic(), monotonic() + limit_s
@@ -213,7 +212,8 @@ class Flips:
         return False
 
     async def _has_left(self, flip: _Flip) -> bool:
-        """A new incarnation is known by the registry alone: without one it had better stay."""
+        """Deregister. Only the registry can announce a new incarnation, so without it the replica
+        stays."""
         flip.is_turning = True
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
@@ -226,6 +226,6 @@ class Flips:
 
 
 async def _holds_nothing(replica: Replica) -> bool:
-    """No block is lent, used, or may yet be written: those that are cached go with it."""
+    """Whether no block is lent, used, or still being written; cached blocks stay."""
     audit = await replica.worker.core.audit()
     return not (audit.quarantined or audit.leased or audit.live)

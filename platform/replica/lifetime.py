@@ -1,6 +1,6 @@
 """The life of one replica in its process: load, serve, drain, leave.
 
-load     the registry hears how much of the weights is read (platform/replica/startup.py)
+load     progress is reported to the registry (platform/replica/startup.py)
 serve    in the role of its pool, or in the other: platform/replica/serving.py
 """
 
@@ -36,7 +36,7 @@ class Lifetime:
         self._engine: Engine | None = None
         self._serving: Serving | None = None
         self._port = ProcessPort()
-        """Port for probes from the first moment on: loading takes minutes, and is no illness."""
+        """The probe port, open from the start, since loading takes minutes and is not a failure."""
 
     @property
     def is_serving(self) -> bool:
@@ -48,7 +48,7 @@ class Lifetime:
         return self._engine
 
     async def answer_probes(self, host: str) -> None:
-        """Tell Prometheus and probes about this process, at `host` unless configured otherwise."""
+        """Open the metrics and probe port, at `host` unless configured otherwise."""
         metrics = self._config.metrics
         if metrics.enabled:
             is_prefill = self._assignment.role is Role.PREFILL
@@ -56,7 +56,7 @@ class Lifetime:
             await self._port.start(metrics.host or host, port)
 
     async def load(self, groups: MeshGroups) -> None:
-        """Raises CheckpointError or InvalidConfig for what cannot be served."""
+        """Load the engine. Raises CheckpointError or InvalidConfig."""
         self._cores.use()
         if self._is_on_cpu:
             self._startup.enter("preparing kernels")
@@ -90,19 +90,19 @@ class Lifetime:
         return True
 
     def reconfigure(self, config: DeploymentConfig) -> None:
-        """Go by `config`'s live settings from now on."""
+        """Use `config`'s live settings from now on."""
         self._config = config
         if self._serving is not None:
             self._serving.reconfigure(config)
 
     @property
     def role(self) -> Role:
-        """What it serves as, or was started as."""
+        """Its current role; before it serves, its starting role."""
         replica = self._replica
         return self._assignment.role if replica is None else replica.info.role
 
     def gauges(self) -> dict[str, float]:
-        """How busy it is, by the names of `platform/cluster/operator_gauges.py`."""
+        """Its load, by the names of `platform/cluster/operator_gauges.py`."""
         replica = self._replica
         if replica is None:
             return {}
@@ -116,12 +116,12 @@ class Lifetime:
         }
 
     def check_health(self) -> None:
-        """Raises EngineFailed. Who does not serve yet is well."""
+        """Raises EngineFailed. A loading replica is healthy."""
         if self._serving is not None:
             self._serving.check_health()
 
     async def drain(self) -> None:
-        """Finish what is running, for as long as the configuration allows."""
+        """Finish running requests, within the configured time."""
         if self._serving is not None:
             await self._serving.drain()
 

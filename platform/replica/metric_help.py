@@ -1,4 +1,4 @@
-"""What each number of a replica means, by its name without `baton_replica_`."""
+"""Help texts of a replica's metrics, by name without `baton_replica_`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers `Replica.ProbePeer`: how fast KV comes here from a peer, by a given transport."""
+"""Answers `Replica.ProbePeer`: measures KV transfers from a peer over a given transport."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class PeerProbing:
         self._epoch = epoch
 
     def metrics(self) -> dict[str, float]:
-        """What the transports have learnt, by Prometheus name."""
+        """The transports' measurements, by Prometheus name."""
         return self._transports.metrics()
 
     async def probe(self, request: pb.ProbePeerRequest) -> pb.ProbePeerReply:
-        """A peer that cannot be measured is an answer, not an error."""
+        """Measure; a failure is part of the answer, not an error."""
         reply = pb.ProbePeerReply()
         try:
             transport = self._transports.get(request.transport)

@@ -1,7 +1,7 @@
-"""What a replica tells Prometheus: its own numbers, on its own port.
+"""The metrics page of a replica.
 
-Most are kept under their names by those who count them (`metrics()`): `steps_total` becomes
-`baton_replica_steps_total`. What each means is in `metric_help.py`.
+Most come from components' `metrics()`: `steps_total` becomes `baton_replica_steps_total`.
+`metric_help.py` has the help texts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ESCAPED = re.compile(r"\\(.)")
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What the device of a replica can do at most, as far as that is known."""
+    """Peak rates of a replica's device, if known."""
 
     flops_s: float | None = None
     bytes_s: float | None = None
@@ -51,7 +51,7 @@ class ReplicaPage:
         }
 
     def text(self) -> str:
-        """Nothing of it is asked of the engine's thread."""
+        """The page, made without a call to the engine's thread."""
         worker, capacity = self._replica.worker, self._replica.worker.capacity()
         numbers = self._replica.metrics()
         families = (
@@ -69,7 +69,7 @@ class ReplicaPage:
 
 
 def families_of(numbers: Mapping[str, float]) -> list[Family]:
-    """One for each name; labels may stand behind it, as Prometheus writes them."""
+    """Metric families by name; names may include labels in Prometheus' notation."""
     samples: dict[str, list[Sample]] = {}
     for key, value in numbers.items():
         name, _, labels = key.partition("{")
@@ -130,7 +130,7 @@ def _info(facts: pb.EngineFacts) -> Family:
 
 
 def _vllm_families(capacity: Capacity, numbers: Mapping[str, float]) -> Iterator[Family]:
-    """What vLLM's engine counts of the same, by its names."""
+    """The same metrics under the names of vLLM's engine."""
     num_blocks, num_free = capacity.num_blocks, capacity.num_free_blocks
     usage = 1 - num_free / num_blocks if num_blocks else 0.0
     help = "As Baton's series of the same meaning"

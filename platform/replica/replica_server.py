@@ -1,6 +1,6 @@
-"""The gRPC server of one replica: its role's services, and the books it opens to operators.
+"""The gRPC server of one replica: its role's services, and operators' calls.
 
-The operating system chooses the port; the registry tells it to the others.
+The operating system chooses the port; others learn it from the registry.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Worker = PrefillWorker | DecodeWorker
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What stays as it is while a replica lives."""
+    """The identity of an incarnation."""
 
     replica_id: ReplicaId
     role: Role
@@ -44,20 +44,19 @@ class Identity:
 
 
 class Flips(Protocol):
-    """How a replica takes the other role."""
+    """Changes a replica's role."""
 
     @property
     def current(self) -> pb.Flip | None:
-        """The last one asked for, unless it is over and done."""
+        """The last requested flip, unless it succeeded."""
 
     async def begin(self, role: Role) -> int:
-        """How many requests have yet to leave first. Raises InvalidConfig, InvalidRequest and
-        Unavailable if it stays what it is."""
+        """Begin a flip; return the requests that have to leave first. Raises InvalidConfig,
+        InvalidRequest and Unavailable if it keeps its role."""
 
     def give_up(self, why: str) -> None:
-        """One that has yet to turn does not. Whether it drains on is for the caller to say.
-
-        Raises Unavailable if one turns at this moment.
+        """Cancel a flip that still drains; the caller decides whether the replica continues to
+        drain. Raises Unavailable while it turns.
         """
 
 
@@ -76,7 +75,7 @@ class ReplicaGrpc(ReplicaServicer):
         self._examiner = examiner
         self._chaos = chaos
         self.flips: Flips | None = None
-        """Set by who can have it take the other role, before it is registered."""
+        """Set by the replica's owner before registration, if it can flip."""
 
     async def Ping(
         self,

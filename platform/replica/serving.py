@@ -1,4 +1,4 @@
-"""An engine that serves: in the role of its pool, and from one role to the other.
+"""Serves an engine, in the role of its pool or in the other one.
 
     begin   worker and server start; from now on a heartbeat tells where
     turn    the same in the other role, as another incarnation: see `flips.py`; what spans the last
@@ -6,7 +6,7 @@
     drain   unready, which the registry hears at once; then requests finish, or go elsewhere
     leave   the registry forgets it; server and worker end, the engine's ranks remain
 
-A replica serves on without a registry: it is a hint.
+A replica continues to serve without a registry, which is only a hint.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Serving:
         """Serve on a free port of `host`."""
         self.config = assignment.config
         self.replica: Replica | None = None
-        """None before it begins, and while it turns."""
+        """The current incarnation; None before it begins, and while it turns."""
         self._assignment = assignment
         self._id = assignment.replica_id
         self._registry = assignment.registry
@@ -66,7 +66,7 @@ class Serving:
         replica = await start_replica(
             config, role, self._engine, replica_id=self._id, host=self._host
         )
-        if config is not self.config:  # it came while the replica started
+        if config is not self.config:  # a reconfiguration during the start
             replica.reconfigure(config, self.config)
         replica.books.flips = self._flips
         replica.registered = replace(replica.registered, is_flipped=self._is_other(role))
@@ -75,8 +75,7 @@ class Serving:
         self.replica = replica
 
     async def say_farewell(self) -> None:
-        """Raises whatever keeps the registry from hearing it: then it goes on to tell where it
-        is."""
+        """Deregister. Raises any error of the call, and then heartbeats continue."""
         replica = self.replica
         assert replica is not None and self._heart is not None, "it has begun"
         self._heart.cancel()
@@ -87,7 +86,8 @@ class Serving:
             raise
 
     async def turn(self, role: Role) -> None:
-        """Whoever looks after the flips sees to it that nothing is here, and the registry told."""
+        """Begin in the other role. `Flips` ensures before that the replica is empty and
+        deregistered."""
         starting = StartingReplica(
             replica_id=self._id,
             role=role,
@@ -110,11 +110,11 @@ class Serving:
         if self.replica is None:
             return
         draining = asyncio.create_task(self.replica.drain(self.config.health.drain_s))
-        await asyncio.sleep(0)  # by now it calls itself unready: say so
+        await asyncio.sleep(0)  # report at once that it is unready
         telling = asyncio.create_task(self.tell_state())
         if not await draining:
             log.warning("%s leaves with requests unfinished; gateways place them again", self._id)
-        telling.cancel()  # nobody waits for a registry that ends as well: see FAREWELL_S
+        telling.cancel()  # do not wait for a registry that ends, too: see FAREWELL_S
         await asyncio.wait([telling])
 
     async def leave(self) -> None:
@@ -137,7 +137,7 @@ class Serving:
             self.replica.reconfigure(before, config)
 
     def check_health(self) -> None:
-        """Raises EngineFailed. One that turns is well."""
+        """Raises EngineFailed. A turning replica is healthy."""
         if self._failure is not None:
             raise EngineFailed(f"{self._id} could not take its role") from self._failure
         if self.replica is not None:
@@ -148,7 +148,7 @@ class Serving:
         return self.replica is not None and self.replica.info.is_ready
 
     def page(self) -> str:
-        """What Prometheus is told."""
+        """The metrics page."""
         return "" if self.replica is None or self._page is None else self._page.text()
 
     async def spare(self, info: ReplicaInfo) -> str:
@@ -160,18 +160,18 @@ class Serving:
             await self._try(self._registry.heartbeat(self.replica.info))
 
     def fail(self, error: BaseException) -> None:
-        """It serves no more: Serve, which asks how it is, replaces it."""
+        """The replica has failed: its health check fails, and Serve replaces it."""
         self._failure = error
 
     def _is_other(self, role: Role) -> bool:
         return role is not self._assignment.role
 
     async def _beat(self, replica: Replica) -> None:
-        """Send heartbeats as often as the registry says; what is new is told within a second."""
+        """Send heartbeats at the registry's interval, and news within a second."""
         while True:
             told = replica.info
             rest_s = await self._try(heartbeat(self._registry, told, replica.chaos)) or HEARTBEAT_S
-            rest_s *= random.uniform(0.9, 1.1)  # replicas that began together come apart
+            rest_s *= random.uniform(0.9, 1.1)  # jitter, so that replicas do not beat in unison
             while rest_s > 0:
                 await asyncio.sleep(min(rest_s, HEARTBEAT_S))
                 is_due = replica.info != told or self._registry.is_cut
@@ -186,8 +186,8 @@ class Serving:
 
 
 def _check_is_empty(engine: Engine) -> None:
-    """Raises EngineFailed if blocks are held by somebody who is no more: nobody would ever let go
-    of them. Called between two incarnations, when the pool is nobody's."""
+    """Raises EngineFailed if blocks are still held, since they would leak. Called between two
+    incarnations."""
     left = audit(engine.pool.census(), engine.request_ids, ())
     num_held = left.quarantined + left.leased + left.live
     if num_held or left.violations:

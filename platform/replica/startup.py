@@ -1,10 +1,10 @@
-"""How a replica tells the registry what it does before it serves, or why it never will.
+"""Reports a replica's start to the registry: its stage, or why it failed.
 
     importing -> preparing kernels -> loading weights -> starting    then its heartbeat speaks
                                                          \\-> failed: why
-    taking the role of decode ->                            one that served in the other role
+    taking the role of decode ->                            a replica that flips
 
-Light on purpose: told before torch is imported.
+Imports little, since it is used before torch is imported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IMPORTING = "importing"
 RETRY_S = 0.5
 REPORT_TIMEOUT_S = 5.0
 BEYOND_RETRY = (CheckpointError, InvalidConfig)
-"""Starting anew meets the same."""
+"""Errors that a restart would meet again."""
 
 
 class StartupRegistry(Protocol):
@@ -37,7 +37,7 @@ class Startup:
     """Entered when a replica begins, left when it serves."""
 
     def __init__(self, registry: StartupRegistry, starting: StartingReplica) -> None:
-        """`starting`: what it does first."""
+        """`starting`: the first stage."""
         self._registry = registry
         self._state = starting
         self._news = asyncio.Event()
@@ -49,7 +49,7 @@ class Startup:
         self._news.set()
 
     def advance(self, fraction: float) -> None:
-        """How much of this stage is done. From any thread."""
+        """Report the done fraction of this stage. Thread-safe."""
         self._state = self._state.at(self._state.stage, fraction)
 
     async def __aenter__(self) -> Self:
@@ -81,7 +81,7 @@ class Startup:
                     await self._news.wait()
 
     async def _report(self, state: StartingReplica) -> float | None:
-        """None: it was not told."""
+        """Send a report; None if that failed."""
         try:
             async with asyncio.timeout(REPORT_TIMEOUT_S):
                 return await self._registry.report_starting(state)

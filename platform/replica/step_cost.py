@@ -1,4 +1,4 @@
-"""What the steps of a loaded model cost, read off its shape."""
+"""FLOPs and bytes of a loaded model's steps, from its shape."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def step_cost(runner: Runner) -> StepCost:
 
 
 def cost_of(shape: ModelShape, mesh: Mesh = ALONE) -> StepCost:
-    """Other data places are taken to run as many tokens as this one."""
+    """Assumes that other data places run as many tokens as this one."""
     layers = [product for product in shape.products if product.part is not Part.HEAD]
     heads = [product for product in shape.products if product.part is Part.HEAD]
     whole = [product for product in shape.products if product.experts is None]
@@ -49,7 +49,7 @@ def _flops(products: Sequence[Product], mesh: Mesh) -> float:
 
 
 def _products_a_row(product: Product, mesh: Mesh) -> float:
-    """Whole experts of a rank get their even part of the rows of the data places they serve."""
+    """Products per row, where whole experts get an even part of the rows of all data places."""
     if product.experts is None:
         return 1.0
     return product.num_choices * mesh.num_expert_places / mesh.expert

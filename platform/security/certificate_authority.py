@@ -1,4 +1,4 @@
-"""A small authority of one's own, for a cluster that has none: it signs one certificate for all.
+"""A private certificate authority that signs one certificate for all processes of a cluster.
 
 authority --signs--> certificate with the cluster's server name, for servers and clients alike
 """
@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CLOCK_SLACK = timedelta(minutes=5)
-"""A node whose clock is a little behind accepts a new certificate as well."""
+"""Tolerance for nodes whose clock is behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

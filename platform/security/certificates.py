@@ -1,6 +1,6 @@
-"""Whether certificate, key and authority fit together, told before a handshake fails over it.
+"""Checks that certificate, key and authority fit together, before a handshake fails.
 
-gRPC says of most of this no more than that the connection was closed.
+gRPC would only report a closed connection for most of these faults.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _check_uses(own: x509.Certificate, *, checks_clients: bool) -> None:
     try:
         uses = set(own.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
     except x509.ExtensionNotFound:
-        return  # it may be used for anything
+        return  # any use is allowed
     wanted = {ExtendedKeyUsageOID.SERVER_AUTH: "server"}
     if checks_clients:
         wanted[ExtendedKeyUsageOID.CLIENT_AUTH] = "client"

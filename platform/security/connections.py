@@ -1,4 +1,4 @@
-"""Reads what secures this process's connections, and reads it again when it is renewed.
+"""Loads the security of this process's connections, and reloads renewed files.
 
 SecurityConfig (paths) --on its own node--> files, environment --> WireSecurity (what they hold)
 """
@@ -32,8 +32,8 @@ def load_security(
     allows_plain_kv: bool = False,
     environment: Mapping[str, str] = os.environ,
 ) -> WireSecurity:
-    """Raises InvalidConfig, naming the setting at fault and the remedy. A `default_token` that is
-    not settled is none."""
+    """Raises InvalidConfig, naming the setting at fault and the remedy. An undecided
+    `default_token` counts as none."""
     is_given = is_token_given(config, environment)
     defaults = () if is_given else _default_tokens(config, environment)
     given = environment.get(TOKEN_VARIABLE, "")
@@ -47,14 +47,13 @@ def load_security(
 
 
 def is_token_given(config: SecurityConfig, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether an operator has made one, so that there is no need for a default."""
+    """Whether an operator has configured a token."""
     return bool(config.token_file or environment.get(TOKEN_VARIABLE, "").strip())
 
 
 class _SecurityFiles:
-    """What the files hold by now. One that cannot be used takes nothing away: the last one stays.
-
-    Files are looked at for every call and handshake, and read only when they have changed.
+    """The current contents of the files. If a new file cannot be used, the last good one stays.
+    Files are checked at every call and handshake, and read only when changed.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""The cluster's token where nobody has made one: derived from Ray's own.
+"""The default cluster token, derived from Ray's own.
 
-Ray's is on every node of a cluster that asks for it, and with whoever may join it. Who has it may
-run anything there, so that being served by replicas gives him nothing more. The derived one does
-not lead back to it.
+Every node of a cluster with token authentication has Ray's token, and so has anybody who may join
+it. Its holders can run any code there, so access to replicas gives them nothing more. Ray's token
+cannot be computed from the derived one.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ OWN_FILE = Path(".ray", "auth_token")
 def settled(
     config: SecurityConfig, environment: Mapping[str, str] = os.environ, *, is_tool: bool = False
 ) -> SecurityConfig:
-    """`auto` as what it means where this is asked. Who starts an application asks for all of its
-    processes: Ray tells them that it asks for its token (RAY_AUTH_MODE), and a file that another
-    cluster left behind says nothing. An operator's tool was told nothing, and has that file alone.
+    """Resolve `auto`. For an application it is resolved once, by RAY_AUTH_MODE, since a token file
+    may be another cluster's. An operator's tool (`is_tool`) has no such variable, and goes by the
+    file.
     """
     if config.default_token != "auto":
         return config
@@ -48,8 +48,7 @@ def derived_token(environment: Mapping[str, str]) -> str:
 
 
 def ray_token(environment: Mapping[str, str]) -> str:
-    """Ray's token as Ray itself finds it; empty if it does without, or gives each of its users
-    another."""
+    """Ray's token as Ray itself finds it; empty if Ray uses none, or one per user."""
     mode = environment.get("RAY_AUTH_MODE", "token").lower()
     if mode != "token" or environment.get("RAY_ENABLE_K8S_TOKEN_AUTH", "0") not in ("", "0"):
         return ""

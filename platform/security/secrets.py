@@ -1,11 +1,10 @@
-"""Secrets of gateways that the configuration only names: read where they are used.
+"""Reads gateways' secrets that the configuration gives by reference.
 
-    file:/etc/baton/keys     what the file says: a key a line, or its hash, where several may be
-    env:KEYS                 what the variable says: the same, or keys with commas between them
+    file:/etc/baton/keys     the file's content: one key or hash per line, where several are allowed
+    env:KEYS                 the variable's content: the same, or keys separated by commas
 
-Lines that begin with # are comments. Ray keeps what actors are made of, and
-shows it: a deployment on a cluster names its secrets. Files may change while a gateway runs; it
-looks at them again and again.
+Lines that begin with # are comments. Ray stores and shows actor arguments, so a deployment on a
+cluster must give secrets by reference. Gateways check the files for changes periodically.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ FILE, ENV = "file:", "env:"
 
 
 def with_secrets(config: GatewayConfig) -> GatewayConfig:
-    """`config` with the secrets in the place of their names. Raises InvalidConfig."""
+    """`config` with references replaced by secrets. Raises InvalidConfig."""
     tenants = {
         name: _replaced(tenant, api_keys=_keys(f"gateway.tenants.{name}.api_keys", tenant.api_keys))
         for name, tenant in config.tenants.items()
@@ -42,9 +41,8 @@ def with_secrets(config: GatewayConfig) -> GatewayConfig:
 def with_secrets_of(
     config: GatewayConfig, former: GatewayConfig, known: GatewayConfig
 ) -> GatewayConfig | None:
-    """`config` with the secrets that `known` has for the names in `former`.
-
-    None if it names others.
+    """`config` with the secrets that `known` has for the references in `former`; None if it has
+    other references.
     """
     if set(_secrets(config)) != set(_secrets(former)):
         return None
@@ -62,12 +60,12 @@ def with_secrets_of(
 
 
 def names_any(config: GatewayConfig) -> bool:
-    """Whether there is a secret that is only named."""
+    """Whether a secret is given by reference."""
     return any(_is_name(value) for _, value in _secrets(config))
 
 
 def check_named(config: GatewayConfig) -> None:
-    """Raises InvalidConfig for a secret that stands there itself."""
+    """Raises InvalidConfig for a secret in plain text."""
     for setting, value in _secrets(config):
         if not (_is_name(value) or value.startswith(HASHED)):
             raise InvalidConfig(
@@ -102,7 +100,7 @@ def _is_name(value: str) -> bool:
 
 
 def _read(setting: str, value: str) -> list[str]:
-    """What is named, or the secret itself."""
+    """The referenced secret, or the secret itself."""
     if not _is_name(value):
         return [value]
     if value.startswith(FILE):
@@ -132,7 +130,7 @@ R = TypeVar("R", GatewayConfig, TenantConfig)
 
 
 def _replaced(config: R, **fields: object) -> R:
-    """Raises InvalidConfig if it may not be so: the same key twice."""
+    """Raises InvalidConfig if the result is invalid, such as a duplicate key."""
     try:
         return msgspec.structs.replace(config, **fields)
     except ValueError as error:

@@ -1,1 +1,1 @@
-"""A load against replicas that are arithmetic: the gateway's own router, without machines."""
+"""Simulates a load on the gateway's own router with modelled replicas."""

@@ -1,11 +1,11 @@
-"""Names of a prompt's blocks, made of the ids that its trace gives.
+"""Block hashes of a prompt, made from its trace's hash ids.
 
     ids of 512 tokens      a     b     c          each stands for the prefix up to its block's end
     blocks of 1024         b           c          a whole number of ids: the last of them
     blocks of 256          a1 a2 b1 b2 c1 c2      a part of one
 
-Names are as evenly spread as live ones, which are hashes, and other ones with each seed: a policy
-that hashes them is not lucky every time.
+They are uniformly distributed like real hashes, and differ by seed, so that a policy that uses them
+is not always lucky.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BlockNames:
         self._shift = random.Random(seed).getrandbits(8 * NAME_BYTES)
 
     def of(self, request: TraceRequest) -> tuple[bytes, ...]:
-        """The last one may stand for less than a block: for the whole prompt's end."""
+        """The block hashes of a request; the last may be of a partial block."""
         ids = request.hash_ids
         num_tokens = min(len(ids) * self._of_ids, request.input_length)
         num_blocks, rest = divmod(num_tokens, self._block_size)

@@ -1,9 +1,8 @@
-"""Policies against each other: each of them on each trace, at each load, with each seed.
+"""Compares policies: each on each trace, at each load, with each seed.
 
     traces x loads x (limit, policies) x seeds --processes--> rows, in this order
 
-A seed spreads arrivals that the trace rounded, settles what costs the same, and names blocks. Rows
-depend on nothing else: neither on the processes nor on the day.
+The seed spreads rounded arrivals, breaks ties and names blocks. Rows are deterministic otherwise.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from baton.platform.traces.trace import Trace
 from baton.router.policies.by_name import policy
 
 LIMIT = "limit"
-"""Stands where a policy's name does: no wait, and one endless cache."""
+"""The name of the bound: no wait, and one unlimited cache."""
 
 C = TypeVar("C")
 
@@ -102,8 +101,7 @@ def play(case: Case) -> Row:
 
 
 def play_all(cases: Sequence[C], num_jobs: int, play_one: Callable[[C], Row]) -> Iterator[Row]:
-    """One row a case, in the order of the cases. Raises BatonError if a process is ended by someone
-    else."""
+    """One row per case, in order. Raises BatonError if a worker process was killed."""
     if num_jobs == 1:
         yield from map(play_one, cases)
         return

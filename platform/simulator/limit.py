@@ -1,7 +1,7 @@
-"""What no policy can beat: nobody waits, and whatever was computed once is everywhere for ever.
+"""The bound of all policies: no waiting, and one unlimited cache shared by all.
 
-The mean is a true bound: each block is computed at least once, by whoever asks for it first. The
-percentiles are that of the order in which requests arrive.
+The mean is a true bound: each block is computed at least once, by its first request. The
+percentiles are only those of this order of arrival.
 """
 
 from __future__ import annotations

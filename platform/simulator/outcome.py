@@ -1,4 +1,4 @@
-"""What came of a simulated load."""
+"""Results of a simulated load."""
 
 from __future__ import annotations
 

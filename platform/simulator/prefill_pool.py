@@ -1,10 +1,10 @@
-"""Discrete events of one pool that computes prompts, routed by the gateway's own code.
+"""A discrete-event simulation of a prefill pool, routed by the gateway's own code.
 
     arrival --Line.arrive--> a replica, at once or when it is free --> first token --> answer
                                                                         '-- a session's next turn
 
-The router sees what a live one sees: the index follows the caches' events, bookings are made at
-dispatch and ended by first tokens. Prompts sent to a replica wait there in the order they came.
+The router works as in a live gateway: the index follows the caches' events; bookings begin at
+dispatch and end at first tokens. Prompts wait at a replica in order of arrival.
 """
 
 from __future__ import annotations

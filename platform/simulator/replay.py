@@ -1,4 +1,4 @@
-"""A gateway's captured load under another policy: which SLOs were met, and which would have been.
+"""Replays a gateway's captured load under another policy, and compares the SLOs met.
 
     capture --> its arrivals, on as many replicas, each as fast as it was --policy--> TTFT of each
 

@@ -1,1 +1,1 @@
-"""How many accelerators a load takes: memory, rooflines, replicas, forecasts and their cost."""
+"""Sizing: accelerators for a load, with memory, rooflines, forecasts and cost."""

@@ -1,10 +1,9 @@
-"""The chosen pools as values of the Helm chart: groups of pods that have what their replicas take.
+"""The chosen pools as Helm values: worker groups with the resources of their replicas.
 
     a replica of up to a machine's devices    a pod
     one whose engines share experts           `numOfHosts` pods, each with whole engines
 
-What no arithmetic tells (the memory of a process beside its weights, CPUs beside devices) is
-assumed, and said here.
+Values that cannot be computed (process memory, CPUs per device) are assumptions, listed here.
 """
 
 from __future__ import annotations

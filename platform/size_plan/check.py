@@ -1,4 +1,5 @@
-"""A forecast against the simulator: the same device model, but every step and every wait played."""
+"""Checks a forecast with the simulator, which plays every step and wait on the same device
+model."""
 
 from __future__ import annotations
 

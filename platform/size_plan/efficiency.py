@@ -1,4 +1,4 @@
-"""What engines reach of what data sheets promise: an interval, for nobody knows it beforehand.
+"""Efficiency of engines relative to data sheets: low, expected and high.
 
 A pass takes, part after part, the larger of its arithmetic and its reading at these shares, what
 ranks say to each other, and a constant. `EXPECTED` lies in the middle of what was published of

@@ -1,4 +1,4 @@
-"""Whether what would be served has weights as narrow as what was sized.
+"""Checks that the served weights are as narrow as the sized ones.
 
 `--precision` sizes a model as if its weights had so many bits. They have where its files have them
 so, or where `quantize` rounds them; else replicas would be as wide as the dtype, and twice as large

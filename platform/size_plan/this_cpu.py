@@ -1,4 +1,4 @@
-"""This machine as an accelerator: what one of its cores reads and multiplies, measured."""
+"""One core of this machine as an accelerator, with measured rates."""
 
 from __future__ import annotations
 

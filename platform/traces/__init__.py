@@ -1,1 +1,1 @@
-"""Recorded loads: who asked how much, and when."""
+"""Recorded loads: sizes, prefixes and arrival times of requests."""

@@ -1,4 +1,4 @@
-"""Reads what a gateway has captured (GET /debug/decisions): a trace, and what came of it live."""
+"""Reads a gateway's capture (GET /debug/decisions): a trace with its live outcomes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Arrivals that were rounded when they were recorded: known by their spacing, and spread again.
+"""Detects arrivals that were rounded in the recording, and spreads them again.
 
-Many traces give arrivals in ticks (Mooncake's: 3 s). Sent as they are, each tick is a burst that
-never was; spread evenly over their ticks they are as the trace's users were.
+Many traces round arrivals (Mooncake's: to 3 s). Replayed unchanged, each tick would be an
+artificial burst; spreading arrivals over their tick restores realistic times.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A recorded load: requests with their sizes, what their prompts share, and when they come.
+"""A recorded load: requests with sizes, shared prefixes and arrival times.
 
 open loop     arrival_s, from the trace's first request
 closed loop   session, turn, gap_s: a turn comes gap_s after the answer to the turn before it,

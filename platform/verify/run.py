@@ -1,4 +1,4 @@
-"""Running the cases: what one engine says first, then the same over every transport."""
+"""Runs the cases: on one engine, then over every transport."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from baton.platform.verify.verdict import Evidence, Verdict, judge
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What all cases have in common."""
+    """The shared setup of all cases."""
 
     make_engine: MakeEngine
     config: DeploymentConfig

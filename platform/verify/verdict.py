@@ -1,7 +1,7 @@
 """Comparing answers. Pure: judges values.
 
-Numbers narrower than float32 round differently in batches of other shapes, so the most probable
-token may change where two are nearly as probable. Such a near tie is counted, and is no mistake.
+Dtypes narrower than float32 round differently in batches of other shapes, which can change the
+token where two are nearly equally probable. Such a near tie is counted, but is no error.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Verdict:
     ms: float
     first_difference: Difference | None
     problems: tuple[str, ...]
-    """What was wrong besides: leaks, corrupt pieces, KV that did not travel."""
+    """Other problems: leaks, corrupt pieces, KV that was not transferred."""
 
     @property
     def is_good(self) -> bool:
@@ -59,7 +59,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What a case left behind."""
+    """The evidence of a case."""
 
     expected: Sequence[Answer]
     found: Sequence[Answer]

@@ -1,1 +1,1 @@
-"""Worker groups of KubeRay follow the numbers of replicas."""
+"""Sizes KubeRay worker groups by the numbers of replicas."""

@@ -1,4 +1,4 @@
-"""What the adapter did of late, and why it waits: logged, and for `baton explain planner`."""
+"""The adapter's recent actions, and why it waits; for logs and `baton explain planner`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Cause = Literal[
     "conflict", "refused", "api", "ray", "upgrade", "unplanned", "unfit", "held", "limit",
     "quota", "pods",
 ]  # fmt: skip
-"""Why groups are not as they are wanted, or not looked at.
+"""Why groups do not have the wanted size, or could not be read.
 
-conflict, refused, api   somebody was faster; Kubernetes said no; it does not answer
+conflict, refused, api   a concurrent change; a refusal by Kubernetes; no answer
 ray, unplanned           Ray's dashboard does not answer; no application wants nodes made
-upgrade                  the clusters are KubeRay's for now
+upgrade                  KubeRay is replacing the cluster
 unfit, held, limit       groups that cannot be used; that a person set; that may not grow
 quota, pods              KubeRay may not make a pod; pods are not up yet
 """
@@ -36,7 +36,7 @@ class Reason:
 
 @dataclass(slots=True)
 class Account:
-    """Written by looks, read by pages, on another thread."""
+    """Written by reconciliations, read by the page's thread."""
 
     wall_clock: Callable[[], float] = time.time
     looked_at: float | None = None

@@ -1,4 +1,4 @@
-"""Makes the worker groups of one RayService follow the numbers of replicas that its pools have.
+"""Sizes the worker groups of one RayService by its pools' numbers of replicas.
 
     look    RayService, RayCluster, pods, and last what runs on Ray: a `Snapshot`
     decide  resizing.py
@@ -6,9 +6,9 @@
             fewer: the RayCluster, each victim named; the RayService once they have left
             numbers in the RayService's document: those that Serve has, once they are steady
 
-A reconciliation begins from nothing and ends after one change of each object at most, which fails
-if the object is not the one that was looked at. So it may be killed between any two steps, run
-twice, or be told late: the next finds what is left to do. Whatever cannot be read changes nothing.
+A reconciliation has no state and makes at most one change to each object, which fails if the object
+has changed since it was read. So it can be killed at any step, run twice, or run late: the next one
+does the rest. If anything cannot be read, nothing is changed.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Adapter:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Why things are not as they are wanted."""
+        """Why groups do not have the wanted size."""
         return tuple(reason.text for reason in self.account.reasons)
 
     def families(self) -> Iterator[Family]:
@@ -196,7 +196,8 @@ class Adapter:
     def _empty(
         self, snapshot: Snapshot, groups: Sequence[WorkerGroup], staying: Sequence[Pod]
     ) -> list[Hosts]:
-        """What may go, the best first; a group's replica once all its pods may."""
+        """Removable replicas of groups, the best first; a replica only if all its pods are
+        removable."""
         now_s, running = self.clock(), snapshot.running
         may_go = {pod.name for pod in staying if self._memory.may_go(pod, now_s)}
         empty: list[Hosts] = []

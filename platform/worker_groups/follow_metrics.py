@@ -1,4 +1,4 @@
-"""What Prometheus is told of worker groups, and of looks at them."""
+"""Prometheus metrics of worker groups and reconciliations."""
 
 from __future__ import annotations
 

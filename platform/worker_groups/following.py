@@ -1,7 +1,6 @@
-"""The process of an adapter: a look each few seconds, at once when a watch tells of a change.
+"""The adapter's process: reconciles every few seconds, and at once after a watch event.
 
-Watches are threads that end with the process. They only wake: without them, groups follow by
-periods.
+Watches are daemon threads that only trigger a reconciliation; without them it is periodic.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ BREATH_S = 1.0
 PAUSE_S = 30.0
 """Seconds after a watch that was refused, or broke."""
 STUCK_AFTER_S = 300.0
-"""A look that takes so long never ends."""
+"""Seconds after which a reconciliation counts as hung."""
 
 
 @dataclass(slots=True)

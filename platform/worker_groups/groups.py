@@ -1,9 +1,9 @@
 """Worker groups and their pods, read from the objects of Kubernetes.
 
-RayService   what is to be: kept when KubeRay writes the cluster's spec anew
-RayCluster   what is: KubeRay makes pods by it
+RayService   the wanted state, which KubeRay copies when it rewrites the cluster's spec
+RayCluster   the current state, by which KubeRay makes pods
 
-Each of a group's replicas is `numOfHosts` pods, which KubeRay makes and deletes together.
+A replica of a group is `numOfHosts` pods, which KubeRay creates and deletes together.
 """
 
 from __future__ import annotations

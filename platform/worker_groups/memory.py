@@ -1,6 +1,6 @@
-"""What is remembered from one look to the next; an adapter that starts anew begins with nothing.
+"""The adapter's memory between reconciliations; empty after a restart.
 
-Nothing of it is needed to be right: it only makes the adapter slower to act.
+It is not needed for correctness: it only delays actions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from baton.platform.worker_groups.groups import Pod, WorkerGroup
 
 EMPTY_FOR_S = 30.0
-"""A pod goes when it has been empty for so long."""
+"""Seconds for which a pod must be empty before it is removed."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What runs on the Ray cluster, read at its dashboard as KubeRay's operator reads it."""
+"""Reads the Ray cluster's state from its dashboard, like KubeRay's operator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from baton.platform.config.live import Plain, registry_names
 
 TIMEOUT_S = 10.0
 MOST_ACTORS = 10_000
-"""Ray tells no more at once."""
+"""Ray's limit of one listing."""
 LEAVING = "DELETING"
 
 APPLICATIONS = "/api/serve/applications/"
@@ -105,7 +105,7 @@ def _application(applications: Mapping[str, Any]) -> tuple[Plain, DeploymentConf
 
 
 def _listed(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """All that there is, or nothing is known: who is left out would count as gone."""
+    """A complete listing; raises if it is truncated, since missing actors would count as gone."""
     told = (answer.get("data") or {}).get("result") or {}
     if not answer.get("result") or told.get("partial_failure_warning"):
         raise Unavailable(f"Ray tells only a part: {answer.get('msg') or told}")

@@ -1,4 +1,4 @@
-"""How many replicas each worker group is to have, each of one pod or several, and which may go.
+"""Decides the number of replicas of each worker group, and which pods to remove.
 
     more replicas wanted than places    groups grow, the first first, to their maxReplicas
     more places than that               groups shrink, the last first, to their minReplicas: by
@@ -6,8 +6,8 @@
     Ray's autoscaler is on              only minReplicas moves, between the RayService's own and
                                         maxReplicas: the autoscaler adds, chooses and removes
 
-Pure. A pod with anything on it stays, however few are wanted: KubeRay deletes pods of its own
-choice where fewer are wanted and none are named.
+Pure. A pod in use always stays. Removed pods are always named, since KubeRay would otherwise
+choose.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PlacesOf = Callable[[WorkerGroup], int]
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """What one group is to be."""
+    """The new size of one group."""
 
     group: str
     replicas: int

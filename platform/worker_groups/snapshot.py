@@ -1,4 +1,4 @@
-"""A RayService as it is, its RayCluster, their pods and what runs on Ray."""
+"""A snapshot of a RayService, its RayCluster, their pods and Ray's state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CANNOT_MAKE, QUOTA = "ReplicaFailure", "exceeded quota"
 
 @dataclass(slots=True)
 class Snapshot:
-    """What was found; manifests are replaced by what patches make of them."""
+    """The read objects; manifests are replaced by patched versions."""
 
     service: Manifest
     cluster: Manifest
@@ -31,7 +31,7 @@ class Snapshot:
         return bool(self.cluster["spec"].get("enableInTreeAutoscaling"))
 
     def staying(self) -> list[Pod]:
-        """Pods that neither leave nor are told to."""
+        """Pods that neither are terminating nor named for removal."""
         named = {name for group in self.groups.values() for name in group.named}
         return [pod for pod in self.pods if not pod.is_leaving and pod.name not in named]
 
@@ -51,7 +51,7 @@ def active_cluster(service: Manifest) -> tuple[str, str]:
 
 
 def missing_pods(snapshot: Snapshot) -> list[Reason]:
-    """Why groups have fewer pods that run than they are to have."""
+    """Why groups have fewer running pods than wanted."""
     reasons: list[Reason] = []
     for condition in (snapshot.cluster.get("status") or {}).get("conditions") or ():
         if condition["type"] == CANNOT_MAKE and condition["status"] == "True":

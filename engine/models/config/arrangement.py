@@ -1,4 +1,4 @@
-"""How a tensor of a checkpoint lies. Rows of ours are outputs: all queries, then keys, then values.
+"""Layouts of checkpoint tensors. Rows of ours are outputs: all queries, then keys, then values.
 
 TRANSPOSED     [inputs, outputs]                      GPT-2's Conv1D
 BY_KV_HEAD     rows [K][G queries, key, value][H]     Falcon: a KV head behind its queries
@@ -22,10 +22,10 @@ from baton.engine.layers.attention import HeadShape
 
 class Arrangement(Protocol):
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape in a checkpoint of what is `shape` here."""
+        """The checkpoint's shape of a tensor with `shape` here."""
 
     def ours(self, stored: Tensor, heads: HeadShape) -> Tensor:
-        """A stored tensor as ours lie; may be a view."""
+        """A stored tensor in our layout; may be a view."""
 
 
 @dataclass(frozen=True, slots=True)

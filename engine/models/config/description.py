@@ -1,4 +1,4 @@
-"""What a model folder says of itself in JSON, before anybody knows what it means. Without torch."""
+"""Reads the JSON files of a model folder, without torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from baton.core.errors import CheckpointError
 CLASSIFIER_FROM_TOKEN = "classifier_from_token"
 """The key, as vLLM has it, that names the tokens whose logits are the labels'."""
 CLASSIFIER, GENERATOR = "ForSequenceClassification", "ForCausalLM"
-"""How the names of architectures end."""
+"""Suffixes of architecture names."""
 
 
 def read_json(path: Path) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What the engine and its surroundings need to know about a loaded model."""
+"""Facts about a loaded model for the engine and others."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class ModelInfo:
     max_model_len: int
     """Tokens of prompt and output together that are served; some rotary positions depend on it."""
     eos_token_ids: tuple[int, ...]
-    """Tokens that end an output; may be empty."""
+    """End-of-sequence tokens; may be empty."""
     dtype: str
     """The dtype of weights, and of KV unless the cache is told otherwise, while serving."""
     num_labels: int | None = None
     """The labels of a classifier; None: the model generates."""
     quantize: str = "none"
-    """What matrices are multiplied in instead: none, int8 or int4."""
+    """Quantisation of matrices: none, int8 or int4."""
     fingerprint: bytes
     """Equal only for equal architecture, weights, dtype and bits."""
     num_layers: int
@@ -31,7 +31,7 @@ class ModelInfo:
     num_vectors: int = 2
     """The vectors of a token and KV head: a key and a value, or a latent that is both."""
     side_caches: tuple[SideCache, ...] = ()
-    """What layers keep beside that."""
+    """Side caches of the layers."""
 
     @property
     def num_logits(self) -> int:
@@ -39,9 +39,8 @@ class ModelInfo:
         return self.num_labels or self.vocab_size
 
     def layout(self, block_size: int, kv_dtype: str = "auto") -> KvLayout:
-        """`auto`: KV of the dtype that the model computes in.
-
-        Raises InvalidConfig for a dtype that such KV is not kept in.
+        """The KV layout. `auto`: KV in the compute dtype. Raises InvalidConfig for an unsupported
+        KV dtype.
         """
         check_kv_dtype(kv_dtype, self.num_vectors)
         return KvLayout(
@@ -57,7 +56,7 @@ class ModelInfo:
 
 
 def check_kv_dtype(kv_dtype: str, num_vectors: int) -> None:
-    """Raise InvalidConfig for latents in few bits: an error in one is an error in all heads."""
+    """Raise InvalidConfig for quantised latents, whose error would affect all heads."""
     if num_vectors == 1 and kv_dtype in (*QUANTIZED, INT4):
         raise InvalidConfig(
             f"cache.kv_dtype {kv_dtype}: latents of DeepSeek's attention are kept as wide as the "

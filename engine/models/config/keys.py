@@ -1,8 +1,8 @@
-"""The keys of `config.json`, read one by one, each complaint naming its key.
+"""Typed access to the keys of `config.json`; each error names its key.
 
-Families call some keys by names of their own (`n_embd` for `hidden_size`): code asks by the
-customary name, complaints use the family's. A key that is absent has the family's default, if there
-is one; one that is null has not, but the customary default.
+Families have their own names for some keys (`n_embd` for `hidden_size`): code uses the common name,
+errors the family's. An absent key has the family's default, if there is one; a null key has the
+common default.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ConfigKeys:
         return str(value)
 
     def refuse_unsupported(self, must_be: Mapping[str, tuple[object, ...]]) -> None:
-        """Raise CheckpointError if a key is there and has none of the values implemented."""
+        """Raise CheckpointError if a present key has a value that is not implemented."""
         for key, supported in must_be.items():
             if key in self._values and self._values[key] not in supported:
                 raise CheckpointError(

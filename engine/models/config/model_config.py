@@ -1,8 +1,8 @@
 """`config.json` of a decoder, checked and frozen.
 
-Families read their own keys (`baton.engine.models`) and share what is customary. Whatever would
-change the mathematics and is not implemented is refused by its key: a model that loads is computed
-as its authors meant it.
+Families read their own keys (`baton.engine.models`) and share common ones. A key that would change
+the mathematics and is not implemented is refused, so a model that loads is computed as its authors
+intended.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ MUST_BE: Mapping[str, tuple[object, ...]] = {
 """Keys of any family that change the mathematics, and the values implemented. Absent is fine."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-"""What `layer_types` is made of."""
+"""Values of `layer_types`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
-    """What may differ from layer to layer."""
+    """Settings that may differ between layers."""
 
     rope: Rope | None
-    """None: positions are learned and join the embedding."""
+    """Rotary settings; None: learned positions, added to the embedding."""
     attention: AttentionKind = field(default_factory=AttentionKind)
     moe: MoeConfig | None = None
     """None: one feed-forward, of the model's `intermediate_size`."""
     compression: Compression | None = None
-    """The compression of the tokens before the window, which is then seen as well."""
+    """Compression of the context before the window."""
     has_index: bool = False
     """Whether a sparse layer has an indexer; without one it takes what the last has chosen."""
 
@@ -75,13 +75,13 @@ class ModelConfig:
     """Whether the feed-forward has a norm of its own; else it reads what attention reads."""
     logit_softcap: float | None = None
     num_labels: int | None = None
-    """Set: the head gives a logit for each label, and nothing can be generated."""
+    """Set for a classifier: the head gives a logit per label, and no tokens are generated."""
     latent: LatentConfig | None = None
-    """Heads share a latent, which alone is cached; `heads` are then what attends to it."""
+    """Latent attention, with one cached latent per token; `heads` then attend to it."""
     compressed: CompressedConfig | None = None
     """Keys are values, and layers may have a `compression`."""
     index: IndexConfig | None = None
-    """Attention is sparse: what chooses the tokens that a query attends to."""
+    """Sparse attention: the index that chooses the tokens of a query."""
     hyper: HyperConfig | None = None
     """The residual is several streams."""
 
@@ -91,7 +91,7 @@ class ModelConfig:
         return 2 if self.latent is None and self.compressed is None else 1
 
     def side_caches(self, dtype: str) -> tuple[SideCache, ...]:
-        """What layers keep beside their KV, of a model that computes in `dtype`."""
+        """The layers' side caches, for compute dtype `dtype`."""
         layers: dict[tuple[str, int], list[int]] = {}
         for number, layer in enumerate(self.layers):
             for side_cache in () if layer.compression is None else layer.compression.side_caches:
@@ -114,7 +114,7 @@ class ModelConfig:
 
     @property
     def max_context(self) -> int:
-        """The longest request that positions allow: some scalings stretch what was trained."""
+        """The longest request that positions allow; some scalings extend the trained context."""
         reaches = [self.max_position_embeddings]
         for rope in self.ropes:
             if isinstance(rope.scaling, DynamicScaling | YarnScaling):

@@ -1,4 +1,4 @@
-"""The keys of `config.json` that tell of experts."""
+"""MoE keys of `config.json`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.kernels.experts.moe import SWIGLU, Gating
 from baton.kernels.experts.routing import Routing
 
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""One key by its names: transformers 5 writes another for Qwen than Qwen does."""
+"""Names of one key: transformers 5 writes another for Qwen than Qwen does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,18 +22,18 @@ class MoeConfig:
     routing: Routing
     expert_width: int
     num_slots: int | None = None
-    """Experts that are kept, if these are not all."""
+    """Experts kept on this rank, if not all."""
     shared_width: int = 0
     """The width of the expert that all tokens go through; 0 if there is none."""
     gating: Gating = SWIGLU
     is_input_scaled: bool = False
-    """A share multiplies what an expert reads, not what it gives."""
+    """Whether routing weights multiply an expert's input rather than its output."""
     has_shared_gate: bool = False
     has_router_bias: bool = False
     has_correction: bool = False
-    """Whether the router has one that joins the choice alone."""
+    """Whether the router has a correction bias, which only affects the choice."""
     num_hashed_tokens: int = 0
-    """How many there are that say which experts, the router only saying how much of each; or 0."""
+    """Vocabulary size of the table that chooses experts by token id; 0: the router chooses."""
     has_expert_bias: bool = False
 
 
@@ -49,7 +49,7 @@ def parse_routing(keys: ConfigKeys, **options: Any) -> Routing:
 
 
 def parse_sparse_layers(keys: ConfigKeys) -> list[bool]:
-    """Which layers have experts: every so many, but for those that are named."""
+    """Which layers have experts: every n-th, except listed ones."""
     step = keys.count("decoder_sparse_step", 1)
     dense = parse_layer_numbers(keys, "mlp_only_layers") or ()
     return [

@@ -1,4 +1,4 @@
-"""The rotary positions that `config.json` asks for, in any of its spellings.
+"""Parses the rotary settings of `config.json`, in all known formats.
 
 until transformers 4:  "rope_theta": 5e5,  "rope_scaling": {"rope_type": "llama3", ...} or null
 since transformers 5:  "rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", ...}
@@ -26,17 +26,17 @@ from baton.engine.models.config.keys import ConfigKeys
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeKeys:
-    """Where a family keeps its rotary positions, and what is peculiar to them."""
+    """A family's keys of rotary settings."""
 
     layer_type: str | None = None
-    """The kind of layer they are for, if kinds differ."""
+    """The layer type, if settings differ by type."""
     theta: str = "rope_theta"
     default_theta: float = 10000.0
     is_scaled: bool = True
-    """`rope_scaling` is meant for them."""
+    """Whether `rope_scaling` applies."""
     may_be_partial: bool = False
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other names of scalings, as the family's old checkpoints have them."""
+    """Older names of scalings."""
 
 
 CUSTOMARY = RopeKeys()
@@ -64,7 +64,7 @@ class _Parameters:
         return None if self.values.get(key) is None else self.number(key)
 
     def factors(self, key: str) -> tuple[float, ...]:
-        """One for each pair of dimensions that turns."""
+        """A list with one factor per rotated pair."""
         value = self.values.get(key)
         is_list = isinstance(value, list) and all(isinstance(x, int | float) for x in value)
         if not isinstance(value, list) or not is_list or len(value) != self.rotary_dim // 2:
@@ -105,7 +105,7 @@ def parse_rope(keys: ConfigKeys, head_dim: int, at: RopeKeys = CUSTOMARY) -> Rop
 
 
 def _find(keys: ConfigKeys, at: RopeKeys) -> tuple[str, Mapping[str, object]]:
-    """The object that describes them, by its name; {} if they are plain."""
+    """The object with the settings, and its name; {} without scaling."""
     new = _mapping("rope_parameters", keys.value("rope_parameters"))
     old = _mapping("rope_scaling", keys.value("rope_scaling"))
     if new and any(new.get(key) != value for key, value in old.items()):
@@ -209,8 +209,8 @@ def _yarn_attention_factor(parameters: _Parameters, factor: float) -> float:
 
 
 def parse_score_factor(keys: ConfigKeys, at: RopeKeys = CUSTOMARY) -> float:
-    """What scores are multiplied by for `mscale_all_dim`, which sharpens dimensions that do not
-    turn as well: cos and sin cannot (DeepSeek)."""
+    """The factor of scores for `mscale_all_dim`, which also scales unrotated dimensions, unlike cos
+    and sin (DeepSeek)."""
     name, values = _find(keys, at)
     kind = values.get("rope_type", values.get("type", "default"))
     if kind == "default" or not values.get("mscale_all_dim"):

@@ -1,1 +1,1 @@
-"""Heads that guess the next tokens of a model that they were trained for: EAGLE's and Medusa's."""
+"""Draft heads trained for a model: EAGLE and Medusa."""

@@ -1,10 +1,10 @@
-"""What a head is that guesses a model's tokens one after the other.
+"""The interface of draft heads that predict tokens one after the other.
 
     features of token t, token t + 1  ->  out[t]  ->  logits of token t + 2
                                             |
                                             +->  stands for the features of token t + 1, and so on
 
-It has KV of its own, a place for each such pair. One with a mask can guess several at once:
+It has its own KV, with a slot per pair. A head with a mask can predict several at once:
 
     pair of token t, mask, mask   ->  logits of tokens t + 2, t + 3, t + 4
 
@@ -23,27 +23,27 @@ from baton.kernels.attention.layer_kv import LayerCache
 from baton.kernels.paging.sequences import Sequences
 
 End = Literal["embed", "head"]
-"""What a head may have of its model."""
+"""Ends that a head may share with its model."""
 
 
 class Mask(NamedTuple):
-    """What stands for a pair that is not known yet."""
+    """The placeholder for an unknown pair."""
 
     token: int
     row: Tensor  # [1, D] joined features
 
 
 class FeatureReader(Protocol):
-    """What a head reads of a model, by itself: enough for who keeps it for the heads of others."""
+    """The part of a head that reads a model, which is enough to keep features for heads
+    elsewhere."""
 
     width: int
     """D"""
     taps: tuple[int, ...]
-    """The layers whose inputs, side by side, are its features; if there are none, what the model
-    gives is."""
+    """Layers whose concatenated inputs are its features; empty: the model's outputs are."""
 
     features: str
-    """The kind of its joined features: see `DraftFeatures`."""
+    """The kind of joined features: see `DraftFeatures`."""
 
     def joined(self, features: Tensor) -> Tensor:
         """[T, F] -> [T, D], in memory of its own."""
@@ -51,7 +51,7 @@ class FeatureReader(Protocol):
 
 class DraftHead(FeatureReader, Protocol):
     def layout(self, of_model: KvLayout) -> KvLayout:
-        """The layout of its own KV."""
+        """The layout of the head's KV."""
 
     def __call__(
         self,
@@ -60,10 +60,10 @@ class DraftHead(FeatureReader, Protocol):
         sequences: Sequences,
         caches: Sequence[LayerCache],
     ) -> Tensor:
-        """Joined features, or what stands for them [T, D], and the tokens behind [T] -> [T, D]"""
+        """Joined features, or their stand-ins [T, D], and the following tokens [T] -> [T, D]"""
 
     def logits(self, out: Tensor) -> Tensor:
         """[S, D] -> float32 [S, V]"""
 
     def mask(self) -> Mask | None:
-        """None if it guesses token by token."""
+        """None if it predicts token by token."""

@@ -58,7 +58,7 @@ ARRANGEMENTS: Mapping[str, Arrangement] = {
 
 
 class _Unnormed(nn.Module):
-    """Begins a block as a norm does that changes nothing."""
+    """An identity in place of a block's first norm."""
 
     def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         total = x if residual is None else add(x, residual)
@@ -71,8 +71,7 @@ class EagleHead(nn.Module):
     shares: tuple[End, ...] = ("embed", "head")
 
     def __init__(self, config: ModelConfig, *, has_bias: bool) -> None:
-        """A head without weights as yet. `has_bias`: of what joins a token and a hidden state.
-
+        """A head without weights. `has_bias`: of the projection that joins token and hidden state.
         Raises CheckpointError if it has several layers.
         """
         super().__init__()
@@ -93,7 +92,7 @@ class EagleHead(nn.Module):
         return layout_of(self.config, of_model)
 
     def share(self, model: Decoder) -> None:
-        """Once there are weights: embedding and head are those of `model`."""
+        """After loading: share embedding and head with `model`."""
         self.model = model
 
     def joined(self, features: Tensor) -> Tensor:

@@ -79,14 +79,14 @@ ARRANGEMENTS: Mapping[str, Arrangement] = {
     "attn.qkv.second.weight": SECOND_HALF,
 }
 NEVER = -1e30
-"""The logit of tokens that are not drafted: a number, for logits that are none mean an error."""
+"""The logit of tokens that are not drafted; finite, since non-finite logits mean an error."""
 
 
 class FeatureJoin(nn.Module):
-    """What a head makes of what it reads of a model, without the rest of it."""
+    """The projection of a head's features, without the rest of the head."""
 
     def __init__(self, width: int, taps: tuple[int, ...], *, features: str = "") -> None:
-        """A join without weights as yet. `features`: see `FeatureReader`."""
+        """A join without weights. `features`: see `FeatureReader`."""
         super().__init__()
         self.width = width
         self.taps = taps
@@ -110,8 +110,8 @@ class Eagle3Head(FeatureJoin):
         features: str = "",
         mask_token: int | None = None,
     ) -> None:
-        """A head without weights as yet. `target_ids` [V']: the tokens that are drafted; None for
-        all. `features`: see `FeatureReader`. `mask_token`: that of a head that drafts several at
+        """A head without weights. `target_ids` [V']: the tokens that it can draft; None: all.
+        `features`: see `FeatureReader`. `mask_token`: for a head that drafts several tokens at
         once.
         """
         super().__init__(config.hidden_size, taps, features=features)
@@ -147,7 +147,7 @@ class Eagle3Head(FeatureJoin):
         return layout_of(self.config, of_model)
 
     def share(self, model: Decoder) -> None:
-        """Once there are weights: the embedding is that of `model`."""
+        """After loading: share the embedding with `model`."""
         self.embed = model.embed
 
     def forward(

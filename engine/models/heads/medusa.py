@@ -1,9 +1,9 @@
-"""Medusa (Cai et al. 2024): heads beside a model's own, each for a token further behind.
+"""Medusa (Cai et al. 2024): additional heads, each for one token further ahead.
 
     logits of token t + 2 + k = head[k](r(r(h[t])))      r(x) = x + silu(W x + b)
 
-h is what the model gives of token t, whose own head gives token t + 1. Heads know nothing of the
-tokens between. S rows, D model width, V vocabulary.
+h is the model's output for token t, whose own head gives token t + 1. Heads do not see the tokens
+between. S rows, D model width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MedusaHeads(nn.Module):
         num_layers: int,
         has_own_heads: bool,
     ) -> None:
-        """Heads without weights as yet. Output heads that are not their own are all the model's."""
+        """Heads without weights. Without their own output heads they use the model's."""
         super().__init__()
         self.blocks = nn.ModuleList(
             nn.ModuleList(
@@ -54,7 +54,7 @@ class MedusaHeads(nn.Module):
         return () if self.heads else ("head",)
 
     def share(self, model: Decoder) -> None:
-        """Once there are weights: where there are no heads of their own, `model`'s."""
+        """After loading: share the output head with `model`, where there is no own one."""
         self.model = model
 
     @property

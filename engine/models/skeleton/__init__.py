@@ -1,1 +1,1 @@
-"""What the families are built on: the decoder, its feed-forwards, the MTP head."""
+"""The shared parts of families: decoder, feed-forwards, MTP head."""

@@ -31,9 +31,10 @@ class Decoder(nn.Module):
     """`norm` is the last one, of the kind that adds."""
 
     is_capturable: ClassVar[bool] = True
-    """Whether a decode pass on a GPU does the same whatever the lengths of its requests."""
+    """Whether a decode pass on a GPU launches the same work for any lengths, so that it can be
+    captured."""
     is_mixed_capturable: ClassVar[bool] = True
-    """Whether a pass with prompts does, and takes no longer for what lengths there might be."""
+    """Whether a pass with prompts does so, without extra cost for the longest possible lengths."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class Decoder(nn.Module):
         )
         self.blocks = nn.ModuleList(new_block(layer) for layer in config.layers)
         self.layers = range(config.num_layers)
-        """Layers computed here; others may be elsewhere: see `baton.engine.sharding.stages`."""
+        """Layers computed on this rank: see `baton.engine.sharding.stages`."""
         self.norm = norm
         self.head = _head(config)
         self.logit_softcap = config.logit_softcap
@@ -74,9 +75,8 @@ class Decoder(nn.Module):
         on_layer: OnLayer,
         taps: AuxHiddenStates | None = None,
     ) -> Tensor:
-        """Write the tokens' KV into the caches, one a layer; return the outputs [S, D].
-
-        `taps` are given what enters their layers.
+        """Write the tokens' KV into the caches, one per layer; return the outputs [S, D]. `taps`
+        receive the inputs of their layers.
         """
         x = self.embedded(batch)
         tapping = AuxCapture(taps, batch.output_rows) if taps is not None and taps.is_on else None
@@ -101,8 +101,8 @@ class Decoder(nn.Module):
         tapping: AuxCapture | None = None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The layers that are here, of which each has a cache; both [T, D], or [S, D] of `rows`,
-        where the last of these layers is the model's."""
+        """Run this rank's layers, each with its cache; returns x and residual, both [T, D], or [S,
+        D] of `rows` after the model's last layer."""
         rotations = [angles(sequences.positions) for angles in self.angles]
         for layer, cache in zip(self.layers, caches, strict=True):
             if tapping is not None:
@@ -130,7 +130,7 @@ class Decoder(nn.Module):
 
 
 def _head(config: ModelConfig) -> Linear | None:
-    """None: the embedding is the head as well."""
+    """The output head; None if tied to the embedding."""
     if config.num_labels is not None:  # on every rank: it is small
         return ExactLinear(config.hidden_size, config.num_labels, split=Split.NONE)
     return None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)

@@ -1,4 +1,4 @@
-"""What it takes to serve one architecture."""
+"""The definition of one architecture."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class Family:
     build: Callable[[ModelConfig], Decoder]
     """Makes the model, without memory for its weights."""
     checkpoint: Mapping[str, tuple[str, ...]]
-    """Our names <- the tensors of a checkpoint that each is stacked from;
+    """Our names <- the checkpoint tensors that each is stacked from;
     {i} counts blocks, {e} the experts of one."""
     other_names: tuple[Mapping[str, tuple[str, ...]], ...] = ()
-    """What some of ours are called, and stacked from, in checkpoints of another making."""
+    """Alternative checkpoint names of some tensors."""
     arrangements: Mapping[str, Arrangement] = field(default_factory=dict)
-    """Arrangements by our names, or single sources, of tensors that lie in another way."""
+    """Arrangements of tensors with another layout, by our names or by source."""
     base_prefix: str = ""
     """Checkpoints of the model without its head may leave it out of their names."""
     buffers: tuple[str, ...] = (".rotary_emb.inv_freq",)
-    """Ends of names that checkpoints have but that are no weights."""
+    """Suffixes of checkpoint names that are no weights."""
     integers: tuple[str, ...] = ()
-    """Ends of names of what is no weight either, but is needed: whole numbers."""
+    """Suffixes of needed integer tensors."""
     further_layers: str = ""
-    """How the names of layers begin; there may be some behind the last, which are left alone."""
+    """Prefix of layer names; layers beyond the last one are ignored."""
     foreign: tuple[str, ...] = ()
-    """Beginnings of the names of what is no part of the text model."""
+    """Prefixes of tensors that are not part of the text model."""
     text_key: str | None = None
-    """Where `config.json` keeps the text model's keys, if it tells of more than that."""
+    """The key in `config.json` that contains the text model's keys, if any."""
     names: Mapping[str, str] = field(default_factory=dict)
     """The family's own names for customary keys of `config.json`."""
     defaults: Mapping[str, object] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Family:
     """Keys that change the mathematics, and the values that are implemented. Absent is fine."""
 
     def is_of_further_layer(self, name: str, num_layers: int) -> bool:
-        """Whether a tensor belongs to a layer behind the last of them."""
+        """Whether a tensor belongs to a layer beyond the last."""
         if not self.further_layers:
             return False
         prefix, _, dot = self.further_layers.partition("{i}")

@@ -1,4 +1,4 @@
-"""The feed-forward of a layer, as its configuration wants it."""
+"""Builds the feed-forward of a layer by its configuration."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from baton.kernels.attention.layer_kv import LayerCache
 from baton.kernels.paging.sequences import Sequences
 
 LAYER = "blocks.{i}."
-"""How our names of what is in a layer begin."""
+"""Prefix of our names in a layer."""
 OWN = {
     "embed_norm.weight": ("enorm.weight",),
     "hidden_norm.weight": ("hnorm.weight",),
@@ -47,8 +47,7 @@ class MtpHead(nn.Module):
     shares: tuple[End, ...] = ("embed", "head")
 
     def __init__(self, config: ModelConfig, family: Family) -> None:
-        """A head without weights as yet. Its layer is made as the model's last, with an index of
-        its own."""
+        """A head without weights. Its layer is built like the model's last, with its own index."""
         super().__init__()
         self.width = width = config.hidden_size
         eps = config.norm_eps

@@ -80,7 +80,7 @@ class StreamDecoder(Decoder):
     """n streams that all begin as the embedding and are one again before the last norm."""
 
     is_capturable: ClassVar[bool] = False
-    """Without operators, attention goes from request to request."""
+    """Without compiled operators, attention loops over requests."""
 
     def __init__(self, config: ModelConfig) -> None:
         width, eps = config.hidden_size, config.norm_eps

@@ -22,13 +22,13 @@ class AuxHiddenStates:
     def __init__(self, layers: Sequence[int]) -> None:
         self.layers = tuple(layers)
         self.is_on = True
-        """Whether it will be read: if not, passes need not fill it."""
+        """Whether it will be read; otherwise passes skip it."""
         self.found: list[Tensor] = []  # [S, D] each
         """Hidden states captured in the last pass, in the order of `layers`."""
 
     @property
     def features(self) -> Tensor:
-        """[S, F] All of them side by side."""
+        """[S, F] All of them, concatenated."""
         return torch.cat(self.found, dim=-1)
 
 

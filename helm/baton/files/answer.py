@@ -1,7 +1,7 @@
-"""The chart's test: gateways are reached through their Service, take requests, and answer one.
+"""The chart's test: gateways are reachable through their Service, accept requests, and answer one.
 
-Run by `helm test` with the Python of the image and nothing else. Where keys are asked for and none
-is given (BATON_API_KEY), it ends with what needs none.
+Run by `helm test` with the image's Python. If gateways need a key and none is given
+(BATON_API_KEY), only requests without a key are tried.
 """
 
 import json
@@ -28,7 +28,7 @@ def ask(path, body=None):
 
 
 def ask_for_something(model):
-    """Of a model that generates, or one that makes embeddings."""
+    """Request a completion, or an embedding from an embedding model."""
     try:
         answer = ask(GENERATE, {"model": model, "prompt": "Hello", "max_tokens": 4})
         return answer["usage"]

@@ -1,6 +1,6 @@
 """A folder of any file system that fsspec knows: s3://, gs://, az://, hdfs://, file://, ...
 
-Its driver is a package of its own (s3fs, gcsfs, adlfs, ...), which takes credentials and endpoints
+The drivers are separate packages (s3fs, gcsfs, adlfs, ...), which take credentials and endpoints
 from the environment.
 """
 
@@ -27,7 +27,7 @@ from baton.platform.models.origins.origin import CHUNK_BYTES, OriginUnreachable
 NUM_AT_ONCE = 8
 """Files that are asked after."""
 ETAGS = ("ETag", "etag", "md5Hash", "content_md5", "version_id", "mtime", "LastModified", "created")
-"""What file systems call that which changes with a file; the first there is is taken."""
+"""File systems' keys for an ETag; the first present one is used."""
 NEVER = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, ValueError)
 
 
@@ -69,8 +69,8 @@ class FileSystemFolder:
             )
 
     def _fact(self, name: str) -> tuple[str, int, str]:
-        """Name, size and what changes with the file. What a list says is not compared with it: of
-        a link it may tell the link's own time, and of a file by another key."""
+        """Name, size and ETag of a file, always by the same call: a directory listing may report
+        other values."""
         info = self._fs.info(f"{self._root}/{name}")
         return name, int(info["size"] or 0), _etag(info)
 

@@ -1,4 +1,4 @@
-"""What a place must be able to do that models come from."""
+"""The interface of model sources."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ CHUNK_BYTES = 4 << 20
 
 
 class OriginUnreachable(Exception):
-    """The bytes do not come now: no connection, a server that is down, a peer that left. What is
-    asked for again may come."""
+    """The source is not reachable now: no connection, a server that is down, a peer that left. A
+    retry may help."""
 
 
 class Origin(Protocol):
-    """Its methods raise `OriginUnreachable`, and CheckpointError for what will not come however
-    often it is asked for. Called from several threads."""
+    """Methods raise `OriginUnreachable`, or CheckpointError for permanent failures. Called from
+    several threads."""
 
     name: str
     """The origin as logs name it."""
@@ -27,6 +27,6 @@ class Origin(Protocol):
 
 
 class Place(Origin, Protocol):
-    """Where a model is at home: it knows what there is."""
+    """The source of a model, which knows its files."""
 
     def look(self) -> Listing: ...

@@ -1,7 +1,7 @@
-"""One question to a web server.
+"""One HTTP request to a web server.
 
-Credentials stay with the server they are for: a redirect to another takes none along, and none
-leads from https to http.
+Credentials are not sent to another server after a redirect, and redirects from https to http are
+refused.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ TIMEOUT_S = 30.0
 """Seconds of silence after which a connection is given up."""
 NOT_THERE = (404, 410)
 HIDDEN = (*NOT_THERE, 403)
-"""What is answered for what is not there to who may not list (S3, CloudFront); also for what is
-there and not for everybody."""
+"""Statuses of missing files; includes 403, which S3 and CloudFront send to clients without the
+right to list."""
 LATER = (408, 425, 429)
-"""Beside 5xx: answers that another time are others."""
+"""Statuses worth a retry, besides 5xx."""
 AUTHORIZATION = "Authorization"
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 _PIECE_BYTES = 1 << 20
@@ -39,7 +39,8 @@ class Answer:
         found = _RANGE.fullmatch(response.headers.get("Content-Range", "")) if is_part else None
         self._start = int(found[1]) if found else 0
         self.is_placed = found is not None or not is_part
-        """Whether it is known of which bytes it is: a part may come without a word on that."""
+        """Whether the byte range of the answer is known; a server may send a part without telling
+        which."""
         length = response.headers.get("Content-Length", "")
         self._num_bytes = int(length) if length.isdecimal() else None
         """Bytes of the body; None if it ends when the connection does."""

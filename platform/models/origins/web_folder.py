@@ -1,10 +1,10 @@
-"""A folder that a web server shows: no listing is wanted of it, only its files by name.
+"""A folder on a web server; its files are requested by name, without a listing.
 
     SHA256SUMS, if it is there, says which files there are, and what they are held to
     else           config.json and its like by name; weights by model.safetensors.index.json
 
-Bytes are asked for from where they ended (Range, If-Range). What a server answers that knows no
-ranges is skipped up to there; one that gives a part without saying which is asked for all of it.
+Downloads resume with Range and If-Range. The answer of a server without ranges is skipped up to the
+offset; one that sends an unspecified part is asked for the whole file.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class WebFolder:
                 raise CheckpointError(f"{self.name}/{SUMS} names {gone[0]}, which is not there")
             files = [RemoteFile(one.name, one.size, sums[one.name], one.etag) for one in files]
             return list_files(self.name, files)
-        files = self._facts((CONFIG,))  # who may not see it may see nothing
+        files = self._facts((CONFIG,))  # without access to it, all access is denied
         files += self._facts(OPTIONAL, HIDDEN)
         if any(file.name == INDEX for file in files):
             shards = shards_of(self._text(INDEX))
@@ -112,7 +112,7 @@ def read_from(
 
 
 def _range(file: RemoteFile, start: int) -> dict[str, str]:
-    """What asks for the bytes from `start` on, of the file as it was listed."""
+    """Headers for the bytes from `start` on, if the file is unchanged."""
     if not start:
         return {}
     is_held_to = file.etag and not file.etag.startswith("W/")

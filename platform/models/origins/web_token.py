@@ -1,4 +1,4 @@
-"""Servers that the token for web servers is sent to.
+"""Decides which web servers get the token.
 
 BATON_MODEL_TOKEN_HOST=a.internal[:8443]   that server alone, by https or as the URL says
 not set                                    servers that are asked by https, and this machine
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def token_headers(url: str) -> Mapping[str, str]:
-    """What a request for the URL is to carry."""
+    """Headers for a request of the URL."""
     token = os.environ.get(TOKEN_VARIABLE, "")
     if not token:
         return {}
@@ -32,7 +32,7 @@ def token_headers(url: str) -> Mapping[str, str]:
 
 
 def _why_not(url: str, host: str) -> str:
-    """Empty if the server may see it."""
+    """Why the server may not get the token; empty if it may."""
     server = urlsplit(url)
     if host:
         is_its = host.lower() in (server.netloc.lower(), server.hostname)

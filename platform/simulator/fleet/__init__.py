@@ -1,1 +1,2 @@
-"""Prefill and decode replicas that are the real scheduler and pool, with a clock for a model."""
+"""Simulated prefill and decode replicas: the real scheduler and block pool, with modelled step
+times."""

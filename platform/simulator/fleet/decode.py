@@ -1,7 +1,7 @@
-"""A simulated decode replica: prompts from prefill replicas or its own, then tokens, step by step.
+"""A simulated decode replica: prompts from prefill replicas or computed here, then tokens.
 
     generate -> asks P, P', ... -> granted: blocks reserved -> sealed -> adopted -> tokens
-             \\-> none can, or none was named: computed here ------------------------/
+             \\-> none can, or none was chosen: computed here -----------------------/
 
 Leases take their share of the pool, and are given up, as a live receiver's are.
 """
@@ -32,7 +32,7 @@ SALT = b""
 
 
 class Client(Protocol):
-    """The gateway of some requests; called with a frame of their tokens when it is there."""
+    """The gateway of some requests; called when a frame of their tokens arrives."""
 
     def give(self, frame: Mapping[Turn, int]) -> None: ...
 
@@ -74,16 +74,16 @@ class DecodeReplica:
         self._places: Credits[int] = Credits(info.max_open)
 
     def tell(self) -> None:
-        """All gateways that have joined what they are lent."""
+        """Send each joined gateway its credit."""
         self._publish()
 
     def join(self, number: int, gateway: Listener) -> None:
-        """A gateway comes, which is lent something once all are told."""
+        """A gateway joins; it gets a credit with the next report."""
         self._places.join(number)
         self._updates.join(number, gateway, self.engine.pool, self.engine.events)
 
     def leave(self, number: int) -> None:
-        """Forget a gateway that is gone. What it sent is computed, for nobody."""
+        """Forget a gateway that is gone. Its requests are still computed."""
         self._places.leave(number)
         self._updates.leave(number)
         self._publish()
@@ -151,7 +151,7 @@ class DecodeReplica:
         handoff.lease, handoff.num_sent = ReceiverLease(), num_held
         handoff.num_fresh_blocks = num_blocks - num_held // pool.layout.block_size
         self._handoffs.append(handoff)
-        self.computed(handoff, self._wiring.event_queue.now)  # before there were blocks for it
+        self.computed(handoff, self._wiring.event_queue.now)  # before it got blocks
 
     @property
     def _num_leased_blocks(self) -> int:
@@ -175,7 +175,7 @@ class DecodeReplica:
             self._wiring.event_queue.at(arrives_s, lambda: self._seal(handoff))
 
     def got_first_token(self, handoff: Handoff) -> None:
-        """It is final, whatever becomes of the KV."""
+        """Take the first token, which is final even if the KV fails."""
         if handoff.is_given_up:
             return
         turn = handoff.turn
@@ -189,7 +189,7 @@ class DecodeReplica:
     def _seal(self, handoff: Handoff) -> None:
         if not handoff.is_open:
             return
-        if handoff.is_reserved:  # all of it was here
+        if handoff.is_reserved:  # all of it was cached here
             handoff.receiver_hears(ReceiverEvent.FILL_BEGUN)
         handoff.receiver_hears(ReceiverEvent.FILL_ENDED)
         handoff.receiver_hears(ReceiverEvent.SEAL)
@@ -207,7 +207,7 @@ class DecodeReplica:
         self.engine.add(request)
 
     def _reclaim(self, tenant: str | None) -> bool:
-        """Give up the youngest lease that nothing has come for; all are of one tenant here."""
+        """Give up the youngest lease without received KV; there is only one tenant here."""
         youngest = next((one for one in reversed(self._handoffs) if one.is_reserved), None)
         if youngest is None:
             return False
@@ -215,13 +215,13 @@ class DecodeReplica:
         return True
 
     def _give_up(self, handoff: Handoff) -> None:
-        """Have the prompt computed elsewhere, or here."""
+        """Let the prompt be computed elsewhere, or here."""
         self._end(handoff)
         peers = () if handoff.turn.num_generated else handoff.others
         self._wiring.event_queue.after(0.0, lambda: self._ask(handoff.turn, peers))
 
     def _end(self, handoff: Handoff) -> None:
-        """Whatever blocks it has here are free, and P's as soon as it hears."""
+        """Free its blocks here, and on P when the message arrives."""
         if handoff.is_open:
             if not handoff.is_reserved:
                 handoff.receiver_hears(ReceiverEvent.FILL_ENDED)
@@ -277,7 +277,7 @@ class DecodeReplica:
         self._publish()
 
     def _receive(self) -> None:
-        """All of a gateway in one frame."""
+        """Send all tokens of a gateway in one frame."""
         frames: dict[int, Counter[Turn]] = {}
         for report in self._reports.take():
             for output in report.outputs:

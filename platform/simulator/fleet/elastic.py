@@ -1,4 +1,4 @@
-"""Pools whose sizes change: replicas that start, serve, drain, are gone or take the other role.
+"""Pools of changing size: replicas start, serve, drain, end or flip.
 
     start --cold_start_s--> serves --drain--> serves those it has --> gone
                                               --flip_s--> serves in the other role
@@ -20,7 +20,7 @@ from baton.platform.simulator.fleet.event_queue import EventQueue
 from baton.platform.simulator.fleet.prefill import PrefillReplica
 
 LOOK_S = 1.0
-"""How often those that drain are asked whether they have done."""
+"""Seconds between checks of draining replicas."""
 
 Replica = PrefillReplica | DecodeReplica
 
@@ -33,7 +33,7 @@ class _Member:
     """None while it starts."""
     is_draining: bool = False
     is_dropped: bool = False
-    """It is not wanted any more before it was there."""
+    """Whether it was removed before it had started."""
     becomes: Role | None = None
     idle_s: float = inf
     """Time since which it has nothing to do."""
@@ -74,7 +74,7 @@ class ElasticPools:
         )
 
     def replica_s(self, role: Role) -> float:
-        """What replicas of it have cost until now."""
+        """Replica-seconds of the role until now."""
         now = self._event_queue.now
         return self._spent_s[role] + sum(
             now - one.since_s for one in self._members if one.role is role
@@ -133,7 +133,7 @@ class ElasticPools:
             self._event_queue.after(LOOK_S, self._look)
 
     def _look(self) -> None:
-        """Gone are those that had nothing for a while: words of theirs may be on their way."""
+        """Remove drained replicas after a while without work, since messages may be in flight."""
         self._is_looking = False
         now = self._event_queue.now
         for member in list(self._draining()):

@@ -1,4 +1,4 @@
-"""The engine's own scheduler and pool without a model: a step takes what its step times say.
+"""The engine's scheduler and block pool without a model; steps take the modelled time.
 
     call(command) --> mailbox --> between two steps, in order
     schedule -> computed, committed, one token each -> on_step -> mailbox -> schedule ...
@@ -41,16 +41,16 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineHooks:
-    """What the role that runs the engine does in it."""
+    """Callbacks of the role that runs the engine."""
 
     draw: Callable[[Request], int]
     """The next token of a request."""
     on_step: Callable[[Step, Sequence[Request]], None]
-    """Told of each step that is over, and of those who got a token by it."""
+    """Called after each step, with the requests that got a token."""
     reclaim: Reclaim = lambda tenant: False
     on_scheduled: Callable[[Request], None] = lambda request: None
     before_commands: Callable[[], None] = lambda: None
-    """Called when something else than a step comes next."""
+    """Called before commands are run."""
 
 
 class SimulatedEngine:
@@ -70,7 +70,7 @@ class SimulatedEngine:
         self._scheduler = Scheduler(self.pool, device.scheduler)
         self._mailbox: deque[Callable[[], None]] = deque()
         self._is_awake = False
-        """A step is computed, or about to be planned."""
+        """Whether a step runs or is about to be planned."""
 
     @property
     def num_running(self) -> int:
@@ -93,7 +93,7 @@ class SimulatedEngine:
         return sum(request.num_pending for request in self._scheduler)
 
     def call(self, command: Callable[[], None]) -> None:
-        """Run it as soon as no step is computed."""
+        """Run a command between two steps."""
         self._mailbox.append(command)
         if not self._is_awake:
             self._go_on()
@@ -161,7 +161,7 @@ class SimulatedEngine:
 
 
 class _NoBytes:
-    """The memory behind the blocks: none. What asks for any is no part of a simulation."""
+    """The blocks have no memory; any access is an error in a simulation."""
 
     is_in_memory = False
     head_runs = ()

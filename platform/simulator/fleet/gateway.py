@@ -1,4 +1,4 @@
-r"""A gateway of a simulated fleet: the router's own placer, with what it has heard so far.
+r"""A simulated gateway: the router's own placer on reported state.
 
 come --> refused: over its tenant's limits, or too many wait
      \-> outside, in order --> placed at once, or in line for a prefill replica --> sent
@@ -109,12 +109,12 @@ class SimulatedGateway:
     # From clients.
 
     def die(self) -> Sequence[Turn]:
-        """Hear and say nothing more. Those whose requests were under way, who hear of it."""
+        """Stop; return the clients of running requests, which notice it."""
         self._is_dead = True
         return tuple(self._under_way.values())
 
     def come(self, turn: Turn) -> None:
-        """It may be turned away, or another for its sake."""
+        """A request arrives; it, or another one, may be refused."""
         turn.gateway = self.number
         try:
             self._limits.admit(turn.tenant, len(turn.prompt))

@@ -1,4 +1,4 @@
-"""What came of a load on a simulated fleet."""
+"""Results of a load on a simulated fleet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulated fleet is made of: replicas of two roles, what joins them, who routes."""
+"""The setup of a simulated fleet: replicas, links, gateways."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Links(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What joins clients, gateways and replicas."""
+    """Links between clients, gateways and replicas."""
 
     front_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Seconds from a client to the gateway's router: HTTP, a template, tokens."""
@@ -71,14 +71,14 @@ class Links(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Part(StrEnum):
-    """What can be taken away from a gateway, to see what it is good for."""
+    """Parts of a gateway that can be switched off, to measure their value."""
 
     STEP_MODEL = "step-model"
     """Replicas' own step times: prompts are predicted at one rate for all."""
     GOSSIP = "gossip"
-    """What replicas tell of what others have sent them."""
+    """Replicas' reports about prompts from other gateways."""
     SESSIONS = "sessions"
-    """Conversations by the names that callers give them: they are known by their beginnings."""
+    """Session keys; without them conversations are recognised by their prefixes."""
     PULLS = "pulls"
     """Prefixes fetched from other replicas' caches."""
 
