@@ -1,6 +1,9 @@
 """The memory behind a replica's blocks, as a transport that reads it by itself must know it.
 
 plane p, block b:   base + num_blocks * sum(block_bytes[:p]) + b * block_bytes[p]
+
+A cache of several ranks has none: its blocks are in pieces, and each rank's share is a memory of
+its own.
 """
 
 from __future__ import annotations
@@ -8,6 +11,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArenaShare:
+    """What one rank keeps of each block, in some consecutive planes."""
+
+    first_plane: int
+    planes: Sequence[Any]
+    """Torch tensors [blocks][...], contiguous, as this process has them."""
+    block_bytes: tuple[int, ...]
+    """What the rank keeps of one block; by plane."""
+    starts: tuple[int, ...]
+    """Where that begins in a block of the whole; by plane."""
+    introduction: bytes = b""
+    """How others reach this memory, as the rank says whose process registered it
+    (`nixl.registered`); empty: this process has to register it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +41,8 @@ class KvArena:
     fd: int | None
     """The anonymous file that holds all planes, sealed against being written by others; None
     where memory is not a file: on a GPU, or on a system without memfd."""
+    shares: tuple[ArenaShare, ...] = ()
+    """Memory of each rank, where blocks are in pieces; none if some of it cannot be registered."""
 
     @property
     def is_whole(self) -> bool:

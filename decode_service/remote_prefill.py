@@ -43,11 +43,11 @@ from baton.kv_transfer.receiving.receiver import AbortReason, Receiver
 from baton.kv_transfer.receiving.source_patience import MissingKv, SourcePatience
 from baton.kv_transfer.receiving.source_watch import SourceWatch
 from baton.proto.channels import Channels
+from baton.proto.ending_calls import EndingCalls
 
 OnFirstToken = Callable[[Generating, PrefillDone], None]
 E = TypeVar("E", PrefillGranted, PrefillDone)
 
-END_OF_CALL_S = 5.0
 MIN_MEASURED_TOKENS = 32
 """The time that fewer take says little of a rate."""
 
@@ -67,6 +67,8 @@ class RemotePrefill:
     """See `ReplicaCore.compute_s`."""
     timeout_s: float
     clock: Clock
+    calls: EndingCalls = field(default_factory=EndingCalls)
+    """Prefill calls whose KV is here: P ends them on hearing that it is sealed."""
 
     async def run(
         self, generating: Generating, peer: ReplicaAddress, on_first_token: OnFirstToken
@@ -107,15 +109,16 @@ class RemotePrefill:
                 await self.thread.call(
                     lambda: adopt(self.engine, self.receiver, adopted, transfer_id)
                 )
-            await self._let_the_call_end(events)
         except BatonError as error:
             asking.end(str(error))
+            cause = _failure(fetching)  # before the transfer is given up here
             self._release(transfer_id, AbortReason.FAILED)
             if generating.prefill is not None:
                 generating.lost_ms = (self.clock() - opened_at) * 1e3
             if fetching is not None:
                 await self._note_kept(generating, transfer_id)
-            _raise_cause(fetching)
+            if cause is not None and cause is not error:
+                raise cause from error
             raise
         finally:
             asking.end()
@@ -123,11 +126,7 @@ class RemotePrefill:
                 generating.prefilled_by = None
             # Before anything that waits, where a cancel could cut this short.
             self._release(transfer_id, AbortReason.CANCELLED)
-            if fetching is not None:
-                fetching.cancel()
-            await events.aclose()
-            if fetching is not None:
-                await asyncio.gather(fetching, return_exceptions=True)
+            await self._end_call(events, fetching)
 
     async def _next(
         self, events: PrefillEvents, kind: type[E], peer: ReplicaAddress, watch: SourceWatch
@@ -162,11 +161,20 @@ class RemotePrefill:
             as_p_s = done.prefill_ms / 1e3 / done.num_computed
         return self.compute_s(len(filling.wanted.tokens), filling.num_verified, as_p_s)
 
-    async def _let_the_call_end(self, events: PrefillEvents) -> None:
-        """P ends it on hearing that the transfer is sealed; cutting it would look like a crash."""
-        with suppress(BatonError, TimeoutError):
-            async with asyncio.timeout(END_OF_CALL_S):
-                await anext(events, None)
+    async def _end_call(
+        self, events: PrefillEvents, fetching: asyncio.Task[TransferReport] | None
+    ) -> None:
+        """Cut the call to P, unless the KV is here: of that P hears soon, and ends the call. The
+        request may be over by then, and so may its task."""
+        if fetching is None:
+            await events.aclose()
+            return
+        fetching.cancel()
+        if _is_sealed(fetching):
+            self.calls.let_end(events)
+        else:
+            await events.aclose()
+        await asyncio.gather(fetching, return_exceptions=True)
 
     def _request(
         self, generating: Generating, transfer_id: TransferId, peer: ReplicaAddress, asking: Span
@@ -254,6 +262,10 @@ class RemotePrefill:
         self.thread.post(lambda: self.receiver.abort(transfer_id, reason))
 
 
+def _is_sealed(fetching: asyncio.Task[TransferReport]) -> bool:
+    return fetching.done() and not fetching.cancelled() and _failure(fetching) is None
+
+
 def _check_granted(granted: PrefillGranted, request: PrefillRequest, peer: ReplicaAddress) -> None:
     """What was granted is what was asked for, by the incarnation that was asked."""
     num_tokens = len(request.prompt) + len(request.output)
@@ -282,7 +294,8 @@ def _end_span(span: Span, fetching: asyncio.Task[TransferReport]) -> None:
     span.end("" if error is None else str(error))
 
 
-def _raise_cause(fetching: asyncio.Task[TransferReport] | None) -> None:
-    """Raise what ended the transfer, if it has failed: P, told of it, then ended its call early."""
-    if fetching is not None and fetching.done() and not fetching.cancelled():
-        fetching.result()
+def _failure(fetching: asyncio.Task[TransferReport] | None) -> BaseException | None:
+    """What ended the transfer, if it has failed: P, told of it, then ended its call early."""
+    if fetching is None or not fetching.done() or fetching.cancelled():
+        return None
+    return fetching.exception()

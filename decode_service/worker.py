@@ -108,6 +108,7 @@ class DecodeWorker:
 
     async def stop(self) -> None:
         self._give_up(f"{self.replica_id} is shutting down")
+        await self.remote_prefill.calls.close()
         await self.core.stop()
 
     # What a gateway may ask.

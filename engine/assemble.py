@@ -25,7 +25,7 @@ from baton.engine.mesh.ranks import ONE_RANK, MeshGroups, RankGroup
 from baton.engine.models.heads.eagle3 import FeatureJoin
 from baton.engine.models.heads.medusa import MedusaHeads
 from baton.engine.passes.runner import ModelRunner
-from baton.engine.ranks.assemble import check_alike, following_runner, lead_runner
+from baton.engine.ranks.assemble import Introduce, check_alike, following_runner, lead_runner
 from baton.engine.ranks.lead import LeadRunner, follow
 from baton.engine.ranks.lockstep import LockstepRunner
 from baton.engine.sharding.expert_balancer import ExpertBalancer
@@ -67,16 +67,22 @@ def assemble_engine(
 
 
 def follow_lead(
-    folder: Path, config: EngineConfig, groups: MeshGroups, **options: Unpack[ModelOptions]
+    folder: Path,
+    config: EngineConfig,
+    groups: MeshGroups,
+    *,
+    introduce: Introduce | None = None,
+    **options: Unpack[ModelOptions],
 ) -> None:
     """Compute this rank's share of what the lead's engine runs, until it ends.
 
+    `introduce` registers this rank's KV for other replicas; None: they reach it through its lead.
     Raises what `assemble_engine` raises, and RuntimeError once another rank is gone.
     """
     device = find_device(options.get("device", "auto"))
     loaded = _load(folder, config, {**options, "device": device}, groups)
     check_alike(loaded)
-    runner = following_runner(loaded, plan_cache(loaded, config, device))
+    runner = following_runner(loaded, plan_cache(loaded, config, device), introduce)
     huge = runner.cache.huge if config.cache.huge_pages == "auto" else None
     if huge is not None:
         huge.start(lambda: True)  # only the lead knows

@@ -1,4 +1,4 @@
-"""What an operator may set about one engine. Frozen; a wrong value raises ValueError naming it."""
+"""Settings of one engine. Frozen; an invalid value raises ValueError naming it."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ def _check_positive(**fields: float | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """How much KV an engine keeps, and in which pieces."""
+    """The KV cache of an engine: size, blocks, dtype."""
 
     block_size: int = 16
-    """Tokens per block. Of prefill and decode, one must divide the other."""
+    """Tokens per block. One pool's value must divide the other pool's."""
     num_blocks: int | None = None
-    """Blocks in the pool. None: as many as fit into the memory below."""
+    """Blocks in the cache. None: as many as fit into `memory_gib`."""
     memory_gib: float | None = None
-    """Memory of the pool, on each rank. None: 1 GiB on a CPU, `memory_fraction` on a GPU."""
+    """Memory of the cache on each rank. None: 1 GiB on a CPU, `memory_fraction` on a GPU."""
     memory_fraction: float = 0.85
-    """Share of the GPU memory left by weights, the largest pass and graphs that becomes blocks."""
+    """Share of the GPU memory that weights, the largest pass and graphs leave, to be used for
+    blocks."""
     kv_dtype: Literal["auto", "int8", "fp8", "int4"] = "auto"
-    """The dtype of the KV kept. `auto`: as the model computes. Eight bits hold nearly twice the
-    tokens of sixteen, read a little less exactly; fp8 is e4m3, and both have a scale a token and
-    head. int4 (CPUs) holds three times as many, four with a block_size of 128: full blocks have 4
-    bits, what follows them is as wide as the model computes."""
+    """The dtype of cached KV. `auto`: the model's dtype. int8 and fp8 (e4m3), with a scale per
+    token and head, hold nearly twice the tokens of sixteen bits, a little less exactly. int4 (CPUs
+    only) holds three times as many, four times with a block_size of 128: full blocks have 4 bits, a
+    block that is still being filled has the model's dtype."""
     huge_pages: Literal["auto", "off"] = "auto"
-    """On a CPU, pages of 2 MB for the pool: KV in eight bits is read faster there. `auto`: what is
-    in use is moved onto them beside the steps, where the kernel can (Linux 6.1). It takes no more
-    memory, but for 2 MB while they are copied."""
+    """On a CPU, huge pages of 2 MB for the cache, from which 8-bit KV is read faster. `auto`: used
+    blocks are moved onto them in the background, if the kernel can (Linux 6.1). This takes 2 MB of
+    additional memory while a page is copied."""
     prefix_caching: bool = True
-    """Let prompts that begin alike share the blocks they have in common."""
+    """Let prompts share the blocks of a common prefix."""
     pinned_fraction: float = 0.25
-    """Share of the blocks that explicit cache points may keep. Over it the oldest give way."""
+    """Share of the blocks that explicit cache points may pin. Beyond it the oldest pins are
+    dropped."""
 
     def __post_init__(self) -> None:
         _check_positive(
@@ -53,23 +55,24 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """How much runs in one step."""
+    """Limits of one step."""
 
     max_batch_tokens: int = 2048
-    """Tokens of one forward pass, all requests together. Who decodes gets its token first; prompts
-    share the rest."""
+    """The most tokens of one forward pass, all requests together. Decoding requests come first;
+    prompts share the rest."""
     max_running: int = 64
-    """Requests of one forward pass; never more than `max_batch_tokens`."""
+    """The most requests of one forward pass; not above `max_batch_tokens`."""
     max_model_len: int | None = None
-    """Tokens of prompt and output together. None: what the model and the pool allow."""
+    """The most tokens of prompt and output together. None: what the model and the cache allow."""
     prefill_chunk: int | None = None
-    """Tokens of one request in one forward pass, at most. None: up to `max_batch_tokens`."""
+    """The most tokens of one prompt in one forward pass (chunked prefill). None: up to
+    `max_batch_tokens`."""
     step_ahead: Literal["auto", "on", "off"] = "auto"
-    """Begin a decode pass before the tokens of the one before are read, so that the device computes
-    while they are given out. `auto`: where decode passes are CUDA graphs."""
+    """Async scheduling: begin a decode pass before the tokens of the previous one are read, so that
+    the device computes while they are sent. `auto`: where decode passes are CUDA graphs."""
     micro_batch_tokens: int = 64
-    """Least tokens of a micro-batch: with pipeline parallelism a pass goes through the stages in
-    micro-batches, so that all compute at once, and each of them reads all weights anew."""
+    """The fewest tokens of a micro-batch. With pipeline parallelism a pass is cut into
+    micro-batches, so that all stages compute at once; each micro-batch reads all weights again."""
 
     def __post_init__(self) -> None:
         _check_positive(
@@ -82,49 +85,49 @@ class SchedulerConfig:
 
     @property
     def max_chunk(self) -> int:
-        """Tokens of one prompt in one pass, at most."""
+        """The most tokens of one prompt in one pass."""
         return min(self.prefill_chunk or self.max_batch_tokens, self.max_batch_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationConfig:
-    """Guessing tokens ahead, and verifying many in one pass. Changes no token and no logprob."""
+    """Speculative decoding: drafted tokens are verified in one pass. Changes no token and no
+    logprob."""
 
     method: Literal[
         "off", "suffix", "ngram", "lookahead", "draft", "mtp", "eagle", "p-eagle", "medusa"
     ] = "off"
-    """How tokens are drafted. `suffix`: what stood behind the same tokens in the request, and in
-    outputs that ended lately (of the same tenant and salt). `ngram`: in the request alone.
-    `lookahead`: there, and what the model itself drew behind guesses that were wrong. `draft`: a
-    smaller model of the same tokenizer. `mtp`: the head behind the last layer of the model itself.
-    `eagle`, `p-eagle`, which guesses all of them in one pass, `medusa`: heads that were trained for
-    it."""
+    """How tokens are drafted. `suffix`: the tokens that followed the same tokens earlier in the
+    request, or in recent outputs of the same tenant and salt. `ngram`: in the request only.
+    `lookahead`: in the request, and in the model's own tokens after wrong drafts. `draft`: a
+    smaller model with the same tokenizer. `mtp`: the model's own MTP head. `eagle`, `p-eagle` (all
+    tokens in one pass), `medusa`: heads trained for the model."""
     model: str = ""
-    """The smaller model of the method `draft`, or the heads of the others, named as models are.
-    Empty for the demo: what comes with it."""
+    """The draft model or the heads, named like `model`. Empty for the demo: those that come with
+    it."""
     memory_gib: float | None = None
-    """GiB of KV cache for a draft model or head. None: room for 2,048 tokens of each request that
-    may run, but 0.5 GiB at most. Requests without room there are not drafted for."""
+    """GiB of KV cache for a draft model or head. None: 2,048 tokens for each of `max_running`
+    requests, but 0.5 GiB at most. Requests without room there get no drafts."""
     max_tokens: int = 8
-    """Tokens guessed of a request in one step, at most."""
+    """The most draft tokens of a request in one step."""
     adaptive: bool = True
-    """Guess as much as pays, by what steps take and by what comes of guesses, and not at all for a
-    while where it does not. Off: always `max_tokens`."""
+    """Adapt the number of draft tokens to measured step times and acceptance, and pause where
+    drafting does not pay. Off: always `max_tokens`."""
     features: Literal["auto", "on", "off"] = "off"
-    """What heads (`mtp`, `eagle`, `p-eagle`) read of each token, kept in the blocks of KV and
-    handed over with it: a decode replica then drafts with prompts that a prefill replica computed.
-    To keep them takes time in every pass, also while drafts rest: measure before turning it on.
-    `auto`: where there are prefill replicas, blocks grow by a quarter at most, and to carry them is
-    cheaper than to compute them. Nowhere, if replicas of either pool are on several ranks. Tiers
-    that were written with them are not found without, nor the other way round."""
+    """Keep the hidden states that heads (`mtp`, `eagle`, `p-eagle`) read in the KV blocks, and hand
+    them over with the KV, so that a decode replica can draft after prompts that a prefill replica
+    computed. Keeping them takes time in every pass, even while drafting is paused: measure before
+    turning it on. `auto`: with prefill replicas, if blocks grow by a quarter at most and
+    transferring them is cheaper than recomputing. Not available with several ranks per replica. KV
+    tiers written with them are not found without them, and vice versa."""
     acceptance: Literal["draws", "published"] = "draws"
-    """Which drafts are kept. `draws`: those that the model draws itself, so that no token is other
-    than without drafts. `published`: the rule min(1, p/q) with residual; tokens are distributed as
-    without drafts, but are not the same."""
+    """Which drafts are accepted. `draws`: those equal to the token that the model samples, so that
+    every token is the same as without drafts. `published`: the rule min(1, p/q) with residual
+    sampling; tokens have the same distribution, but are not the same."""
 
     @property
     def looks_up(self) -> bool:
-        """Whether the method only looks texts up: it needs no model and no head."""
+        """Whether the method only looks up text, without a model or head."""
         return self.method in ("suffix", "ngram", "lookahead")
 
     @property
@@ -146,11 +149,11 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     keeps_features_for: SpeculationConfig | None = None
-    """Speculation settings of the heads that draft by features kept with the KV, here or on other
-    replicas; None: no features are kept."""
+    """Speculation settings of the heads, here or on other replicas, for which features are kept
+    with the KV; None: none are kept."""
     kv_shares: Mapping[str, float] = field(default_factory=dict)
-    """Share of the blocks that each tenant may hold, and that is kept for what it caches."""
+    """Share of the blocks that each tenant may hold, and that is reserved for its cache."""
     buffer_bytes: int = 0
-    """Bytes of a GPU that this process takes beside its engine: KV that comes lands there."""
+    """GPU memory in bytes that this process uses besides its engine, to receive KV."""
     rebalance_passes: int = 0
-    """Forward passes after which experts are moved so that ranks get like loads. 0: never."""
+    """Forward passes after which experts are moved to balance the ranks' loads. 0: never."""

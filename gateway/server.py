@@ -1,4 +1,4 @@
-"""Both faces on their ports, and operators on theirs, from start to drain to stop.
+"""A gateway's HTTP, gRPC and admin ports, from start to drain to stop.
 
 start -> ready -> begin_drain (unready; requests are still served) -> stop (the last ones finish)
 """
@@ -69,7 +69,7 @@ class GatewayServer:
 
     @property
     def limits(self) -> RateLimits:
-        """The rate limits of tenants; of several gateways, each has a share."""
+        """The rate limits of tenants; each of several gateways has a share."""
         return self._gateway.limits
 
     def is_ready(self) -> bool:
@@ -91,11 +91,11 @@ class GatewayServer:
 
     @property
     def admin_port(self) -> int:
-        """The bound one; 0 while there is none."""
+        """The bound admin port; 0 while there is none."""
         return self._admin.port
 
     def reconfigure(self, config: GatewayConfig, wanted: Wanted) -> None:
-        """What `Gateway.reconfigure` does. Ports and names of files are those of the start."""
+        """See `Gateway.reconfigure`. Ports and file names stay as at the start."""
         self._gateway.reconfigure(config, wanted)
 
     async def start(self) -> None:
@@ -113,7 +113,7 @@ class GatewayServer:
             self._batches.runner.start()
 
     async def open_admin(self, listener: socket.socket) -> None:
-        """Let operators in there. No two gateways share it: what one is asked, it answers."""
+        """Serve the admin port on `listener`, which no other gateway shares."""
         await self._admin.start(listener)
 
     async def begin_drain(self) -> None:
@@ -124,13 +124,13 @@ class GatewayServer:
     async def stop(self, grace_s: float) -> None:
         """Close the ports and return when all requests have ended; cancel them after `grace_s`."""
         await self.begin_drain()
-        if self._batches is not None:  # another gateway goes on with them meanwhile
+        if self._batches is not None:  # other gateways may take them over
             await self._batches.runner.stop()
         await asyncio.gather(
             self._http.stop(grace_s), self._grpc.stop(grace_s), self._background.close(grace_s)
         )
-        await self._background.close(0)  # what the last requests have begun
-        await self._admin.stop(0)  # until then it tells what has yet to end
+        await self._background.close(0)  # background work that the last requests have begun
+        await self._admin.stop(0)  # open until the end, to show what is still running
         self._gateway.dispatcher.leave()
         await self._gateway.keeper.close()
         if self._batches is not None:

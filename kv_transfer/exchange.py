@@ -196,7 +196,7 @@ class KvExchange:
         if self.tiers is not None:
             await self.tiers.close()
         await self.fetcher.close()
-        await self.peers.close()
+        await self.peers.calls.close()
         await self.transport.close()
 
     @property

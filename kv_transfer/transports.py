@@ -22,7 +22,8 @@ from baton.kv_transfer.transport.control.client import ControlClient
 from baton.kv_transfer.transport.grpc import GrpcSending, GrpcTransport
 from baton.kv_transfer.transport.memory import MemoryTransport, Switchboard
 from baton.kv_transfer.transport.nixl.buffers import MAX_BUFFER_BYTES
-from baton.kv_transfer.transport.nixl.nixl import NixlSending, NixlTransport
+from baton.kv_transfer.transport.nixl.nixl import NixlTransport
+from baton.kv_transfer.transport.nixl.sending import NixlSending, RegisteredMemory
 from baton.kv_transfer.transport.shm import ShmSending, ShmTransport, this_host
 from baton.kv_transfer.transport.tcp.tcp import TcpSending, TcpTransport
 from baton.proto.channels import Channels
@@ -64,7 +65,10 @@ class TransportKind:
     lacks: Callable[[], str] = str
     """What this machine would need for it; empty where it has everything."""
     reads_arena: bool = False
-    """Rather than block by block: the sender's must not be in pieces, as those of ranks are."""
+    """Rather than block by block: the sender's must not be in pieces, as those of ranks are,
+    unless it `reads_shares`."""
+    reads_shares: bool = False
+    """It reads each piece where the rank that keeps it has it."""
     buffer_bytes: int = 0
     """The most that KV which comes so takes of the device where it goes, beside the cache."""
 
@@ -92,6 +96,7 @@ TRANSPORTS: Mapping[str, TransportKind] = {
         lambda parts, arena: NixlSending(arena),
         lacks=lambda: "" if find_spec("nixl") else "NIXL: pip install 'baton-llm[nixl]'",
         reads_arena=True,
+        reads_shares=True,
         buffer_bytes=MAX_BUFFER_BYTES,
     ),
     "tcp": TransportKind(
@@ -182,6 +187,16 @@ def buffer_bytes(names: Iterable[str]) -> int:
     return max((kind.buffer_bytes for kind in kinds if not kind.lacks()), default=0)
 
 
+def registering(names: Iterable[str]) -> Callable[[KvArena], bytes] | None:
+    """How a rank that follows a lead registers its own memory, for those of these transports that
+    read it there; None if this machine has none of them. What it has registered lasts as long as
+    what this returns."""
+    kinds = [TRANSPORTS[name] for name in names]
+    if any(kind.reads_shares and not kind.lacks() for kind in kinds):
+        return RegisteredMemory().introduce
+    return None
+
+
 def create_transport(name: str, parts: TransportParts) -> Transport:
     """One of the transports. Raises InvalidConfig for an unknown name."""
     return Transports(parts).get(name)
@@ -192,9 +207,11 @@ def create_sending_halves(parts: TransportParts, arena: KvArena) -> dict[str, Se
     halves = {
         name: kind.sending(parts, arena)
         for name, kind in TRANSPORTS.items()
-        if kind.sending is not None
-        and not kind.lacks()
-        and (arena.is_whole or not kind.reads_arena)
+        if kind.sending is not None and not kind.lacks() and _can_send(kind, arena)
     }
     facts = Facts(names=tuple(halves), host=this_host(), device=arena.device)
     return {**halves, AUTO: AutoSending(facts)}
+
+
+def _can_send(kind: TransportKind, arena: KvArena) -> bool:
+    return not kind.reads_arena or arena.is_whole or (kind.reads_shares and bool(arena.shares))

@@ -17,16 +17,16 @@ Rate = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class PullConfig(ConfigNode, frozen=True, kw_only=True):
-    """Prefixes that one replica has cached and another needs."""
+    """Pulls: fetching a prefix cached on one replica to another."""
 
     enabled: bool = DEFAULTS.is_enabled
-    """Fetch them where that is clearly cheaper than computing them again."""
+    """Fetch a prefix where that is clearly cheaper than computing it."""
     min_tokens: Count = DEFAULTS.min_tokens
-    """Shorter stretches are computed."""
+    """The fewest tokens that are fetched; fewer are computed."""
     bytes_per_s: Rate = DEFAULTS.bytes_per_s
-    """How fast KV travels between replicas, until it has been measured."""
+    """Assumed bytes a second of KV between replicas, until measured."""
     tokens_per_s: Rate = DEFAULTS.tokens_per_s
-    """How fast a replica computes a prompt, until it has been measured."""
+    """Assumed prompt tokens a second of a replica, until measured."""
 
     @property
     def rates(self) -> PullRates:

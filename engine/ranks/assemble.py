@@ -3,6 +3,7 @@
 all      load their share            compare fingerprints: they must be of the same model
 lead     decides how many blocks     makes the memory that the others' KV lies in, on CPUs
 others   open that memory; or, on GPUs, let the lead map theirs (CUDA IPC: one host)
+         and tell it how other replicas reach theirs, if they do without the lead
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import os
 import pickle
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
 from baton.core.errors import InvalidConfig
+from baton.core.kv_arena import KvArena
 from baton.core.kv_layout import KvLayout
 from baton.engine.cache_plan import CachePlan
 from baton.engine.checkpoint.load import LoadedModel
@@ -33,6 +36,11 @@ from baton.engine.ranks.shares import Share, SharedMemory, open_place
 
 KV = "kv"
 """Name under which a rank leaves where its KV lies."""
+INTRODUCTION = "kv introduction"
+"""Name under which a rank leaves how other replicas reach it."""
+
+Introduce: TypeAlias = Callable[[KvArena], bytes]
+"""Registers a rank's own memory for others; see `ArenaShare.introduction`."""
 
 
 def lead_runner(
@@ -44,15 +52,23 @@ def lead_runner(
     plan = plan.with_blocks(_least(plan.num_blocks, ranks))
     layout = plan.layout
     own = _own_cache(loaded, plan)
-    if plan.device == "cpu":
+    is_on_cpu = plan.device == "cpu"
+    if is_on_cpu:
         shares = _make_memory(loaded, layout, plan.num_blocks, ranks)
     else:
         shares = [_map_memory(loaded, layout, rank, ranks) for rank in range(1, ranks.size)]
+    shares = [
+        replace(share, introduction=ranks.word_of(INTRODUCTION, rank))
+        for rank, share in enumerate(shares, start=1)
+    ]
+    if not is_on_cpu:
         _least(plan.num_blocks, ranks)  # as the others do: who captures passes meets them next
     return LeadRunner(_own_runner(loaded, own, taps), ShardedCache(layout, own, shares))
 
 
-def following_runner(loaded: LoadedModel, plan: CachePlan) -> ModelRunner:
+def following_runner(
+    loaded: LoadedModel, plan: CachePlan, introduce: Introduce | None = None
+) -> ModelRunner:
     """What `follow` runs."""
     ranks = _ranks_of_engine(loaded)
     plan = plan.with_blocks(_least(plan.num_blocks, ranks))
@@ -65,6 +81,7 @@ def following_runner(loaded: LoadedModel, plan: CachePlan) -> ModelRunner:
         cache = _own_cache(loaded, plan)
         handles = [reduce_tensor(plane) for plane in cache.planes]  # type: ignore[no-untyped-call]
         ranks.leave_word(KV, pickle.dumps(handles))
+    ranks.leave_word(INTRODUCTION, introduce(cache.arena) if introduce is not None else b"")
     _least(plan.num_blocks, ranks)  # the lead may let go of what it opened for us
     return _own_runner(loaded, cache)
 

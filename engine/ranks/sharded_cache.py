@@ -59,7 +59,7 @@ class ShardedCache:
         self.num_blocks = own.num_blocks
         self.device = own.device
         self._is_at_once = own.device.type == "cuda" if is_at_once is None else is_at_once
-        shares = [Share.of_cache(own), *others]
+        shares = self._of_ranks = [Share.of_cache(own), *others]
         self._shares = [
             [found for share in shares if (found := share.of_plane(plane)) is not None]
             for plane in range(layout.num_planes)
@@ -87,15 +87,19 @@ class ShardedCache:
 
     @property
     def arena(self) -> KvArena:
-        """The arena; without planes if KV is in pieces, which only the lead can read by itself."""
+        """The arena; without planes if KV is in pieces, but with the shares of the ranks if all of
+        them can be registered."""
         if self._is_replicated:
             return self.own.arena
+        own, *others = self._of_ranks
+        is_reachable = all(share.is_registrable for share in others)
         return KvArena(
             num_blocks=self.num_blocks,
             block_bytes=tuple(plane.layer_block_bytes for plane in self.layout.planes),
             planes=(),
             device=str(self.own.planes[0].device),
             fd=None,
+            shares=tuple(share.arena for share in (own, *others)) if is_reachable else (),
         )
 
     def view(self, block: int, plane: int) -> memoryview:

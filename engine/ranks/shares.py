@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from baton.core.kv_arena import ArenaShare
 from baton.core.kv_layout import KvLayout
 from baton.engine.memory.kv_cache import KvCache
 from baton.kernels.cpu.shared_mapping import mapped
@@ -36,6 +37,8 @@ class Share:
     """All of it, as this process has it mapped; empty on a device."""
     starts: Sequence[int] = ()
     """Where each of the planes begins in that."""
+    introduction: bytes = b""
+    """See `ArenaShare`."""
 
     @classmethod
     def of_cache(cls, cache: KvCache) -> Share:
@@ -53,6 +56,22 @@ class Share:
             return None
         start = self.starts[own] if self.starts else 0
         return PlaneShare(self.layout.planes[own], self.planes[own], self.memory, start)
+
+    @property
+    def is_registrable(self) -> bool:
+        """Whether others can read it by themselves: a mapping of another process's device cannot
+        be registered, only that process's own."""
+        return bool(self.memory or self.introduction)
+
+    @property
+    def arena(self) -> ArenaShare:
+        return ArenaShare(
+            first_plane=self.first_plane,
+            planes=self.planes,
+            block_bytes=tuple(plane.layer_block_bytes for plane in self.layout.planes),
+            starts=tuple(plane.first_kv_head * plane.unit_bytes for plane in self.layout.planes),
+            introduction=self.introduction,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,12 +1,12 @@
-"""API keys: who may come in with one, for which tenant, and what they may ask for.
+"""API keys: the tenant each belongs to, and what its requests may do.
 
     a key of           may use the models   may set `priority`           operates the deployment
     operator_keys      yes                  to any number                yes: drain, /debug/*
     tenants.*          yes                  from its min_priority on     no
     api_keys           yes                  from min_priority on         no
 
-With no keys at all everybody may do everything. Each may stand there as its hash, with an end,
-with fewer scopes and for some models alone (`key_entry.py`); a tenant may have models, too.
+Without any key configured, every caller may do everything. A key may be given as its hash, with an
+expiry, fewer scopes and a list of models (`key_entry.py`); a tenant may have such a list, too.
 """
 
 from __future__ import annotations
@@ -35,47 +35,47 @@ from baton.router.fairness.slo import NO_SLO, Slo
 SCHEME = "bearer "
 ANTHROPICS_HEADER = "x-api-key"
 BACKGROUND = (1 << 31) - 1
-"""The priority of what nobody waits for: no other request waits because of it."""
+"""The priority of background requests: no other request waits for one of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Whoever sent a request, as far as its key tells; by default one who may do everything."""
+    """The sender of a request, as its API key describes it. By default it may do everything."""
 
     tenant: str = ""
-    """Empty: nobody's in particular."""
+    """The tenant's name. Empty: no tenant."""
     min_priority: int | None = None
-    """The smallest number that it may give as `priority`: smaller comes first. None: any."""
+    """The smallest `priority` that its requests may ask for; smaller is served first. None: any."""
     is_operator: bool = True
     may_infer: bool = True
     """Use the models."""
     models: tuple[frozenset[str], ...] = ()
-    """The only ones that it may use have a name in each of these: its tenant's, and its key's."""
+    """Allow-lists of model names, its tenant's and its key's: a model must be in each of them."""
     may_watch: bool = True
     """Read the metrics, as an operator may."""
     key: str = ""
-    """Which key it has, for the log: nothing that lets anybody in."""
+    """The key's name for the log, or the beginning of its hash; never the key itself."""
     owner: str = ""
-    """The owner id of its requests: callers with the same one may see what came of them."""
+    """The owner id of its requests: callers with the same id may read their results."""
     max_wait_s: float | None = None
-    """Its requests would rather be refused than wait longer for a place. None: as the gateway says,
-    here as below."""
+    """A request that would wait longer for a place is refused. None: the gateway's setting, here as
+    below."""
     time_limit_s: float | None = None
     """The most seconds that each of its requests may take; None: gateway.request_timeout_s."""
     call: TracedCall = UNTRACED
-    """The call it makes, for the spans of what that begins."""
+    """The traced call: parent of the spans that its requests begin."""
     parking: Parking | None = None
-    """Its stream is to be found again when this gateway is gone."""
+    """Set: its stream can be resumed at another gateway when this one is gone."""
     parked: ParkedStream | None = None
-    """The stream that it comes back for, if that began at another gateway."""
+    """The stream that it resumes, if that began at another gateway."""
     slo: Slo = NO_SLO
     """The objective of the requests of this call."""
     is_background: bool = False
-    """Nobody waits for its requests: they have the priority BACKGROUND, whatever they ask for."""
+    """Its requests run in the background, with the priority BACKGROUND whatever they ask for."""
 
     @property
     def may_be_urgent(self) -> bool:
-        """Whether it may ask to go before those who ask for nothing."""
+        """Whether it may ask for a priority below 0, the default."""
         return self.min_priority is None or self.min_priority < 0
 
     def priority(self, asked: int | None, field: str) -> int:
@@ -112,8 +112,8 @@ class Caller:
             raise Forbidden("this API key may not use the models: its scopes are without inference")
 
     def usable(self, names: Sequence[str]) -> tuple[str, ...]:
-        """The names of one model by which it may ask for it. Whoever may use the model by its
-        own name, the first, may by its aliases, too."""
+        """The subset of a model's `names` that it may use. Access to the first, its own name,
+        includes all aliases."""
         return tuple(
             name
             for name in names
@@ -130,11 +130,11 @@ class KnownKey:
     entry: KeyEntry
     caller: Caller
     owner_models: tuple[frozenset[str], ...]
-    """As `Caller.models`, of every key of its owner."""
+    """Allow-lists as in `Caller.models`, one entry for each key of the same owner."""
 
 
 def known_keys(config: GatewayConfig) -> list[KnownKey]:
-    """All that are configured. Raises ValueError for a line that cannot be read."""
+    """All configured keys. Raises ValueError for a line that cannot be read."""
     found = [_known(line, SCOPES, Caller()) for line in config.operator_keys]
     for line in config.api_keys:
         common = Caller(min_priority=config.min_priority, is_operator=False)
@@ -171,7 +171,7 @@ def _known(line: str, scopes: frozenset[str], caller: Caller) -> KnownKey:
 
 
 def shown_key(headers: Mapping[str, str]) -> str | None:
-    """What HTTP headers, by names in lower case, have of a key, as `Bearer <key>`."""
+    """The API key in HTTP headers (names in lower case), written as `Bearer <key>`."""
     authorization, key = headers.get("authorization"), headers.get(ANTHROPICS_HEADER)
     is_bearer = authorization is not None and authorization.lower().startswith(SCHEME)
     return f"Bearer {key}" if key and not is_bearer else authorization
@@ -185,10 +185,10 @@ class ApiKeys:
         self._key_by_digest = {key.entry.digest: key for key in known}
         self._unix_time = unix_time
         self.num_owners = len({key.caller.owner for key in known})
-        """How many there are who do not see each other's requests."""
+        """The number of owners: groups of callers that cannot see each other's requests."""
 
     def __bool__(self) -> bool:
-        """Whether a key is asked for."""
+        """Whether callers need a key."""
         return bool(self._key_by_digest)
 
     def check(self, authorization: str | None) -> Caller:
@@ -199,15 +199,15 @@ class ApiKeys:
             raise Unauthenticated(
                 "send an API key: `Authorization: Bearer <key>`, or `x-api-key: <key>` over HTTP"
             )
-        # Found by its hash: how long that takes tells nothing of the keys that are known.
+        # Looked up by hash, so that the time it takes reveals nothing about the known keys.
         known = self._key_by_digest.get(digest_of(authorization[len(SCHEME) :].strip()))
         if known is None or not known.entry.is_valid(self._unix_time()):
             raise Unauthenticated("this API key is not known here, or has expired")
         return known.caller
 
     def caller_of(self, owner: str, models: tuple[frozenset[str], ...] = ()) -> Caller | None:
-        """One whose requests are `owner`'s, to do what a caller with these `models` asked for
-        earlier. None: nobody of that name may use the models any more."""
+        """The caller for work that `owner` asked for earlier, with these `models`. None: no key of
+        that owner may use the models any more."""
         if not owner:
             return replace(ANYBODY, models=models)
         now = self._unix_time()

@@ -1,4 +1,4 @@
-"""What an operator may set of batches and of the files they are made of."""
+"""Settings of batches and of their files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ DAY_S = 86_400.0
 
 
 class BatchConfig(ConfigNode, frozen=True, kw_only=True):
-    """Requests in files, answered when nobody else needs the replicas."""
+    """Batches: requests in files, answered with capacity that interactive requests leave."""
 
     max_file_bytes: Count = 200 << 20
     """The most bytes of an uploaded file; a larger one is refused (413)."""
@@ -20,14 +20,14 @@ class BatchConfig(ConfigNode, frozen=True, kw_only=True):
     max_running: Count = 32
     """Lines that one gateway answers at once, of all its batches."""
     max_beside: Count = 8
-    """Lines that one gateway answers at once while it has requests that somebody waits for: each
-    line makes their steps a little longer."""
+    """Lines that one gateway answers at once while it has interactive requests: each line makes
+    their decode steps a little longer."""
     max_share: Fraction = 0.5
-    """The share of a gateway's decode places that may be taken when a line begins: the others are
-    kept for requests that somebody waits for."""
+    """A line begins only while less than this share of the gateway's decode places is taken; the
+    rest is kept for interactive requests."""
     max_unfinished: Count = 100
     """Batches of one tenant, or of one such key, at once; more are refused (429)."""
     takeover_s: Seconds = 15.0
-    """A batch of whose gateway nothing is heard for so long is gone on with by another."""
+    """Seconds without a heartbeat of a batch's gateway after which another gateway continues it."""
     keep_s: Seconds = 30 * DAY_S
-    """How long files of batches, and batches that have ended, are kept."""
+    """Seconds that files of batches, and batches that have ended, are kept."""

@@ -1,8 +1,9 @@
-"""The salt in the names of KV blocks: whoever has another cannot find, or time, these prefixes.
+"""The salt in the hashes of KV blocks: a caller with another salt can neither find nor time these
+prefixes.
 
     salt = keyed hash (deployment's secret) of tenant and the request's own cache_salt
 
-All gateways of a deployment must have one secret, or they would not find what the others placed.
+All gateways of a deployment need the same secret, or they cannot find each other's cached prefixes.
 Requests without tenant and salt have none: they share their prefixes with all others like them, and
 find them again in tiers that outlive the deployment.
 """

@@ -1,9 +1,9 @@
-"""What the log says of calls: all if asked for, and in any case who operated or was refused.
+"""Log lines of calls: every call if configured; operators' changes and refused keys always.
 
     baton.gateway.access.calls    every call, with `gateway.access_log`
     baton.gateway.access.audit    drains and the like, and calls without the right key
 
-Keys are told by name, or by the beginning of their hash; of prompts and outputs there is nothing.
+A key appears by its name, or the beginning of its hash. Prompts and outputs are never logged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ audit = logging.getLogger("baton.gateway.access.audit")
 
 REFUSED = frozenset({"401", "403", "UNAUTHENTICATED", "PERMISSION_DENIED"})
 MAX_PATH = 200
-"""Characters: strangers are logged as well."""
+"""Characters of a logged path, which a caller without a key can choose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class EndedCall:
     request_id: str
     caller: Caller
     is_change: bool = False
-    """It changed something of the deployment."""
+    """Whether the call changed the deployment."""
 
 
 def log_call(call: EndedCall, *, has_access_log: bool) -> None:
@@ -44,7 +44,7 @@ def log_call(call: EndedCall, *, has_access_log: bool) -> None:
         "request_id": call.request_id,
         "trace_id": caller.call.span.context.trace_id,
         "method": call.method,
-        "path": ascii(call.path[:MAX_PATH])[1:-1],  # nobody writes lines of his own into the log
+        "path": ascii(call.path[:MAX_PATH])[1:-1],  # a caller cannot inject lines into the log
         "status": call.status,
         "seconds": round(call.seconds, 6),
         "tenant": caller.tenant,

@@ -21,8 +21,8 @@ Weight = Annotated[float, msgspec.Meta(gt=0, le=1000)]
 
 
 class SloClassConfig(ConfigNode, frozen=True, kw_only=True):
-    """What a class of requests is to see. The router serves who must begin first, and avoids
-    replicas that would be late; nothing is refused for it."""
+    """The objective of a class of requests. The router serves the most urgent first and avoids
+    replicas that would be late; no request is refused because of it."""
 
     ttft_s: Seconds | None = None
     """Seconds from a request to its first token. Empty: any."""
@@ -39,25 +39,25 @@ class TenantConfig(ConfigNode, frozen=True, kw_only=True):
     """Names of the models that its keys are for: `served_model_name`, which stands for all names
     of a model, or some of its `model_aliases`. Other models are refused (403). Empty: any."""
     kv_share: Fraction | None = None
-    """Share of each replica's KV blocks that its requests and its cache may take, and that is kept
-    for it. Empty: it may take what the shares of the others leave, and nothing is kept for it."""
+    """Share of each replica's KV blocks that is reserved for its requests and cache, and that they
+    may not exceed. Empty: no reservation; it uses the blocks that the others' shares leave."""
     min_priority: Priority | None = None
     """The smallest `priority` that its requests may ask for. Empty: gateway.min_priority. From 0
     on, headers cannot give them a tighter objective than their class has."""
     weight: Weight = 1.0
     """While several tenants wait, each is served tokens in proportion to its weight."""
     requests_per_minute: Count | None = None
-    """More are refused (429) until there is room again. Empty: no limit."""
+    """Requests beyond this rate are refused (429) with a time to retry. Empty: no limit."""
     requests_per_second: Count | None = None
-    """Requests a second, for short bursts; more are refused (429). Empty: no limit."""
+    """As `requests_per_minute`, over one second: limits bursts. Empty: no limit."""
     tokens_per_minute: Count | None = None
     """Tokens of prompts and outputs; outputs are counted as they come. Empty: no limit."""
     tokens_per_second: Count | None = None
-    """Tokens a second, for short bursts. Empty: no limit."""
+    """As `tokens_per_minute`, over one second: limits bursts. Empty: no limit."""
     max_wait_s: Seconds | None = None
     """A request that would wait longer for a place is refused (429). Empty: gateway.max_wait_s."""
     slo_class: str = ""
-    """The class of its requests that name none. Empty: gateway.slo_class."""
+    """The SLO class of its requests that name none. Empty: gateway.slo_class."""
     request_timeout_s: Seconds | None = None
     """The most seconds from the arrival of a request to its last token. Empty:
     gateway.request_timeout_s."""
@@ -71,57 +71,58 @@ class TenantConfig(ConfigNode, frozen=True, kw_only=True):
 
 class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
-    """Where both public ports listen. `0.0.0.0` lets other machines in."""
+    """The address on which both public ports listen. `0.0.0.0` lets other machines in."""
     port: Port = 8000
-    """OpenAI-compatible HTTP."""
+    """The port of the OpenAI-compatible HTTP API."""
     grpc_port: Port = 8001
     """The public gRPC service, `baton.v1.Inference`."""
     admin_host: str = "127.0.0.1"
-    """Where operators are listened to. Loopback keeps other machines out; anything else needs
-    `operator_keys`."""
+    """The address on which the admin port listens. Loopback keeps other machines out; any other
+    address needs `operator_keys`."""
     admin_port: Port | None = 8002
-    """The port for operators alone: drain, /debug/*, /metrics, requests of all tenants. Of several
-    gateways on a machine each has the first of 16 ports from here on that is free; 0 lets the
-    operating system choose; the log tells. Null: there is none."""
+    """The operators' port: drain, /debug/*, /metrics, requests of all tenants. Each of several
+    gateways on a machine takes the first free one of 16 ports from this one on; 0 lets the
+    operating system choose. The log names the port. Null: no admin port."""
     max_body_bytes: Count = 16 * MEBIBYTE
     """Larger requests are refused (413) without being read."""
     request_timeout_s: Seconds = 600.0
     """The most seconds from the arrival of a request to its last token."""
     header_timeout_s: Seconds = 10.0
-    """The most seconds from the opening of a connection, or a later request's first byte, to the
-    end of the headers. More ends the connection (408)."""
+    """The most seconds from the opening of a connection, or the first byte of a later request, to
+    the end of the headers; then the connection is closed (408)."""
     max_header_bytes: Count = 64 << 10
     """A request whose headers are larger is refused (400), and the connection closed."""
     max_headers: Count = 100
-    """A request with more headers is refused likewise."""
+    """A request with more headers is refused (400), and the connection closed."""
     max_connections: Count = 4096
-    """Open at once, by HTTP and by gRPC each, as far as the process may have as many files open.
-    What comes beyond is answered with 503, or closed."""
+    """Open connections, for HTTP and for gRPC each; fewer if the process may not open as many
+    files. Further connections are answered with 503, or closed."""
     max_connections_per_address: Count | None = None
-    """HTTP connections open at once from one client's address. Empty: any, as clients behind a load
-    balancer or a NAT have one in common."""
+    """Open HTTP connections from one client address. Empty: no limit, because clients behind a load
+    balancer or a NAT share one."""
     max_streams_per_connection: Count = 1024
-    """Calls under way on one gRPC connection; a client's library lets more wait."""
+    """Concurrent calls on one gRPC connection; the client's library queues further ones."""
     body_timeout_s: Seconds = 20.0
-    """Within which a request's body has to come, and a second longer for every
-    `min_body_bytes_per_s` that have come (408)."""
+    """Seconds for a request's body to arrive, plus one for every `min_body_bytes_per_s` bytes that
+    have arrived; later it is refused (408)."""
     min_body_bytes_per_s: Count = 4096
-    """How slowly a large body may come, or an answer be taken. No body may take longer than
-    `request_timeout_s`."""
+    """The least rate at which a client must send a large body, or read an answer. No body may take
+    longer than `request_timeout_s`."""
     unread_timeout_s: Seconds = 30.0
-    """A client that is behind with reading, and for so long takes less than `min_body_bytes_per_s`,
-    is cut off. What waits for it meanwhile is bounded."""
+    """A client that has unread output and reads less than `min_body_bytes_per_s` for so long is
+    disconnected. The output buffered for it is bounded."""
     keep_alive_s: Count = 75
-    """How long an idle connection is kept. Longer than load balancers keep theirs, so that they
+    """Seconds that an idle connection is kept: longer than load balancers keep theirs, so that they
     never use one that was just closed."""
     model_aliases: tuple[str, ...] = ()
-    """Other names by which clients may ask for the model, beside `served_model_name`. Answers, and
-    metrics, have that one."""
+    """Other names that clients may use for the model. Answers and metrics always have
+    `served_model_name`."""
     api_keys: frozenset[str] = frozenset()
-    """Keys accepted as `Authorization: Bearer ...` or `x-api-key: ...`; with none, everybody is let
-    in. Here as in the other secrets, `file:/path` and `env:NAME` say where to read them."""
+    """Keys accepted as `Authorization: Bearer ...` or `x-api-key: ...`; without any, every caller
+    is let in. Like other secrets, they may be `file:/path` or `env:NAME`, read where the gateway
+    runs."""
     operator_keys: frozenset[str] = frozenset()
-    """Keys that are let in at `admin_port`, and may ask for any `priority`."""
+    """Keys for `admin_port`; their requests may ask for any `priority`."""
     min_priority: Priority = 0
     """The smallest `priority` that requests with a key may ask for: smaller comes first. From 0 on,
     headers cannot give them a tighter objective than their class has. Operators, and everybody
@@ -129,27 +130,28 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     tenants: dict[str, TenantConfig] = msgspec.field(default_factory=dict)
     """Tenants by name: clients with keys of their own, whose cached KV nobody else can find."""
     cache_secret: str = ""
-    """Keys the names of tenants' cached KV. Empty: made of what the Ray cluster drew when it began,
-    so that tiers which outlive the cluster hold nothing for its tenants."""
+    """The secret that salts the hashes of tenants' cached KV. Empty: derived from the Ray cluster's
+    random id, so tenants find nothing in KV tiers that outlive the cluster."""
     max_waiting: Count = 1024
     """Requests that may wait here for a place; more are refused (429)."""
     max_wait_s: Seconds | None = None
     """A request that would wait longer for a place is refused (429), at once if that can be
-    foreseen. Empty: it waits for as long as its time limit lets it."""
+    foreseen. Empty: it waits until its time limit."""
     slo_classes: dict[str, SloClassConfig] = msgspec.field(default_factory=dict)
-    """Service level objectives by name; the header `x-gateway-inference-objective` names one. Other
-    names are ignored: gateways before this one send theirs."""
+    """Service level objectives by name; the header `x-gateway-inference-objective` names one.
+    Unknown names are ignored, since gateways in front of this one may send their own."""
     slo_class: str = ""
     """The class of requests that name none. Empty: they have no objective."""
     policy: str = DEFAULT_POLICY
-    """How the replica that computes a prompt is chosen; docs/router.md has all there are."""
+    """The routing policy: how the replica that computes a prompt is chosen; docs/router.md lists
+    them."""
     kept_decisions: Annotated[int, msgspec.Meta(ge=0)] = 2048
-    """The number of recent requests, of the last hour, that can be asked why they ran where they
-    ran (`baton explain`), and what another policy would have made of them (`baton replay`)."""
+    """Recent requests, of the last hour, whose placement decisions are kept for `baton explain` and
+    `baton replay`."""
     short_prompt_tokens: Annotated[int, msgspec.Meta(ge=0)] = LOCAL_PREFILL_TOKENS
-    """Prompts with at most this many uncached tokens are computed by the decode replica itself,
-    where that costs no more than a handoff: those who decode there wait for it. 0: none for being
-    short, only what nobody else can compute, or what would wait clearly longer elsewhere."""
+    """Prompts with at most this many uncached tokens are computed by the decode replica itself, if
+    delaying its decodes costs no more than a handoff. 0: decode replicas only compute prompts that
+    no prefill replica can, or that would wait clearly longer there."""
     max_choices: Count = 128
     """Completions of one request: its prompts times `n` or `best_of`."""
     tool_parser: Literal[
@@ -169,46 +171,47 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
         "gemma",
         "harmony",
     ] = "auto"
-    """How the model writes tool calls. `auto` reads it off the chat template, and is `generic`
-    where that tells nothing: tools are described in the system message, and calls asked for in
-    Hermes' format. `none`: no calls but those that a request forces."""
+    """The model's tool-call format. `auto` detects it from the chat template, else takes `generic`:
+    tools are described in the system message, with calls in Hermes' format. `none`: only calls that
+    a request forces."""
     tool_schemas: Literal["hold", "strict"] = "hold"
-    """What holds calls under `tool_choice: auto` to the schemas of their tools. `hold`: a grammar,
-    from where a call begins, if the format allows for one; a GPU then waits for the host between
-    steps while such a request runs. `strict`: that of tools that say `strict: true`; with others
-    the model is trusted, but for format `generic`."""
+    """Whether calls under `tool_choice: auto` are constrained to their tools' schemas. `hold`: by a
+    grammar, from the beginning of a call on, if the format allows it; while such a request runs, a
+    GPU waits for the host between steps. `strict`: only for tools with `strict: true`, and for the
+    format `generic`."""
     reasoning_parser: Literal["auto", "none", "think", "harmony"] = "auto"
-    """How the model marks its reasoning. `auto` reads it off the chat template."""
+    """The model's reasoning format. `auto` detects it from the chat template."""
     chat_template: str = ""
     """A Jinja file on the gateways' machines, or the template itself, in place of all of the
     model's chat templates. Empty: those that come with the model."""
     trust_request_chat_template: bool = False
-    """Requests may bring a template of their own (`chat_template`), as with vLLM. It runs in the
-    sandbox in which the model's runs, for 2 s of CPU time at most, and meanwhile the gateway
-    answers nobody else."""
+    """Allow requests to bring their own template (`chat_template`), as in vLLM. It runs in the same
+    sandbox as the model's, for 2 s of CPU time at most, during which the gateway serves no other
+    request."""
     reranker: Literal["auto", "qwen3"] = "auto"
-    """How pairs of texts are judged. `auto`: as the model's files say. `qwen3`: as Qwen3-Reranker,
-    whose first checkpoints do not say it: by the logits of yes and no, behind its authors' prompt.
+    """How pairs of texts are scored. `auto`: by the model's files. `qwen3`: like Qwen3-Reranker,
+    whose first checkpoints lack these settings: by the logits of yes and no after its authors'
+    prompt.
     """
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
     """Fields of a request's body that Baton does not know, or that do nothing on this model.
-    `ignore`: the header `x-baton-ignored` names them; those that would change the output are
-    refused all the same."""
+    `ignore`: the header `x-baton-ignored` names them; fields that would change the output are
+    always refused."""
     hosted_tools: Literal["refuse", "ignore"] = "refuse"
     """Tools that only run at OpenAI's or Anthropic's own servers, such as `web_search`. `ignore`:
-    the model is not offered them, and the header `x-baton-ignored` names them."""
+    they are left out, and the header `x-baton-ignored` names them."""
     resume_window_s: Seconds = 60.0
-    """How long a resumable stream goes on, and is kept, without a client."""
+    """Seconds that a resumable stream continues, and is kept, without a client."""
     max_resumable_bytes: Count = 64 * MEBIBYTE
     """Bytes of all resumable streams together; a stream that does not fit is refused (429)."""
     access_log: bool = False
-    """A line of the log for every call: method, path, status, seconds, request id, tenant, and the
-    key's name. Nothing of prompts or outputs."""
+    """Log a line for every call: method, path, status, seconds, request id, tenant and the key's
+    name; never prompts or outputs."""
     console: bool = True
-    """Serve the page `/console`: a playground, requests explained, replicas. It is open to whoever
-    reaches the port, as `/docs` is; what it shows needs the key that its reader gives it."""
+    """Serve the page `/console`: a playground, requests explained, replicas. The page needs no key,
+    like `/docs`; the data it shows needs the key that its user enters."""
     cors_origins: tuple[str, ...] = ()
-    """Web pages of these origins may call the HTTP API; `*` is any. Empty: none may."""
+    """Origins whose web pages may call the HTTP API (CORS); `*` allows any. Empty: none."""
     tls_cert_file: str = ""
     """PEM certificate chain for both ports. Empty: no encryption."""
     tls_key_file: str = ""
@@ -243,13 +246,14 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
         return bool(self.api_keys or self.operator_keys or self.tenants)
 
     def body_limit_s(self, num_bytes: int) -> float:
-        """Seconds from a body's beginning within which more must come, once `num_bytes` have."""
+        """Seconds from the beginning of a body within which its next bytes must arrive, once
+        `num_bytes` have."""
         earned_s = num_bytes / self.min_body_bytes_per_s
         return min(self.body_timeout_s + earned_s, self.request_timeout_s)
 
     @property
     def kv_shares(self) -> dict[str, float]:
-        """KV shares by tenant, of those that have one."""
+        """KV shares by tenant, for the tenants that have one."""
         return {
             name: tenant.kv_share
             for name, tenant in self.tenants.items()
@@ -299,8 +303,7 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only processes of the same machine reach what listens there, as far as the name
-    tells."""
+    """Whether the address is a loopback address, judged by its text alone."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

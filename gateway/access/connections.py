@@ -1,7 +1,7 @@
-"""The connections of one port: how many may be open, and what becomes of those that go too far.
+"""The connections of one port: limits on open ones, and counts of those refused or cut off.
 
-Each that is refused or cut off is counted by its reason. The log has one line a reason and minute,
-with the last of the addresses: strangers do not decide how long it is.
+Each refused or cut-off connection is counted by its reason. The log has at most one line per reason
+and minute, with the last address, so that clients cannot flood it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Connections:
         self._quiet_until_s: dict[Refusal, float] = {}
 
     def open(self, address: str) -> Refusal | None:
-        """Count one in, or say why there is no place for it."""
+        """Count a new connection, or return why it is refused."""
         if self.num_open >= self._max_open:
             return Refusal.TOO_MANY
         limit = self._max_of_address
@@ -72,7 +72,7 @@ class Connections:
             del self._num_by_address[address]
 
     def refuse(self, why: Refusal, address: str) -> None:
-        """Count it, and tell."""
+        """Count a refused connection, and log it."""
         self._refused.add(1, why)
         now = self._clock()
         if now >= self._quiet_until_s.get(why, now):
@@ -89,13 +89,13 @@ def public_connections(config: GatewayConfig, refused: Counter) -> Connections:
 
 
 def admin_connections(refused: Counter) -> Connections:
-    """The places of the admin port, which are its own, so that clients take none of them."""
+    """The connections of the admin port, with a limit of its own that clients cannot use up."""
     return Connections(max_open=ADMIN_CONNECTIONS, refused=refused)
 
 
 def num_affordable(asked: int) -> int:
-    """The number of connections, up to `asked`, by HTTP and as many by gRPC, that open files are
-    left for."""
+    """The connections, up to `asked` for HTTP and as many for gRPC, that the process's limit of
+    open files allows."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return asked

@@ -1,12 +1,12 @@
-"""A line that lets somebody in: a key, or better its hash, from which nobody can make the key.
+"""One configured API key: the key itself, or better its SHA-256, which does not reveal the key.
 
     secret
     sha256:9f86d081884c7d65...  name=ci  expires=2027-03-31  scopes=inference  models=qwen3+small
 
-Words behind it, in any order: `name` for the log; `expires`, a date or time (UTC), from which on
-the key is unknown; `scopes`, some of those that keys of its place have; `models`, the only ones
-that it is for. Several have `+` between them: where keys have commas between them, no line has
-any. `baton keys` draws a key and writes its line.
+Words after the hash, in any order: `name` for the log; `expires`, a date or time (UTC) from which
+the key is unknown; `scopes`, a subset of the scopes that keys of this setting have; `models`, the
+only ones it may use. Several values are joined by `+`, since commas separate keys. `baton keys`
+draws a key and writes its line.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ INFERENCE, ADMIN, METRICS = "inference", "admin", "metrics"
 SCOPES = frozenset({INFERENCE, ADMIN, METRICS})
 TENANT_SCOPES = frozenset({INFERENCE})
 NAMED = ("file:", "env:")
-"""How a secret begins that is only named, and read elsewhere."""
+"""Prefixes of a secret that is given by reference."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NO_KEY = re.compile(
     rf".*\s.*|#.*|sha256.*|(name|expires|scopes?|models?)=.*|{'|'.join(sorted(SCOPES))}",
     re.IGNORECASE | re.DOTALL,
 )
-"""A comment, or a part of a line with a hash: whoever guesses it would be let in."""
+"""Texts that are not a key but a comment or a part of a split line, which anybody could guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,19 +39,20 @@ class KeyEntry:
     """Seconds since 1970."""
     scopes: frozenset[str] = SCOPES
     models: frozenset[str] = frozenset()
-    """Names of models. Empty: it is for all."""
+    """Names of the models that it may use. Empty: all."""
 
     def is_valid(self, now: float) -> bool:
         return self.expires_at is None or now < self.expires_at
 
 
 def digest_of(key: str) -> bytes:
-    """Keys are long and drawn: nothing slower is needed to keep them from being guessed."""
+    """SHA-256 of a key. Keys are long and random, so no slow password hash is needed."""
     return hashlib.sha256(key.encode()).digest()
 
 
 def read_entry(line: str, scopes: Set[str]) -> KeyEntry:
-    """`scopes`: of keys that stand there. Raises ValueError, which never tells the key."""
+    """`scopes`: those that a key of this setting may have. Raises ValueError, whose text never
+    contains the key."""
     if not line.startswith(HASHED):
         if _NO_KEY.fullmatch(line):
             raise ValueError(

@@ -3,8 +3,8 @@
     x-gateway-inference-objective: NAME     a class of gateway.slo_classes      (llm-d's headers)
     x-slo-ttft-ms, x-slo-tpot-ms: NUMBER    its own; each goes before the class's
 
-The same names over HTTP and as metadata of gRPC. Whoever may not ask to go before others, by a
-`priority` below 0, may not by these headers either: what is tighter than its own class has no
+The names are the same as HTTP headers and as gRPC metadata. A caller that may not ask for a
+`priority` below 0 may not tighten its objective either: a header tighter than its own class has no
 effect.
 """
 
@@ -30,8 +30,8 @@ def objective_of(
     header: Callable[[str], str | bytes | None],
     ignored: list[str],
 ) -> Slo:
-    """Adds the headers that have no effect to `ignored`: gateways before this one send class names
-    of their own. Raises InvalidRequest for a number that is none, which names the header."""
+    """Adds headers without effect to `ignored`, such as class names of a gateway in front of this
+    one. Raises InvalidRequest, naming the header, for a value that is not a number."""
     named, ttft, tpot = _text(header(CLASS_HEADER)), header(TTFT_HEADER), header(TPOT_HEADER)
     if not (named or ttft or tpot or config.slo_classes):
         return NO_SLO
@@ -57,7 +57,8 @@ def objective_of(
 
 
 def _soonest_s(one: SloClassConfig) -> float:
-    """By when its requests count as due: without a time to the first token as all do."""
+    """Seconds until its requests are due: `ttft_s`, or the default of requests without an
+    objective."""
     return UNHURRIED_S if one.ttft_s is None else one.ttft_s
 
 

@@ -1,10 +1,11 @@
-"""How many requests and tokens a tenant may ask for: buckets that fill all the time.
+"""Rate limits of tenants, in requests and tokens: token buckets.
 
     60 requests a minute: a bucket of 60, one more each second; each request takes one out
 
-A request takes its prompt's tokens when it comes, and its output's as they come: what is not known
-in advance is owed, and paid off before the next is let in. So a tenant gets no more than its limit
-over time, but may be ahead by what it has running. A request larger than its bucket finds it full.
+A request takes its prompt's tokens on arrival and its output's tokens as they are generated; the
+level may go below 0, and the next request waits until it is back. So a tenant gets no more than its
+limit over time, but may be ahead by the outputs of its running requests. A request larger than its
+bucket is let in once the bucket is full.
 
 Where several gateways serve a tenant, each has a share of its limits (`share`).
 """
@@ -22,11 +23,11 @@ from baton.gateway.access.config import TenantConfig
 REQUESTS, TOKENS = "requests", "tokens"
 PERIODS = {"second": 1.0, "minute": 60.0}
 DEMAND_S = 10.0
-"""What was asked for longer ago counts less and less in who needs which share."""
+"""Time constant of the decaying demand by which gateways share a tenant's limits."""
 
 
 class Bucket:
-    """`limit` in each `period_s`; level below 0: owed."""
+    """`limit` per `period_s` seconds. A level below 0 is owed."""
 
     def __init__(self, setting: str, unit: str, limit: int, period_s: float, now: float) -> None:
         self.setting = setting
@@ -39,7 +40,7 @@ class Bucket:
 
     @property
     def size(self) -> float:
-        """What it holds here."""
+        """The most that it holds at this gateway."""
         return self.limit * self.share
 
     def level(self, now: float) -> float:
@@ -51,11 +52,12 @@ class Bucket:
         self._at_s = now
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Seconds until so much is there; until it is full, if it never is."""
+        """Seconds until `amount` is there, or until the bucket is full if it never holds as
+        much."""
         return max(min(amount, self.size) - self.level(now), 0.0) / self._rate
 
     def be_share(self, share: float, now: float) -> None:
-        """From now on. More is not there at once: it fills up at the new rate."""
+        """Change this gateway's share of the limit. The level stays, and fills at the new rate."""
         self._level, self._at_s = self.level(now), now
         self.share = share
         self._level = min(self._level, self.size)
@@ -77,7 +79,7 @@ class Allowance:
 
 
 class _Demand:
-    """What was asked for lately, whether it was let in or not."""
+    """Recent demand, of admitted and refused requests alike."""
 
     def __init__(self, now: float) -> None:
         self._amount = 0.0
@@ -110,8 +112,8 @@ class RateLimits:
         self._demand = {name: self._demand.get(name) or _Demand(now) for name in limited}
 
     def admit(self, tenant: str, num_tokens: int, *, leaves: float = 0.0) -> None:
-        """Let a request with so many tokens of prompt in, if this share of what its tenant may ask
-        for is left to others. Raises RateLimited."""
+        """Admit a request of `num_tokens` prompt tokens if the fraction `leaves` of its tenant's
+        limits stays for other requests. Raises RateLimited."""
         buckets = self._buckets.get(tenant)
         if not buckets:
             return
@@ -134,13 +136,13 @@ class RateLimits:
             bucket.take(amounts[bucket.unit], now)
 
     def charge(self, tenant: str, num_tokens: int) -> None:
-        """So many tokens of output have come."""
+        """Count `num_tokens` output tokens."""
         for bucket in self._buckets.get(tenant, ()):
             if bucket.unit == TOKENS:
                 bucket.take(num_tokens, self._clock())
 
     def allowances(self, tenant: str) -> list[Allowance]:
-        """What is left, of those units that are limited."""
+        """What is left of each limited unit."""
         now = self._clock()
         found: list[Allowance] = []
         for unit in (REQUESTS, TOKENS):
@@ -159,7 +161,8 @@ class RateLimits:
 
     @property
     def demand(self) -> dict[str, float]:
-        """Requests of late, by tenant, of those that have limits: what its share follows."""
+        """Recent demand by tenant, for tenants with limits: gateways share the limits in
+        proportion."""
         now = self._clock()
         return {name: demand.by(now) for name, demand in self._demand.items()}
 

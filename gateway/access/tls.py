@@ -1,8 +1,8 @@
-"""The gateway's identity, for clients that want to be sure: a certificate and its key.
+"""The gateway's TLS certificate and key.
 
-The files are looked at for every handshake, so that a renewed certificate needs no restart. One
-that cannot be used takes nothing away: the last good one stays, the log says why, and it is tried
-again, as what was in its way (rights, a full table of open files) may show in no stamp.
+The files' stamps are checked at every handshake, so that a renewed certificate needs no restart. If
+new files cannot be used, the last good ones stay, the log says why, and loading is retried even if
+the stamps stay the same, because the cause (permissions, too many open files) may not show in them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class _Loaded:
 
 
 class TlsIdentity:
-    """Files that have been seen to fit together. gRPC asks from threads of its own."""
+    """A certificate and a key that fit together. Thread-safe, because gRPC calls it from its own
+    threads."""
 
     def __init__(self, cert_file: str, key_file: str, clock: Clock = monotonic) -> None:
         """Raises InvalidConfig, naming the setting that is at fault."""
@@ -69,7 +70,7 @@ class TlsIdentity:
             return self._loaded
 
     def _reload(self, stamp: Stamp) -> None:
-        """Keeps what there is if the files cannot be used."""
+        """Load the files again; keep the present ones if they cannot be used."""
         try:
             self._loaded = self._load(stamp)
         except InvalidConfig as error:

@@ -1,4 +1,4 @@
-"""Batches as their owners know them: made, looked up, listed, cancelled; on any gateway.
+"""Batches as clients see them, on any gateway: create, get, list, cancel, delete.
 
 under way    WorkFolder, until it is over
 over         batch/ID in the storage
@@ -29,14 +29,14 @@ WINDOW_S = 86_400
 
 
 class NewBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client asks for, checked."""
+    """A batch request, already checked."""
 
     endpoint: str
     input_file_id: str
     metadata: dict[str, str] | None
     output_ttl_s: float
     num_lines: int = 0
-    """If that is known."""
+    """Lines of the input; 0 if not known."""
 
 
 class Batches:
@@ -58,7 +58,7 @@ class Batches:
         self._max_unfinished = config.max_unfinished
         self._now = unix_time
         self.is_new = asyncio.Event()
-        """Set when there is one more, or one is to end."""
+        """Set when a batch is created or cancelled."""
 
     async def create(self, new: NewBatch, caller: Caller) -> Batch:
         """Raises Overloaded, StorageUnavailable."""
@@ -107,7 +107,7 @@ class Batches:
         return await self.get(batch_id, owner)
 
     async def delete(self, batch_id: str, owner: str) -> None:
-        """What is known of it; its files are others'. Raises InvalidRequest if it is not over,
+        """Delete its record, not its files. Raises InvalidRequest if it is not over,
         NotKept, StorageUnavailable."""
         batch = await self.get(batch_id, owner)
         if batch.status not in OVER:
@@ -125,7 +125,7 @@ class Batches:
         if order is None or order.owner != owner:
             return None
         batch = self._folder.state(order)
-        # Its order is the first to go: as long as it is there, so was its state.
+        # Its order is removed first: while the order exists, so did its state.
         return batch if self._folder.order(batch_id) is not None else None
 
     async def _unfinished(self, owner: str) -> list[str]:
@@ -136,12 +136,12 @@ class Batches:
         return await self._call(find)
 
     async def kept(self, batch_id: str, owner: str) -> Batch | None:
-        """If it is over. Raises StorageUnavailable."""
+        """The batch, if it is over. Raises StorageUnavailable."""
         encoded = await self._storage.get(Place(KIND, owner, batch_id))
         return None if encoded is None else msgspec.json.decode(encoded, type=Batch)
 
     async def keep(self, batch: Batch, owner: str) -> None:
-        """What it came to. Raises StorageFull, StorageUnavailable."""
+        """Keep the batch's final state. Raises StorageFull, StorageUnavailable."""
         place, encoded = Place(KIND, owner, batch.id), msgspec.json.encode(batch)
         await self._storage.put(place, encoded, ttl_s=self._keep_s, fsync=True)
 

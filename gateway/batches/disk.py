@@ -1,4 +1,4 @@
-"""Calls that may wait for a disk, on threads of their own: others' threads go on if it hangs."""
+"""Runs blocking disk calls on threads of their own, so that a hanging disk blocks no others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Disk:
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="batches")
 
     async def __call__(self, work: Callable[..., R], *args: object) -> R:
-        """Raises TimeoutError, an OSError, of a disk that hangs."""
+        """Run `work`. Raises TimeoutError, an OSError, if the disk hangs."""
         call = asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
         async with asyncio.timeout(PATIENCE_S):
             return await call

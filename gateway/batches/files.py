@@ -1,7 +1,7 @@
-"""Files that clients upload, and that batches write: content and what it is, kept apart.
+"""Files that clients upload and batches write: content and description, stored separately.
 
 file/ID         the content, streamed
-file_info/ID    FileObject, kept last: until then there is no such file
+file_info/ID    FileObject, written last: until then the file does not exist
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class FileWriting:
         self.file_id = file_id
         self.filename = new.filename
         self.ttl_s = new.ttl_s
-        """May become less until the end."""
+        """May be lowered until the file is complete."""
         self.info: FileObject | None = None
-        """Once it is written."""
+        """Set once the file is complete."""
         self._writing = writing
 
     async def write(self, data: bytes) -> None:
@@ -68,7 +68,7 @@ class Files:
         self._now = unix_time
 
     async def check_room(self, owner: str, max_bytes: int) -> None:
-        """Raises StorageFull if what is kept of one owner is as much; StorageUnavailable."""
+        """Raises StorageFull if the owner's files take `max_bytes` or more; StorageUnavailable."""
         kept = await self._storage.entries(CONTENT, owner)
         num_bytes = sum(metadata.num_bytes for metadata in kept)
         if num_bytes >= max_bytes:
@@ -80,7 +80,7 @@ class Files:
 
     @asynccontextmanager
     async def writing(self, new: NewFile) -> AsyncIterator[FileWriting]:
-        """It is there once the block has ended without an error. Raises StorageFull,
+        """Write a file, which exists once the block has ended without an error. Raises StorageFull,
         StorageUnavailable."""
         now = self._now()
         file_id = new.id or new_id("file-", now)

@@ -2,7 +2,7 @@
 
 {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
 
-What is wrong with the file fails the batch; what is wrong with a body is answered to its line.
+A fault of the file fails the batch; a fault of a body fails its line alone.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LinePlace:
 class InputLines:
     places: list[LinePlace] = field(default_factory=list)
     faults: list[BatchFault] = field(default_factory=list)
-    """If there is one, none of the lines runs."""
+    """Faults of the file. With any, no line runs."""
 
 
 def look_through(path: Path, endpoint: str, max_lines: int) -> InputLines:
@@ -86,7 +86,7 @@ def read_line(path: Path, place: LinePlace) -> InputLine:
 
 
 def told_id(text: bytes) -> str | None:
-    """The custom_id of a line that may be no request; None if it has none."""
+    """The custom_id of a line, which need not be a valid request; None if it has none."""
     try:
         return msgspec.json.decode(text.removeprefix(BOM_UTF8), type=_Named).custom_id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

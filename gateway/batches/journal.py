@@ -1,10 +1,11 @@
-"""Answers of a batch, on disk before they count, each in a line of a file of its holder's epoch.
+"""The answers of a batch: one line each, in a file per lease epoch, synced to disk before they
+count.
 
     answers.EPOCH    <line of the input> <1 if it was answered, 0 if it failed> <line of the output>
 
-Answers that come while others are being synchronised are written together, next. What a line that
-was cut says does not count: its request runs again. Of two answers to one request, which a holder
-that was thought to be dead and its successor may both give, the one of the lower epoch holds.
+Answers that arrive during a sync are written together in the next one. A truncated line does not
+count: its request runs again. If a holder that was thought dead and its successor both answer a
+request, the answer of the lower epoch holds.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Answered:
 
 @dataclass(slots=True)
 class _Group:
-    """Written together."""
+    """Answers that are written and synced together."""
 
     data: list[bytes] = field(default_factory=list)
     done: asyncio.Future[None] = field(
@@ -43,7 +44,7 @@ class _Group:
 
 
 class Journal:
-    """One holder's. `check` raises what forbids it to write."""
+    """The journal of one lease holder. `check` raises if it may not write any more."""
 
     def __init__(self, folder: Path, epoch: int, check: Callable[[], None], disk: Disk) -> None:
         self._path = folder / f"{PREFIX}{epoch}"
@@ -54,8 +55,8 @@ class Journal:
         self._writing: asyncio.Task[None] | None = None
 
     async def append(self, answered: Answered) -> None:
-        """Return once it is on disk. Raises LeaseLost, OSError: from then on always, for a line may
-        have been cut, and the next would be taken for its rest."""
+        """Return once the answer is on disk. Raises LeaseLost, OSError, and then for every later
+        call: a line may have been cut, and the next would be read as its rest."""
         group = self._next
         group.data.append(b"%d %d %s\n" % (answered.line, answered.is_ok, answered.output))
         if self._writing is None or self._writing.done():
@@ -79,7 +80,7 @@ class Journal:
                 group.done.set_result(None)
             else:
                 group.done.set_exception(self._error)
-                group.done.exception()  # whoever waited may be gone
+                group.done.exception()  # the waiter may have been cancelled
 
     def _write(self, data: bytes) -> None:
         self._check()
@@ -91,7 +92,7 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one holder wrote, as far as it counts: what it adds later, nobody reads."""
+    """The part of a holder's journal that counts; lines it appends later are never read."""
 
     path: Path
     num_bytes: int
@@ -110,7 +111,7 @@ def part_of(folder: Path, epoch: int) -> list[Part]:
 
 
 def read_answers(parts: Iterable[Part]) -> Iterator[Answered]:
-    """Each request's once. Blocks. Raises OSError."""
+    """One answer for each request. Blocks. Raises OSError."""
     seen: set[int] = set()
     for part in parts:
         num_left = part.num_bytes

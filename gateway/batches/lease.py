@@ -4,9 +4,9 @@
     lease.2  000003    made by another when lease.1 had stayed the same for long: it alone goes on
     lease.2  over      left by a gateway that stopped: the next may be made at once
 
-N is the epoch of a holder, and part of the name of all that it writes. One that was stopped for
-long, and goes on without knowing of its successor, writes where nobody reads any more; it notices
-with the next beat. Nobody's clock is compared with another's.
+N is the holder's epoch, and part of the name of every file it writes. A holder that was stopped for
+long and does not know of its successor writes to files that are not read any more, and notices at
+its next beat. Clocks of different hosts are never compared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class LeaseLost(BatonError):
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """What the newest holder has said last. Epoch 0: there was none yet."""
+    """The last record of the newest holder. Epoch 0: no holder yet."""
 
     epoch: int
     said: bytes
@@ -50,7 +50,7 @@ def epochs(folder: Path, prefix: str) -> list[int]:
 
 
 class Lease:
-    """All of it blocks."""
+    """One holder's lease. All methods block."""
 
     def __init__(self, folder: Path, epoch: int, fd: int) -> None:
         self._folder = folder
@@ -82,7 +82,7 @@ class Lease:
             raise LeaseLost(f"another gateway goes on with {self._folder.name}")
 
     def give_up(self) -> None:
-        """Let another begin at once. Safe to repeat."""
+        """Release the lease, so that another gateway can take it at once. Safe to repeat."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             try:

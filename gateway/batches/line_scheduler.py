@@ -1,9 +1,8 @@
-"""When lines of batches run: in the room that requests leave which somebody waits for.
+"""When lines of batches run: in the capacity that interactive requests leave.
 
-starts     while at most `max_running` run, or `max_beside` beside requests that somebody waits
-           for; less than a share of the places is taken; and nobody waits for one
-goes on    to its end, as a rule
-given up   the youngest, one for each who has waited for `PATIENCE_S`, or for each place that
+starts     while at most `max_running` run, or `max_beside` beside interactive requests; less than a
+share of the places is taken; and no request waits for one goes on    to its end, as a rule given up
+the youngest, one for each who has waited for `PATIENCE_S`, or for each place that
            replicas have taken back for another gateway; it runs again later
 """
 
@@ -25,15 +24,15 @@ REST_LOOK_S = 1.0
 """Seconds between looks while there are no lines."""
 PATIENCE_S = 0.25
 BESIDE_S = 2.0
-"""Seconds after others were last seen during which more are expected."""
+"""Seconds after the last interactive request during which more are expected."""
 
 
 class LinePreempted(Exception):
-    """A line that had begun is to run again later."""
+    """A running line was given up; it runs again later."""
 
 
 class LineScheduler:
-    """One gateway's, for all its batches. Lines start in the order in which they asked."""
+    """Schedules the lines of all batches of one gateway, in the order in which they asked."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class LineScheduler:
         self._given_up: set[asyncio.Future[Any]] = set()
         self._crowded_since: float | None = None
         self._is_alone_from = 0.0
-        """When no others are expected any more, as it looks now."""
+        """The time from which no interactive requests are expected."""
         self._is_asked = asyncio.Event()
         """Set when a line comes; cleared by `watch` when there are none."""
 
@@ -79,7 +78,7 @@ class LineScheduler:
             self._end()
 
     async def watch(self) -> None:
-        """Look whether others wait, for ever, and let lines begin or give them up."""
+        """Check for interactive requests, for ever, and let lines begin or give them up."""
         while True:
             if self._running or self._waiting:
                 await asyncio.sleep(LOOK_S)
@@ -131,7 +130,7 @@ class LineScheduler:
         return min(max_running - self._num_running, num_allowed - num_taken)
 
     def _look(self) -> None:
-        """Look who else is there, and give lines up for those who wait."""
+        """Count interactive requests, and give lines up for those that wait."""
         room, now = self._room(), self._clock()
         if room.num_waiting or room.num_awaited:
             self._is_alone_from = now + BESIDE_S

@@ -1,4 +1,4 @@
-"""What a batch ends with: a file of answers and one of failures, as far as there are any."""
+"""The output files of a batch: one of answers and one of failures, if there are any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch as clients see it, and what is kept of it besides.
+"""A batch as clients see it, and the internal record of its order.
 
 validating --> in_progress --> finalizing --> completed
     |             |     '--------------'----> expired
@@ -27,7 +27,7 @@ Status = Literal[
 ]
 OVER = ("failed", "completed", "expired", "cancelled")
 ID = re.compile(r"(batch_|file-)[0-9a-f]{28}")
-"""Sorted, they stand in the order in which they were made."""
+"""Ids sort in the order of creation."""
 
 
 def new_id(prefix: Literal["batch_", "file-"], now: float) -> str:
@@ -35,7 +35,8 @@ def new_id(prefix: Literal["batch_", "file-"], now: float) -> str:
 
 
 def output_id(batch_id: str, what: str) -> str:
-    """The id of a batch's output file, whoever writes it: an end that is kept twice is one file."""
+    """The id of a batch's output file, the same for every holder: an end written twice is one
+    file."""
     digest = hashlib.sha256(f"{batch_id} {what}".encode()).hexdigest()
     return f"file-{batch_id.removeprefix('batch_')[:12]}{digest[:16]}"
 
@@ -97,12 +98,13 @@ class Batch(msgspec.Struct, kw_only=True):
 
 
 class BatchOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for. It never changes."""
+    """The batch as it was ordered; immutable."""
 
     owner: str
     """The owner id, as `Caller.owner`."""
     models: tuple[frozenset[str], ...] = ()
-    """As `Caller.models` was: another key of its owner's does not do more for it."""
+    """`Caller.models` at the time of the order: a later key of the same owner does not extend
+    it."""
     batch: Batch
     """As it was when it was made."""
     output_ttl_s: float

@@ -1,12 +1,12 @@
-"""Batches are looked for and worked on, whichever gateway took them in.
+"""Finds batches without a holder and runs them, on whichever gateway gets the lease.
 
     look   every folder of a batch: nobody has held its lease, or its holder is silent or left it
       --> claim the next epoch; exactly one gateway gets it
       --> work, and beat; whoever lost the lease stops, and keeps nothing
       --> what the batch came to is kept, then the folder is removed
 
-A gateway that stops leaves its lease, so that another goes on at once; after a crash that takes
-`takeover_s`. A batch whose owner's key is gone is let go of, too, and waits for the key.
+A gateway that stops releases its lease, so that another continues at once; after a crash this takes
+`takeover_s`. A batch whose owner has no key any more is released, too, and waits for one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOOK_S = 1.0
 MAX_BATCHES = 4
 """Batches that one gateway works on at once: they share the lines that it runs."""
 BEATS = 5
-"""Heartbeats that a holder writes within the time after which it counts as gone."""
+"""Heartbeats per `takeover_s`."""
 AGAIN_S, MOST_AGAIN_S = 5.0, 120.0
 """A batch that could not be worked on is tried again after so long, then after twice as long."""
 
@@ -41,7 +41,7 @@ AGAIN_S, MOST_AGAIN_S = 5.0, 120.0
 class _SeenLease:
     record: LeaseRecord
     since: float
-    """When `record` was first heard, by the runner's clock; it has been the same since."""
+    """When `record` was first seen, by the runner's clock; it has not changed since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class BatchRunner:
         count: Callable[[str], None],
         clock: Clock = monotonic,
     ) -> None:
-        """`count` hears how each batch ended that this gateway worked on."""
+        """`count` is called with how each batch ended that this gateway ran."""
         self._context = context
         self._batches = batches
         self._count = count
@@ -83,11 +83,11 @@ class BatchRunner:
         ]
 
     async def stop(self) -> None:
-        """Others may go on at once. Safe to repeat."""
+        """Stop, and release the leases. Safe to repeat."""
         tasks = [*self._tasks, *(task for _, task in self._working.values())]
         for task in tasks:
             task.cancel()
-        if tasks:  # a disk that hangs keeps no gateway from its end
+        if tasks:  # a hanging disk must not keep a gateway from stopping
             await asyncio.wait(tasks, timeout=STOP_S)
 
     async def _look_on(self) -> None:
@@ -139,8 +139,8 @@ class BatchRunner:
         return record.is_over or now - heard.since >= self._context.config.takeover_s
 
     async def _can_go_on(self, order: BatchOrder) -> bool:
-        """A batch whose owner has no key any more waits for one, or for its end; not at work, where
-        it would keep others out."""
+        """False while the owner has no key and the batch need not end: working on it would only
+        hold its lease."""
         context = self._context
         if context.caller_of(order) or order.batch.expires_at <= context.unix_time():
             return True

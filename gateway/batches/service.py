@@ -1,4 +1,4 @@
-"""What a gateway has of batches: files, batches and who works on them, put together."""
+"""The batch service of a gateway: files, batches and their runner, put together."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ class BatchService:
     disk: Disk
 
     def close(self) -> None:
-        """Once nobody asks for batches any more, and the runner has stopped."""
+        """Close it, after the ports are closed and the runner has stopped."""
         self.disk.close()
 
 
 def batch_service(gateway: Gateway, answer: AnswerLine) -> BatchService | None:
-    """None where nothing is kept. Batches of one folder are worked on by gateways of their model
-    alone."""
+    """None where nothing is kept. A gateway only runs the batches of its own model."""
     storage, config, model = gateway.storage, gateway.config.batches, gateway.model.name
     if storage is None:
         return None

@@ -5,8 +5,8 @@
         | until all are answered, the window is over, or it is cancelled
     answers become the output, failures the error file --> completed, expired or cancelled
 
-Whoever takes it up later begins at the same place with what the journal has by then. Until the
-last word nothing is told to clients that a successor could tell otherwise.
+A later holder begins at the same point, with the answers in the journal. Before the end, clients
+are told nothing that a successor could contradict.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ from baton.gateway.batches.records import Batch, BatchFault, BatchFaults, BatchO
 from baton.gateway.batches.work_folder import WorkFolder
 
 LOOK_S = 0.5
-"""How often it is looked whether it is cancelled, and its numbers are told."""
+"""Seconds between checks for a cancel, and between updates of its counts."""
 AGAIN_S = 60.0
-"""A line that was refused is tried again after so long at most."""
+"""The longest wait before a refused line is tried again."""
 MAX_FAILURES = 3
 """The most failures of one line that are not its own fault."""
 FAILED_AGAIN_S = 1.0
 REFUSED_AGAIN_S, MOST_REFUSED_AGAIN_S = 0.05, 5.0
-"""A line that was refused waits for so long at least, twice as long each time in a row: whoever
-refuses it may say 0 s."""
+"""The shortest wait of a refused line, doubled for each refusal in a row: `retry-after` may be 0
+s."""
 EXPIRED = LineError(
     code="batch_expired", message="the batch's completion window was over before its turn"
 )
@@ -72,7 +72,7 @@ class LineAnswer:
     body: bytes
     """JSON."""
     retry_after_s: float | None = None
-    """It was refused for want of room, and is worth trying again."""
+    """Set: it was refused for lack of capacity, and can be retried after so many seconds."""
     ignored_fields: Sequence[str] = ()
     """Fields of the body that had no effect."""
 
@@ -85,7 +85,7 @@ class AnswerLine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchContext:
-    """What all batches of a gateway are worked on with."""
+    """What all batches of a gateway share."""
 
     folder: WorkFolder
     disk: Disk
@@ -93,10 +93,10 @@ class BatchContext:
     scheduler: LineScheduler
     answer: AnswerLine
     caller_of: Callable[[BatchOrder], Caller | None]
-    """Who a batch's lines are asked for by; None while nobody of its owner may use the models."""
+    """The caller of a batch's lines; None while no key of its owner may use the models."""
     config: BatchConfig
     count: Callable[[str], None]
-    """Hears how each line ended: ok, failed or given_up."""
+    """Called with how each line ended: ok, failed or given_up."""
     unix_time: Callable[[], float] = time.time
 
 
@@ -117,8 +117,8 @@ class BatchWork:
     """What earlier holders have written."""
 
     async def run(self) -> Batch:
-        """Its end, which is yet to be kept. Raises LeaseLost, OSError, StorageFull,
-        StorageUnavailable; Unauthenticated while its owner has no key."""
+        """Run the batch and return its final state, which the caller stores. Raises LeaseLost,
+        OSError, StorageFull, StorageUnavailable; Unauthenticated while its owner has no key."""
         path = self.context.folder.input_path(self.batch.id)
         if not await self._take_input(path):
             fault = BatchFault(code="file_not_found", message="the input is not there any more")
@@ -191,7 +191,8 @@ class BatchWork:
         return found
 
     async def _answer_all(self, pending: deque[LinePlace], path: Path) -> Ending:
-        """Why no more are answered. Raises LeaseLost, OSError, Unauthenticated."""
+        """Answer the pending lines; return why it ended. Raises LeaseLost, OSError,
+        Unauthenticated."""
         context = self.context
         folder = context.folder.of(self.batch.id)
         journal = Journal(folder, self.lease.epoch, self.lease.check, context.disk)
@@ -248,7 +249,7 @@ class BatchWork:
                 counts.failed += 1
 
     async def _answer(self, line: InputLine, request_id: str) -> LineAnswer:
-        """However long it takes to find room."""
+        """Answer one line, retrying while it is refused for lack of capacity."""
         num_failures = num_refusals = 0
         while True:
             with suppress(LinePreempted):
@@ -273,7 +274,7 @@ class BatchWork:
         )
 
     async def _tell(self) -> None:
-        """What there is to see of it, if that is news."""
+        """Publish the batch's counts if they changed."""
         encoded = msgspec.json.encode(self.batch)
         if encoded != self._told:
             await self.context.disk(self.context.folder.write_state, self.batch, self.lease.epoch)

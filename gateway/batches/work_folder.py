@@ -1,13 +1,14 @@
-"""What gateways need of batches that are not over: a folder each, which all gateways share.
+"""Unfinished batches: one folder each, shared by all gateways.
 
     ID/order          what was asked for; never changes
-    ID/input          the input, copied: whoever deletes the file changes nothing
+    ID/input          a copy of the input, so that deleting the file changes nothing
     ID/lease.N        who works on it (lease.py)
     ID/state.N        the batch, as the holder of that epoch saw it last
     ID/answers.N      its answers (journal.py)
     ID/cancel         it is to end
 
-It is gone once the batch is over and that is kept elsewhere. All of it blocks, and raises OSError.
+The folder is removed once the batch's end is stored elsewhere. All methods block, and raise
+OSError.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class WorkFolder:
         return self._root / batch_id
 
     def create(self, order: BatchOrder) -> None:
-        """It is there as a whole or not at all."""
+        """Create the folder, atomically."""
         new = self._root / f".{secrets.token_hex(8)}"
         new.mkdir(mode=0o700, parents=True)
         _write(new / "order", order, fsync=True)
@@ -86,7 +87,7 @@ class WorkFolder:
         return self.of(batch_id) / "input"
 
     def remove(self, batch_id: str) -> None:
-        """The order goes first: who still finds that finds all."""
+        """Remove the folder. The order goes first: a reader that finds it finds everything."""
         folder = self.of(batch_id)
         (folder / "order").unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
@@ -103,7 +104,7 @@ def _write(path: Path, value: Any, *, fsync: bool = False) -> None:
 
 
 def _read(path: Path, kind: type[V]) -> V | None:
-    """None if it is not there, or cut short, as a machine that goes down may leave it."""
+    """None if the file is missing, or truncated by a crash."""
     try:
         value: V = msgspec.json.decode(path.read_bytes(), type=kind)
         return value

@@ -1,12 +1,12 @@
-"""Where in a prompt the cache points of a conversation are: behind a message, or a part of one.
+"""Finds the cache points of a conversation in its prompt: after a message, or after a part of one.
 
     the whole prompt     <system>..</system><user>..</user><assistant>
     messages up to it    <system>..</system>                              ends where they part
     or with a mark       <system>..<mark></system><user>...               ends where they part
 
-What a template writes for the first messages alone is as a rule how the whole prompt begins. Where
-it is not, and behind a part of a message, a mark in the text shows the place. Any place is right:
-a point only says how much of this very prompt is to stay.
+The template's text of the first messages alone is usually a prefix of the whole prompt. Where it is
+not, and after a part of a message, a mark inserted into the text shows the place. An inexact place
+is harmless: a point only says how much of this prompt is to stay cached.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from baton.gateway.requests.cache_control import MarkedMessage
 from baton.gateway.requests.gateway import Gateway
 
 MARK = "\ue0c4"
-"""A private-use character of Unicode: no template does anything with it."""
+"""A private-use character of Unicode, which no template treats specially."""
 WAYS_TO_WRITE_MARK = (MARK, r"\ue0c4")
 
 
@@ -32,7 +32,7 @@ class _Rendered:
     text: str
 
     def end_of(self, mark: MarkedMessage) -> int:
-        """Characters of the prompt up to the point; 0 if there is no telling."""
+        """Characters of the prompt up to the point; 0 if it cannot be found."""
         first: str | None = None
         if mark.part_end is None:
             first = self._render(self.conversation.messages[: mark.message + 1])
@@ -44,7 +44,7 @@ class _Rendered:
         return max(num_common(self.text, other or "") for other in (first, marked))
 
     def _render(self, messages: Sequence[Mapping[str, Any]] | None) -> str | None:
-        """None if the template does not take these messages by themselves."""
+        """None if the template refuses these messages by themselves."""
         if messages is None:
             return None
         part = replace(
@@ -69,12 +69,12 @@ class _Rendered:
 async def find_cache_points(
     gateway: Gateway, conversation: Conversation, text: str, tokens: Sequence[int]
 ) -> tuple[CachePoint, ...]:
-    """The cache points in the prompt that `conversation` has become."""
+    """The cache points in the prompt of `conversation`."""
     rendered = _Rendered(conversation=conversation, text=text)
     ttl_s_by_len: dict[int, float] = {}
     for mark in conversation.marks:
         beginning = text[: rendered.end_of(mark)]
-        # The last token of a beginning may be another one in the whole.
+        # The last token of a prefix may merge with the text after it.
         num_tokens = num_common(tokens, await encode_chat(gateway, conversation, beginning))
         if num_tokens:
             ttl_s_by_len[num_tokens] = max(mark.ttl_s, ttl_s_by_len.get(num_tokens, 0.0))
@@ -82,7 +82,8 @@ async def find_cache_points(
 
 
 def num_common(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How far two texts, or lists of tokens, are alike: slices are compared fast, items are not."""
+    """Length of the common prefix of two texts or token lists. It compares slices, which is
+    fast."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

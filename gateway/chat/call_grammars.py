@@ -1,9 +1,9 @@
-"""How a model writes calls of given tools, as a grammar: in Lark's notation, a rule `calls`.
+"""Grammars of tool calls in each model's format: in Lark's notation, with a rule `calls`.
 
     called   a call in JSON: its name, and arguments that fit the schema
     call     the same from its mark to its end, in the model's own format
 
-Once a mark has been written, nothing but a call that fits its schema can follow.
+After a mark, only a call that fits its schema can follow.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ DSML_BEGIN = f"<{DSML}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Writing:
-    """How a model goes on behind the mark that begins a call."""
+    """The parts of a call format after the mark that begins a call."""
 
     begin: str
     rest: str
     rules: tuple[str, ...] = ()
     between: str | None = None
-    """What stands before the mark of a further call; None where `rest` has all calls."""
+    """The text before the mark of a further call; None where `rest` holds all calls."""
     bare_begin: str = ""
-    """What models begin calls with that forget the mark above, and parsers take for one."""
+    """How a call begins when the model forgets the mark above; parsers accept it as one."""
     bare_rest: str = ""
 
 
 def calls_grammar(
     name: str, tools: ToolUse, special_by_mark: SpecialByMark = NO_SPECIAL
 ) -> str | None:
-    """Calls alone, in the format `name`, for `answer_grammar`. None where it is not known how, or
-    a schema says too much. Raises InvalidRequest."""
+    """Calls alone, in the format `name`, for `answer_grammar`. None for an unknown format, or a
+    schema that the rules cannot express. Raises InvalidRequest."""
     try:
         return _calls_alone(name, tools, special_by_mark)
     except (NotHeld, RecursionError):
@@ -62,10 +62,9 @@ def optional_calls(
     special_by_mark: SpecialByMark = NO_SPECIAL,
     other_special: Collection[int] = (),
 ) -> str | None:
-    """Any text, and calls in the format `name`: of a whole output. None as above.
-
-    `other_special` are tokens without a meaning here that a model may write between its words: the
-    marks of its reasoning, where nobody here knows them. Raises InvalidRequest.
+    """A whole output: any text, and calls in the format `name`. None as above. `other_special` are
+    special tokens that the model may write between its words, such as the marks of a reasoning
+    format that is not known. Raises InvalidRequest.
     """
     try:
         return _whole_output(name, tools, special_by_mark, other_special)
@@ -146,7 +145,7 @@ def _several(tools: ToolUse, item: str, between: str) -> str:
 
 
 def _list(tools: ToolUse) -> str:
-    """The calls of a list whose bracket has been written."""
+    """The rest of a list of calls, after its opening bracket."""
     return f'{_several(tools, "called", COMMA)} "]"'
 
 
@@ -262,7 +261,7 @@ def _glm(tools: ToolUse, special_by_mark: SpecialByMark) -> _Writing | None:
 
 
 def _deepseek_v32(tools: ToolUse, special_by_mark: SpecialByMark) -> _Writing | None:
-    """Behind the beginning that all its tags have in common: a list of calls, or a bare one."""
+    """After the common prefix of all DSML tags: a list of calls, or a bare call."""
     tagged = tagged_calls("deepseek_v32", tools, special_by_mark)
     if tagged is None:
         return None
@@ -311,7 +310,7 @@ def _by_name(
 
 
 def _harmony_call(tools: ToolUse, special_by_mark: SpecialByMark) -> str:
-    """One alone: the model ends behind it."""
+    """One call, after which the output ends."""
     channel, constrain, message = (
         written_mark(mark, special_by_mark)
         for mark in (harmony.CHANNEL, harmony.CONSTRAIN, harmony.MESSAGE)

@@ -1,4 +1,4 @@
-"""One choice of a chat as it comes, taken apart into reasoning, answer and tool calls."""
+"""Splits one choice of a chat, as it is generated, into reasoning, answer and tool calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton.gateway.output.pieces import Piece
 from baton.gateway.text.output_text import TextDelta
 
 CALL_ENDS = frozenset((*MARKERS, *xml_calls.ENDS))
-"""Marks that a caller may stop at, and that a call is whole without."""
+"""Marks that may be stop strings of a caller; a call that lacks them is still complete."""
 
 ChatFinish = FinishReason | Literal["tool_calls"]
 
@@ -27,7 +27,7 @@ class ChoiceReader:
         """Reasoning tokens so far; final once something else has come."""
 
     def read(self, delta: TextDelta) -> list[Piece]:
-        """What has become clear. Text that may be the beginning of a marker waits for the next."""
+        """The parts of the output that are certain. Text that may begin a marker is held back."""
         pieces = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
             at_stop = delta.stop_string is not None
@@ -36,8 +36,7 @@ class ChoiceReader:
         return pieces
 
     def finish_reason(self, delta: TextDelta) -> ChatFinish | None:
-        """A model that stopped behind a call wants its result; not so one that a stop string has
-        stopped within it."""
+        """`tool_calls` if the model stopped after a call, but not if a stop string cut the call."""
         if delta.finish_reason is not FinishReason.STOP or not self._parser.num_calls:
             return delta.finish_reason
         if _is_cut(delta) and not self._parser.is_last_call_whole:
@@ -55,8 +54,8 @@ class ChoiceReader:
 
 
 def _is_cut(delta: TextDelta) -> bool:
-    """Whether the output would have gone on. A stop string within the value of an argument leaves
-    the call cut: closed, it would be one that the model has not asked for."""
+    """Whether the output was cut. A stop string within an argument's value leaves the call
+    incomplete: closing it would make a call that the model has not asked for."""
     if delta.finish_reason is FinishReason.LENGTH:
         return True
     return delta.stop_string is not None and delta.stop_string.strip() not in CALL_ENDS

@@ -19,7 +19,7 @@ from baton.gateway.text.chat_template import ChatTemplate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What a face has understood of a chat."""
+    """A chat request as an API has read it."""
 
     messages: Sequence[Mapping[str, Any]]
     """The messages as templates want them."""
@@ -27,23 +27,23 @@ class Conversation:
     """The chat template that writes this prompt."""
     tools: ToolUse = field(default_factory=ToolUse)
     rule: OutputRule | None = None
-    """What the answer must look like, if it is one: a call of a tool need not."""
+    """The format of the answer; a tool call is not bound by it."""
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Variables for the template's own switches."""
     is_continued: bool = False
     """The model goes on with the last message."""
     adds_generation_prompt: bool = True
     adds_special_tokens: bool = False
-    """Templates write out the special tokens that a prompt begins with."""
+    """False by default: templates write the special tokens at the beginning of a prompt."""
     prompt_field: str = "messages"
     marks: tuple[MarkedMessage, ...] = ()
-    """Where cache points are."""
+    """The messages, or ends of parts, after which cache points stand."""
     ignores_eos: bool = False
-    """The output goes on behind its end, where no grammar could."""
+    """The output continues after end-of-sequence, which no grammar can follow."""
     call_format: str = ""
     """How the model writes calls (tool_detection.py)."""
     has_tools_in_words: bool = False
-    """The template is shown no tools, no calls and nothing that tools said, but texts."""
+    """Tools, calls and results are given to the template as plain text."""
 
 
 def render_chat(conversation: Conversation) -> str:
@@ -92,8 +92,8 @@ def _render(
 
 
 def for_model(gateway: Gateway, conversation: Conversation) -> Conversation:
-    """As `render_chat` has to know it: with tools in words where the template writes none, or in a
-    way that is not known."""
+    """The conversation for `render_chat`, with tools as text where the template has no format for
+    tools, or an unknown one."""
     template = conversation.template
     name = tool_format(gateway, template)
     has_words = name == GENERIC or (name in ("hermes", "none") and not template.has_tools)
@@ -101,7 +101,7 @@ def for_model(gateway: Gateway, conversation: Conversation) -> Conversation:
 
 
 def tool_format(gateway: Gateway, template: ChatTemplate) -> str:
-    """How the model writes calls; one that is shown tools in words is told to write them so."""
+    """The model's call format; with tools as text, the generic format that the text asks for."""
     setting = gateway.config.tool_parser
     if setting == "auto" and not template.has_tools:
         return GENERIC

@@ -1,10 +1,10 @@
-"""Calls that only an output's beginning tells from text, as a grammar of all of the output.
+"""Grammars of whole outputs, for formats in which only the beginning tells a call from text.
 
     llama3    {"name": "f", "parameters": {...}}; {...}
     llama4    [f(city="Paris", days=3), g()], or as llama3
     harmony   <|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}
 
-An answer of Llama's may be JSON itself: it is a call once it begins with the name of a tool.
+A Llama answer may itself be JSON; it is a call once it begins with the name of a tool.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def llama4_output(
 
 
 def harmony_output(tools: ToolUse, special_by_mark: SpecialByMark) -> str | None:
-    """A rule `calls`, in Lark's notation: reasoning, what the user is told, and the answer or a
-    call. None where a message's marks are text, in which nothing tells where it ends."""
+    """A rule `calls`, in Lark's notation: reasoning, commentary for the user, then the answer or a
+    call. None where the marks are plain text, so that the end of a message cannot be told."""
     if not {*harmony.MARKERS} <= special_by_mark.keys():
         return None
     start, channel, constrain, message, end = (
@@ -114,7 +114,7 @@ def harmony_output(tools: ToolUse, special_by_mark: SpecialByMark) -> str | None
 
 
 def _marked(mark: str, calls: str, special_by_mark: SpecialByMark) -> tuple[tuple[str, ...], str]:
-    """How an output may begin with a mark of calls that is text, and such an output's calls."""
+    """An output that begins with a call mark spelled as text, and the calls after it."""
     if mark in special_by_mark:
         return (), f"{written_mark(mark, special_by_mark)} {calls}"
     begin = rf"[ \n\t]*{in_regex(mark)}"
@@ -122,12 +122,13 @@ def _marked(mark: str, calls: str, special_by_mark: SpecialByMark) -> tuple[tupl
 
 
 def _free(other_special: Collection[int]) -> str:
-    """An output without calls; behind a token that is no text, nothing is one."""
+    """An output without calls; after a special token, nothing counts as one."""
     return f"FREE ({tokens(other_special)} REST)*" if other_special else "FREE"
 
 
 def _json_rules(tools: ToolUse) -> list[str]:
-    """`json_calls` behind the bracket, what no call has there, and what stands behind calls."""
+    """`json_calls` after the bracket, text that cannot begin a call there, and the text after
+    calls."""
     indices = range(len(tools.functions))
     more = r" (/[ \n\t]*(;[ \n\t]*)?\{/ json_call)*" if tools.is_parallel else ""
     rules = [
@@ -149,7 +150,8 @@ def _json_rules(tools: ToolUse) -> list[str]:
 
 
 def _python_arguments(tools: ToolUse, index: int) -> list[str] | None:
-    """Keywords in the order of the schema; JSON's values are Python's, with its own few words."""
+    """Keyword arguments in the order of the schema; values are JSON's, with True, False and
+    None."""
     schema = tools.functions[index].parameters or NO_PARAMETERS
     if (required := required_of(schema)) is None:
         return None

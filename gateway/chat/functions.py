@@ -1,4 +1,4 @@
-"""What a model may call: functions, and custom tools, which are functions of one text.
+"""Tools that a model may call: functions, and custom tools, which are functions of one text.
 
 A function is called with a JSON object that fits its schema, a custom tool with a text. The model
 is shown both as functions; `output/custom_input.py` reads the text out of the object again.
@@ -6,7 +6,7 @@ is shown both as functions; `output/custom_input.py` reads the text out of the o
     format of the text   where this tool must be called     elsewhere
     text                 any text                           any text
     grammar, regex       the output is the text itself      a pattern in the schema
-    grammar, lark        the output is the text itself      told in words; the model is trusted
+    grammar, lark        the output is the text itself      in the description; not enforced
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     parameters: dict[str, Any] | None = None
     """A JSON schema."""
     strict: bool | None = None
-    """True: what cannot be held to the schema is told, or refused. False, of all tools: a model
-    that need not call is trusted with it. Where a call is forced, schemas always hold."""
+    """True: a schema that cannot be enforced is reported, or refused. False for all tools: optional
+    calls are not constrained. A forced call is always constrained by its schema."""
 
     def for_template(self) -> dict[str, Any]:
         """The function as chat templates want it."""
@@ -45,7 +45,7 @@ class TextFunction(Function, kw_only=True, forbid_unknown_fields=True):
     """A custom tool."""
 
     rule: OutputRule | None = None
-    """What its text must be."""
+    """The rule for its text; None: any text."""
 
 
 class InputGrammar(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -55,7 +55,8 @@ class InputGrammar(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omi
 
 
 class InputFormat(InputGrammar, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Chats have the grammar in an object of its own, /v1/responses beside the type."""
+    """The format of a custom tool's text. Chats nest the grammar in an object, /v1/responses does
+    not."""
 
     type: str
     """text or grammar."""

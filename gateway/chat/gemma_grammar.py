@@ -1,4 +1,4 @@
-"""Calls as Gemma writes them, as rules of a grammar: nearly JSON, whose strings have marks.
+"""Grammar rules of Gemma's calls: nearly JSON, with marks around strings.
 
     call:f{city:<escape>Paris<escape>,days:3,near:[<escape>Lyon<escape>]}
 
@@ -21,7 +21,8 @@ VARIANTS = "ab"
 
 
 def gemma_calls(tools: ToolUse, special_by_mark: SpecialByMark) -> tuple[str, ...] | None:
-    """`gemma_a` and `gemma_b`, each a call behind its mark. None where one could not be written."""
+    """`gemma_a` and `gemma_b`, each a call after its mark. None where a schema cannot be
+    expressed."""
     variants = [*zip(VARIANTS, QUOTES, strict=True)]
     try:
         return tuple(

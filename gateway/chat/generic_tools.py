@@ -1,12 +1,11 @@
-"""Tools in words, for a model of whose own way to call them nothing is known: as Hermes has them.
+"""Tools described in the prompt, in Hermes' format, for a model whose own call format is unknown.
 
     system     You may call functions ... <tools> {...} </tools>
     assistant  <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>
     user       <tool_response>\n...\n</tool_response>
 
-A chat template that knows no tools sees a conversation without any. A grammar holds the model to
-the schemas from `<tool_call>` on, so that even one that never saw a tool writes calls that can be
-read.
+The chat template sees a conversation without tools. From `<tool_call>` on a grammar enforces the
+schemas, so that even a model that was not trained on tools writes calls that can be parsed.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ To call one, write its name and its arguments as a JSON object within {HERMES_BE
 {HERMES_END}
 What it returns comes back to you within <tool_response> tags."""
 BREAK = "\n\n"
-"""Between what a message said by itself and what is added."""
+"""Between a message's own text and what is added to it."""
 
 
 def in_words(
@@ -70,7 +69,8 @@ def _plain(message: Message) -> dict[str, Any]:
 
 
 def _goes_on(before: Message, message: Message) -> bool:
-    """Templates may want user and assistant in turns: what several tools return is one turn."""
+    """Templates may require that user and assistant alternate, so results of several tools are one
+    turn."""
     are_users = message["role"] == before["role"] == "user"
     return are_users and str(before["content"]).endswith("</tool_response>")
 
@@ -86,7 +86,7 @@ def _written(calls: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _offer(tools: ToolUse) -> str:
-    """Where a call is forced, a grammar says how it is written, which is another way."""
+    """The description of the tools. A forced call has another format, which its grammar sets."""
     text = OFFER.format(tools="\n".join(_signature(one) for one in tools.functions))
     return text if tools.mode is ToolMode.REQUIRED else text + HOW
 

@@ -1,8 +1,8 @@
-"""Lark's notation, in which llguidance takes grammars.
+"""Helpers for grammars in Lark's notation, as llguidance reads it.
 
-A lexeme is the longest match of those that may come next, so that one of any text swallows what
-stands behind it: it has a suffix that ends it, ends before a special token, or says by its
-complement what it does not have.
+The lexer takes the longest match, so a lexeme of any text would swallow what follows it. Such a
+lexeme has a suffix that ends it, ends before a special token, or is a complement that excludes what
+it must not contain.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any
 from baton.gateway.grammars.answer_grammar import json_body
 
 ANY = "/(?s:.*)/"
-"""Any text. Special tokens are none."""
+"""Any text, without special tokens."""
 BREAK = r"/\n?/"
 COMMA = r"/, ?/"
 MAX_OPTIONAL = 128
-"""Properties that may come next. Grammars have a limit of ways to go on (`grammar_check.py`), at
-which an output would fail in the middle of a call."""
+"""Optional properties of one object. Above this, an output could exceed the grammar's limit of
+alternatives (`grammar_check.py`) and fail in the middle of a call."""
 
 _NOTES = frozenset({"description", "title", "examples", "default", "$comment"})
-"""What schemas tell a reader, and no grammar."""
+"""Schema keys that are annotations and do not constrain values."""
 _BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 
 
 class NotHeld(Exception):
-    """The schema says what the rules of a format cannot, or too much for them."""
+    """The schema cannot be expressed in the rules of a call format, or is too large for them."""
 
 
 def quoted(text: str) -> str:
@@ -36,23 +36,22 @@ def quoted(text: str) -> str:
 
 
 def json_of(schema: Any) -> str:
-    """A value that fits `schema`. Tools come with pages of words, and a grammar has a limit.
-
-    Raises NotHeld, RecursionError.
+    """A rule for a value that fits `schema`, without its annotations, which could exceed the
+    grammar's limit of size. Raises NotHeld, RecursionError.
     """
     return json_body(without_notes(schema))
 
 
 def without(marks: Sequence[str]) -> str:
-    """Any text that has none of `marks`."""
+    """Any text that contains none of `marks`."""
     if not marks:
         return ANY
-    # A complement alone has special tokens, too.
+    # A complement alone would also match special tokens.
     return f"{ANY} & ~/(?s:.*)({'|'.join(map(in_regex, marks))})(?s:.*)/"
 
 
 def not_begun(pattern: str) -> str:
-    """Any text that does not begin as the regex `pattern` has it."""
+    """Any text that does not begin with a match of the regex `pattern`."""
     return f"{ANY} & ~/({pattern})(?s:.*)/"
 
 
@@ -98,7 +97,7 @@ def without_notes(schema: Any) -> Any:
 
 
 def _num_optional(schema: Any) -> int:
-    """Properties of an object, with those of the schemas that it is a choice of."""
+    """Optional properties of an object and of its alternatives (anyOf, oneOf, allOf)."""
     if not isinstance(schema, Mapping):
         return 0
     properties, required = schema.get("properties"), schema.get("required")

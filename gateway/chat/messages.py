@@ -1,4 +1,4 @@
-"""The messages of a chat as templates want them: a role, a text, and what belongs to tools."""
+"""Chat messages as templates expect them: a role, a text, and tool calls and results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROLE_BY_NAME = {
 PART_BREAK = "\n"
 """Between the parts of a content: templates see one text."""
 MAX_MESSAGES = 2048
-"""As many as OpenAI takes. Many more would keep the template, and so the gateway, busy."""
+"""OpenAI's limit. Many more would keep the template, and so the gateway, busy."""
 
 
 def chat_messages(
@@ -91,7 +91,7 @@ def _message(message: Message, path: str, has_text_arguments: bool) -> dict[str,
     if message.tool_calls and message.content is None:
         result["content"] = None
     elif role == "assistant" and message.content is None:
-        result["content"] = ""  # as an answer has it that is reasoning and nothing else
+        result["content"] = ""  # an answer of reasoning alone
     else:
         result["content"] = _content(message.content, f"{path}.content")
     if message.name is not None:
@@ -109,7 +109,7 @@ def _message(message: Message, path: str, has_text_arguments: bool) -> dict[str,
 
 
 def reasoning_fields(reasoning: str) -> dict[str, Any]:
-    """What templates call the reasoning of an assistant: Qwen's, and GPT-OSS's."""
+    """An assistant's reasoning, under the names in Qwen's and in GPT-OSS's templates."""
     return {"reasoning_content": reasoning, "thinking": reasoning}
 
 
@@ -144,7 +144,7 @@ def _call(call: MessageToolCall, path: str, has_text_arguments: bool) -> dict[st
 def text_call(
     call_id: str | None, name: str, text: str, has_text_arguments: bool
 ) -> dict[str, Any]:
-    """A call of a custom tool, as of the function that the model was shown."""
+    """A call of a custom tool, written as a call of the function that the model was shown."""
     arguments: str | dict[str, Any] = {TEXT: text}
     if has_text_arguments:
         arguments = msgspec.json.encode(arguments).decode()

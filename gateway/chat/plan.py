@@ -1,4 +1,4 @@
-"""From a conversation to a prompt, the grammar of its answer, and how that is read.
+"""Plans a chat: its prompt, the grammar of its answer, and the parser of that answer.
 
     Conversation --render--> prompt text --+--> tokens
                                            +--> where reasoning may be --> grammar, parser
@@ -58,16 +58,17 @@ class ChatPlan:
     max_calls: int | None
     reasoning: ReasoningStart
     is_generic: bool
-    """Tools are offered in words, for nothing is known of the model's own way to call them."""
+    """Tools are described in the prompt, because the model's own call format is unknown."""
     custom_names: frozenset[str]
-    """Tools that are given a text."""
+    """Names of custom tools, which take a text."""
     unheld_fields: tuple[str, ...]
-    """Grammars of such texts that the model is trusted with."""
+    """Fields of custom tools' grammars that are not enforced."""
     trusts_schemas: bool
-    """Calls may not fit their schemas, and nobody has asked for that."""
+    """Calls are not constrained to their schemas, although the caller has not turned that off."""
 
     stream_id: str = ""
-    """The id of a stream that another gateway may have to write: both name its calls alike."""
+    """The id of a resumable stream: call ids are derived from it, so that any gateway writes the
+    same."""
 
     def new_parser(self, choice: int = 0) -> OutputParser:
         ids = call_ids(self.stream_id, choice)
@@ -125,8 +126,8 @@ async def plan_chat(
 
 
 def _unheld_fields(tools: ToolUse, grammar: Grammar | None) -> Iterator[str]:
-    """A pattern is part of the schema of a call, and holds with it; another grammar would have to
-    say how JSON quotes the text."""
+    """Fields of grammars that cannot be enforced in an optional call. A regex becomes a part of the
+    call's schema; another grammar would have to express JSON's quoting."""
     is_trusted = tools.mode is ToolMode.AUTO and grammar is None
     for index, function in enumerate(tools.functions if tools.mode is not ToolMode.NONE else ()):
         if is_trusted and function.strict and not isinstance(function, TextFunction):
@@ -163,11 +164,12 @@ async def _grammar(
         if strict:
             raise
     except InvalidRequest:
-        # Nobody asked for this grammar: what is refused is a strict schema that is itself at fault.
+        # The caller has not asked for this grammar, so only a strict schema that is itself invalid
+        # is refused.
         for function in strict:
             with suppress(NotHeld):
                 await gateway.grammars.accept(_schema_rule(function, tools.field))
-    return None  # the model is trusted
+    return None  # not enforced
 
 
 def _schema_rule(function: Function, field: str) -> OutputRule:
@@ -177,7 +179,7 @@ def _schema_rule(function: Function, field: str) -> OutputRule:
 
 
 def _holds_to_schemas(gateway: Gateway, parser: str, conversation: Conversation) -> bool:
-    """Calls that the model need not make, but has to write by the schema once it does."""
+    """The grammar of optional calls that have to fit their schemas once the model makes one."""
     tools = conversation.tools
     if tools.mode is not ToolMode.AUTO:
         return False
@@ -188,7 +190,7 @@ def _holds_to_schemas(gateway: Gateway, parser: str, conversation: Conversation)
 
 
 def _is_trust_wanted(tools: ToolUse) -> bool:
-    """Whether the caller says of all tools that they are not strict."""
+    """Whether the caller set strict to false for all tools."""
     return all(function.strict is False for function in tools.functions)
 
 
@@ -223,7 +225,7 @@ def _forced_calls(tools: ToolUse) -> CallFormat:
 def _other_calls(
     parser: str, conversation: Conversation, special_by_mark: Mapping[str, int]
 ) -> str | None:
-    """What the model may write in place of an answer that has a rule."""
+    """The grammar of calls that the model may make in place of an answer with a rule."""
     rule, tools = conversation.rule, conversation.tools
     if rule is None or tools.mode is not ToolMode.AUTO:
         return None

@@ -1,4 +1,4 @@
-"""Calls whose arguments have tags, as rules of a grammar: Qwen3-Coder, GLM, DeepSeek V3.2.
+"""Grammar rules of calls with tagged arguments: Qwen3-Coder, GLM, DeepSeek V3.2.
 
     tagged       one call, behind what names it a call
     tagged0      that of the first function
@@ -39,22 +39,22 @@ JSON_TEXT = r'/"([^"\\\x00-\x1f\x7f]|\\["\\nrtbf])*"/'
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tags:
     call: Callable[[str, str], str]
-    """A function's name and its arguments, to all behind the mark of a call."""
+    """Builds the text after the mark of a call from a function's name and its arguments."""
     key: Callable[[str, bool], str]
     """The tag of an argument, which may be a text."""
     end: str
     text: tuple[str, ...]
-    """A rule `any_text`, of one and its end, and those that it needs."""
+    """The rule `any_text`, a text and its end, with the rules that it needs."""
     spelled_ends: Sequence[str] = ()
-    """Where they are text: what ends a value, wherever it stands."""
+    """End marks that are plain text: they end a value wherever they appear."""
     has_quoted_texts: bool = False
-    """A value may be JSON even where its schema has texts."""
+    """A value may be JSON even where its schema allows strings."""
 
 
 def tagged_calls(
     name: str, tools: ToolUse, special_by_mark: SpecialByMark
 ) -> tuple[str, ...] | None:
-    """None where a call could not be written so."""
+    """None where a schema cannot be expressed."""
     tags = _TAGS[name](special_by_mark)
     rules = ["tagged: " + " | ".join(f"tagged{index}" for index in range(len(tools.functions)))]
     rules += tags.text
@@ -82,7 +82,7 @@ def tagged_calls(
 def _value(
     rule: str, schema: Any, root: Mapping[str, Any], tags: _Tags
 ) -> tuple[list[str], bool] | None:
-    """Its rules, and whether it is a text."""
+    """The rules of a value, and whether it is a plain text."""
     types = types_of(schema, root)
     if words := words_of(schema, types):
         return [f"{rule}: ({' | '.join(map(quoted, words))}) {tags.end}"], True
@@ -98,8 +98,8 @@ def _value(
 
 
 def _json_without_end(rule: str, schema: Any, root: Mapping[str, Any]) -> list[str] | None:
-    """JSON in whose texts no parser finds its end. None where no such rules can be made: then
-    they may have it."""
+    """JSON whose strings do not contain an end mark. None where such rules cannot be made: then the
+    strings may contain it."""
     rules = ValueRules(
         root=root,
         text="TEXT_IN_JSON",
@@ -115,7 +115,7 @@ def _json_without_end(rule: str, schema: Any, root: Mapping[str, Any]) -> list[s
 
 def _qwen3_coder(special_by_mark: SpecialByMark) -> _Tags:
     end = quoted(f"{LINE}{xml_calls.PARAMETER_END}{LINE}")
-    # Where a parser takes a text for ended, or for never ended.
+    # Texts that a parser would read as ended too early, or as never ended.
     ends = (xml_calls.PARAMETER_END, xml_calls.PARAMETER, xml_calls.FUNCTION_END)
     return _Tags(
         call=lambda name, arguments: f'{quoted(f"{name}>{LINE}")} {arguments} "</function>"',
@@ -183,7 +183,7 @@ def _deepseek_v32(special_by_mark: SpecialByMark) -> _Tags:
 
 
 def dsml(text: str, special_by_mark: SpecialByMark) -> str:
-    """A tag of DeepSeek's, whose mark in the middle may be a special token."""
+    """A DeepSeek tag, whose mark in the middle may be a special token."""
     if DSML not in special_by_mark:
         return quoted(text)
     before, behind = text.split(DSML)

@@ -1,8 +1,8 @@
-"""Messages as the chat templates of some call formats want them.
+"""Adapts messages to what chat templates of some call formats expect.
 
 mistral    ids of calls have nine letters and digits, or the template refuses them
 kimi       ids are functions.NAME:NUMBER, as the model writes them; NUMBER counts all calls
-gemma      what a tool returns has the tool's name
+gemma      a tool's result has the tool's name
 phi        tools are part of the system message, and calls are text
 glm, llama4   a message of calls alone has an empty text
 """
@@ -33,8 +33,8 @@ def for_template(
     call_format: str,
     template: str,
 ) -> Sequence[Message]:
-    """Return the conversation as the template expects it. A part of it becomes a part of what all
-    of it becomes."""
+    """Return the conversation as the template expects it. A prefix of it becomes a prefix of the
+    result."""
     match call_format:
         case "mistral":
             return [_with_ids(message, _short_id) for message in messages]
@@ -65,7 +65,7 @@ def _short_id(call_id: str | None) -> str:
 
 
 def _with_names(messages: Sequence[Message], *, has_own_ids: bool) -> list[Message]:
-    """Clients may use an id again: the last call of that id is meant."""
+    """Add the tool's name to each result. If a client reuses a call id, its last call counts."""
     own_ids: dict[Any, str] = {}
     names: dict[Any, str] = {}
     num_calls = 0

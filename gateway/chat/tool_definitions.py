@@ -1,7 +1,7 @@
 """The tools a caller offers to the model, and whether one must be used.
 
-A call that must be made is a matter of grammar: the output is then JSON whatever the model's own
-way to write calls, and its arguments fit the tool's schema.
+A forced call is enforced by a grammar: the output is then JSON, whatever the model's own call
+format, and its arguments fit the tool's schema.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class ToolUse:
     functions: tuple[Function, ...] = ()
     mode: ToolMode = ToolMode.NONE
     forced_name: str | None = None
-    """This one must be called."""
+    """The name of the tool that must be called, if one is named."""
     is_parallel: bool = True
-    """Several calls in one answer are welcome."""
+    """Whether an answer may have several calls."""
     schema_field: str = "function.parameters"
-    """Where a tool has its schema, below its own path."""
+    """The path of a tool's schema below the tool, for error messages."""
     field: str = "tools"
 
     def rule(self) -> OutputRule | None:
-        """What the output must be, if a tool must be called."""
+        """The rule of the output if a tool must be called."""
         if self.mode is not ToolMode.REQUIRED:
             return None
         if self.text_rule is not None:
@@ -72,7 +72,7 @@ class ToolUse:
 
     @property
     def text_rule(self) -> OutputRule | None:
-        """What the text of the one tool that must be called has to be; it is all of the output."""
+        """The rule of the output if the forced tool is a custom one: the output is its text."""
         for function in self.functions:
             if function.name == self.forced_name and isinstance(function, TextFunction):
                 return function.rule
@@ -110,7 +110,7 @@ def use_of(
     is_parallel: bool | None = None,
     schema_field: str = "function.parameters",
 ) -> ToolUse:
-    """`choice` as OpenAI's bodies have it. Raises InvalidRequest."""
+    """`choice` is OpenAI's `tool_choice`. Raises InvalidRequest."""
     _check_names(functions)
     if isinstance(choice, Mapping) and choice.get("type") == ALLOWED:
         functions, choice = _allowed(functions, choice)
@@ -172,8 +172,8 @@ def _check_names(functions: Sequence[Function]) -> None:
 
 
 def _named(choice: object) -> str:
-    """The name in {"type": "function", "function": {"name": ...}}, or that beside the type; of a
-    custom tool likewise."""
+    """The name in {"type": "function", "function": {"name": ...}} or in {"type": "function",
+    "name": ...}; the same for a custom tool."""
     if isinstance(choice, Mapping) and (kind := choice.get("type")) in ("function", "custom"):
         inner = choice.get(kind, choice)
         name = inner.get("name") if isinstance(inner, Mapping) else None
@@ -185,7 +185,8 @@ def _named(choice: object) -> str:
 def _allowed(
     functions: Sequence[Function], choice: Mapping[Any, Any]
 ) -> tuple[list[Function], Any]:
-    """The tools that the choice leaves, and its mode. Chats nest what /v1/responses has flat."""
+    """The tools that an `allowed_tools` choice leaves, and its mode. Chats nest it, /v1/responses
+    does not."""
     inner = choice.get(ALLOWED, choice)
     listed = inner.get("tools") if isinstance(inner, Mapping) else None
     if not isinstance(inner, Mapping) or not isinstance(listed, list) or not listed:
@@ -216,7 +217,8 @@ def _call(function: Function, arguments_key: str, place: str) -> dict[str, Any]:
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """The schema with its references to itself as they must be when it stands at `place`."""
+    """The schema with its internal references rewritten for its position `place` in another
+    schema."""
     if isinstance(schema, list):
         return [_moved(item, place) for item in schema]
     if not isinstance(schema, dict):

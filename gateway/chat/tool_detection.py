@@ -1,4 +1,4 @@
-"""Which format a model's calls have, read off its chat template."""
+"""Detects a model's call format from its chat template."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.gateway.output.formats import HERMES_BEGIN, CallFormat
 from baton.gateway.output.typed_arguments import Schemas
 
 GENERIC = "generic"
-"""Nothing is known: generic_tools.py."""
+"""Unknown format: see generic_tools.py."""
 MARKERS = (
     *formats.MARKERS,
     *harmony.MARKERS,
@@ -23,7 +23,7 @@ SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("harmony", (harmony.CHANNEL,)),
     ("qwen3_coder", (HERMES_BEGIN, xml_calls.FUNCTION, xml_calls.PARAMETER)),
     ("glm", (HERMES_BEGIN, xml_calls.KEY)),
-    (GENERIC, (xml_calls.FUNCTION,)),  # one that nobody knows, whatever marks it has
+    (GENERIC, (xml_calls.FUNCTION,)),  # an unknown format, whatever marks it has
     ("hermes", (HERMES_BEGIN,)),
     ("deepseek", (formats.CALLS_BEGIN,)),
     ("deepseek_v32", (xml_calls.DSML,)),
@@ -38,7 +38,8 @@ SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("llama3", (formats.LLAMA3_TAG,)),
     ("llama3", ('"parameters"', "ipython")),
 )
-"""What a chat template has of each format, all of it; the first that fits counts."""
+"""Texts by which a template shows its format: all of them must occur; the first format that fits
+counts."""
 
 
 FORMATS: dict[str, CallFormat] = {
@@ -58,7 +59,7 @@ TYPED_FORMATS: dict[str, Callable[[Schemas], CallFormat]] = {
     "glm": xml_calls.glm,
     "gemma": gemma_calls.gemma,
 }
-"""Call formats that can only be parsed with the tools' schemas."""
+"""Call formats whose parsers need the tools' schemas."""
 
 
 def format_name(parser: str, template: str) -> str:

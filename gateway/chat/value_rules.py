@@ -1,6 +1,6 @@
-"""Values whose strings are not quite JSON's, as rules of a grammar, one for each part of a schema.
+"""Grammar rules, one for each part of a schema, for values whose strings are not quite JSON's.
 
-Members come in the order of their schema. What such rules cannot say is refused, not left out.
+Members come in the order of their schema. A schema that the rules cannot express is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from baton.gateway.output.typed_arguments import TEXT, types_of
 
 MAX_DEPTH = 8
 PLAIN_WORDS = frozenset({"type", "description", "title", "default", "enum", "examples"})
-"""What a schema of a text may say that can be held to where its strings are not JSON's."""
+"""Schema keys of a string that can be enforced although it is not written as JSON."""
 OBJECT_WORDS = frozenset(
     {
         *("type", "properties", "required", "additionalProperties", "description", "title"),
@@ -23,7 +23,7 @@ OBJECT_WORDS = frozenset(
 )
 LIST_WORDS = PLAIN_WORDS | {"items"}
 OF_ANY_PART = frozenset({"string", "object", "array"})
-"""Types of values that hold texts."""
+"""Types whose values can contain strings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class ValueRules:
     word: Callable[[str], str]
     """This string."""
     key: Callable[[str], str]
-    """A member's name, and what stands before its value. May raise NotHeld."""
+    """A member's name with the text up to its value. May raise NotHeld."""
     lines: list[str] = field(default_factory=list)
 
     def value(self, rule: str, schema: Any, depth: int = 0) -> None:
@@ -75,7 +75,7 @@ class ValueRules:
 
 
 def required_of(schema: Mapping[str, Any]) -> frozenset[str] | None:
-    """Required members of an object whose members are all that its schema speaks of; else None."""
+    """The required members of an object schema that constrains only its members; else None."""
     required = schema.get("required") or ()
     is_plain = OBJECT_WORDS.issuperset(schema) and not schema.get("additionalProperties")
     if not is_plain or not isinstance(schema.get("properties"), dict):
@@ -84,7 +84,7 @@ def required_of(schema: Mapping[str, Any]) -> frozenset[str] | None:
 
 
 def any_text_fits(schema: Any) -> bool:
-    """Or null, where that is one of its types."""
+    """Whether the schema allows any string (and null, if that is one of its types)."""
     if not isinstance(schema, Mapping) or "enum" in schema:
         return False
     for several in ("anyOf", "oneOf"):
@@ -96,7 +96,8 @@ def any_text_fits(schema: Any) -> bool:
 
 
 def words_of(schema: Any, types: frozenset[str]) -> list[str]:
-    """The texts that a schema has all of; none if it does not say, or says more."""
+    """All strings that the schema allows, if it is an enumeration of strings and nothing more; else
+    none."""
     if not isinstance(schema, Mapping) or not PLAIN_WORDS.issuperset(schema) or types != TEXT:
         return []
     values = schema.get("enum")

@@ -1,1 +1,1 @@
-"""The replicas as one gateway sees them: which there are, what they hold, where a request goes."""
+"""The replicas as one gateway sees them: membership, cached blocks, placement of requests."""

@@ -35,7 +35,7 @@ class Accounts:
     def receipt(self) -> Receipt:
         spent, current = self._spent, self._current
         prompt = spent if self.num_before else current
-        """The attempt that gave the first token has answered for the prompt."""
+        """The attempt that gave the first token has accounted for the prompt."""
         return replace(
             current,
             placement=self._placement,
@@ -68,13 +68,13 @@ class Accounts:
         self._queue_ms += queue_ms
 
     def hear(self, receipt: Receipt | None, num_tokens: int) -> None:
-        """Take in the current attempt's last word, and the tokens that came with it."""
+        """Take in the current attempt's latest receipt, and the tokens that came with it."""
         if receipt is not None:
             self._current = receipt
         self.num_output += num_tokens
 
     def end_attempt(self, note: str) -> None:
-        """It is over, or moved away; another follows."""
+        """The current attempt is over, or moved away; another follows."""
         receipt = self.receipt
         self._spent = replace(receipt, notes=(*receipt.notes, note))
         self._current = Receipt()
@@ -82,7 +82,7 @@ class Accounts:
 
     @property
     def _num_unreported(self) -> int:
-        """Output tokens of this attempt after its last receipt; one more was run for each."""
+        """Output tokens of this attempt since its last receipt: each took one computed token."""
         return max(0, self.num_of_attempt - self._current.output_tokens)
 
 

@@ -1,11 +1,10 @@
-"""The queue of requests for which no replica has room: all tenants, before any work is done.
+"""The queue of requests, of all tenants, for which no replica has room.
 
-    place --> found at once, if nobody else is first, or it needs not what the first waits for
-          '-> in line --wake--> placed        whose turn it is: `router/fairness/fair_queue.py`
+    place --> found at once, if no request is before it, or it needs other room than the first
+          '-> in line --wake--> placed        in the order of `router/fairness/fair_queue.py`
                       '-> Overloaded          too many wait, or it would wait longer than it may
 
-Which request goes first, how long that takes and which is refused is decided by the line
-(`admission_line.py`).
+The line (`admission_line.py`) decides which request goes first, estimates waits, and refuses.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ class _Waiter(Generic[T]):
 
 class AdmissionQueue(Generic[T]):
     """`try_place` takes a place at once and returns it, or None while there is no room. `try_past`
-    takes one that nobody before it waits for: it is tried once, while the queue `lets_pass`."""
+    takes a place for which no request before it waits; it is tried once, while the queue
+    `lets_pass`."""
 
     def __init__(
         self,
@@ -64,18 +64,18 @@ class AdmissionQueue(Generic[T]):
         return self._line.wait_s(self._clock())
 
     def num_before(self, tenant: str, priority: int, due_in_s: float = UNHURRIED_S) -> int:
-        """How many should go before one that would come now."""
+        """The number of requests that would go before a new one."""
         return self._line.num_before_new(tenant, priority, due_in_s, self._clock())
 
     def foreseen(self, request_id: RequestId) -> tuple[int, float] | None:
-        """How many should go before one in line, and how long it takes to its place."""
+        """The number of requests before one in line, and the seconds until its place."""
         entry = self._entry_by_request.get(request_id)
         if entry is None:
             return None
         return self._line.num_before(entry), self._line.wait_s(self._clock(), entry)
 
     def charge(self, tenant: str, num_tokens: int) -> None:
-        """So many tokens were computed for a tenant."""
+        """Charge `num_tokens` computed tokens to a tenant."""
         self._line.charge(tenant, num_tokens)
 
     async def place(
@@ -85,9 +85,9 @@ class AdmissionQueue(Generic[T]):
         turn: AdmissionTicket,
         try_past: Callable[[], T | None] = lambda: None,
     ) -> T:
-        """Wait for a place. Raises Overloaded if too many wait, at once or for another's sake.
-
-        `give_back` returns a place that came just as the caller was cancelled.
+        """Wait for a place. Raises Overloaded if too many wait: at once, or when a newer request
+        takes its place in line. `give_back` returns a place that came just as the caller was
+        cancelled.
         """
         waiter = _Waiter(try_place, try_past)
         entry = self._line.enter(waiter, turn, self._clock())

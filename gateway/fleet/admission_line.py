@@ -1,11 +1,11 @@
-"""The admission line as a value: whose turn it is, how long that takes, and who need not wait.
+"""The admission line as a value: the order of requests, their expected waits, and refusals.
 
-    enter --> entry    first, serve    its turn has come, and there was room
-              refused  no use to wait, or too many do: the refused one is told when to come again
+    enter --> entry    first, serve    it is the first, and there was room
+              refused  it would wait in vain, or too many wait: with a time to retry
 
-The length of a wait is estimated from how fast requests were admitted lately. When no more may
-wait, the tenant with the most in line for its weight gives up its last request. The simulator's
-gateways have the same line; `admission.py` is its shell in a live one.
+Waits are estimated from the recent rate of admissions. When the line is full, the tenant with the
+most requests in line per weight loses its last one. The simulator uses the same line;
+`admission.py` is the shell around it in a live gateway.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from baton.router.fairness.slo import UNHURRIED_S
 T = TypeVar("T")
 
 PACE_OF = 50
-"""Places that the pace is a mean over, more or less."""
+"""The number of recent places over which the pace is averaged, roughly."""
 ENOUGH_PLACES = 8
-"""Admissions of waiting requests: the mean of fewer is no reason to refuse a request."""
+"""Admissions of waiting requests below which the mean is too uncertain to refuse a request."""
 
 
 class AdmissionRate:
-    """How often a place is given while somebody waits for one."""
+    """The rate at which places are given while requests wait."""
 
     def __init__(self) -> None:
         self._mean_s = 0.0
@@ -40,8 +40,8 @@ class AdmissionRate:
         return self._num >= ENOUGH_PLACES
 
     def begin(self, now: float) -> None:
-        """Somebody waits from now on, and nobody did before: not for long, or the pace of places is
-        to be learnt anew."""
+        """The first request begins to wait. After a long time without waiting requests, the pace is
+        learnt anew."""
         if now - self._last_s > self._mean_s * ENOUGH_PLACES:
             self._num, self._mean_s = 0, 0.0
         self._last_s = now
@@ -52,26 +52,26 @@ class AdmissionRate:
         self._last_s = now
 
     def wait_s(self, num_before: int, now: float) -> float:
-        """Seconds until the place after so many others; longer if none has come for long."""
+        """Seconds until the place after `num_before` others; longer if none was given for long."""
         return max(self._mean_s, now - self._last_s) + self._mean_s * num_before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionTicket:
-    """Decides which request goes next, and which need not wait."""
+    """What the line knows of a request: its tenant, its priority and its deadlines."""
 
     request_id: RequestId | None = None
     """The request's id, for callers that ask how many go before it."""
     priority: int = 0
     tenant: str = ""
     is_retry: bool = False
-    """It was placed before: served in part already."""
+    """It was placed before, and has been served in part."""
     max_wait_s: float | None = None
-    """It would rather be refused than wait longer for a place."""
+    """The longest wait for a place; it is refused if it would wait longer. None: no limit."""
     time_left_s: float | None = None
     """Seconds until the request's deadline; None: it has none."""
     due_in_s: float = UNHURRIED_S
-    """Seconds within which its objective wants its first token."""
+    """Seconds until its first token is due by its objective."""
 
     @property
     def patience_s(self) -> float | None:
@@ -82,7 +82,7 @@ class AdmissionTicket:
 
 
 class Refused(NamedTuple, Generic[T]):
-    """The entry that leaves the line, and what its caller is told."""
+    """An entry that leaves the line, with the error for its caller."""
 
     entry: Entry[T]
     error: Overloaded
@@ -103,7 +103,7 @@ class AdmissionLine(Generic[T]):
         return len(self._queue)
 
     def __iter__(self) -> Iterator[Entry[T]]:
-        """Every entry in line, in no order of their turns."""
+        """Every entry in line, in no particular order."""
         return iter(self._queue)
 
     def enter(self, item: T, ticket: AdmissionTicket, now: float) -> Entry[T]:
@@ -120,26 +120,27 @@ class AdmissionLine(Generic[T]):
         )
 
     def first(self) -> Entry[T] | None:
-        """Whose turn it is."""
+        """The entry whose turn it is."""
         return self._queue.first()
 
     def serve(self, entry: Entry[T], now: float) -> None:
-        """There was room for whose turn it was."""
+        """Remove the first entry, which was placed."""
         self._queue.serve(entry)
         self._pace.give(now)
 
     def serve_at_once(self, entry: Entry[T], now: float) -> None:
-        """There was room as it came: that says something of the pace only if others wait."""
+        """Count a request that was placed on arrival: it tells the pace only if others wait."""
         self._queue.serve(entry)
         if self._queue:
             self._pace.give(now)
 
     def serve_past(self, entry: Entry[T]) -> None:
-        """It did not need what the first waits for: its pace says nothing of theirs."""
+        """Remove an entry that needed other room than the first: its wait tells nothing about
+        theirs."""
         self._queue.serve(entry)
 
     def remove(self, entry: Entry[T]) -> None:
-        """It waits no more. Safe to repeat."""
+        """Remove an entry that waits no more. Safe to repeat."""
         self._queue.remove(entry)
 
     def charge(self, tenant: str, num_tokens: int) -> None:
@@ -147,7 +148,7 @@ class AdmissionLine(Generic[T]):
         self._queue.charge(tenant, num_tokens)
 
     def num_before(self, entry: Entry[T]) -> int:
-        """How many should go first."""
+        """The number of entries before this one."""
         return self._queue.num_before(entry)
 
     def num_before_new(self, tenant: str, priority: int, due_in_s: float, now: float) -> int:
@@ -162,8 +163,8 @@ class AdmissionLine(Generic[T]):
         return self._pace.wait_s(num_before, now)
 
     def refused(self, entry: Entry[T], ticket: AdmissionTicket, now: float) -> Refused[T] | None:
-        """An entry that need not be kept, or that makes room for `entry`: it leaves the line. None:
-        all stay."""
+        """Remove and return the entry that is refused: `entry` itself, or one that makes room for
+        it. None: all stay."""
         if ticket.is_retry:
             return None
         wait_s, num_before = self.wait_s(now, entry), len(self) - 1

@@ -1,6 +1,6 @@
 """The spans of one generation's attempts.
 
-    sought -> begun -> ended          a replica is looked for, the attempt runs, it is over
+    sought -> begun -> ended          looking for a replica, running, over
        `----> failed                  no replica was found
 
 While one attempt goes on, a replica for the next one may be sought; the next span links to the one
@@ -15,7 +15,7 @@ from baton.gateway.fleet.placed import Placed
 
 class AttemptSpans:
     def __init__(self, within: Span) -> None:
-        """`within`: the generation."""
+        """`within`: the generation's span, the parent."""
         self._within = within
         self._current = self._sought = self._placing = NO_SPAN
 
@@ -40,7 +40,7 @@ class AttemptSpans:
         self._current, self._sought = self._sought, NO_SPAN
 
     def failed(self, error: BaseException) -> None:
-        """No place was found, or nobody looks for one any more."""
+        """No place was found, or the search was given up."""
         self._placing.end(_said(error))
         self._sought.end(_said(error))
 

@@ -1,9 +1,9 @@
-"""Records where each attempt went, follows it, and learns how good predictions are.
+"""Records where each attempt went, follows it, and measures the errors of predictions.
 
-    sent --> FollowedDecision --deliver--> first token: regret, error of the prediction
+    sent --> FollowedDecision --deliver--> first token: regret, prediction error
                               --end-----> time between tokens, and its error
 
-What it has learnt answers estimates of what a request would experience (`estimate`).
+Estimates for new requests (`estimate`) use what it has measured.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ from baton.router.recent import Recent
 from baton.router.speeds.prediction_errors import PredictionErrors
 
 TYPICAL_WEIGHT = 0.05
-"""Weight of the last observation in the mean work of a prompt, and in a replica's mean tokens a
-step."""
+"""Weight of the latest observation in the moving means of prompt work and of tokens per step."""
 MAX_REPLICAS = 4096
 
 
 class FirstToken:
-    """The time to first token of one request, over all its attempts: foreseen when it was first
-    asked for, and heard of once. One that the client gave up waiting for counts too, or only the
-    quick would be heard of."""
+    """The time to first token of one request over all its attempts: predicted once, measured once.
+    A request that its client gave up counts too, or only fast ones would be measured."""
 
     def __init__(self, errors: PredictionErrors, clock: Clock) -> None:
         self._errors = errors
@@ -45,7 +43,7 @@ class FirstToken:
         self._was_foreseen = False
 
     def foresee(self, seconds: float, asked_s: float) -> None:
-        """What comes after the first time is no prediction of it."""
+        """Only the first call counts: later predictions are not of the whole time."""
         if not self._was_foreseen:
             self._was_foreseen = True
             self._foreseen_s, self._asked_s = seconds, asked_s
@@ -57,9 +55,8 @@ class FirstToken:
             self._foreseen_s = None
 
     def never_comes(self) -> None:
-        """Nobody waits any more. Safe to repeat, and after it came.
-
-        It would have taken longer than until now: that says something if it is late already.
+        """The request is no longer waited for. Safe to repeat, and after the first token came. If
+        it is already later than predicted, that counts as a measurement.
         """
         foreseen_s, self._foreseen_s = self._foreseen_s, None
         waited_s = self._clock() - self._asked_s
@@ -70,16 +67,16 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRecord:
-    """One attempt, as it came."""
+    """One attempt: its prediction and what came of it."""
 
     owner: str
     at_s: float
     queued_s: float
-    """How long it will wait to enter, as predicted then."""
+    """Predicted seconds until it is admitted."""
     first_token: FirstToken
     """The request's time to first token, shared by its attempts."""
     kept: ObjectiveOutcome = field(default_factory=lambda: ObjectiveOutcome(NO_SLO, 0.0))
-    """How its objective fares, shared likewise."""
+    """Whether its objective is met, shared by its attempts."""
 
 
 class DecisionLog:
@@ -99,15 +96,14 @@ class DecisionLog:
         self.policy = policy
         self._wall_clock = wall_clock
         self._per_step_by_epoch: Recent[Epoch, float] = Recent(MAX_REPLICAS)
-        """Tokens of a request from one step of its decode replica: more than one where guesses are
-        right."""
+        """Mean tokens of a request per decode step, by replica: above 1 with speculation."""
         self._typical_s = 0.0
         self._num_heard = 0
 
     def sent(
         self, asked: PlacementRecord, request: GenerateRequest, placement: Placement
     ) -> FollowedDecision:
-        """The attempt is on its way."""
+        """Record an attempt that was sent."""
         prompt, chosen = placement.prompt, placement.considered[0]
         self._num_heard += 1
         weight = max(TYPICAL_WEIGHT, 1 / self._num_heard)
@@ -138,13 +134,13 @@ class DecisionLog:
             predicted_itl_s=self._itl_s(placement.decode.epoch, prompt.num_tokens),
         )
         number = self.decisions.record(decision)
-        if request.pooling is None:  # else no token ever comes
+        if request.pooling is None:  # else the request has no output
             asked.first_token.foresee(decision.foreseen_s, asked.at_s)
         return FollowedDecision(self, number, decision, asked)
 
     def best_other(self, decision: Decision) -> tuple[Considered, float] | None:
-        """The replica that would have been soonest of the others, and in how many seconds from the
-        decision on."""
+        """The other replica that would have been the soonest in hindsight, and its seconds from the
+        decision to the first token."""
         found: list[tuple[float, Considered]] = []
         for other in decision.considered[1:]:
             candidate = self._fleet.candidate(other.epoch)
@@ -156,7 +152,7 @@ class DecisionLog:
         return best, seconds
 
     def queued_s(self, num_before: int, num_replicas: int) -> float:
-        """How long it takes until so many have entered, if they are as others were."""
+        """Seconds until `num_before` requests are admitted, if they are like earlier ones."""
         return num_before * self._typical_s / max(num_replicas, 1)
 
     def estimate(
@@ -180,8 +176,7 @@ class DecisionLog:
         )
 
     def hear(self, receipt: Receipt, decode: Epoch) -> None:
-        """A request has ended at `decode`: with what was guessed right it had several tokens from
-        one step."""
+        """Learn the tokens per step at `decode` from the receipt of a request that ended there."""
         num_steps = receipt.output_tokens - receipt.accepted_tokens - 1
         if num_steps > 0:
             per_step = (receipt.output_tokens - 1) / num_steps
@@ -190,7 +185,7 @@ class DecisionLog:
             self._per_step_by_epoch.put(decode, moved)
 
     def _itl_s(self, decode: Epoch, num_tokens: int) -> float | None:
-        """From token to token, by the steps of its replica and the tokens that one gives there."""
+        """Seconds between tokens: the replica's step time divided by its tokens per step."""
         step_s = _step_s(self._fleet.link(decode).capacity, num_tokens)
         return None if step_s is None else step_s / (self._per_step_by_epoch.get(decode) or 1.0)
 
@@ -209,7 +204,7 @@ class FollowedDecision:
         self._receipt: tuple[Receipt, Epoch] | None = None
 
     def deliver(self, num_tokens: int) -> None:
-        """So many more tokens have come."""
+        """Count `num_tokens` further tokens."""
         now = self._log.clock()
         if not self._num_tokens:
             self._first_s, self._num_at_first = now, num_tokens
@@ -219,11 +214,11 @@ class FollowedDecision:
         self._asked.kept.deliver(num_tokens, now)
 
     def hear(self, receipt: Receipt, decode: Epoch) -> None:
-        """D's own word of the attempt; the last one counts."""
+        """Take D's receipt of the attempt; the last one counts."""
         self._receipt = receipt, decode
 
     def end(self) -> None:
-        """Nothing more comes. Safe to repeat."""
+        """The attempt is over. Safe to repeat."""
         if self._is_over or not self._num_tokens:
             return
         self._is_over = True
@@ -250,7 +245,8 @@ class FollowedDecision:
 
 
 def _step_s(capacity: Capacity | None, num_tokens: int) -> float | None:
-    """A step with one request more, of so many tokens; None if the replica measured no steps."""
+    """Seconds of a decode step with one more request of `num_tokens`; None if no steps were
+    measured."""
     if capacity is None or capacity.step_times is None or not capacity.step_times.is_known:
         return None
     context = capacity.num_context_tokens + num_tokens
@@ -259,7 +255,7 @@ def _step_s(capacity: Capacity | None, num_tokens: int) -> float | None:
 
 
 def _spread(capacity: Capacity | None) -> float:
-    """How far off the replica's fit of its own steps is."""
+    """The relative error of the replica's step-time fit."""
     if capacity is None or capacity.step_times is None:
         return 0.0
     return capacity.step_times.spread

@@ -1,11 +1,11 @@
-"""The gateway's link to one decode replica, which all of its requests there share.
+"""The gateway's link to one decode replica, shared by all its requests there.
 
     open(request)      an Attempt: its updates, until the last one or ReplicaLost
-    attempt.cut_off()  it goes on elsewhere: what this replica still sends is ignored
-    attempt.close()    takes the request back, if it is not over
+    attempt.cut_off()  the request continues elsewhere: later updates from here are ignored
+    attempt.close()    cancels the request, if it is not over
 
-`(request id, attempt)` tells them apart. If the link breaks, every open attempt is told; a replica
-that is to become empty, or falls silent, asks them to go on elsewhere.
+`(request id, attempt)` identifies an attempt. If the link breaks, every open attempt fails with
+ReplicaLost; if the replica drains or falls silent, attempts are asked to move elsewhere.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ log = logging.getLogger(__name__)
 
 TAKE_TIMEOUT_S = 2.0
 KNOWS_NOTHING = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED)
-"""The answers of a replica that has nothing, and of one from before there was anything to have."""
+"""Status codes of a replica that does not have the stream, or is too old to keep streams."""
 
 
 class ReplicaLost(BatonError):
-    """The stream to the replica broke; what it was doing must be done elsewhere."""
+    """The stream to the replica broke: its requests must be computed elsewhere."""
 
 
 class Attempt:
@@ -54,7 +54,7 @@ class Attempt:
         self.is_over = False
         self.is_cut_off = False
         self.on_leaving: Callable[[], None] = lambda: None
-        """Called when it should go on elsewhere. It goes on here until it is cut off."""
+        """Called when it should move elsewhere. It continues here until it is cut off."""
         self._updates: deque[TokenUpdate | BatonError] = deque()
         self._has_updates = asyncio.Event()
 
@@ -63,7 +63,7 @@ class Attempt:
         return self.request.request_id, self.request.attempt
 
     async def next(self) -> TokenUpdate:
-        """Raises what `put` was given to raise: ReplicaLost when the stream broke too early."""
+        """The next update. Raises the error that `put` was given, such as ReplicaLost."""
         while not self._updates:
             self._has_updates.clear()
             await self._has_updates.wait()
@@ -73,7 +73,7 @@ class Attempt:
         return update
 
     def put(self, update: TokenUpdate | BatonError) -> None:
-        """What the client has not been given yet when more comes goes to it as one."""
+        """Queue an update, merged with those that the reader has not taken yet."""
         last = self._updates[-1] if self._updates else None
         if isinstance(last, TokenUpdate) and _can_join(update):
             self._updates[-1] = last.and_then(update)
@@ -88,7 +88,7 @@ class Attempt:
         return should_leave and not (self.is_over or self.is_cut_off)
 
     def take_queued(self) -> list[TokenUpdate]:
-        """What has come and was not asked for yet, up to the first error."""
+        """Take the queued updates, up to the first error."""
         taken: list[TokenUpdate] = []
         while self._updates and isinstance(update := self._updates[0], TokenUpdate):
             taken.append(update)
@@ -96,14 +96,14 @@ class Attempt:
         return taken
 
     def cut_off(self, reason: BatonError) -> None:
-        """What the replica says, or has said, is dropped: the reader receives only this."""
+        """Drop queued and later updates; the reader receives only `reason`."""
         self.is_cut_off = True
         self._updates.clear()
         self.put(reason)
 
     def close(self, num_delivered: int, *, is_finished: bool = False) -> None:
-        """Safe to repeat. `num_delivered` tokens of this attempt have reached the client;
-        `is_finished`: they are all it wants, but it may come back for some of them."""
+        """Safe to repeat. The client has `num_delivered` tokens of this attempt. `is_finished`: it
+        needs no more, but may resume its stream for some of them."""
         self.link.close_attempt(self, num_delivered, is_finished=is_finished)
 
 
@@ -124,7 +124,8 @@ class DecodeLink(ReplicaLink[pb.DecodeFrame]):
         super().__init__(info, gateway_epoch, listener, channels, clock, opening)
         self._attempts: dict[tuple[RequestId, int], Attempt] = {}
         self.is_leaving = False
-        """The stream is about to break: then what is to be found again is parked."""
+        """The gateway is stopping: resumable streams stay parked at the replica when the link
+        breaks."""
 
     @property
     def num_open(self) -> int:
@@ -141,8 +142,8 @@ class DecodeLink(ReplicaLink[pb.DecodeFrame]):
         return attempt
 
     async def take_stream(self, wanted: TakeStream) -> ParkedStream | None:
-        """None if the replica knows nothing of it, or nothing that can be read. Raises Unavailable
-        if it cannot be asked."""
+        """The parked stream; None if the replica does not have it, or not in a readable version.
+        Raises Unavailable if it cannot be asked."""
         request = take_to_proto(wanted)
         try:
             found = await DecodeStub(self.channel).TakeStream(request, timeout=TAKE_TIMEOUT_S)
@@ -157,7 +158,7 @@ class DecodeLink(ReplicaLink[pb.DecodeFrame]):
             if task is not None and task.cancelling():
                 raise
             raise self._not_asked(error) from error
-        except BatonError as error:  # of a newer gateway, with what we do not know
+        except BatonError as error:  # parked by a newer gateway, in an unknown version
             log.warning("%s knows a stream that cannot be read: %s", self.info.replica_id, error)
         return None
 
@@ -194,7 +195,7 @@ class DecodeLink(ReplicaLink[pb.DecodeFrame]):
         for message in frame.updates:
             attempt = self._attempts.get((RequestId(message.request_id), message.attempt))
             if attempt is None:
-                continue  # taken back meanwhile, or fenced: nobody waits for it
+                continue  # cancelled or fenced meanwhile
             update = update_from_proto(message)
             attempt.is_over = update.is_last
             if not attempt.is_cut_off:

@@ -1,7 +1,7 @@
-"""What a replica is told of the requests that wait at this gateway, and of the credit in force.
+"""Reports to a replica: this gateway's waiting requests, and the credit in force.
 
-The number is told as the next power of two, so that a line of changing length is news to a thousand
-replicas only now and then; that nothing waits any more is told after `KEEP_S` without requests.
+Numbers are rounded up to a power of two, so that a line of changing length is rarely news to a
+thousand replicas. An empty line is reported after `KEEP_S` without requests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ KEEP_S = 1.0
 
 
 class DemandReporter:
-    """The demand told on one stream. Belongs to an event loop; `send` is called with each word."""
+    """The demand reported on one stream. Belongs to an event loop; `send` is called with each
+    message."""
 
     def __init__(self, send: Callable[[Demand], None]) -> None:
         self._send = send
@@ -25,10 +26,10 @@ class DemandReporter:
         self._credit_id = 0
         self._timer: asyncio.TimerHandle | None = None
         self._wait_s = 0.0
-        """The timer's."""
+        """The delay of the running timer."""
 
     def want(self, num_requests: int, num_tokens: int) -> None:
-        """So much waits for any replica of the role."""
+        """Set what waits for any replica of the role."""
         self._wanted = (rounded(num_requests), rounded(num_tokens))
         told = (self._told.num_requests, self._told.num_tokens)
         wait_s = COALESCE_S if any(self._wanted) else KEEP_S
@@ -42,8 +43,8 @@ class DemandReporter:
             self._tell()
 
     def go_by(self, credit_id: int) -> None:
-        """Whatever is sent from now on is sent by this credit. The first of a stream is taken for
-        granted: a new gateway need not say so to a thousand replicas."""
+        """Requests from now on are sent under this credit. The first credit of a stream is implied,
+        so that a new gateway need not confirm it to a thousand replicas."""
         if credit_id == self._credit_id:
             return
         is_first, self._credit_id = not self._credit_id, credit_id
@@ -54,7 +55,7 @@ class DemandReporter:
         self._tell()
 
     def restart(self) -> None:
-        """On a new stream nothing has been told."""
+        """Begin again on a new stream, on which nothing was reported yet."""
         self.close()
         self._credit_id, self._told = 0, Demand()
 
@@ -74,5 +75,5 @@ class DemandReporter:
 
 
 def rounded(number: int) -> int:
-    """As it is told: the next power of two."""
+    """The next power of two."""
     return 1 << (number - 1).bit_length() if number else 0

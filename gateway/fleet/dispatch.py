@@ -54,7 +54,7 @@ from baton.router.placement import placement_request
 from baton.router.placer import Placer, Routing
 
 LOOK_S = 0.25
-"""How often those in line are looked after when nothing happens: replicas may answer nobody."""
+"""Seconds between retries of the line when nothing happens, since replicas may fall silent."""
 
 
 class ReplicaDispatcher:
@@ -86,12 +86,12 @@ class ReplicaDispatcher:
         self._traffic = Traffic(clock)
         self._attempts: dict[RequestId, PlacementAttempt] = {}
         self._in_background: set[RequestId] = set()
-        """Requests with a place that nobody waits for."""
+        """Background requests that have a place."""
         self._registries: Callable[[], list[dict[str, Any]]] | None = None
         self._num_seeking = 0
-        """Requests without a place that somebody waits for."""
+        """Interactive requests that have no place."""
         self._placed_by_request: WeakValueDictionary[RequestId, Placed] = WeakValueDictionary()
-        """The current attempts: gone with the requests, which hold them."""
+        """The current attempts; weak, since the requests own them."""
         self._placement_queue = PlacementQueue(self.fleet, self._placer, self._log, clock)
         self._kept = Counter(
             "baton_gateway_slo_requests_total",
@@ -107,8 +107,8 @@ class ReplicaDispatcher:
         no_replica_grace_s: float,
         cold_start_s: float | None = None,
     ) -> None:
-        """Go by these from now on; requests that have a place keep it. `cold_start_s`: where
-        there are no replicas, some are started for waiting requests, and serve after so long."""
+        """Use these settings from now on; requests that have a place keep it. `cold_start_s`:
+        seconds until a replica serves that is started for waiting requests (scale from zero)."""
         self._replica_wait.reconfigure(no_replica_grace_s, cold_start_s)
         self._queue.reconfigure(max_waiting, routing.weights)
         self._placer.reroute(routing)
@@ -120,7 +120,7 @@ class ReplicaDispatcher:
         registry: RegistryClient,
         registries: Callable[[], list[dict[str, Any]]] | None = None,
     ) -> None:
-        """`registries`: how each of several is, for operators."""
+        """`registries`: the state of each registry, for operators."""
         self._registries = registries
         looking = asyncio.create_task(self._look_after_line(), name="looks after the line")
         try:
@@ -158,7 +158,7 @@ class ReplicaDispatcher:
         ) -> None:
             asked_s = self._clock()
             for _ in prompt.make(self.fleet.layouts):
-                await asyncio.sleep(0)  # it may be long: others go on in between
+                await asyncio.sleep(0)  # the list may be long: let other tasks run in between
 
             asked = PlacementRecord(
                 generation.owner, asked_s, self._queued_s(generation), first_token, kept
@@ -258,7 +258,7 @@ class ReplicaDispatcher:
         return self._log.estimate(asked, outlook, self._queued_s(generation))
 
     def _queued_s(self, generation: Generation) -> float:
-        """How long a request that comes now will wait to enter."""
+        """Predicted seconds until a new request is admitted."""
         num_replicas = len(self.fleet.lending) or sum(1 for _ in self.fleet.open_decode)
         num_before = self._queue.num_before(
             generation.tenant, generation.priority, generation.slo.due_in_s
@@ -286,8 +286,8 @@ class ReplicaDispatcher:
         )
 
     def is_ready(self) -> bool:
-        """Not while it learns what is cached: other gateways have requests meanwhile that would
-        wait here."""
+        """False while it still learns what is cached: requests would wait here, and other gateways
+        can take them."""
         return self._replica_wait.makes_sense and not self.fleet.warm_up.is_under_way
 
     def trouble(self) -> str:
@@ -300,14 +300,14 @@ class ReplicaDispatcher:
         return missing(wanted, fleet.trouble_by_replica(), fleet.starting)
 
     async def until_complete(self, wanted: Wanted) -> None:
-        """Return once requests are taken and nothing that is wanted is missing."""
+        """Return once requests are accepted and no wanted replica is missing."""
         while self.missing(wanted) or not self.is_ready():
             self._has_changed.clear()
             await self._has_changed.wait()
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a place, those that go on elsewhere meanwhile included."""
+        """Requests that wait for a place, including those that still run while they move."""
         return len(self._queue) + len(self._placement_queue)
 
     async def leaks(self) -> dict[str, Any]:
@@ -361,7 +361,7 @@ class ReplicaDispatcher:
                     await asyncio.shield(attempt.placed)
                 except asyncio.CancelledError:
                     self._placement_queue.leave(attempt)
-                    self._on_fleet_change()  # somebody else may enter
+                    self._on_fleet_change()  # the next in line may enter
                     raise
         except TimeoutError:
             decode = self.fleet.view(PromptNames()).decode
@@ -372,7 +372,7 @@ class ReplicaDispatcher:
 
     @asynccontextmanager
     async def _no_longer_than(self, max_wait_s: float | None) -> AsyncIterator[None]:
-        """Raises Overloaded after so long."""
+        """Raises Overloaded after `max_wait_s`."""
         try:
             async with asyncio.timeout(max_wait_s):
                 yield
@@ -398,15 +398,15 @@ class ReplicaDispatcher:
             asyncio.get_running_loop().call_soon(self._place_waiting)
 
     def _place_waiting(self) -> None:
-        """Soon after a change, never within it: its caller is busy, and several changes come
-        together."""
+        """Schedule a placement round: after the current callback, so that several changes share
+        one."""
         self._will_place = False
         self._placement_queue.serve()
         self._queue.wake()
         self.fleet.links.want(self.num_waiting, self._placement_queue.num_tokens)
 
     async def _look_after_line(self) -> None:
-        """Place now and then, even if nothing is heard from anybody."""
+        """Place every LOOK_S, even if no replica reports a change."""
         while True:
             await self._placement_queue.has_line.wait()
             await asyncio.sleep(LOOK_S)

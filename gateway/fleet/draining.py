@@ -1,8 +1,8 @@
 """Empties one replica at an operator's request, so that it can be removed or take the other role;
 or empties only its prefix cache.
 
-    the replica is told --> calls itself draining --> every gateway places nothing more there, and
-                                                      moves what runs there elsewhere
+    command --> the replica reports that it drains --> every gateway places nothing more there, and
+                                                       moves what runs there elsewhere
 
 Asking again returns how many requests have yet to leave. How a replica takes the other role is in
 `platform/replica/flips.py`.
@@ -30,7 +30,8 @@ class DrainProgress:
 
 
 async def drain(fleet: Fleet, replica_id: str, *, is_forced: bool) -> DrainProgress:
-    """Raises InvalidRequest if it is unknown, or nobody could go on; Unavailable if it is away."""
+    """Drain a replica. Raises InvalidRequest if it is unknown, or the last that decodes;
+    Unavailable if it cannot be reached."""
     info = _find(fleet, replica_id)
     if not (is_forced or _can_be_spared(fleet, info)):
         raise InvalidRequest(
@@ -46,7 +47,7 @@ async def drain(fleet: Fleet, replica_id: str, *, is_forced: bool) -> DrainProgr
 
 
 async def undrain(fleet: Fleet, replica_id: str) -> DrainProgress:
-    """Let a replica that was drained take requests again. Raises as `drain` does. Repeatable."""
+    """Let a drained replica take requests again. Raises as `drain` does. Repeatable."""
     info = _find(fleet, replica_id)
     try:
         num_open = await fleet.orders.undrain(info.epoch)
@@ -56,10 +57,9 @@ async def undrain(fleet: Fleet, replica_id: str) -> DrainProgress:
 
 
 async def flip(fleet: Fleet, replica: str, to: str) -> DrainProgress:
-    """Make a replica serve in the role `to` once it is empty; its present role ends a flip that is
-    under way. A role instead of a replica's id means the replica of it with least to do.
-
-    Raises InvalidRequest if it may not, or cannot; Unavailable if it is away.
+    """Make a replica serve in the role `to` once it is empty; its present role cancels a flip that
+    is under way. A role in place of a replica's id means the least loaded replica of that role.
+    Raises InvalidRequest if it may not, or cannot; Unavailable if it cannot be reached.
     """
     if to not in tuple(Role):
         raise InvalidRequest(f"to must be prefill or decode, not {to!r}", field="to")
@@ -81,9 +81,9 @@ async def flip(fleet: Fleet, replica: str, to: str) -> DrainProgress:
 
 
 async def reset_prefix_cache(fleet: Fleet, replica_id: str) -> dict[str, int]:
-    """Have a replica, or all if none is named, forget what is cached: how many blocks each. Raises
-    InvalidRequest if it is unknown; Unavailable if one is away: the others have forgotten all the
-    same. Repeatable."""
+    """Empty the prefix cache of one replica, or of all if none is named; return the blocks dropped
+    by each. Raises InvalidRequest if it is unknown; Unavailable if one cannot be reached, after the
+    others have done it. Repeatable."""
     infos = [_find(fleet, replica_id)] if replica_id else list(fleet.replicas)
     asked = (fleet.orders.reset_prefix_cache(info.epoch) for info in infos)
     told = await asyncio.gather(*asked, return_exceptions=True)
@@ -99,7 +99,7 @@ async def reset_prefix_cache(fleet: Fleet, replica_id: str) -> dict[str, int]:
 
 
 def _idlest(fleet: Fleet, role: Role) -> ReplicaInfo:
-    """Raises InvalidRequest if there is none."""
+    """The least loaded replica of a role. Raises InvalidRequest if there is none."""
     ready = [it for it, why in fleet.trouble_by_replica().items() if it.role is role and not why]
     if not ready:
         raise InvalidRequest(f"no {role} replica takes requests", field="replica")
@@ -122,6 +122,7 @@ def _find(fleet: Fleet, replica_id: str) -> ReplicaInfo:
 
 
 def _can_be_spared(fleet: Fleet, info: ReplicaInfo) -> bool:
-    """Prompts can be computed on decode replicas, but tokens nowhere else."""
+    """False for the last decode replica: decode replicas can compute prompts, but only they
+    decode."""
     open_ = set(fleet.open_decode)
     return info.role is not Role.DECODE or info.epoch not in open_ or len(open_) > 1

@@ -1,4 +1,4 @@
-"""Starts of decode replicas that failed one after another, with none between that succeeded.
+"""Counts consecutive failed starts of decode replicas.
 
 While replicas start for waiting requests, each failure is followed by another start. After a few,
 requests are refused with the failure instead of waiting; after a while requests may wait again, and
@@ -18,7 +18,7 @@ from baton.core.replicas import Role, StartingReplica
 
 MANY = 3
 AGAIN_S = 30.0
-"""Requests alone have replicas started: if none waited ever again, none would be."""
+"""Seconds after which requests may wait again: only waiting requests cause a further start."""
 
 
 class FailedStarts:
@@ -31,7 +31,7 @@ class FailedStarts:
         self.num = 0
 
     def hear(self, failed: Sequence[StartingReplica], before: Sequence[StartingReplica]) -> None:
-        """Hear of starts that failed since; `before`: all that were starting until then."""
+        """Take in new failed starts; `before`: the replicas that were starting until then."""
         for one in failed:
             if one.role is Role.DECODE:
                 self.num += 1
@@ -43,8 +43,8 @@ class FailedStarts:
         self.num, self._last = 0, None
 
     def why_refused(self, starting: Sequence[StartingReplica]) -> str:
-        """Why waiting is in vain, for everybody: without the error itself, which may name files.
-        Empty while nothing speaks against waiting."""
+        """Why requests are refused, in words safe for clients: without the error itself, which may
+        name files. Empty while requests may wait."""
         last = self._last
         if not self._beside.isdisjoint(_alive(starting)):
             return ""

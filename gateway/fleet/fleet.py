@@ -1,10 +1,10 @@
-"""What a gateway knows of the replicas: membership, links, load, and what each has cached.
+"""A gateway's knowledge of the replicas: membership, links, load and cached blocks.
 
     registry --membership--> Fleet --> Links    streams: requests, tokens, credits, cached blocks
                                    --> Pool     one a role: what placements see
                                    --> KvIndex  which replica has which blocks
 
-The registry is a hint: its absence changes nothing, and liveness is the stream itself.
+The registry is only a hint: if it is away, nothing changes. A replica is alive while its stream is.
 """
 
 from __future__ import annotations
@@ -57,14 +57,15 @@ log = logging.getLogger(__name__)
 WATCH_TIMEOUT_S = 10.0
 REGISTRY_RETRY_S = 0.5
 ENOUGH_STEPS = 16
-"""The least steps with prompts in them for a fit: over fewer it is a guess, and the pool's rate a
-better one."""
+"""Steps with prompts in them that a fit of a replica's rate needs; with fewer, the pool's rate is
+used."""
 
 MET_AT_ONCE = 16
-"""Replicas, as many of which leave at once: requests go on in between."""
+"""Replicas that are met, or leave, in one go; requests are served in between."""
 
 NEWS_OF_RATE = 0.02
-"""A change of the pool's rate that is told: a smaller one would void all that was looked up."""
+"""The least relative change of the pool's rate that is passed on, since each one invalidates cached
+lookups."""
 
 
 class RegistryClient(Protocol):
@@ -85,16 +86,16 @@ class Fleet:
         self._on_change = on_change
         self._clock = clock
         self.meter = meter or RateMeter(PullRates())
-        """What fetching and computing KV cost, as the receipts say."""
+        """The cost of fetching and of computing KV, measured from receipts."""
         self._told_rate = self.meter.rates.tokens_per_s
-        """What candidates that share it have been told."""
+        """The rate last passed on to the candidates that use the pool's rate."""
         self._replica_by_epoch: dict[Epoch, ReplicaInfo] = {}
         self._intervals = ReportIntervals()
-        """The intervals at which the registry hears each of them, or the one before it did."""
+        """The interval at which each replica reports to the registry, or to its predecessor."""
         self._pool_by_role = {Role.DECODE: Pool(), Role.PREFILL: Pool()}
         self._epoch_by_request: dict[RequestId, Epoch] = {}
         self.starting: tuple[StartingReplica, ...] = ()
-        """Replicas that are on their way, as the registry last said."""
+        """Replicas that are starting, by the registry's last snapshot."""
         self.index = KvIndex()
         self.failed_starts = FailedStarts(clock)
         self.links = Links(
@@ -105,7 +106,7 @@ class Fleet:
         self.warm_up = WarmUp(on_change, clock, lambda: self.links.is_any_held_up)
 
     async def follow(self, registry: RegistryClient) -> None:
-        """Keep up with the registry for ever. Its absence changes nothing of what we know."""
+        """Follow the registry for ever. While it is away, the known replicas stay."""
         incarnation: Epoch | None = None
         version = -1
         while True:
@@ -120,14 +121,15 @@ class Fleet:
                 continue
             try:
                 await self.apply(snapshot)
-            except Exception:  # a fleet that hears of nobody any more is lost for ever
+            except Exception:  # without this loop the fleet would never learn of a replica again
                 log.exception("what the registry says cannot be followed; asking again")
                 await asyncio.sleep(REGISTRY_RETRY_S)
                 continue
             incarnation, version = snapshot.incarnation, snapshot.version
 
     async def apply(self, snapshot: Membership) -> None:
-        # A new registry knows few, of whom it hears often: those of the old one come more seldom.
+        # A new registry knows few replicas, which report often; those of the old one report more
+        # seldom.
         slowest = max(self._intervals, snapshot.intervals, key=lambda intervals: intervals.beat_s)
         settled_s = slowest.settled_after_s
         self._intervals = snapshot.intervals if snapshot.age_s >= settled_s else slowest
@@ -159,7 +161,8 @@ class Fleet:
         self.warm_up.hear(epoch, is_all=is_all)
 
     def _meet(self, info: ReplicaInfo) -> bool:
-        """Whether it could be met: one that cannot keeps nobody from the others."""
+        """Connect to a replica; return whether that worked. A failure does not affect the
+        others."""
         epoch = info.epoch
         try:
             listener = Listener(partial(self._hear, epoch), partial(self._hear_again, epoch))
@@ -171,7 +174,7 @@ class Fleet:
         return True
 
     def _update(self, info: ReplicaInfo) -> None:
-        """The registry's word of a replica, which may be new."""
+        """Take in the registry's entry of a replica, which may be new."""
         pool = self._pool_by_role[info.role]
         replica = pool.replica(info.epoch)
         if replica is None:
@@ -183,13 +186,12 @@ class Fleet:
         self._write(replica, self.links[info.epoch])
 
     def _new_candidate(self, info: ReplicaInfo) -> Candidate:
-        """It computes at the pool's rate until it says how fast; of what only prefill replicas
-        lend, it takes one prompt until it says how much."""
+        """Until it reports, it computes at the pool's rate and has a credit of one prompt."""
         credit_tokens = 0 if info.role is Role.PREFILL else None
         return Candidate(info.replica_id, self.meter, epoch=info.epoch, credit_tokens=credit_tokens)
 
     def _hear(self, epoch: Epoch) -> None:
-        """Something has changed at a replica, or at the stream to it."""
+        """Take in a change of a replica, or of the stream to it."""
         link = self.links.get(epoch)
         replica = self._replica(epoch)
         if link is not None and link.is_connected:
@@ -207,15 +209,15 @@ class Fleet:
         self._on_change()
 
     def _hear_again(self, epoch: Epoch) -> None:
-        """A replica has nothing to do, as it said before."""
+        """Take in a repeated report of an idle replica."""
         link, replica = self.links.get(epoch), self._replica(epoch)
         if link is None or replica is None or replica.candidate.num_running or epoch in self.orders:
-            self._hear(epoch)  # it says otherwise than what is known of it here
+            self._hear(epoch)  # its report contradicts what is booked here
         else:
             replica.heard_at_s = link.capacity_report.heard_at_s
 
     def _write(self, replica: KnownReplica, link: DecodeLink | PrefillLink) -> None:
-        """What is known of it, for placements to see."""
+        """Update the replica's candidate, which placements read."""
         replica.is_connected = link.is_connected
         replica.is_told_to_drain = replica.info.epoch in self.orders
         if isinstance(link, PrefillLink):
@@ -229,7 +231,7 @@ class Fleet:
     def _credit(
         self, replica: KnownReplica, link: DecodeLink | PrefillLink, told: Capacity
     ) -> None:
-        """What it has to compute, how fast it is and what it lends, by its own word."""
+        """Update its queue, its speed and its credit from its own report."""
         candidate, info = replica.candidate, link.info
         if isinstance(link, PrefillLink) and not link.is_connected:
             candidate.credit_tokens = 0  # others are lent it
@@ -250,9 +252,9 @@ class Fleet:
         candidate.hear(told.num_queued_tokens, num_running, self._clock())
 
     def hear(self, receipt: Receipt, pair: Pair | None, handed_off: Pair | None = None) -> None:
-        """Learn from the receipt of one attempt: replicas that have measured nothing themselves
-        are as fast as it says. `pair`: what it was to pull between; `handed_off`: who computed its
-        prompt for whom."""
+        """Learn from the receipt of one attempt, which sets the speed of replicas that have
+        measured none. `pair`: lender and taker of a pull; `handed_off`: prefill and decode replica
+        of a handoff."""
         self.meter.hear(receipt, pair, self._clock(), handed_off)
         rate = self.meter.rates.tokens_per_s
         if not isclose(rate, self._told_rate, rel_tol=NEWS_OF_RATE):
@@ -265,7 +267,7 @@ class Fleet:
         return pools[Role.DECODE].replica(epoch) or pools[Role.PREFILL].replica(epoch)
 
     def candidate(self, epoch: Epoch) -> Candidate | None:
-        """What a replica has to compute; None if it is known no more."""
+        """The candidate of a replica; None if it has left."""
         replica = self._replica(epoch)
         return None if replica is None else replica.candidate
 
@@ -274,7 +276,7 @@ class Fleet:
         return self._matches.num_tokens(prompts, epoch)
 
     def lookup(self, epoch: Epoch) -> Lookup | None:
-        """What compiled code needs to look prompts up in a replica's cache, if it can."""
+        """The handle by which compiled code looks prompts up in a replica's cache, if it can."""
         return self._matches.lookup(epoch)
 
     def _layout_of(self, epoch: Epoch) -> KvLayout | None:
@@ -282,7 +284,7 @@ class Fleet:
         return None if info is None else info.layout
 
     async def _forget(self, epoch: Epoch) -> None:
-        """Place nothing there any more. Liveness is the stream: what it carries may finish."""
+        """Place nothing there any more. Requests on its stream may finish."""
         await self.links.close_watch(epoch)
         self.warm_up.hear(epoch, is_all=True)
         self.index.forget(epoch)
@@ -313,8 +315,8 @@ class Fleet:
 
     @property
     def layouts(self) -> tuple[KvLayout, ...]:
-        """KV layouts of every replica that a prompt may go to, or be found on: one of each way to
-        name blocks, or two."""
+        """KV layouts of all replicas that may compute a prompt or have it cached: one or two for
+        each way of hashing blocks."""
         pools = self._pool_by_role
         return pools[Role.DECODE].layouts + pools[Role.PREFILL].layouts
 
@@ -324,14 +326,14 @@ class Fleet:
 
     @property
     def lending(self) -> tuple[PrefillLink, ...]:
-        """Prefill replicas that say what they lend."""
+        """Prefill replicas that report credits."""
         return tuple(link for link in self.links.prefill.values() if link.is_connected)
 
     def link(self, epoch: Epoch) -> DecodeLink:
         return self.links.decode[epoch]
 
     def view(self, prompt: PromptNames) -> View:
-        """Everybody, with what each has of the prompt."""
+        """All replicas, each with what it has cached of the prompt."""
         pools = self._pool_by_role
         return look(prompt, self.index, pools[Role.DECODE], pools[Role.PREFILL], self.meter.rates)
 
@@ -353,7 +355,7 @@ class Fleet:
             self._write(replica, self.links.decode[epoch])
 
     def has_ended(self, request_id: RequestId, epoch: Epoch) -> None:
-        """Nothing happens to a request that runs elsewhere by now."""
+        """Forget where a request ran, unless it runs on another replica by now."""
         if self._epoch_by_request.get(request_id) == epoch:
             del self._epoch_by_request[request_id]
             candidate = self.candidate(epoch)
@@ -361,7 +363,7 @@ class Fleet:
                 candidate.num_running = max(candidate.num_running - 1, 0)
 
     def book(self, placement: Placement, epoch: Epoch) -> None:
-        """`epoch` computes the prompt of `placement`, which is on its way."""
+        """Count the prompt of `placement` as work of `epoch`."""
         candidate = self.candidate(epoch)
         if candidate is not None:
             prompt = placement.prompt
@@ -370,7 +372,8 @@ class Fleet:
             self._await_prompts(epoch, candidate)
 
     def prompt_is_over(self, prompt: Prompt, epoch: Epoch, *, is_taken_back: bool = False) -> None:
-        """Its first token is there, or it was taken back: prompts that wait for `epoch` go on."""
+        """The prompt is computed, or cancelled: stop counting it, and serve prompts that wait for
+        `epoch`."""
         candidate, now = self.candidate(epoch), self._clock()
         if candidate is None:
             return
@@ -384,7 +387,8 @@ class Fleet:
             link.await_prompts(len(candidate.open))
 
     def _place_as_told(self, epoch: Epoch) -> None:
-        """Nothing more on what is told to drain; something again, if its own word lets it."""
+        """Stop placing on a replica that is told to drain, or resume when it reports that it
+        accepts."""
         link, replica = self.links.get(epoch), self._replica(epoch)
         if link is not None and replica is not None:
             self._write(replica, link)
@@ -392,8 +396,8 @@ class Fleet:
 
     @property
     def decode_places(self) -> tuple[int, int]:
-        """How many requests the decode replicas that take some would have of this gateway, and how
-        many they have."""
+        """The credit of this gateway at all accepting decode replicas, and how much of it is
+        used."""
         pool, num_places, num_taken = self._pool_by_role[Role.DECODE], 0, 0
         for epoch in self.open_decode:
             replica = pool.replica(epoch)
@@ -404,12 +408,12 @@ class Fleet:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether any decode replica does. Asked with each word of each replica."""
+        """Whether any decode replica accepts requests. Called on each report of each replica."""
         return self._pool_by_role[Role.DECODE].num_taking > 0
 
     @property
     def open_decode(self) -> Iterator[Epoch]:
-        """Decode replicas that are there and take requests."""
+        """Decode replicas that are connected and accept requests."""
         for epoch, link in self.links.decode.items():
             is_open = link.info.is_ready and link.answers and not link.is_draining
             if is_open and epoch not in self.orders:
@@ -425,7 +429,7 @@ class Fleet:
                 log.error("%s failed while %s: %s", one.replica_id, one.stage, one.failure)
 
     def trouble_by_replica(self) -> dict[ReplicaInfo, str]:
-        """Why each replica takes nothing; empty for those that do."""
+        """Why each replica accepts nothing; empty for those that do."""
         is_open = set(self.open_decode)
         return {
             info: "" if epoch in is_open else self._trouble(info)
@@ -444,6 +448,7 @@ class Fleet:
 
 
 def _in_turns(known: Mapping[Epoch, ReplicaInfo]) -> Iterator[tuple[Epoch, ReplicaInfo]]:
-    """One of each role in turns: a gateway that has met half of a thousand can place already."""
+    """Roles in alternation, so that a gateway that has met half of a thousand replicas can place
+    already."""
     of_role = ([it for it in known.items() if it[1].role is role] for role in Role)
     return (it for met in zip_longest(*of_role) for it in met if it is not None)

@@ -1,8 +1,8 @@
-"""Reports for operators about the replicas: leaks, status, and what a gateway knows of their
+"""Operators' reports about the replicas: leaks, status, and how well this gateway follows their
 caches.
 
-They are made of the replicas' own books (`Inspections`) and of what this gateway knows of their
-prefix caches (`KvKnowledge`).
+Their sources are the replicas' own accounts (`Inspections`) and this gateway's index of prefix
+caches (`KvKnowledge`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class KvKnowledge:
     """Blocks of the replica in this gateway's index."""
     num_events: int = 0
     num_gaps: int = 0
-    """How often events were missing."""
+    """Times that cache events were missing."""
     num_resyncs: int = 0
     """Snapshots after the first."""
     is_synced: bool = False
@@ -114,12 +114,12 @@ def status_report(
 
 
 def _facts(reply: pb.InspectReply) -> dict[str, Any]:
-    """What it said of its engine, by the names of the message."""
+    """What the replica reports of its engine, by the message's field names."""
     return {field.name: value for field, value in reply.engine.ListFields()}
 
 
 def _trouble(reply: Exception | None, *, is_secured: bool) -> str:
-    """Why a replica cannot be asked, in words that name the remedy where there is one."""
+    """Why a replica cannot be asked, with the remedy where there is one."""
     if reply is None:
         return "it is not known well enough yet to be asked"
     if isinstance(reply, grpc.aio.AioRpcError):
@@ -128,7 +128,7 @@ def _trouble(reply: Exception | None, *, is_secured: bool) -> str:
 
 
 def knowledge_families(replicas: Sequence[ReplicaInfo], knowledge: Knowledge) -> list[Family]:
-    """Each gateway follows the caches for itself: these are its own, and say how far it is."""
+    """Metrics of how well this gateway follows each replica's cache."""
     followed = [
         ({"replica": info.replica_id}, knowledge.get(info.epoch, KvKnowledge()))
         for info in replicas

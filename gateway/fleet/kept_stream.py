@@ -18,10 +18,10 @@ from baton.proto.channels import explain
 log = logging.getLogger(__name__)
 
 RECONNECT_S, MAX_RECONNECT_S = 0.2, 1.0
-"""From a break to the next try; half as long again after each that was in vain: hundreds of
-replicas that are gone would take a core until the registry has let them go."""
+"""Seconds from a break to the next attempt, times 1.5 after each failure: hundreds of lost replicas
+would otherwise take a core until the registry has dropped them."""
 REFUSED_S = 2.0
-"""How long to wait where only a change of configuration, or of version, helps."""
+"""Seconds between attempts where only a change of configuration or version helps."""
 _REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
 
 F = TypeVar("F")
@@ -35,8 +35,8 @@ async def keep_open(
     *,
     is_secured: bool = False,
 ) -> None:
-    """Run `pump` for ever; it returns, or raises, when its stream is over. Then `was_open` is asked
-    whether the replica had answered, and `on_break` is called with the reason."""
+    """Run `pump` for ever; it returns or raises when its stream ends. Then `was_open` tells whether
+    the replica had answered, and `on_break` is called with the reason."""
     last_reason = ""
     retry_s = RECONNECT_S
     while True:
@@ -47,7 +47,7 @@ async def keep_open(
         except grpc.aio.AioRpcError as error:
             reason = explain(error, is_secured=is_secured)
             is_refused = error.code() in _REFUSALS
-        except Exception as error:  # a link that stops trying would be a replica lost for ever
+        except Exception as error:  # a link that stops trying would lose its replica for ever
             log.exception("the link to %s failed", replica_id)
             reason = f"{type(error).__name__}: {error}"
         if reason != last_reason:
@@ -64,8 +64,8 @@ async def keep_open(
 
 
 def jittered(pause_s: float) -> float:
-    """As long on average: gateways that lost the same replica, or many at once, do not come back at
-    the same moment."""
+    """`pause_s` with random jitter of mean 0, so that gateways do not reconnect at the same
+    moment."""
     return pause_s * random.uniform(0.5, 1.5)
 
 
@@ -75,7 +75,7 @@ async def pump_frames(
     outgoing: asyncio.Queue[pb.GatewayFrame],
     receive: Callable[[F], None],
 ) -> None:
-    """Greet, send what is put into the queue, hand over what comes; until the stream ends."""
+    """Send Hello, then the queue's frames; pass received frames on; until the stream ends."""
     writer: asyncio.Task[None] | None = None
     try:
         await call.write(pb.GatewayFrame(hello=hello))

@@ -3,9 +3,9 @@
     run()    the link is there; watch: snapshot, events ...; after a gap or a break: wait a little,
              watch anew
 
-`on_learnt` is called with each part of the first snapshot, and told whether it was the last one; so
-it is if no part will come. While the stream is away the index keeps what it knew: the next snapshot
-corrects it.
+`on_learnt` is called with each part of the first snapshot, and whether it is the last; it is also
+called as for the last if no part will come. While the stream is away the index keeps what it knew,
+and the next snapshot corrects it.
 """
 
 from __future__ import annotations
@@ -38,16 +38,18 @@ MAX_RETRY_S = 5.0
 
 
 class Snapshots:
-    """What all watches of a gateway share, so that many snapshots at once hold up nothing else."""
+    """Shared by all watches of a gateway, so that many snapshots at once do not block its event
+    loop."""
 
     def __init__(self) -> None:
         self.opening = OpeningSlots(SNAPSHOT_TURN_S)
         self.entering = asyncio.Lock()
-        """Held while a part is entered into the index: then the loop does other things."""
+        """Held while one part is entered into the index; between parts the loop does other work."""
 
 
 class KvWatch:
-    """Over the channel of the replica's link, which outlives it."""
+    """Follows one replica's prefix cache, over the channel of its link, which outlives the
+    watch."""
 
     def __init__(  # noqa: PLR0913 - what it follows, whom it tells, and how both are reached
         self,
@@ -69,7 +71,7 @@ class KvWatch:
         self.is_synced = False
         """The index follows the replica at this moment."""
         self._on_learnt: OnLearnt | None = on_learnt
-        """None: it has heard all."""
+        """None once the first snapshot is complete."""
         self._info = info
         self._index = index
         self._has_snapshot = False
@@ -91,25 +93,25 @@ class KvWatch:
         return await ReplicaStub(self._channel).Inspect(request, timeout=timeout_s)
 
     async def drain(self, timeout_s: float) -> int:
-        """Tell the replica to become empty; how many requests it still has."""
+        """Drain the replica; return its open requests."""
         request = pb.DrainRequest(epoch=self._info.epoch)
         reply = await ReplicaStub(self._channel).Drain(request, timeout=timeout_s)
         return reply.num_open
 
     async def undrain(self, timeout_s: float) -> int:
-        """Tell the replica to take requests again; how many it has."""
+        """Undo a drain; return its open requests."""
         request = pb.DrainRequest(epoch=self._info.epoch)
         reply = await ReplicaStub(self._channel).Undrain(request, timeout=timeout_s)
         return reply.num_open
 
     async def flip(self, role: Role, timeout_s: float) -> int:
-        """Tell the replica to take a role; how many requests have yet to leave it first."""
+        """Make the replica take a role; return the requests that have to leave first."""
         request = pb.FlipRequest(epoch=self._info.epoch, role=role)
         reply = await ReplicaStub(self._channel).Flip(request, timeout=timeout_s)
         return reply.num_open
 
     async def reset_prefix_cache(self, timeout_s: float) -> int:
-        """Tell the replica to forget what is cached; how many blocks that was."""
+        """Empty the replica's prefix cache; return the blocks dropped."""
         request = pb.ResetPrefixCacheRequest(epoch=self._info.epoch)
         reply = await ReplicaStub(self._channel).ResetPrefixCache(request, timeout=timeout_s)
         return reply.num_blocks
@@ -146,7 +148,7 @@ class KvWatch:
             return str(gap)
         except grpc.aio.AioRpcError as error:
             return explain(error, is_secured=self._is_secured)
-        except Exception as error:  # a watch that stops trying would mislead for ever
+        except Exception as error:  # a watch that stops would leave a stale index for ever
             log.exception("the KV events of %s cannot be followed", self._info.replica_id)
             return f"{type(error).__name__}: {error}"
         finally:
@@ -155,8 +157,9 @@ class KvWatch:
         return "the replica ended the stream"
 
     async def _take_next(self, call: grpc.aio.UnaryStreamCall[Any, pb.KvEvents]) -> bool:
-        """False at the end. Nobody keeps the message while the next is awaited, as one who iterates
-        over the call would: of a thousand snapshots the last parts are 60 MB and more."""
+        """Handle one message; False at the end. The message is freed before the next is awaited,
+        which `async for` would not do: the last parts of a thousand snapshots take 60 MB and
+        more."""
         message = await call.read()
         if not isinstance(message, pb.KvEvents):  # grpc.aio.EOF
             return False

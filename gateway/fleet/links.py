@@ -1,4 +1,4 @@
-"""The streams to all known replicas: one for work, and one for what each has cached.
+"""The streams to all known replicas: one for requests, and one for cache events.
 
 DecodeLink    one a decode replica: requests and tokens
 PrefillLink   one a prefill replica: its credits
@@ -29,13 +29,11 @@ from baton.router.cache.kv_index import KvIndex
 
 INSPECT_TIMEOUT_S, AUDIT_TIMEOUT_S = 2.0, 5.0
 AUDIT_S_PER_BLOCK = 5e-7
-"""An audit looks at each block, for up to 50 ns of CPU, of which others may want their share."""
+"""An audit takes up to 50 ns of CPU per block, on a machine that may be busy."""
 OTHERS_S = 0.25
-"""Seconds to wait for the answers of other replicas that may have more of a stream than the one
-that has answered."""
+"""Seconds to wait, after one replica has a stream, for others that may have more of it."""
 ALIVE_FOR_S = IDLE_HEARTBEAT_S + 2.5 * HEARTBEAT_S
-"""Seconds that a replica counts as alive after its last word, which it says anew with every
-heartbeat."""
+"""Seconds that a replica counts as alive after its last report, which every heartbeat repeats."""
 
 
 class Links:
@@ -47,7 +45,7 @@ class Links:
         clock: Clock,
         is_starting: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`is_starting`: nothing is placed before more caches are known."""
+        """`is_starting`: whether placements still wait for more caches to be known."""
         self.decode: dict[Epoch, DecodeLink] = {}
         self.prefill: dict[Epoch, PrefillLink] = {}
         self.watches: dict[Epoch, KvWatch] = {}
@@ -59,9 +57,9 @@ class Links:
         self._snapshots = Snapshots()
         self._opening = OpeningSlots(behind=self._snapshots.opening, is_held_back=is_starting)
         self._late: set[asyncio.Task[ParkedStream | None]] = set()
-        """Asked for a stream that another one had."""
+        """Queries still running after another replica had the stream."""
         self._wanted = (0, 0)
-        """Requests that wait here, and tokens: what all replicas have been told."""
+        """Waiting requests and tokens, as last reported to all replicas."""
 
     def __getitem__(self, epoch: Epoch) -> DecodeLink | PrefillLink:
         link = self.get(epoch)
@@ -74,7 +72,7 @@ class Links:
 
     @property
     def is_any_held_up(self) -> bool:
-        """Whether one waits for its turn, to be connected to or to be asked what it has cached."""
+        """Whether a replica waits for its turn to be connected, or to send its snapshot."""
         return bool(self._opening.num_waiting or self._snapshots.opening.num_waiting)
 
     @property
@@ -82,7 +80,7 @@ class Links:
         return self._channels.is_secured
 
     def meet(self, info: ReplicaInfo, listener: Listener, on_learnt: OnLearnt) -> None:
-        """Open what is not open to it yet."""
+        """Open the streams to a replica that are not open yet."""
         epoch = info.epoch
         ours = (info, self._gateway_epoch, listener, self._channels, self._clock, self._opening)
         if info.role is Role.PREFILL:
@@ -124,13 +122,14 @@ class Links:
             closing.clear()
 
     def alive(self) -> Iterator[Epoch]:
-        """Replicas that have said something of late."""
+        """Replicas that have reported recently."""
         since = self._clock() - ALIVE_FOR_S
         yield from (epoch for epoch, link in self.decode.items() if link.has_spoken(since))
         yield from (epoch for epoch, link in self.prefill.items() if link.has_spoken(since))
 
     def want(self, num_requests: int, num_prefill_tokens: int) -> None:
-        """So many requests wait here for a place, and so many tokens for a prefill replica."""
+        """Report the requests that wait here, and the prompt tokens that wait for a prefill
+        replica."""
         wanted = rounded(num_requests), rounded(num_prefill_tokens)
         if wanted != self._wanted:
             self._wanted = wanted
@@ -140,7 +139,7 @@ class Links:
                 self.ask(prefill_link)
 
     def ask(self, link: DecodeLink | PrefillLink) -> None:
-        """Say on its stream, which may be new, what is wanted."""
+        """Report the demand on a replica's stream, which may be new."""
         num_requests, num_prefill_tokens = self._wanted
         if isinstance(link, DecodeLink):
             link.demand.want(num_requests, 0)
@@ -148,11 +147,10 @@ class Links:
             link.demand.want(0, num_prefill_tokens)
 
     async def take_stream(self, wanted: TakeStream) -> ParkedStream | None:
-        """As far as any decode replica knows of it. What runs of it anywhere ends. Raises
-        Unavailable if none has it, but one that may have it could not be asked.
-
-        Once one has it, those that have yet to answer are waited for no longer than answers take:
-        what they had more of is computed again.
+        """Take the parked stream from the decode replica that has most of it; its request ends
+        everywhere. Raises Unavailable if none has it, but one that may have it could not be asked.
+        Once one has it, the others have OTHERS_S to answer; tokens that only they had are computed
+        again.
         """
         links = tuple(self.decode.values())
         if not links:
@@ -166,7 +164,7 @@ class Links:
                 asked.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
             raise
-        for asked in asking:  # those that are late end what runs of it there all the same
+        for asked in asking:  # late replicas still end the request there
             self._late.add(asked)
             asked.add_done_callback(self._forget_late)
         answers = [asked for asked in asking if asked.done()]
@@ -188,8 +186,8 @@ class Links:
     async def inspect(
         self, *, with_audit: bool = False
     ) -> dict[Epoch, pb.InspectReply | Exception]:
-        """Ask every replica for its books, all at once. `with_audit`: after a look at each of its
-        blocks, which takes longer."""
+        """Ask all replicas for their accounts, concurrently. `with_audit`: each checks all of its
+        blocks first, which takes longer."""
         watches = dict(self.watches)
         replies = await asyncio.gather(
             *(
@@ -208,7 +206,7 @@ class Links:
         }
 
     def kv_knowledge(self) -> dict[Epoch, KvKnowledge]:
-        """What the index knows of each replica's cache, and how well it could follow, by epoch."""
+        """By epoch: the index's blocks of each replica, and how well it follows."""
         return {
             epoch: KvKnowledge(
                 num_blocks=self._index.num_blocks(epoch),
@@ -222,12 +220,12 @@ class Links:
 
 
 def inspect_timeout_s(num_blocks: int, *, with_audit: bool) -> float:
-    """The most seconds that a replica of so many blocks may take to show its books."""
+    """The most seconds that a replica of `num_blocks` may take to report its accounts."""
     return AUDIT_TIMEOUT_S + num_blocks * AUDIT_S_PER_BLOCK if with_audit else INSPECT_TIMEOUT_S
 
 
 async def _first_known(asking: set[asyncio.Task[ParkedStream | None]]) -> bool:
-    """Return when one has it, or when all have answered: whether one has."""
+    """Return when one has it, or when all have answered; whether one has it."""
     left = asking
     while left:
         done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
@@ -237,5 +235,5 @@ async def _first_known(asking: set[asyncio.Task[ParkedStream | None]]) -> bool:
 
 
 def _parked(asked: asyncio.Task[ParkedStream | None]) -> ParkedStream | None:
-    """What it answered, if it did not fail."""
+    """The replica's answer, if it did not fail."""
     return None if asked.cancelled() or asked.exception() is not None else asked.result()

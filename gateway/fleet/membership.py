@@ -1,9 +1,9 @@
-"""A gateway's own picture of which replicas serve, kept from the registry's snapshots.
+"""A gateway's own list of serving replicas, updated from the registry's snapshots.
 
-Pure: `merge` says what a snapshot changes. A replica leaves when it has said farewell, or when it
-is another incarnation by now. Otherwise a young incarnation of the registry only adds replicas.
-Once it is old enough that every living replica has reported to it, those leave of which neither it
-nor this gateway hears: a registry that stalls, or that heartbeats do not reach, removes no replica
+Pure: `merge` returns the new list. A replica leaves when it has deregistered, or has restarted as
+another incarnation. Apart from that, a young registry only adds replicas. Once the registry is old
+enough that every living replica has reported to it, replicas leave that neither the registry nor
+this gateway hears: a registry that stalls, or that heartbeats do not reach, never removes a replica
 whose stream lives.
 """
 
@@ -24,7 +24,7 @@ def merge(
     settled_after_s: float,
     alive: Collection[Epoch] = (),
 ) -> dict[Epoch, ReplicaInfo]:
-    """Return the replicas to believe in. `alive`: those that this gateway hears itself."""
+    """Return the new list. `alive`: replicas that this gateway hears itself."""
     reported = {info.epoch: info for info in snapshot.replicas}
     ids = {info.replica_id for info in snapshot.replicas}
     stays = known.keys() if snapshot.age_s < settled_after_s else set(alive)

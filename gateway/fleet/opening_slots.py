@@ -1,15 +1,12 @@
 """Limits how many replicas a gateway connects to, or takes a snapshot from, at the same time.
 
-    wants a stream --> has a turn --> has what it opened it for, or has failed,
-                                      or has had its turn for `turn_s`: the next one's
+    wants a stream --> has a turn --> done, failed, or `turn_s` over: next
 
-All at once would not succeed: each connection would take so long that it times out, on this side or
-the other, and is tried again; and snapshots that have arrived take memory until they are entered. A
-turn is short, so that replicas that do not answer do not keep others waiting for long.
-
-A gateway that starts places nothing before it knows half of the caches. Until then no more replicas
-connect than can be asked what they have cached; otherwise all would be connected before half have
-answered.
+A thousand at once would fail: each connection would be so slow that it times out and is retried,
+and snapshots take memory until they are entered. A turn is short, so that unresponsive replicas do
+not delay others for long. A starting gateway places nothing before it knows half of the caches.
+Until then it only connects to as many replicas as it can take snapshots from; otherwise all would
+be connected before half have answered.
 """
 
 from __future__ import annotations
@@ -19,14 +16,13 @@ from collections.abc import Callable
 
 MAX_OPENING = 64
 TURN_S = 0.25
-"""Seconds of a turn to connect, and be answered."""
+"""Seconds of a turn to connect and receive an answer."""
 SNAPSHOT_TURN_S = 1.0
-"""Seconds of a turn for a snapshot, for as much as a million names."""
+"""Seconds of a turn for a snapshot of up to a million block hashes."""
 
 
 class OpeningSlots:
-    """The turns in which one gateway opens streams, MAX_OPENING at once. Belongs to an event
-    loop."""
+    """Limits one gateway to opening MAX_OPENING streams at once. Belongs to an event loop."""
 
     def __init__(
         self,
@@ -34,14 +30,14 @@ class OpeningSlots:
         behind: OpeningSlots | None = None,
         is_held_back: Callable[[], bool] = lambda: False,
     ) -> None:
-        """While MAX_OPENING wait for a turn of `behind`, where those go that have had one here, and
-        `is_held_back`, nobody has a turn here."""
+        """`behind`: the slots that streams wait for after these. While MAX_OPENING wait there and
+        `is_held_back()`, no turn begins here."""
         self._free = asyncio.Semaphore(MAX_OPENING)
         self._turn_s = turn_s
         self._behind = behind
         self._is_held_back = is_held_back
         self._first = asyncio.Lock()
-        """Held by whoever has the next turn."""
+        """Held by the waiter whose turn is next."""
         self._has_moved = asyncio.Event()
         self.num_waiting = 0
         """Streams that wait for their turn."""

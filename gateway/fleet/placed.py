@@ -1,9 +1,9 @@
-"""One attempt on its replicas, and what this gateway has booked for it.
+"""One attempt on its replicas, and this gateway's accounting for it.
 
-    opened -> prefill over (the first token is there) -> closed
+    opened -> prefill over (first token received) -> closed
 
-Until they end, the prompt counts as work of the replica that computes it, and its blocks as on
-their way to both replicas: equal prompts that arrive together go where the first of them went.
+Until prefill is over, the prompt counts as work of the replica that computes it, and its blocks as
+expected on both replicas, so that equal prompts that arrive together go to the same replicas.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Placed:
         request: GenerateRequest,
         prompt: PromptNames,
     ) -> None:
-        """Open the attempt: the request is on its way. Raises ReplicaLost if its link broke."""
+        """Open the attempt and send the request. Raises ReplicaLost if the link broke."""
         link = fleet.link(placement.decode.epoch)
         self.placement = placement
         source = request.source or placement.source
@@ -40,8 +40,8 @@ class Placed:
         self._computes = placement.prefill[0].epoch if is_apart else placement.decode.epoch
         self._on_prefill = fleet.expect(prompt, self._computes) if is_apart else None
         self._pair = None if source is None else (source.epoch, placement.decode.epoch)
-        """The lender and the taker: receipts tell what the decode replica pulled, of no other
-        replica."""
+        """Lender and taker of a pull; only for a pull by the decode replica, since receipts report
+        no other."""
         self._followed: FollowedDecision | None = None
         self._is_prefilling = True
         fleet.book(placement, self._computes)
@@ -53,11 +53,11 @@ class Placed:
 
     @property
     def address(self) -> ReplicaAddress:
-        """The address of the decode replica, where it runs."""
+        """The address of its decode replica."""
         return self.placement.decode.endpoint
 
     def hear(self, receipt: Receipt) -> None:
-        """The attempt's last word."""
+        """Take in the attempt's receipt."""
         if self._followed is not None:
             self._followed.hear(receipt, self.placement.decode.epoch)
         computed_by = (
@@ -70,13 +70,13 @@ class Placed:
         self._fleet.hear(receipt, self._pair, handed_off)
 
     def follow(self, followed: FollowedDecision) -> None:
-        """Tell it what comes of the attempt."""
+        """Report the attempt's progress to `followed`."""
         self._followed = followed
 
     def deliver(self, num_tokens: int) -> None:
-        """So many tokens have come: the first of them end the prefill."""
+        """Count received tokens; the first of them ends the prefill."""
         if self._followed is not None:
-            self._followed.deliver(num_tokens)  # before others are placed by what it says
+            self._followed.deliver(num_tokens)  # before other requests are placed by it
         self.prefill_is_over()
 
     def prefill_is_over(self, *, is_taken_back: bool = False) -> None:
@@ -90,7 +90,7 @@ class Placed:
         self._fleet.prompt_is_over(prompt, self._computes, is_taken_back=is_taken_back)
 
     def progress(self, now: float) -> PromptProgress | None:
-        """How far its prompt is, while that is not over."""
+        """The progress of its prefill, until that is over."""
         prompt = self.placement.prompt
         candidate = self._fleet.candidate(self._computes)
         booking = None if candidate is None else candidate.open.get(prompt.number)

@@ -1,12 +1,11 @@
-"""Requests that look for replicas: some are placed at once, some wait in line for a prefill
-replica.
+"""Requests that need replicas: placed at once, or in line for a prefill replica.
 
-    enter --> placed                                   or refused: no decode replica has room
+    enter --> placed                                   or not admitted: no decode replica has room
           '-> in line --serve--> placed                whenever something has changed
                        '-stranded-> enter again        its prefill replica left or does not answer
 
-The admission queue decides whose turn it is to enter (`admission.py`); the placer decides which of
-those in line goes where, and when.
+The admission queue (`admission.py`) decides which request enters next; the placer decides where and
+when each request in line goes.
 """
 
 from __future__ import annotations
@@ -30,22 +29,22 @@ from baton.router.prompt import Prompt
 
 @dataclass(slots=True, eq=False)
 class PlacementAttempt:
-    """One attempt of a request, until it has a place."""
+    """One attempt of a request that has no place yet."""
 
     next_request: Callable[[], GenerateRequest]
-    """Asked whenever a place is tried; what it raises is raised."""
+    """Builds the request for each try of a place; its errors are raised to the caller."""
     names: PromptNames
-    """Block names of the prompt, without output."""
+    """Block hashes of the prompt, without output."""
     on_placed: Callable[[Placed], None]
-    """Told in the same moment as the attempt is opened, with nothing in between."""
+    """Called synchronously as soon as the attempt is opened."""
     lost: frozenset[Epoch]
     near: RequestId | None
     asked: PlacementRecord
     session: str = ""
     was_asked: bool = False
-    """Whether it needs a prefill replica, when nobody more might wait for one: it did."""
+    """Whether it was found to need a prefill replica while that line was full."""
     entered_s: float | None = None
-    """When it first did: a request that is placed anew keeps its turn."""
+    """When it first entered: a request that is placed anew keeps its turn."""
     prompt: Prompt | None = None
     """The prompt, while it stands in line."""
     placed: asyncio.Future[Placed] = field(
@@ -60,7 +59,7 @@ class PlacementQueue:
         self._log = log
         self._clock = clock
         self._in_line: dict[int, PlacementAttempt] = {}
-        """Seekers in line, by the prompt's number."""
+        """Attempts in line, by the prompt's number."""
         self._stranded: list[PlacementAttempt] = []
         self.has_line = asyncio.Event()
         """Set when a request joins the line; cleared when the line is found empty."""
@@ -71,25 +70,24 @@ class PlacementQueue:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of those in line."""
+        """Prompt tokens of the attempts in line."""
         return self._placer.num_line_tokens
 
     @property
     def lets_pass(self) -> bool:
-        """Whether a request that needs no prefill replica may pass those that wait for space in its
-        line: there is room to decode."""
+        """Whether a request that needs no prefill replica may pass requests that wait for the full
+        line: true while there is room to decode."""
         view = self._fleet.view(NOTHING)
         return view.decode.pool.num_open > 0 and not self._placer.has_space(view)
 
     def enter(self, attempt: PlacementAttempt, *, may_wait: bool = True) -> bool:
-        """Place it, or let it stand in line; False if it has to wait outside.
-
-        One that need not wait for a prefill replica needs no space in line.
+        """Place the attempt, or put it in line; False if it has to wait outside. An attempt that
+        needs no prefill replica needs no space in line.
         """
         view = self._fleet.view(NOTHING)
         may_wait = may_wait and self._placer.has_space(view)
         if not view.decode.pool.num_open or (attempt.was_asked and not may_wait):
-            return False  # most wakes come to this: do not look a long prompt up for nothing
+            return False  # the common case: avoid looking up a long prompt for nothing
         attempt.was_asked |= not may_wait
         request = attempt.next_request()
         known = request.prompt + request.output
@@ -120,7 +118,7 @@ class PlacementQueue:
         return True
 
     def serve(self) -> None:
-        """Send those whose turn has come. Called when something has changed."""
+        """Place the attempts whose turn has come. Called after any change."""
         if not len(self):
             return
         self._rescue()
@@ -130,7 +128,7 @@ class PlacementQueue:
             self._try_send(attempt, placement)
 
     def leave(self, attempt: PlacementAttempt) -> None:
-        """It looks for no place any more; one that it has got meanwhile is given back."""
+        """Take the attempt out; a place that it has got meanwhile is given back."""
         if attempt.prompt is not None:
             self._placer.leave(attempt.prompt)
             self._in_line.pop(attempt.prompt.number, None)

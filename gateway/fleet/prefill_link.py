@@ -1,7 +1,7 @@
-"""The gateway's link to one prefill replica: how full it is, how fast, and its credits.
+"""The gateway's link to one prefill replica: its load, speed and credits.
 
-Prompts do not go this way: their decode replica sends them. While the stream is away the last
-report is kept, and grows old.
+Prompts are not sent over it: their decode replica sends them. While the stream is away, the last
+report is kept, with its age.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ class PrefillLink(ReplicaLink[pb.Capacity]):
 
     @property
     def is_away(self) -> bool:
-        """It was there, and is silent now, or its stream is broken: nobody is to wait for it."""
+        """Whether it was connected before and is silent or disconnected now: requests must not wait
+        for it."""
         return self._was_connected and not self.answers
 
     def await_prompts(self, num_open: int) -> None:
-        """So many prompts are under way there by now."""
+        """Set how many prompts are under way there."""
         self._pulse.watch(is_awaited=num_open > 0)
 
     def _call(

@@ -1,12 +1,11 @@
-"""Commands to replicas: become empty, accept requests again, take the other role, drop the cache.
+"""Commands to replicas: drain, undrain, flip to the other role, drop the cache.
 
-A replica that is told to become empty gets nothing more from here at once, however long it takes to
-say so itself:
+From a drain command on, this gateway places nothing there, however late the replica reports it:
 
-    told --> its own report that it drains, which holds from then on ---> forgotten
-         --> another report, when all from before the command are here -> forgotten
+    commanded --> its own report that it drains, which holds from then on ---> forgotten
+              --> another report, when all from before the command are here -> forgotten
 
-A replica need not report a state that was over at once, like a change of roles that failed.
+A replica may never report a short state, such as a change of roles that failed.
 """
 
 from __future__ import annotations
@@ -23,13 +22,12 @@ from baton.gateway.fleet.links import Links
 from baton.gateway.fleet.replica_link import CapacityReport
 
 OLD_WORDS_S = 2 * HEARTBEAT_S
-"""Words that come so late were said after it was told."""
+"""Reports that arrive this much later were made after the command."""
 
 
 class ReplicaCommands:
-    """`epoch in orders`: it was told to become empty, and has yet to say so itself.
-
-    `on_change` is called with a replica that may get more, or less, than before.
+    """`epoch in commands`: it was commanded to drain, and has not reported that yet. `on_change` is
+    called with a replica that may get more, or less, than before.
     """
 
     def __init__(self, links: Links, on_change: Callable[[Epoch], None], clock: Clock) -> None:
@@ -42,18 +40,18 @@ class ReplicaCommands:
         return epoch in self._told_at_s
 
     async def drain(self, epoch: Epoch, timeout_s: float = 2.0) -> int:
-        """Tell a replica to become empty; how many requests it still has. Raises AioRpcError."""
+        """Drain a replica; return its open requests. Raises AioRpcError."""
         with self._empty_from_now_on(epoch):
             return await self._links.watches[epoch].drain(timeout_s)
 
     async def undrain(self, epoch: Epoch, timeout_s: float = 2.0) -> int:
-        """Tell a replica to take requests again. Raises AioRpcError."""
+        """Undo a drain. Raises AioRpcError."""
         num_open = await self._links.watches[epoch].undrain(timeout_s)
         self._take_back(epoch)
         return num_open
 
     async def flip(self, epoch: Epoch, role: Role, timeout_s: float = 4.0) -> int:
-        """Tell a replica to take a role; how many requests it still has. Raises AioRpcError."""
+        """Make a replica take a role; return its open requests. Raises AioRpcError."""
         watch = self._links.watches[epoch]
         if role is not self._links[epoch].info.role:
             with self._empty_from_now_on(epoch):
@@ -63,7 +61,7 @@ class ReplicaCommands:
         return num_open
 
     async def reset_prefix_cache(self, epoch: Epoch, timeout_s: float = 4.0) -> int:
-        """Tell a replica to forget what is cached; how many blocks. Raises AioRpcError."""
+        """Empty a replica's prefix cache; return the blocks dropped. Raises AioRpcError."""
         watch = self._links.watches.get(epoch)  # one that has left took its cache along
         return 0 if watch is None else await watch.reset_prefix_cache(timeout_s)
 
@@ -79,7 +77,8 @@ class ReplicaCommands:
 
     @contextmanager
     def _empty_from_now_on(self, epoch: Epoch) -> Iterator[None]:
-        """Unless it cannot be told. Its own word, if it is not here yet, takes a moment."""
+        """Place nothing there while the command runs, and after it succeeded until the replica
+        reports."""
         link = self._links.get(epoch)
         is_news = epoch not in self and not (link is not None and link.is_draining)
         if is_news:

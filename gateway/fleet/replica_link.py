@@ -4,9 +4,9 @@
          ^                                                         |
          '--------------- a little later --------- broken <--------'
 
-A replica for which somebody waits is asked whether it answers (`proto/pulse.py`). One that does not
-is *silent*, though its stream is there, until it speaks. `DecodeLink` and `PrefillLink` say what a
-role does with its frames, and when its replica falls silent.
+A replica from which something is awaited is probed (`proto/pulse.py`). One that does not answer is
+*silent*, although its stream is open, until it sends again. `DecodeLink` and `PrefillLink` handle
+the frames of their role, and its silence.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class CapacityReport:
-    """What a replica said last of its capacity, and how old that is."""
+    """A replica's last capacity report, and its age."""
 
     def __init__(self, replica_id: ReplicaId, clock: Clock) -> None:
         self._replica_id = replica_id
@@ -44,16 +44,15 @@ class CapacityReport:
         self.capacity: Capacity | None = None
         self._clock = clock
         self.heard_at_s: float | None = None
-        """When it was heard, by the clock; None if nothing was said."""
+        """When it was received, by the clock; None before the first."""
         self.timed_at_s: float | None = None
-        """When it last said something new of how long steps take."""
+        """When it last reported new step times."""
         self._of_rest: pb.Capacity | None = None
-        """What it said last, if it has nothing to do."""
+        """Its last report, if that was of an idle replica."""
 
     def repeats(self, message: pb.Capacity) -> bool:
-        """Whether it says of its rest what it said before, and only when is new: taken in, then.
-
-        Most words of a large fleet do, for a tenth of what a word costs otherwise.
+        """Whether an idle replica repeats its last report with a new time only; if so, it is taken
+        in. Most reports of a large fleet do, at a tenth of the cost of a full one.
         """
         before = self._of_rest
         if before is None:
@@ -66,9 +65,8 @@ class CapacityReport:
         return True
 
     def hear(self, message: pb.Capacity) -> Capacity:
-        """The whole of it: how long steps take is not said each time.
-
-        Of what cannot be, the word before holds: predictions are made of it.
+        """Take in a full report; step times are not in every one. An impossible value is replaced
+        by the previous one, since predictions depend on it.
         """
         capacity = capacity_from_proto(message)
         self._of_rest = message if capacity.is_at_rest else None
@@ -89,7 +87,7 @@ class CapacityReport:
         self.heard_at_s = self.timed_at_s = None
 
     def doubt(self, capacity: Capacity) -> None:
-        """Log it, once: it is said each second."""
+        """Log an impossible report, once: it is repeated each second."""
         if not self._has_warned:
             self._has_warned = True
             log.warning(
@@ -105,17 +103,17 @@ F = TypeVar("F")
 
 
 class Listener(NamedTuple):
-    """The callbacks of a listener that is told of a replica."""
+    """Callbacks for changes of a replica."""
 
     on_change: Callable[[], None]
-    """Something is new of it, or of the stream to it."""
+    """Called when the replica, or the stream to it, has changed."""
     on_repeat: Callable[[], None]
-    """It has nothing to do, and has said so again."""
+    """Called when an idle replica repeats its report."""
 
 
 class ReplicaLink(ABC, Generic[F]):
-    """Its channel is the gateway's one connection to the replica, as each is pinged every second.
-    What the replica has cached comes over it as well, in parts that tokens go between.
+    """The channel is the gateway's only connection to the replica, since each is pinged every
+    second. Cache events share it, in parts that tokens can pass between.
     """
 
     def __init__(
@@ -152,7 +150,7 @@ class ReplicaLink(ABC, Generic[F]):
 
     @property
     def is_connected(self) -> bool:
-        """Its replica has answered our Hello, and the stream is there."""
+        """Whether the stream is open and the replica has answered our Hello."""
         return self._is_connected.is_set()
 
     async def until_connected(self) -> None:
@@ -160,7 +158,7 @@ class ReplicaLink(ABC, Generic[F]):
 
     @property
     def capacity(self) -> Capacity | None:
-        """What it said last."""
+        """The last capacity report."""
         return self.capacity_report.capacity
 
     @property
@@ -169,7 +167,7 @@ class ReplicaLink(ABC, Generic[F]):
 
     @property
     def is_silent(self) -> bool:
-        """It is waited for, and answers nobody."""
+        """Whether something is awaited from it and it does not answer."""
         return self._pulse.is_silent
 
     @property
@@ -177,7 +175,7 @@ class ReplicaLink(ABC, Generic[F]):
         return self.is_connected and not self.is_silent
 
     def has_spoken(self, since_s: float) -> bool:
-        """Whether it is there, and has said something since then."""
+        """Whether it is connected and has sent something since `since_s`."""
         heard_at_s = self.capacity_report.heard_at_s
         return self.answers and heard_at_s is not None and heard_at_s >= since_s
 
@@ -196,7 +194,7 @@ class ReplicaLink(ABC, Generic[F]):
     def _receive(self, frame: F) -> None: ...
 
     def _on_pulse(self) -> None:
-        """It has fallen silent, or spoken again."""
+        """Handle that it fell silent, or sent again."""
         self._on_change()
 
     async def _pump_frames(self) -> None:

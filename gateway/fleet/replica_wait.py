@@ -21,17 +21,17 @@ log = logging.getLogger(__name__)
 
 
 class ReplicaWait:
-    """Belongs to the event loop of its fleet, whose changes it is told of."""
+    """Belongs to the event loop of its fleet, and is informed of the fleet's changes."""
 
     def __init__(self, fleet: Fleet, grace_s: float, cold_start_s: float | None) -> None:
-        """`cold_start_s`: where there are no replicas, some are started for waiting requests, and
-        serve after so long; None: none are started."""
+        """`cold_start_s`: seconds until a replica serves that is started for waiting requests where
+        there is none; None: none is started."""
         self._fleet = fleet
         self._grace_s = grace_s
         self._cold_start_s = cold_start_s
         self._was_open = False
         self._outlook: tuple[bool, int, str] = (False, 0, "")
-        """What `limits` go by."""
+        """The state on which `limits` depend."""
         self.limits: set[asyncio.Timeout] = set()
         """Time limits of waiting requests, which run while no decode replica accepts requests."""
 
@@ -45,19 +45,18 @@ class ReplicaWait:
 
     @property
     def starting_s(self) -> float | None:
-        """Seconds until a replica serves that was started for waiting requests; None: they wait for
-        something else."""
+        """Seconds until a replica serves that starts for waiting requests; None: none starts."""
         return None if self.can_decode else self._cold_start_s
 
     @property
     def why_refused(self) -> str:
-        """Empty while it makes sense to wait for a replica to be started."""
+        """Why requests are refused; empty while a replica may still start."""
         is_refused = self.starting_s is not None
         return self._fleet.failed_starts.why_refused(self._fleet.starting) if is_refused else ""
 
     @property
     def makes_sense(self) -> bool:
-        """Whether requests are taken, or replicas started for them."""
+        """Whether requests are accepted, or replicas are started for them."""
         return self.can_decode or (self._cold_start_s is not None and not self.why_refused)
 
     @property
@@ -99,7 +98,7 @@ class ReplicaWait:
                     limit.reschedule(self._ends_at())
 
     def _is_awaited(self) -> bool:
-        """Whether it is only a matter of time until requests are taken."""
+        """Whether a replica is expected that will accept requests."""
         starting = (one.role is Role.DECODE and not one.failure for one in self._fleet.starting)
         return self.can_decode or (self._cold_start_s is not None and any(starting))
 

@@ -1,4 +1,4 @@
-"""A generation that began at another gateway: what is known of it, then the rest, if any."""
+"""A generation that began at another gateway: its known tokens, then the rest, if any."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.gateway.fleet.running_request import RunningRequest
 
 
 class ResumedRequest:
-    """`rest` is None if it was at its end."""
+    """`rest` is None if the generation had ended."""
 
     def __init__(self, parked: ParkedStream, rest: RunningRequest | None) -> None:
         self._parked = parked
@@ -32,7 +32,7 @@ class ResumedRequest:
 
     @property
     def receipt(self) -> Receipt:
-        """What was found of the prompt is what the replica found that began with it."""
+        """The receipt; its cached tokens are those of the first replica."""
         before = self._parked.receipt
         if self._rest is None:
             return before

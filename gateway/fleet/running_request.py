@@ -38,11 +38,12 @@ from baton.gateway.fleet.placed import Placed
 from baton.gateway.requests.generations.generation import Generation
 
 MAX_ATTEMPTS = 5
-"""Failed attempts: a request that takes down every replica it meets must not take them all."""
+"""Failed attempts: a request that crashes its replicas must not crash all of them."""
 MAX_SILENT_MOVES = 2
-"""Each is computed anew, and where all stand still now and then the next is no better."""
+"""Moves away from silent replicas: each computes the request anew, and where all stall at times the
+next is no better."""
 LOOK_AGAIN_S = 0.5
-"""After a place elsewhere was looked for in vain."""
+"""Seconds until another search after a place elsewhere was not found."""
 
 
 class Place(Protocol):
@@ -54,22 +55,21 @@ class Place(Protocol):
         time_left_s: float | None,
     ) -> None:
         """Wait for a place, in turn. `lost`: replicas on which an earlier attempt failed.
-
-        `next_request` is asked whenever a place is tried, and `on_placed` told in the same moment
-        as the attempt is opened, with nothing in between. What `next_request` raises is raised.
+        `next_request` is called for each try of a place, and its errors are raised; `on_placed` is
+        called synchronously as soon as the attempt is opened.
         """
 
 
 class _Switched(BatonError):
-    """Wakes the reader of an attempt: there is more elsewhere."""
+    """Wakes the reader of an attempt: the request continues on another."""
 
 
 class _StaysHere(BatonError):
-    """A request that was to move has ended meanwhile, or been lost."""
+    """A request that was to move has ended, or lost its replica, meanwhile."""
 
 
 def first_request(generation: Generation) -> GenerateRequest:
-    """Its first attempt, before anything is known but what was asked for."""
+    """The request of the first attempt."""
     return GenerateRequest(
         request_id=generation.request_id,
         attempt=1,
@@ -95,8 +95,8 @@ class RunningRequest:
         charge: Callable[[int], None],
         on_end: Callable[[int], None],
     ) -> None:
-        """`charge` hears of tokens that are computed for it, `on_end` how many of output there
-        were."""
+        """`charge` is called with tokens computed for it, `on_end` with its number of output
+        tokens."""
         self._generation = generation
         self._find_place = place
         self._charge = charge
@@ -113,11 +113,11 @@ class RunningRequest:
         self._num_silent_moves = 0
         self._lost: frozenset[Epoch] = frozenset()
         self._taken: deque[TokenUpdate] = deque()
-        """Updates of the attempt before, not asked for yet."""
+        """Updates of the previous attempt that the reader has not taken yet."""
         self._moving: asyncio.Task[None] | None = None
         self._left: list[tuple[Placed, int, int]] = []
-        """Attempts that are kept until the next one lives, for the KV they hold: with the number of
-        tokens before each, and of its own."""
+        """Attempts kept for their KV until the next one has begun: each with the tokens before it,
+        and its own tokens."""
 
     @property
     def receipt(self) -> Receipt:
@@ -152,7 +152,7 @@ class RunningRequest:
                 return
 
     async def stop(self, num_delivered: int, *, is_finished: bool = False) -> None:
-        """Take the request back if it is not over. `num_delivered` counts over all attempts."""
+        """Cancel the request if it is not over. `num_delivered` counts over all attempts."""
         if self._alarm is not None:
             self._alarm.cancel()
         self._on_end(len(self._output))
@@ -167,7 +167,8 @@ class RunningRequest:
         return self._request(self._left[-1][0].address if self._left else None)
 
     def _request(self, source: ReplicaAddress | None) -> GenerateRequest:
-        """The next attempt. `source`: where the one before it is still known."""
+        """The request of the next attempt. `source`: the replica that still holds the previous
+        one."""
         time_left_s = self._time_left_s()
         return replace(
             first_request(self._generation),
@@ -182,7 +183,7 @@ class RunningRequest:
     def _begin(self, placed: Placed) -> None:
         self._placed = placed
         placed.attempt.on_leaving = self._begin_to_move
-        if placed.number == 1:  # what is computed again is not the caller's doing
+        if placed.number == 1:  # the caller is not charged for recomputation
             self._charge(placed.placement.num_prefill_tokens)
         self._spans.begun(placed)
         self._accounts.begin_attempt(placed.number, placed.placement.reason)
@@ -203,7 +204,7 @@ class RunningRequest:
         return update
 
     def _take(self, placed: Placed, update: TokenUpdate) -> None:
-        """From here on its tokens are final: whatever comes next goes on behind them."""
+        """Take an update: its tokens are final, and any later attempt continues after them."""
         self._accounts.hear(update.receipt, len(update.tokens))
         if update.is_last and update.receipt is not None:
             placed.hear(update.receipt)
@@ -226,7 +227,7 @@ class RunningRequest:
         self._accounts.end_attempt(f"attempt {number}: {error}")
         await self.place()
 
-    # Moving: the current attempt goes on until the moment in which the next one is opened.
+    # Moving: the current attempt runs until the next one is opened.
 
     def _begin_to_move(self) -> None:
         assert self._placed is not None
@@ -246,7 +247,7 @@ class RunningRequest:
         return not is_read_there  # it computes what no KV contains: it ends there, or starts anew
 
     async def _move(self, old: Placed) -> None:
-        """Look for a place elsewhere for as long as there is a reason to."""
+        """Look for a place elsewhere while there is a reason to move."""
 
         def request_to_move() -> GenerateRequest:
             if not self._can_move(old):
@@ -293,14 +294,15 @@ class RunningRequest:
             old.close(num_tokens)
 
     async def _stop_moving(self) -> None:
-        """Afterwards the current attempt stays the current one."""
+        """Stop looking for a place elsewhere."""
         if self._moving is not None:
             self._moving.cancel()
             await asyncio.gather(self._moving, return_exceptions=True)
             self._moving = None
 
     def _close_left(self, num_delivered: int) -> None:
-        """The current attempt lives, or nobody wants more: those it moved from are let go."""
+        """Close the attempts that it moved from: the current one has begun, or the request is
+        over."""
         left, self._left = self._left, []
         for placed, num_before, num_tokens in left:
             placed.close(min(num_tokens, max(0, num_delivered - num_before)))
@@ -309,7 +311,8 @@ class RunningRequest:
         return None if self._deadline is None else max(0.0, self._deadline - self._clock())
 
     def _set_alarm(self) -> None:
-        """One timer an attempt: a time limit around each token would cost more than the token."""
+        """Set one timer for the attempt: a timeout around each token would cost more than the
+        token."""
         if self._alarm is not None:
             self._alarm.cancel()
         time_left_s = self._time_left_s()
@@ -317,6 +320,6 @@ class RunningRequest:
             self._alarm = asyncio.get_running_loop().call_later(time_left_s, self._ring)
 
     def _ring(self) -> None:
-        """The reader receives this after the tokens that came in time."""
+        """The deadline passed: the reader receives the error after the tokens that came in time."""
         assert self._placed is not None
         self._placed.attempt.put(DeadlineExceeded("the request's time limit passed"))

@@ -1,10 +1,9 @@
-"""What a gateway reports to the planner: its requests, what waits, and how fast replicas are.
+"""A gateway's report to the planner: requests, queue and replicas' speeds.
 
     arrive --> waits --place--> open --end--> ended
                  '-----------------end------->        refused, cancelled or out of time
 
-Counters of events only grow, so a report that is lost, or comes twice, changes nothing: the reader,
-who adds up the gateways, takes differences.
+Counters only grow and readers take differences, so a lost or repeated report is harmless.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from baton.core.clock import Clock
 from baton.core.ids import Epoch, RequestId
 from baton.core.step_times import StepTimes
 
-if TYPE_CHECKING:  # whoever reads reports needs no links
+if TYPE_CHECKING:  # readers of reports need no links
     from baton.gateway.fleet.replica_link import ReplicaLink
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpeed:
-    """A replica's fit of its own steps, by its last word to a gateway."""
+    """A replica's step-time fit, by its last report to a gateway."""
 
     times: StepTimes
     age_s: float
@@ -32,12 +31,12 @@ class ReplicaSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficReport:
-    """One gateway's, since it began."""
+    """One gateway's traffic since it started."""
 
     age_s: float
-    """How long ago that was."""
+    """Seconds since it started."""
     num_arrived: int = 0
-    """Requests, also those that were refused; each choice counts."""
+    """Requests, including refused ones; each choice counts."""
     arrived_tokens: int = 0
     """Prompt tokens of the requests that arrived."""
     num_placed: int = 0
@@ -48,11 +47,11 @@ class TrafficReport:
     cached_tokens: int = 0
     """Prompt tokens that some cache had when they were placed."""
     num_ended: int = 0
-    """Requests that had a place."""
+    """Ended requests that had a place."""
     output_tokens: int = 0
     """Output tokens of the requests that ended."""
     num_open: int = 0
-    """Now: requests that have a place; so are the next."""
+    """Requests that have a place now; the next fields are also current values."""
     num_waiting: int = 0
     num_for_decode: int = 0
     """Waiting requests that no decode replica has room for; others wait for a prefill replica."""
@@ -87,7 +86,7 @@ class Traffic:
         self._waiting[request_id] = _Waiting(num_tokens, self._clock())
 
     def place(self, request_id: RequestId, num_computed: int) -> None:
-        """A replica has it. What comes of further attempts is no news."""
+        """A replica has the request; only its first placement counts."""
         waiting = self._waiting.pop(request_id, None)
         if waiting is None:
             return
@@ -98,7 +97,7 @@ class Traffic:
         self._cached_tokens += max(waiting.num_tokens - num_computed, 0)
 
     def end(self, request_id: RequestId, num_output: int) -> None:
-        """Nothing more is wanted of it. Safe to repeat."""
+        """The request is over. Safe to repeat."""
         self._waiting.pop(request_id, None)
         if request_id in self._open:
             self._open.remove(request_id)

@@ -1,12 +1,11 @@
-"""A new gateway learns what replicas have cached before it places anything.
+"""A new gateway learns the replicas' caches before it places anything.
 
     first replicas known --> part, part ... --> all have reported, or no more reports come: over
 
-Prompts that were placed before that would be computed although they are cached elsewhere, and leave
-copies. A silent replica delays nothing for longer than `PAUSE_S`, unless others have yet to be
-asked. A replica that joins later has nothing cached, and without replicas there is nothing to
-learn. From `ENOUGH_AFTER_S` on, half of a thousand caches are enough: a cached prompt is then found
-more often than not, and waiting for the rest would cost the others more.
+Prompts placed earlier would be computed although they are cached elsewhere, and leave copies. A
+silent replica delays the start by `PAUSE_S` at most, unless others have yet to be asked. Replicas
+that join later have nothing cached. From `ENOUGH_AFTER_S` on, half of the caches are enough: most
+cached prompts are then found, and waiting longer would cost the other requests more.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ LATE_S = 0.1
 
 
 class WarmUp:
-    """Belongs to an event loop. `on_over` is called once. `is_any_held_up`: whether some have not
-    even been asked, as their turn has not come (`opening_slots.py`): they are not silent."""
+    """Belongs to an event loop. `on_over` is called once. `is_any_held_up`: whether some replicas
+    still wait for their turn to be asked (`opening_slots.py`), so their silence does not count."""
 
     def __init__(
         self,
@@ -40,7 +39,7 @@ class WarmUp:
         self._clock = clock
         self._awaited: set[Epoch] = set()
         self._num_enough = 0
-        """Enough is known once no more than so many are awaited."""
+        """Warm-up is over once at most this many replicas are awaited."""
         self._began_at: float | None = None
         self._heard_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -62,8 +61,8 @@ class WarmUp:
         await self._over.wait()
 
     def begin(self, replicas: Iterable[Epoch], *, are_all: bool = False) -> None:
-        """The replicas that are known; `are_all`: there are no others, also if there is none.
-        Nothing happens from the second time on."""
+        """Begin with the known replicas. `are_all`: no others exist, even if there are none at all.
+        Later calls do nothing."""
         awaited = set(replicas)
         if self._began_at is not None or not (awaited or are_all):
             return
@@ -77,19 +76,19 @@ class WarmUp:
             self._end()
 
     def hear(self, epoch: Epoch, *, is_all: bool) -> None:
-        """Some of what a replica has cached is known; `is_all`: or there is no more to be heard."""
+        """Take in a part of a replica's cache; `is_all`: no more will come."""
         self.go_on()
         if is_all:
             self.lose(epoch)
 
     def lose(self, epoch: Epoch) -> None:
-        """Nothing is awaited of it any more."""
+        """Stop waiting for a replica."""
         self._awaited.discard(epoch)
         if not self._awaited or self._is_enough():
             self._end()
 
     def go_on(self) -> None:
-        """Start the pause anew: nothing was heard because this gateway connects to some only
+        """Restart the pause: the silence was due to replicas that this gateway connects to only
         now."""
         self._heard_at = self._clock()
 
@@ -104,7 +103,7 @@ class WarmUp:
         under_way_s = now - self._began_at
         if self._is_enough() or under_way_s >= LIMIT_S:
             self._end()
-        elif late_s >= LATE_S:  # our own loop stood still: what was said meanwhile lies unread
+        elif late_s >= LATE_S:  # our own loop stalled: reports of that time are still unread
             self._look_in(PAUSE_S)
         elif self._is_any_held_up():
             self.go_on()

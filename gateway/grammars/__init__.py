@@ -1,1 +1,1 @@
-"""What a caller wants the output to look like, as a grammar."""
+"""Grammars of structured output."""

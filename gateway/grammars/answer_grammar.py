@@ -1,4 +1,4 @@
-"""The grammar of a whole output, of which a caller's rule is only the answer.
+"""The grammar of a whole output: reasoning, then the answer by the caller's rule, or calls.
 
 [<think> ... </think>]  answer | calls
 [<|channel|>analysis ... <|start|>assistant]  <|channel|>final<|message|> answer | calls
@@ -30,16 +30,15 @@ def answer_grammar(
     *,
     special_by_mark: Mapping[str, int] = NO_SPECIAL,
 ) -> Grammar:
-    """`calls` is Lark's notation for a rule of that name: what may stand in place of the answer.
-
-    `special_by_mark` has the marks that are special tokens of the model, which text cannot spell.
+    """`calls`: a rule of that name in Lark's notation, which may stand in place of the answer.
+    `special_by_mark`: the marks that are special tokens of the model, which text cannot spell.
     Raises InvalidRequest for a rule that cannot be part of another grammar.
     """
     if reasoning is ReasoningStart.NOWHERE and calls is None:
         return rule.grammar
     if rule.grammar.kind is GrammarKind.LARK:
         if reasoning is not ReasoningStart.OPEN and calls is None:
-            return rule.grammar  # the model could have reasoned, and now does not
+            return rule.grammar  # the model reasons without a grammar; with one, it does not
         raise InvalidRequest(
             f"{rule.field}: the output may hold reasoning or tool calls as well, and a grammar "
             "would have to say how; use a JSON schema or a regex, or switch those off "
@@ -61,8 +60,7 @@ def answer_grammar(
 def free_grammar(
     calls: str, reasoning: ReasoningStart, *, special_by_mark: Mapping[str, int] = NO_SPECIAL
 ) -> Grammar:
-    """The grammar of an output whose answer has no rule; `calls` says what text and calls may be
-    like."""
+    """The grammar of an output whose answer has no rule; `calls` is the rule of text and calls."""
     begin, rules = _reasoning(reasoning, special_by_mark)
     return Grammar(GrammarKind.LARK, "\n".join([f"start: {begin}calls", *rules, calls]))
 
@@ -70,7 +68,8 @@ def free_grammar(
 def _reasoning(
     reasoning: ReasoningStart, special_by_mark: Mapping[str, int]
 ) -> tuple[str, tuple[str, ...]]:
-    """What an output begins with, in Lark's notation, and the rules that it needs."""
+    """The reasoning at the beginning of an output, in Lark's notation, with the rules that it
+    needs."""
     mark_of_end = THINK_END
     match reasoning:
         case ReasoningStart.NOWHERE:
@@ -102,10 +101,10 @@ def _thought(mark: str, special_by_mark: Mapping[str, int]) -> str:
 
 
 def json_body(schema: Any) -> str:
-    """A schema in Lark's notation, with the layout that schemas have elsewhere."""
+    """A schema in Lark's notation, with the same white space as a schema used alone."""
     if isinstance(schema, dict):
         schema = {**schema, "x-guidance": JSON_LAYOUT}
-    # Outside of texts, `&` is an intersection, and those are counted.
+    # Outside of strings, `&` is an intersection, and intersections are counted.
     return "%json " + msgspec.json.encode(schema).decode().replace("&", r"\u0026")
 
 
@@ -116,6 +115,7 @@ def _body(grammar: Grammar) -> str:
 
 
 def _between_slashes(regex: str) -> str:
-    r"""As a regex of Lark's notation, which ends at a slash or a line: `a/b` is written `a\/b`."""
+    r"""The regex in Lark's notation, where slashes and line breaks are escaped: `a/b` becomes
+    `a\/b`."""
     pieces = re.findall(r"\\.|[^\\]", regex, flags=re.DOTALL)
     return "".join({"/": r"\/", "\n": r"\n", "\\\n": r"\n"}.get(p, p) for p in pieces)

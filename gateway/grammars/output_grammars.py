@@ -1,4 +1,4 @@
-"""Grammars of requests, accepted or refused before anything runs."""
+"""Compiles grammars of requests, and refuses bad ones before anything runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_KNOWN = 128
 
 
 class OutputGrammars:
-    """Remembers which grammars are good, and which are not: clients mostly send the same few."""
+    """Caches which grammars are valid: clients mostly send the same few."""
 
     def __init__(self, model: ServedModel) -> None:
         self._has_end = bool(model.eos_token_ids)
@@ -26,7 +26,7 @@ class OutputGrammars:
             (THINK_BEGIN, THINK_END, *harmony.MARKERS)
         )
         self._known: dict[Grammar, InvalidRequest | None] = {}
-        """What is wrong with each."""
+        """The error of each grammar; None if it is valid."""
 
     async def accept(
         self,
@@ -73,4 +73,4 @@ class OutputGrammars:
                 del self._known[next(iter(self._known))]
             self._known[grammar] = fault
         if (known := self._known[grammar]) is not None:
-            raise InvalidRequest(known.message, field=field)
+            raise InvalidRequest(f"{field}: {known.message}", field=field)

@@ -1,10 +1,10 @@
-"""What a caller wants the output to look like, as a grammar.
+"""Structured output: a caller's format as a grammar.
 
     response_format      OpenAI's: text, json_object, json_schema      --+
     structured_outputs   vLLM's: json, json_object, regex, choice, ...   +--> OutputRule: Grammar
     StructuredOutput     protobuf                                      --+
 
-What else the output may hold, reasoning or calls, is added in `answer_grammar.py`.
+`answer_grammar.py` adds reasoning and tool calls around it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from baton.core.sampling import Grammar, GrammarKind
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 MAX_CHOICES = 1024
 MAX_GBNF_CHARS = 8192
-"""It is translated while others wait: 30 ms at most."""
+"""Translation blocks the event loop, with this limit for 30 ms at most."""
 IS_GBNF = re.compile(r"^[ \t]*root[ \t]*::=", re.MULTILINE)
-"""Blanks of one line alone: with those of all lines a text of blank lines takes quadratic time."""
+"""Only spaces and tabs: `\s` would take quadratic time on a text of blank lines."""
 REGEX_SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 
 
@@ -58,7 +58,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 class OutputRule:
     grammar: Grammar
     field: str
-    """Where the caller wrote it, for error messages."""
+    """The field in which the caller wrote it, for error messages."""
 
 
 def output_rule(
@@ -140,7 +140,7 @@ def _in_lark(text: str, path: str) -> str:
         )
     try:
         return gbnf_to_lark(text)
-    except Exception as error:  # of rules that are not there a bare Exception
+    except Exception as error:  # a bare Exception for undefined rules
         raise InvalidRequest(
             f"{path} is no GBNF that can be read ({error}); mend it, or write it in Lark's "
             "notation, which begins with start:",

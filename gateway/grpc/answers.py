@@ -1,4 +1,4 @@
-"""What responses of Generate and Chat say alike: tokens, logprobs, and how a choice ended."""
+"""The fields that responses of Generate and Chat share: tokens, logprobs, finish reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECEIPT_FIELDS = [field.name for field in pb.Receipt.DESCRIPTOR.fields]
 
 
 class ResponseFiller:
-    """Used for one request."""
+    """Fills the responses of one request."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ResponseFiller:
     def filled(
         self, response: R, part: ChoiceDelta, finish_reason: str | None, *, num_reasoning: int = 0
     ) -> R | None:
-        """`response` has the text already. None if all in all there is nothing to say."""
+        """`response` already has its text. None if nothing is in it."""
         delta, tokenizer = part.delta, self._model.tokenizer
         response.logprobs.extend(logprobs(delta.logprobs, tokenizer))
         if self._returns_token_ids:
@@ -67,7 +67,7 @@ class ResponseFiller:
         return self.named(response)
 
     def named(self, response: R) -> R:
-        """Say whose it is."""
+        """Set the ids of the response."""
         response.request_id = self._order.request_id
         response.model = self._model.name
         return response
@@ -76,7 +76,7 @@ class ResponseFiller:
 def watched(
     gateway: Gateway, order: CompletionRequest, completion: Completion
 ) -> AsyncGenerator[ChoiceDelta] | AsyncGenerator[ChoiceDelta | PromptProgress]:
-    """What comes of it, and how far its prompt is, if that is asked for."""
+    """The deltas of the completion, with the prompt's progress if that was asked for."""
     deltas = completion.deltas()
     if not order.returns_progress:
         return deltas

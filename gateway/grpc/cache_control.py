@@ -1,4 +1,4 @@
-"""Cache points as they come in protobuf."""
+"""Cache points in protobuf."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton.proto import inference_pb2 as pb
 def cache_control(
     message: pb.GenerateRequest | pb.ChatRequest | pb.ChatMessage,
 ) -> CacheControl | None:
-    """The cache control of a request or a message; empty strings are what was left out."""
+    """The cache control of a request or a message; an empty string means not set."""
     if not message.HasField("cache_control"):
         return None
     given = message.cache_control

@@ -1,10 +1,10 @@
-"""How long gRPC's clients are waited for: for their requests, and to take responses.
+"""Time limits for gRPC clients: to send their requests, and to read responses.
 
-gRPC shows neither connections nor how much of a message has come or was taken: whole messages are
-timed. Who is too slow is counted with the connections of the HTTP ports.
+gRPC exposes neither connections nor the progress within a message, so whole messages are timed.
+Clients that are too slow are counted with the connections of the HTTP ports.
 
-A call that is given up ends here, and frees what it runs. gRPC itself holds it, with what it has
-buffered, until its client takes the status or goes: that, too, waits behind the unread answer.
+A call that is given up ends here, and its generation stops. gRPC itself holds the call, with its
+buffers, until the client reads the status, which waits behind the unread answer, or disconnects.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 WINDOW_BYTES = 65_536
-"""HTTP/2's usual window: clients say that they have read in parts of it, not message by message, so
-that a small one may have to wait until so much was read."""
+"""HTTP/2's usual flow-control window. Clients acknowledge parts of it, not messages, so that a
+small message may have to wait until so many bytes were read."""
 
 
 LAST_REQUESTS_S = 5.0
-"""Seconds to wait for requests that are on their way when this gateway leaves."""
+"""Seconds to wait for requests that are arriving when this gateway stops."""
 
 
 class SlowReader(Cancelled):
-    """The client takes no answer."""
+    """The client does not read its answer."""
 
 
 class OpenCalls:
-    """Calls that are served: neither answered nor given up yet."""
+    """Open calls: neither answered nor given up."""
 
     def __init__(self) -> None:
         self._num = 0
@@ -69,15 +69,15 @@ class OpenCalls:
         return self._is_leaving
 
     def leave(self) -> None:
-        """Wait no longer than LAST_REQUESTS_S for any request that has yet to come."""
+        """From now on, wait no longer than LAST_REQUESTS_S for requests that have yet to arrive."""
         self._is_leaving = True
         for timeout in self._reading:
             _shorten(timeout)
 
     @asynccontextmanager
     async def reading(self, limit_s: float) -> AsyncIterator[None]:
-        """While a request is on its way. Raises TimeoutError after `limit_s`, or soon if this
-        gateway leaves."""
+        """Context in which a request is read. Raises TimeoutError after `limit_s`, or soon if this
+        gateway stops."""
         async with asyncio.timeout(limit_s) as timeout:
             if self._is_leaving:
                 _shorten(timeout)
@@ -89,7 +89,7 @@ class OpenCalls:
 
     @property
     def idle_s(self) -> float | None:
-        """Seconds since there were open calls. None: there are some."""
+        """Seconds without open calls. None while there are some."""
         return None if self._num else monotonic() - self._idle_since_s
 
     async def wait_until_idle(self) -> None:
@@ -111,8 +111,8 @@ class CallTimeouts:
     async def read(
         self, messages: AsyncIterator[bytes], context: Context, limit_s: float
     ) -> bytes | None:
-        """The next one; None where none comes any more. Raises RequestTooSlow if it is late, and
-        Unavailable if this gateway leaves meanwhile."""
+        """The next message; None at the end. Raises RequestTooSlow if it is late, and Unavailable
+        if this gateway stops meanwhile."""
         try:
             async with self.calls.reading(limit_s):
                 return await anext(messages, None)
@@ -125,7 +125,7 @@ class CallTimeouts:
             raise RequestTooSlow(f"the request did not arrive within {limit_s:g} s") from error
 
     async def write(self, context: Context, response: Message) -> None:
-        """A large one has longer. Raises SlowReader if it is not taken."""
+        """Send a response, with more time for a large one. Raises SlowReader if it is not read."""
         config = self.gateway.config
         num_bytes = max(response.ByteSize(), WINDOW_BYTES)
         limit_s = config.unread_timeout_s + num_bytes / config.min_body_bytes_per_s
@@ -137,8 +137,8 @@ class CallTimeouts:
             raise SlowReader(f"the client has read too little for {limit_s:.1f} s") from error
 
     async def abort(self, context: Context, error: Exception) -> None:
-        """End the call with `error`. Raises grpc.aio.AbortError, but for a status that is not taken
-        either: nobody waits for that."""
+        """End the call with `error`. Raises grpc.aio.AbortError, unless the client does not read
+        the status either."""
         status = grpc_status(error)
         limit_s = 0.0 if isinstance(error, SlowReader) else self.gateway.config.unread_timeout_s
         with suppress(TimeoutError):
@@ -147,6 +147,6 @@ class CallTimeouts:
 
 
 def address_of(context: Context) -> str:
-    """The client's address. gRPC has it as `ipv4:10.0.0.1:5`, or `ipv6:%5B::1%5D:5`."""
+    """The client's address. gRPC writes it as `ipv4:10.0.0.1:5` or `ipv6:%5B::1%5D:5`."""
     _, _, rest = unquote(context.peer()).partition(":")
     return rest.rpartition(":")[0].strip("[]")

@@ -1,4 +1,4 @@
-"""Chat: its request as a conversation, and its choices as responses."""
+"""The method Chat: its request as a conversation, its choices as responses."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def conversation_of(request: pb.ChatRequest, model: ServedModel) -> Conversation
 
 
 class _Reading:
-    """The choices of one request, as they are taken apart."""
+    """Parsers of the choices of one request."""
 
     def __init__(self, plan: ChatPlan, *, has_reasoning: bool) -> None:
         self._plan = plan
@@ -119,7 +119,7 @@ class _Reading:
         return response
 
     def finish_reason(self, part: ChoiceDelta) -> str | None:
-        """The finish reason, by all of the choice that has been read."""
+        """The finish reason, given all of the choice so far."""
         return self._reader_by_index[part.index].finish_reason(part.delta)
 
 
@@ -140,7 +140,7 @@ def _of_pieces(pieces: Iterable[Piece]) -> pb.ChatResponse:
 
 
 def _message(message: pb.ChatMessage) -> Message:
-    """Empty strings are what was left out, but for a content without which nothing is said."""
+    """An empty string means not set, except for a content that is all of the message."""
     calls = [
         MessageToolCall(
             id=call.id or None,
@@ -169,7 +169,8 @@ def _variables(given: Struct) -> Any:
 
 
 def _whole_numbers(value: Any) -> Any:
-    """Protobuf's numbers are all floating: 3 comes as 3.0, which a template would write so."""
+    """Numbers of a protobuf Struct are all floating: 3 arrives as 3.0, and a template would print
+    it so."""
     if isinstance(value, dict):
         return {name: _whole_numbers(item) for name, item in value.items()}
     if isinstance(value, list):

@@ -1,9 +1,9 @@
-"""Baton's errors as gRPC: the one place where they become a status.
+"""Translates Baton's errors to gRPC statuses; the only place that does.
 
-A status code cannot say everything, so a google.rpc.Status travels beside it, in the trailing
-metadatum `grpc-status-details-bin`:
+Details beyond the status code are in a google.rpc.Status, in the trailing metadatum
+`grpc-status-details-bin`:
 
-    ErrorInfo    always: a stable name for what went wrong
+    ErrorInfo    always: a stable name of the error
     BadRequest   the field at fault, and the remedy
     RetryInfo    present exactly when the request was refused before any work was done
 """
@@ -44,13 +44,13 @@ log = logging.getLogger(__name__)
 DETAILS_KEY = "grpc-status-details-bin"
 DOMAIN = "baton"
 MAX_MESSAGE_BYTES = 1024
-"""A message travels three times, once percent-encoded; clients refuse more than 8 KiB in all."""
+"""A message is sent three times, once percent-encoded; clients refuse more than 8 KiB in all."""
 
 
 class Translation(NamedTuple):
     code: StatusCode
     reason: str
-    """As the HTTP face's `code`, in capitals."""
+    """The `code` of the HTTP API, in capitals."""
 
 
 TRANSLATIONS: dict[type[BaseException], Translation] = {
@@ -85,8 +85,8 @@ def translation_of(error: BaseException) -> Translation:
 
 
 def grpc_status(error: BaseException) -> GrpcStatus:
-    """The status by the nearest class that has a translation. What nobody raised on purpose is
-    INTERNAL."""
+    """The status of the nearest class that has a translation; INTERNAL for any unexpected
+    exception."""
     known = translation_of(error)
     if known is INTERNAL:
         log.error("a request failed", exc_info=error, extra={"request_id": logged_request_id.get()})
@@ -120,7 +120,7 @@ def _packed(detail: Message) -> AnyMessage:
 
 
 def _shortened(text: str) -> str:
-    """Messages quote what the caller sent, at whatever length."""
+    """Messages may quote what the caller sent, at any length."""
     data = text.encode(errors="replace")
     if len(data) <= MAX_MESSAGE_BYTES:
         return text

@@ -1,4 +1,4 @@
-"""Estimate: what a request would see if it came now; nothing is run."""
+"""The method Estimate: predictions for a request, without running it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from baton.router.speeds.prediction_errors import Interval
 async def answer_estimate(
     gateway: Gateway, request: pb.EstimateRequest, caller: Caller
 ) -> pb.EstimateResponse:
-    """Raises InvalidRequest, and Unavailable if nothing can be told of it."""
+    """Raises InvalidRequest, and Unavailable if no prediction is possible."""
     generation = gateway.prepare(await _order(gateway, request, caller)).first_generation
     estimate = await gateway.dispatcher.estimate(generation)
     return pb.EstimateResponse(

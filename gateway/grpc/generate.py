@@ -1,4 +1,4 @@
-"""Generate: its request as an order, and its choices as responses."""
+"""The method Generate: its request as a completion order, its choices as responses."""
 
 from __future__ import annotations
 

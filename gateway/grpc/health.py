@@ -1,7 +1,7 @@
-"""gRPC's standard health checks: open to everybody, and held up by nobody.
+"""gRPC's standard health checks, which need no key and which no client can block.
 
-grpc_health's own servicer writes to each watcher under the lock that a change of health needs: one
-who reads nothing would keep a gateway from draining.
+grpc_health's own servicer writes to each watcher under the lock that a change of health needs, so a
+watcher that does not read would keep a gateway from draining.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from baton.gateway.grpc.incoming import IncomingRequest
 
 
 class Health(HealthServicer):  # type: ignore[misc]  # without types
-    """The health of services that are well together, or not at all."""
+    """One health for a set of services."""
 
     def __init__(self, services: Iterable[str], timeouts: CallTimeouts) -> None:
         self._services = frozenset(services)
@@ -32,7 +32,7 @@ class Health(HealthServicer):  # type: ignore[misc]  # without types
             self._wake()
 
     def close(self) -> None:
-        """Tell those who watch that nothing is served, and end their calls."""
+        """Report NOT_SERVING to all watchers, and end their calls."""
         self._is_serving, self._is_closed = False, True
         self._wake()
 

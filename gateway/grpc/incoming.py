@@ -1,9 +1,9 @@
-"""A call's request while it is on its way.
+"""A call's request before it has arrived.
 
-gRPC's own way is to begin with the request and to wait for it for ever, so that a call which sends
-none has its connection for as long as it likes. Here a call begins when it is opened:
+gRPC itself begins a call with its request and waits for that without a limit, so that a call that
+never sends one keeps its connection open. Here a call begins when it is opened:
 
-    opened --> its key is checked --> its request is read, in time and as its type --> served
+    opened --> its key is checked --> its request is read, with a time limit, and parsed --> served
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ServedCall = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class IncomingRequest(Generic[M]):
-    """What methods get for a request."""
+    """The request that methods get; it has yet to be read."""
 
     parse: Callable[[bytes], M]
     messages: AsyncIterator[bytes]
@@ -33,8 +33,9 @@ class IncomingRequest(Generic[M]):
     timeouts: CallTimeouts
 
     async def read(self) -> M:
-        """Read the message of a caller who may ask: it has the time of the largest body over HTTP,
-        as nobody sees how much of it has come. Raises InvalidRequest, or RequestTooSlow."""
+        """Read the message of an authenticated caller, within the time limit of the largest HTTP
+        body, since gRPC does not show how much has arrived. Raises InvalidRequest, or
+        RequestTooSlow."""
         config = self.timeouts.gateway.config
         return await self._read(config.body_limit_s(config.max_body_bytes))
 
@@ -50,7 +51,7 @@ class IncomingRequest(Generic[M]):
 
 
 def parsed(parse: Callable[[bytes], M], data: bytes) -> M:
-    """gRPC's own answer is UNKNOWN, as for a bug of the server, in words of its Python classes."""
+    """Parse a message. gRPC itself would answer UNKNOWN, as for a bug of the server."""
     try:
         return parse(data)
     except DecodeError as error:
@@ -58,8 +59,8 @@ def parsed(parse: Callable[[bytes], M], data: bytes) -> M:
 
 
 class BeginAtOnce(grpc.aio.ServerInterceptor):
-    """Begins calls before their requests have come, and ends them with Baton's errors. Each is a
-    stream to gRPC, also of one message: on the wire it is the same."""
+    """Begins calls before their requests have arrived, and ends them with Baton's errors. gRPC
+    treats each as a stream, also of one message: on the wire it is the same."""
 
     def __init__(self, timeouts: CallTimeouts) -> None:
         self._timeouts = timeouts
@@ -84,8 +85,8 @@ class BeginAtOnce(grpc.aio.ServerInterceptor):
         )
 
     def _served(self, call: ServedCall) -> ServedCall:
-        """Every response is written here, or by the method: what gRPC writes itself, it waits for
-        as long as its client likes."""
+        """Responses are written here or by the method, since gRPC's own writes have no time
+        limit."""
 
         async def served(messages: AsyncIterator[bytes], context: Context) -> None:
             with self._timeouts.calls.one():

@@ -1,4 +1,4 @@
-"""The options of sampling as protobuf, taken over by their names."""
+"""Sampling options from protobuf, copied by name."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from baton.proto import inference_pb2 as pb
 
 FIELD_BY_OPTION = {name: f"sampling.{name}" for name in SamplingOptions.__struct_fields__}
 STRUCTURED_OUTPUT = "structured_output"
-"""Is no option of sampling but a grammar, which an order carries beside them."""
+"""The one field that is not a sampling option but a grammar."""
 
 
 def sampling_options(sampling: pb.SamplingOptions) -> SamplingOptions:
-    """What is not set is left out; so are empty lists."""
+    """The options that are set; empty lists count as not set."""
     given: dict[str, Any] = {}
     for field, value in sampling.ListFields():
         if field.name == STRUCTURED_OUTPUT:

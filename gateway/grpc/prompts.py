@@ -1,4 +1,4 @@
-"""Several prompts of a protobuf request, as the values that `read_prompts` reads."""
+"""The prompts of a protobuf request, as values for `read_prompts`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Resumable streams over gRPC: responses carry the stream's id and a sequence.
 
-A client that is cut off calls ResumeGenerate or ResumeChat with the last sequence it has. Cut off
-on purpose or by accident looks the same from here, so a client that wants no more says so with
-EndStream. A stream that has sent nothing yet ends with its call: nobody knows its id.
+A client that was disconnected calls ResumeGenerate or ResumeChat with its last sequence. The
+gateway cannot tell a client that left from one that lost its connection, so a client that wants no
+more calls EndStream. A stream that has sent nothing yet ends with its call, since no client knows
+its id.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class StreamWriter(Generic[R]):
         self._kind: type[R] = kind
 
     async def write_all(self, responses: AsyncGenerator[R]) -> None:
-        """A stream that ends with its connection."""
+        """Write a stream that ends with its connection."""
         async with aclosing(responses):
             async for response in responses:
                 await self._timeouts.write(self._context, response)
@@ -47,8 +48,8 @@ class StreamWriter(Generic[R]):
     async def write_resumable(
         self, request: Q, caller: Caller, respond: Callable[[Q, Caller], AsyncGenerator[R]]
     ) -> None:
-        """A stream that outlives its connection, and its gateway. Raises Overloaded if there is no
-        room for it."""
+        """Write a stream that outlives its connection, and its gateway. Raises Overloaded if there
+        is no room for it."""
         request.request_id = request.request_id or new_request_id()
         owner, stream_id = _owner(self._context), new_stream_id()
         order = ParkedRequest(
@@ -107,8 +108,8 @@ class StreamWriter(Generic[R]):
 
 
 async def end_stream(context: Context, request: pb.EndStreamRequest, gateway: Gateway) -> None:
-    """Wherever it is. What is unknown, or somebody else's, is not theirs to end: they get the same
-    answer. Raises Unavailable if one that may have it cannot be asked."""
+    """End a stream at whichever gateway has it. Unknown streams and those of others get the same
+    answer. Raises Unavailable if a replica that may have it cannot be asked."""
     wanted = TakeStream(request.stream_id, _owner(context), KINDS, is_end=True)
     try:
         gateway.keeper.end(wanted.stream_id, owner=wanted.owner, kinds=KINDS)

@@ -22,13 +22,13 @@ from baton.proto.inference_pb2_grpc import add_InferenceServicer_to_server
 from baton.proto.lasting_server import lasting_server
 
 STRANGERS_WORDS = (
-    "Invalid encoding on",  # metadata that are no text
-    "ExecuteBatchError raised in core by servicer method",  # a client that left while answered
+    "Invalid encoding on",  # metadata that is not text
+    "ExecuteBatchError raised in core by servicer method",  # a client that left during its answer
 )
 
 
 class ClientErrorFilter(logging.Filter):
-    """Keeps out of the log what clients can make gRPC say as errors, with a trace each."""
+    """Drops gRPC's log lines, with tracebacks, for faults of clients."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith(STRANGERS_WORDS)
@@ -40,14 +40,15 @@ HEALTH: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 SERVICE: str = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 HEALTH_PERIOD_S = 0.5
 SETTLING_S = 1.0
-"""Within which a call that came just before the end has begun here."""
+"""Seconds for a call that arrived just before the end to begin."""
 
 
 class GrpcServer:
     def __init__(
         self, gateway: Gateway, connections: Connections, *, tls: TlsIdentity | None = None
     ) -> None:
-        """`connections` counts those that are cut off here as well. gRPC has its own for places."""
+        """`connections` counts clients that are cut off here; the limit of open ones is gRPC's
+        own."""
         self._gateway = gateway
         self._timeouts = CallTimeouts(gateway, connections)
         self._tls = tls
@@ -55,7 +56,7 @@ class GrpcServer:
         self._server: grpc.aio.Server | None = None
         self._watch: asyncio.Task[None] | None = None
         self.port = 0
-        """The bound one, once started."""
+        """The bound port, once started."""
 
     async def start(self) -> None:
         """Raises RuntimeError if the port cannot be bound."""
@@ -64,7 +65,7 @@ class GrpcServer:
         server = lasting_server(
             interceptors=(BeginAtOnce(self._timeouts),),
             options=(
-                ("grpc.so_reuseport", 1),  # a successor starts beside this gateway
+                ("grpc.so_reuseport", 1),  # a successor may bind the same port
                 ("grpc.max_receive_message_length", config.max_body_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 500),
@@ -96,9 +97,8 @@ class GrpcServer:
 
     async def stop(self, grace_s: float) -> None:
         """Accept nothing more, and return when all requests have ended, at most after `grace_s`.
-
-        Calls that were given up are not waited for, nor for longer than `unread_timeout_s` what
-        clients have yet to take of answers, nor for long requests that have yet to come.
+        Calls that were given up are not awaited; unread answers for `unread_timeout_s` at most;
+        requests that have yet to arrive only shortly.
         """
         if self._watch is not None:
             self._watch.cancel()
@@ -129,7 +129,7 @@ class GrpcServer:
 
 def _credentials(tls: TlsIdentity) -> grpc.ServerCredentials:
     def identity() -> grpc.ServerCertificateConfiguration:
-        """Asked at every handshake."""
+        """The certificate and key; called at every handshake."""
         return grpc.ssl_server_certificate_configuration([tls.pem()])
 
     return grpc.dynamic_ssl_server_credentials(identity(), identity)

@@ -1,4 +1,5 @@
-"""The public gRPC face, `baton.v1.Inference`: the HTTP face's checks and streams, as protobuf."""
+"""The public gRPC API, `baton.v1.Inference`: the checks and streams of the HTTP API, as
+protobuf."""
 
 # mypy: disable-error-code="override"
 # the stub's methods begin with a request that has come
@@ -30,7 +31,7 @@ from baton.proto.inference_pb2_grpc import InferenceServicer
 from grpc import StatusCode
 
 OPERATIONS = {"Generate": "text_completion", "Chat": "chat", "Embed": "embeddings"}
-"""What a method asks of the model, as OpenTelemetry names it."""
+"""OpenTelemetry's operation name of each method."""
 SERVERS_FAULT = frozenset(
     {
         StatusCode.UNKNOWN,
@@ -41,13 +42,12 @@ SERVERS_FAULT = frozenset(
         StatusCode.DATA_LOSS,
     }
 )
-"""What OpenTelemetry takes for an error of the server; others are the client's affair."""
+"""Statuses that OpenTelemetry counts as server errors."""
 
 
 class InferenceService(InferenceServicer):
-    """gRPC cancels a method when its client goes away, which stops what it runs.
-
-    Streams are written here rather than returned: the stub knows generators only.
+    """gRPC cancels a method when its client disconnects, which stops its generation. Streams are
+    written here rather than returned: the stub knows generators only.
     """
 
     def __init__(self, timeouts: CallTimeouts) -> None:
@@ -139,7 +139,7 @@ class InferenceService(InferenceServicer):
 
     @asynccontextmanager
     async def _answering(self, context: Context, method: str) -> AsyncIterator[Caller]:
-        """Asks for a key, yields whose it is, tells what fails, and counts how it ended."""
+        """Check the key, yield its caller, send errors, and count how the call ended."""
         outcome, call, caller = StatusCode.CANCELLED, UNTRACED, ANYBODY
         began_s, metadata = monotonic(), dict(context.invocation_metadata() or ())
         watch = self._gateway.call_watch

@@ -1,4 +1,4 @@
-"""Tokenize, Detokenize and Embed: their requests as orders, and what comes of them."""
+"""The methods Tokenize, Detokenize and Embed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tools of a chat as protobuf."""
+"""The tools of a chat, from protobuf."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tool_use_of(request: pb.ChatRequest) -> ToolUse:
 
 
 def _choice(request: pb.ChatRequest) -> str | dict[str, Any] | None:
-    """As OpenAI's bodies have it."""
+    """The choice as OpenAI's `tool_choice`."""
     if request.WhichOneof("tool_choice") == "function":
         return {"type": "function", "function": {"name": request.function}}
     return WORDS.get(request.tool_mode)

@@ -1,4 +1,4 @@
-"""Errors as Anthropic writes them, and the statuses that its clients know them by.
+"""Errors in Anthropic's format, with Anthropic's status codes.
 
 {"type": "error", "error": {"type": "overloaded_error", "message": ...}, "request_id": ...}
 """
@@ -16,7 +16,7 @@ from baton.gateway.requests.request_ids import logged_request_id
 
 PATH = "/v1/messages"
 BUSY = 529
-"""The server has no room, whoever asks; 429 is for a tenant's own limits."""
+"""The server is overloaded for all callers; 429 is for a tenant's own limits."""
 INVALID, FAILED = "invalid_request_error", "api_error"
 TYPE_BY_STATUS = {
     401: "authentication_error",
@@ -29,12 +29,12 @@ TYPE_BY_STATUS = {
     BUSY: "overloaded_error",
 }
 TOO_LONG = "prompt is too long"
-"""Agents look for these words, and then shorten what they send."""
+"""Agents look for these words, and then shorten their context."""
 
 
 class ThreadUnsupported(msgspec.Struct):
-    """The package's tool runner asks for a thread unless told otherwise, and goes on without one
-    where it reads this."""
+    """The tool runner of Anthropic's package asks for a thread by default, and continues without
+    one when it gets this error."""
 
     error_code: Literal["thread_unsupported_request"] = "thread_unsupported_request"
     unsupported: tuple[str, ...] = ("thread",)
@@ -50,11 +50,11 @@ class MessagesErrorBody(msgspec.Struct, kw_only=True):
     type: Literal["error"] = "error"
     error: MessagesErrorDetail
     request_id: str | None
-    """As the header `request-id` has it."""
+    """The value of the header `request-id`."""
 
 
 class MessagesErrors:
-    """An ErrorShape."""
+    """The ErrorShape of the Messages API."""
 
     body = MessagesErrorBody
 

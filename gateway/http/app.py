@@ -1,5 +1,5 @@
-"""The HTTP face, compatible with OpenAI's and Anthropic's, and the operators' one: which path goes
-where.
+"""The routes of the public port, compatible with OpenAI's and Anthropic's APIs, and of the admin
+port.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ EXPOSED = (
     "retry-after",
     *LIMIT_HEADERS,
 )
-"""What web pages of other origins may read of an answer's head."""
+"""Response headers that web pages of other origins may read."""
 
 
 def build_app(
     gateway: Gateway, background: BackgroundResponses, batches: BatchService | None = None
 ) -> Starlette:
-    """The public port's. `batches` None: none are kept."""
+    """The application of the public port. `batches` None: batches are off."""
     routes = [*_batch_routes(gateway, batches), *_routes(gateway, background)]
     return _app(
         routes,
@@ -84,7 +84,7 @@ def build_app(
 
 
 def build_admin_app(gateway: Gateway) -> Starlette:
-    """The admin port's."""
+    """The application of the admin port."""
     routes = _admin_routes(gateway)
     return _app(routes, [Middleware(Edge, gateway=gateway, paths=_paths(routes), is_admin=True)])
 
@@ -188,7 +188,7 @@ def _admin_routes(gateway: Gateway) -> list[Route]:
 
 
 def _pages(gateway: Gateway, endpoints: Sequence[Endpoint]) -> list[Route]:
-    """What a port that has these endpoints shows in browsers."""
+    """Routes of the web pages of a port with these endpoints."""
     docs, console = DocsApi(gateway, endpoints), ConsoleApi(gateway)
     front = FrontPage(gateway, {endpoint.path for endpoint in endpoints})
     return [
@@ -202,7 +202,7 @@ def _pages(gateway: Gateway, endpoints: Sequence[Endpoint]) -> list[Route]:
 
 
 def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
-    """Outermost, so that web pages of these origins can read errors as well."""
+    """The CORS middleware; outermost, so that web pages of these origins can read errors, too."""
     if not origins:
         return []
     return [

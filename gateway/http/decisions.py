@@ -1,4 +1,4 @@
-"""GET /v1/requests/{id} and /debug/decisions: why requests ran where they ran, and what came."""
+"""GET /v1/requests/{id} and /debug/decisions: placement decisions of requests, with outcomes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class ExplainedReplica(msgspec.Struct, kw_only=True):
     replica: str
     is_chosen: bool
     terms: Mapping[str, float]
-    """What its cost is made of, if the policy says; seconds."""
+    """The terms of its cost, in seconds, if the policy gives them."""
     held_tokens: int
-    """Leading tokens of the prompt that it had, was about to have, or could fetch."""
+    """Leading tokens of the prompt that it had cached, expected, or could fetch."""
     age_s: float | None
-    """Seconds since the replica's last word."""
+    """Seconds since the replica's last report."""
 
 
 class ExplainedCandidate(ExplainedReplica, kw_only=True):
@@ -39,11 +39,11 @@ class ExplainedCandidate(ExplainedReplica, kw_only=True):
     cost: float
     """The cost in the policy's own unit; the least is chosen."""
     wait_s: float
-    """Predicted, until it would begin."""
+    """Predicted seconds until it would begin."""
     work_s: float
-    """Predicted, to compute what it lacked."""
+    """Predicted seconds to compute the tokens that it lacked."""
     latency_s: float
-    """Predicted, until that would be where it is decoded."""
+    """Predicted seconds until the KV would be on the decode replica."""
 
 
 class ExplainedDecoder(ExplainedReplica, kw_only=True):
@@ -56,10 +56,10 @@ class ExplainedOutcome(msgspec.Struct, kw_only=True):
     first_token_s: float
     """Seconds since the request was asked for."""
     best_other: str | None
-    """The soonest of the other candidates, in hindsight."""
+    """The best other candidate, in hindsight."""
     best_other_s: float | None
     regret_s: float
-    """How much sooner that would have been; 0 where it would not."""
+    """Seconds by which that would have been sooner; 0 if not sooner."""
     output_tokens: int
     itl_s: float | None
     """Mean from one output token to the next."""
@@ -67,7 +67,7 @@ class ExplainedOutcome(msgspec.Struct, kw_only=True):
 
 
 class ExplainedObjective(msgspec.Struct, kw_only=True):
-    """What the request was to see."""
+    """The request's service level objective."""
 
     slo_class: str
     """Empty: the request's own."""
@@ -97,7 +97,7 @@ class ExplainedDecision(msgspec.Struct, kw_only=True):
     waited_s: float
     """Seconds the request waited for a place, until the decision."""
     in_line_s: float
-    """Seconds of `waited_s` that it stood in line for a replica that was busy."""
+    """Seconds of `waited_s` spent in line for a busy replica."""
     foreseen_s: float
     """Time to first token, as predicted when the request came."""
     predicted_s: float
@@ -107,9 +107,8 @@ class ExplainedDecision(msgspec.Struct, kw_only=True):
     candidates: tuple[ExplainedCandidate, ...]
     """The chosen one, then the cheapest of the others."""
     decode_candidates: tuple[ExplainedDecoder, ...]
-    """The chosen decode replica, then the cheapest of the others; none, where they were not
-    compared: it went beside another choice of its request, or the decode replica computes its
-    prompt because there are no prefill replicas."""
+    """The chosen decode replica, then the cheapest of the others. Empty where none were compared:
+    the request was placed beside another choice, or without prefill replicas."""
     outcome: ExplainedOutcome | None
     """None until the first token is there."""
 
@@ -123,7 +122,7 @@ class ExplainedRequest(msgspec.Struct, kw_only=True):
 
 class DecisionsApi:
     def __init__(self, gateway: Gateway, *, tells_all: bool) -> None:
-        """`tells_all`: of whoever's requests, not only of the caller's."""
+        """`tells_all`: include requests of all owners, not only the caller's."""
         self._gateway = gateway
         self._tells_all = tells_all
 
@@ -143,7 +142,7 @@ class DecisionsApi:
         )
 
     async def capture(self, request: Request) -> Response:
-        """All that are kept, for `baton replay`."""
+        """All kept decisions, for `baton replay`."""
         return StreamingResponse(
             _in_turns(self._gateway.dispatcher.captured()), media_type=JSON_LINES
         )
@@ -156,7 +155,7 @@ class DecisionsApi:
 async def _in_turns(lines: Iterable[bytes]) -> AsyncIterator[bytes]:
     for line in lines:
         yield line
-        await asyncio.sleep(0)  # others go on in between
+        await asyncio.sleep(0)  # let other tasks run in between
 
 
 def explained(decision: Decision) -> ExplainedDecision:
@@ -238,6 +237,6 @@ def _outcome(outcome: Outcome) -> ExplainedOutcome:
 
 
 def _names(request_id: str) -> list[str]:
-    """What the request may be called: a client's own id may begin like an answer's."""
+    """The possible ids of a request: a client's own id may look like the id of an answer."""
     stripped = [request_id.removeprefix(one) for one in ANSWER_PREFIXES]
     return list(dict.fromkeys((request_id, *stripped)))

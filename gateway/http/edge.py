@@ -1,11 +1,12 @@
-"""What happens to every HTTP request before its path is looked at: its id, its key, its caller.
+"""Middleware for every HTTP request: its id, its API key, its caller.
 
-    public port   /v1/* and the like need a key, where keys are needed; operators' paths are unknown
-    admin port    everything needs an operator's, and no web page of elsewhere gets in
+    public port   /v1/* and the like need a key, if keys are configured; operators' paths are
+    unknown admin port    everything needs an operator's key, and web pages of other origins are
+    refused
 
-A request gets an id (its own `x-request-id` if it has one), which its response carries, and what
-its key's tenant has left of its limits. While the gateway drains, responses ask the client to
-connect anew, elsewhere.
+The response carries the request's id (the client's `x-request-id`, if it sent one) and what its
+tenant has left of its rate limits. While the gateway drains, responses close the connection, so
+that clients connect elsewhere.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ log = logging.getLogger(__name__)
 CLASSIFY_PATHS = ("/v1/classify", "/classify")
 SCORE_PATHS = ("/v1/score", "/score")
 RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
-"""Where clients of vLLM, Jina and Cohere look for the same."""
+"""The paths of the same endpoint in vLLM's, Jina's and Cohere's APIs."""
 POOLING_PATHS = ("/v1/pooling", "/pooling")
 GUARDED = ("/v1/", "/v2/", "/tokenize", "/detokenize", "/classify", "/score", "/rerank", "/pooling")
-"""Public paths that need a key, where keys are needed. Probes have none to show."""
+"""Public paths that need a key, if keys are configured. Probes are not among them."""
 OPEN = ("/", "/version", "/console")
-"""Paths of the admin port that need no key, and those below the last: pages that tell of nothing,
-which browsers could not get otherwise."""
+"""Paths of the admin port that need no key (and paths below the last): pages without data, which
+browsers load before they have a key."""
 OPERATED = ("/debug/", "/metrics")
-"""What only the admin port has: they tell of all tenants, or change the deployment."""
+"""Paths of the admin port alone: they show all tenants, or change the deployment."""
 OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/chat/completions": "chat",
@@ -63,14 +64,14 @@ OPERATIONS = {
     **dict.fromkeys(SCORE_PATHS, "score"),
     **dict.fromkeys(RERANK_PATHS, "rerank"),
 }
-"""What a path asks of the model, as OpenTelemetry names it."""
+"""OpenTelemetry's operation name of each path."""
 REQUEST_ID = "x-request-id"
 ANTHROPICS_REQUEST_ID = "request-id"
-"""The request's id once more, for Anthropic's clients, which look for it there."""
+"""The request id under the name that Anthropic's clients read."""
 IGNORED = "x-baton-ignored"
-"""Fields of the body, and headers for an objective, that have no effect."""
+"""Names of body fields and objective headers that have no effect."""
 MAX_TOLD = 2048
-"""Characters of them; `...` stands for the rest."""
+"""Characters of that header; `...` stands for the rest."""
 COUNTED_FIELDS = frozenset(
     {
         "betas",
@@ -96,21 +97,21 @@ COUNTED_FIELDS = frozenset(
         TTFT_HEADER,
     }
 )
-"""Ignored fields counted by their names; others are counted together, for anybody can make some
-up."""
+"""Ignored fields that are counted by name; others are counted together, since clients can send any
+name."""
 LIMIT_HEADERS = tuple(
     f"x-ratelimit-{what}-{unit}"
     for unit in (REQUESTS, TOKENS)
     for what in ("limit", "remaining", "reset")
 )
-"""Which answers with a limited key carry, as OpenAI's do."""
+"""OpenAI's rate-limit headers, on answers to keys with limits."""
 
 
 class Edge:
     def __init__(
         self, app: ASGIApp, gateway: Gateway, paths: frozenset[str], *, is_admin: bool = False
     ) -> None:
-        """`paths` are counted by their names; others together, for anybody can make some up."""
+        """`paths` are counted by name; others together, since clients can send any path."""
         self._app = app
         self._gateway = gateway
         self._paths = paths
@@ -124,7 +125,7 @@ class Edge:
             await self._app(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Whoever watches is told of calls to the API: probes and pages are none."""
+        """Serve a request. The call watcher sees API calls only, no probes or pages."""
         watch, path = self._gateway.call_watch, scope["path"]
         if watch is None or self._is_admin or not path.startswith(GUARDED):
             await self._answer(scope, receive, send)
@@ -198,7 +199,7 @@ class Edge:
         except Exception as error:
             fault = type(error).__name__
             if status:
-                raise  # the answer has begun: the connection is cut
+                raise  # the answer has begun: close the connection
             failure = error_response(error, scope["path"])
             await failure(scope, receive, send_with_headers)
         finally:
@@ -223,7 +224,7 @@ class Edge:
             caller.check_infers()
             return caller
         if path.startswith(OPERATED) and not self._has_told_operators:
-            self._has_told_operators = True  # once: strangers may ask for it all day
+            self._has_told_operators = True  # logged once: clients without a key can repeat it
             log.info(
                 "%s was asked for at the public port, which has no such pages: they are at "
                 "gateway.admin_host and gateway.admin_port",
@@ -274,7 +275,7 @@ class Edge:
 
 
 def count_ignored(gateway: Gateway, fields: Sequence[str]) -> tuple[str, ...]:
-    """Each of them once, as they are told."""
+    """Count each ignored field once per request."""
     told = tuple(dict.fromkeys(fields))
     for field in told:
         gateway.metrics.ignored_fields.add(1, field if field in COUNTED_FIELDS else "other")
@@ -282,7 +283,7 @@ def count_ignored(gateway: Gateway, fields: Sequence[str]) -> tuple[str, ...]:
 
 
 def _listed(fields: Sequence[str]) -> str:
-    """As many as a client's limit of headers has room for."""
+    """The fields as a header value, cut to what clients accept."""
     text = ", ".join(fields)
     if len(text) <= MAX_TOLD:
         return text
@@ -290,7 +291,7 @@ def _listed(fields: Sequence[str]) -> str:
 
 
 def _fault(status: str) -> str:
-    """What of it is the server's, as OpenTelemetry has it."""
+    """OpenTelemetry's error type: set for server errors only."""
     return status if status.startswith("5") else ""
 
 
@@ -312,7 +313,7 @@ def limit_headers(allowances: Iterable[Allowance]) -> Iterator[tuple[bytes, byte
 
 
 def duration(seconds: float) -> str:
-    """As OpenAI writes it: `20ms`, `1.5s`, `6m0s`."""
+    """A duration in OpenAI's format: `20ms`, `1.5s`, `6m0s`."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1e3)}ms"
     minutes, rest_s = divmod(math.ceil(seconds * 10) / 10, 60)

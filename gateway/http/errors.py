@@ -1,17 +1,20 @@
-"""Errors as HTTP responses, in the shape of the API that was called: OpenAI's as a rule."""
+"""Errors as HTTP responses, in the format of the API that was called; OpenAI's by default."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Protocol
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from baton.core.errors import (
@@ -41,7 +44,7 @@ class ErrorBody(msgspec.Struct):
 
 
 class ErrorShape(Protocol):
-    """How an API says what went wrong."""
+    """An API's format of errors."""
 
     @property
     def body(self) -> type[msgspec.Struct]: ...
@@ -51,10 +54,10 @@ class ErrorShape(Protocol):
     def write(self, error: BaseException) -> msgspec.Struct: ...
 
     def of_status(self, status: int, message: str) -> msgspec.Struct:
-        """The error body for a path or a method that is not there."""
+        """The error body for an unknown path or method."""
 
     def names_by_status(self) -> Mapping[int, list[str]]:
-        """What tells errors of one status apart; of all that can be."""
+        """The error codes by status, of all errors that can occur."""
 
 
 class OpenAiErrors:
@@ -108,9 +111,8 @@ def error_response(error: BaseException, path: str) -> Response:
 
 
 class LingeringResponse(Response):
-    """Closes the connection a little after answering.
-
-    Closing it while the client still sends would reset it, and the answer with it.
+    """Closes the connection shortly after the answer. Closing it while the client still sends would
+    reset it, and the answer would be lost.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,8 +138,22 @@ async def on_baton_error(request: Request, error: Exception) -> Response:
 
 
 async def on_routing_error(request: Request, error: Exception) -> Response:
-    """Unknown paths and wrong methods."""
+    """Answers unknown paths and wrong methods."""
     assert isinstance(error, HTTPException)
     path, status = request.scope["path"], error.status_code
-    body = error_shape(path).of_status(status, f"{request.method} {path}: {error.detail}")
+    allowed = Headers(error.headers or {}).get("allow")
+    remedy = f"use {allowed}" if allowed else _meant(path, request.scope["app"].routes)
+    message = f"{request.method} {path}: {error.detail}; {remedy}"
+    body = error_shape(path).of_status(status, message)
     return json_response(body, status=status, headers=dict(error.headers or {}))
+
+
+def _meant(path: str, routes: Sequence[BaseRoute]) -> str:
+    """What an unknown path is nearly; most lack the /v1, or have it twice."""
+    names = {one.path for one in routes if isinstance(one, Route) and not one.param_convertors}
+    bare = path.rstrip("/").removeprefix("/v1")
+    found = f"/v1{bare}" if f"/v1{bare}" in names else bare if bare in names else None
+    if found is None:
+        found = next(iter(get_close_matches(path, names, n=1, cutoff=0.8)), None)
+    listed = "GET /docs lists what there is"
+    return f"did you mean {found}? {listed}" if found else listed

@@ -1,4 +1,4 @@
-"""POST /v1/estimate: what a request would see if it came now; nothing is run."""
+"""POST /v1/estimate: predictions for a request, without running it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from baton.router.speeds.prediction_errors import Interval
 
 
 class EstimatedInterval(msgspec.Struct, kw_only=True):
-    """Seconds, of which 90 % should lie between the ends."""
+    """An interval of seconds that should hold 90 % of outcomes."""
 
     low: float
     middle: float
@@ -34,15 +34,15 @@ class EstimateAnswer(msgspec.Struct, kw_only=True):
     cached_tokens: int
     """Prompt tokens in the cache of the replica that would compute the prompt."""
     computed_tokens: int
-    """Prompt tokens that would be computed: what the request costs beside its output."""
+    """Prompt tokens that would be computed."""
     max_output_tokens: int
     prefill_replica: str
     """The replica that would compute the prompt; it may be the decode replica."""
     decode_replica: str
     wait_s: float
-    """Predicted, until the prompt's turn."""
+    """Predicted seconds until the prompt is computed."""
     prefill_s: float
-    """Predicted, to compute it."""
+    """Predicted seconds to compute the prompt."""
     ttft_s: EstimatedInterval
     """Time to first token."""
     itl_s: EstimatedInterval | None
@@ -51,7 +51,7 @@ class EstimateAnswer(msgspec.Struct, kw_only=True):
 
 
 class _Kind(msgspec.Struct):
-    """Which of the two bodies it is."""
+    """Whether the body is a chat or a completion."""
 
     messages: Any = None
 

@@ -1,4 +1,4 @@
-"""What every request for generated text may say, whichever API's words its body is in."""
+"""Fields of every request for generated text, in all APIs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class GenerationBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
     return_token_ids: bool | None = None
     """vLLM's: tell the ids of prompt and output, too."""
     request_id: str | None = None
-    """vLLM's: what the answer's id is made of. The header `x-request-id` is told as it came."""
+    """vLLM's: the id from which the answer's id is made. The header `x-request-id` is returned
+    unchanged."""
 
     cache_salt: str | None = None
     """vLLM's: cached KV is shared only among requests of the same salt."""
@@ -57,16 +58,16 @@ class GenerationBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
     """Anthropic's: keep the prompt in the prefix cache; of a conversation, up to its last message.
     """
     prompt_cache_key: str | None = None
-    """Requests of one conversation, which are computed where what they begin with is cached. The
-    header `x-session-id` goes before it."""
+    """The key of a conversation, whose requests are placed where their prefix is cached. The header
+    `x-session-id` overrides it."""
     receipt: bool | None = None
     """Baton's: add a `baton` object to the answer: where the request ran and what it cost."""
     resumable: bool | None = None
     """Baton's: keep the stream for a while when the connection breaks; its events carry ids."""
 
     def rule_beside(self, form: OutputRule | None, form_field: str) -> OutputRule | None:
-        """What the output must be, if nothing is said twice; `form` is what the API's own field
-        says. Raises InvalidRequest."""
+        """The rule for the output; `form` is the rule by the API's own field. Raises
+        InvalidRequest, also if two fields set a rule."""
         guided = [kind for kind in GUIDED if getattr(self, f"guided_{kind}") is not None]
         given = [f"guided_{kind}" for kind in guided]
         if self.structured_outputs is not None:

@@ -1,7 +1,7 @@
-"""Tools that run at OpenAI's or Anthropic's servers, and nowhere here.
+"""Tools that run at OpenAI's or Anthropic's servers, which Baton does not have.
 
-gateway.hosted_tools   refuse   a request that offers one is refused, by the tool's type
-                       ignore   the model is not offered it; the header `x-baton-ignored` says so
+gateway.hosted_tools   refuse   a request with one is refused, naming the tool's type
+                       ignore   the tool is left out; the header `x-baton-ignored` names it
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def without_hosted(
     tools: Sequence[T] | None,
     own: Collection[str | None],
 ) -> list[T] | None:
-    """All of them where hosted ones are refused: whoever reads them does that."""
+    """The tools without hosted ones. Where hosted tools are refused, all of them: their reader
+    refuses."""
     if tools is None or config.hosted_tools == "refuse":
         return None if tools is None else list(tools)
     for tool in tools:

@@ -25,7 +25,7 @@ class ModelAnswer(msgspec.Struct, kw_only=True):
     created: int
     owned_by: str = "baton"
     root: str
-    """What the model calls itself, of whichever of its names this is."""
+    """The model's own name, also on an alias."""
     max_model_len: int
     """Tokens of prompt and output together."""
 
@@ -36,7 +36,7 @@ class ModelListAnswer(msgspec.Struct, kw_only=True):
 
 
 class AnthropicsModelAnswer(msgspec.Struct, kw_only=True):
-    """As Anthropic's clients know models: who sends `anthropic-version` is one."""
+    """A model in Anthropic's format, for requests with the header `anthropic-version`."""
 
     type: Literal["model"] = "model"
     id: str
@@ -103,7 +103,7 @@ class ModelsApi:
 
 
 def _page(names: Sequence[str], query: Mapping[str, str]) -> tuple[Sequence[str], bool]:
-    """And whether there are more, in the direction that is asked for. Raises InvalidRequest."""
+    """The page, and whether there are more in its direction. Raises InvalidRequest."""
     limit = limit_of(query, default=20, most=MAX_LIMIT)
     for field in ("after_id", "before_id"):
         if field in query and query[field] not in names:

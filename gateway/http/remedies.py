@@ -1,10 +1,10 @@
-"""Remedies: what to use in place of a field that a body does not have, or cannot act upon.
+"""Remedies: what to use in place of a field that Baton does not have, or cannot honour.
 
-    a field of one body that another has not      the other's own name for the same
-    a field that only other servers have          what does it here
-    a field that a body has only to refuse it     the same; its type is `Refused`
+    a field of another API                        this API's name for the same
+    a field that only other servers have          what to use here
+    a field declared only to be refused           what to use here; its type is `Refused`
 
-What is in none of these tables, and not nearly the name of a field, changes nothing.
+A field in none of these tables, and not similar to a known name, is ignored.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from baton.gateway.requests.unsupported import refuse_unsupported, refused_names
 
 class FieldRemedy(NamedTuple):
     names: tuple[str, ...]
-    """What bodies here call it: a body's own is the first that it has. `a.b` is within `a`."""
+    """Baton's names for it, of which a body uses the first that it has. `a.b` is within `a`."""
     otherwise: str
-    """What to do where a body has none of them."""
+    """The remedy where a body has none of them."""
     foreign: tuple[str, ...] = ()
-    """What other servers call it."""
+    """Other servers' names for it."""
 
 
 IN_CHATS = "use /v1/chat/completions"
@@ -170,17 +170,17 @@ USE_INSTEAD = {
     "use_beam_search": NO_BEAMS,
     "xtc_probability": "use min_p or typical_p",
 }
-"""Fields that only other servers have, of bodies that ask for text."""
+"""Fields that only other servers have, in requests for text."""
 OF_MESSAGES = {
     "images": TEXT_ONLY,
     "partial": "use continue_final_message",
     "prefix": "use continue_final_message",
 }
-"""Fields of other servers' messages."""
+"""Fields that only other servers have, in messages."""
 READ = ("input", "messages", "prompt", "text_1", "query")
-"""Bodies that have none of these, such as a batch's, are about other things."""
+"""Remedies apply only to bodies with one of these fields, so not to a batch's."""
 PATHS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": "/v1/responses"}
-"""Where these are read: whoever sends one may have meant that."""
+"""The path that reads each of these fields, which the client may have meant."""
 
 
 def _by_name(remedies: Sequence[FieldRemedy]) -> dict[str, FieldRemedy]:
@@ -196,8 +196,7 @@ GENERATION_REMEDIES, OTHER_REMEDIES = _by_name(OF_GENERATION), _by_name(OF_OTHER
 
 
 def remedy_for(kind: type[msgspec.Struct], name: str) -> str | None:
-    """What to do in place of a field that bodies of `kind` do not have; None if it is known
-    nowhere."""
+    """The remedy for a field that bodies of `kind` do not have; None if no table has it."""
     is_generation = issubclass(kind, GenerationBody)
     if is_generation and name in USE_INSTEAD:
         return USE_INSTEAD[name]
@@ -213,5 +212,5 @@ def remedy_for(kind: type[msgspec.Struct], name: str) -> str | None:
 
 
 def refuse_fields(body: msgspec.Struct) -> None:
-    """Raises InvalidRequest for the first `Refused` field of a body that asks for something."""
+    """Raises InvalidRequest for the first `Refused` field whose value asks for something."""
     refuse_unsupported(body, remedy_for=partial(remedy_for, type(body)))

@@ -1,4 +1,4 @@
-"""Reading a JSON body: bounded, and refused with the path of what is wrong with it."""
+"""Reads a JSON body, with limits; errors name the path of the fault."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import inspect
 from starlette.requests import ClientDisconnect, Request
 
 from baton.core.errors import Cancelled, InvalidRequest, RequestTooLarge, RequestTooSlow
@@ -17,11 +18,13 @@ B = TypeVar("B", bound=msgspec.Struct)
 
 UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[^`]*)`")
 MISSING_FIELD = re.compile(r"missing required field `(?P<name>[^`]*)`")
-PATH = re.compile(r" - at (`key` in )?`(?P<path>[^`]*)`$")
+PATH = re.compile(r" - at (?P<key>`key` in )?`(?P<path>[^`]*)`$")
+WRONG_WORD = "Invalid enum value"
+STEP = re.compile(r"[^.\[\]]+")
 
 
 class UnknownField(InvalidRequest):
-    """`name` is no field of what lies at `path`."""
+    """The object at `path` has no field `name`."""
 
     def __init__(self, path: str, name: str) -> None:
         field = f"{path}.{name}".lstrip(".")
@@ -31,9 +34,8 @@ class UnknownField(InvalidRequest):
 
 
 async def read_body(request: Request, config: GatewayConfig) -> bytes:
-    """Raises RequestTooLarge as soon as that is known: at best before anything is read.
-
-    Raises RequestTooSlow if it comes more slowly than it may.
+    """The whole body. Raises RequestTooLarge as soon as that is known, at best before reading;
+    RequestTooSlow below the least rate.
     """
     began = asyncio.get_running_loop().time()
     try:
@@ -50,7 +52,8 @@ async def read_body(request: Request, config: GatewayConfig) -> bytes:
 async def body_chunks(
     request: Request, config: GatewayConfig, max_bytes: int
 ) -> AsyncIterator[bytes]:
-    """What is not to be held as a whole. Raises RequestTooLarge, RequestTooSlow, Cancelled."""
+    """The body in chunks, if it may be too large to hold. Raises RequestTooLarge, RequestTooSlow,
+    Cancelled."""
     _check_announced(request, max_bytes)
     began, num_bytes = asyncio.get_running_loop().time(), 0
     chunks = request.stream()
@@ -97,7 +100,7 @@ def decode_json(data: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from error
+        raise _invalid(str(error), kind) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from error
 
@@ -120,7 +123,7 @@ def _too_large(max_bytes: int) -> RequestTooLarge:
     return RequestTooLarge(f"the request's body is larger than {max_bytes} bytes")
 
 
-def _invalid(text: str) -> InvalidRequest:
+def _invalid(text: str, kind: Any) -> InvalidRequest:
     """msgspec's message, with its path (`$.messages[0]`) as OpenAI writes it (`messages[0]`)."""
     match = PATH.search(text)
     path = match["path"].removeprefix("$").removeprefix(".") if match else ""
@@ -130,4 +133,33 @@ def _invalid(text: str) -> InvalidRequest:
     if missing := MISSING_FIELD.search(reason):
         field = f"{path}.{missing['name']}".lstrip(".")
         return InvalidRequest(f"{field} is missing", field=field)
-    return InvalidRequest(f"{path or 'the body'}: {reason}", field=path or None)
+    where = path or "the body"
+    if match and match["key"]:
+        where = f"a key of {where}"
+    if reason.startswith(WRONG_WORD) and (words := _words(kind, path)):
+        reason += f"; known are {', '.join(words)}"
+    return InvalidRequest(f"{where}: {reason}", field=path or None)
+
+
+def _words(kind: Any, path: str) -> list[str]:
+    """The words that there are for the value at `path`, of which msgspec names none."""
+    types = _alternatives(inspect.type_info(kind))
+    for step in STEP.findall(path):
+        types = [found for one in types for found in _alternatives(_within(one, step))]
+    return [
+        str(word) for one in types if isinstance(one, inspect.LiteralType) for word in one.values
+    ]
+
+
+def _alternatives(one: inspect.Type | None) -> list[inspect.Type]:
+    if isinstance(one, inspect.UnionType):
+        return [found for each in one.types for found in _alternatives(each)]
+    if isinstance(one, inspect.Metadata):
+        return _alternatives(one.type)
+    return [] if one is None else [one]
+
+
+def _within(one: inspect.Type, step: str) -> inspect.Type | None:
+    if isinstance(one, inspect.StructType):
+        return next((field.type for field in one.fields if field.encode_name == step), None)
+    return one.item_type if isinstance(one, inspect.CollectionType) else None

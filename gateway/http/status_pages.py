@@ -1,4 +1,4 @@
-"""What operators, probes and Prometheus read."""
+"""Endpoints for operators, probes and Prometheus."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class ReadyAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
     status: Literal["ready", "not ready"]
     reason: str | None = None
     missing: tuple[Missing, ...] = ()
-    """Roles with fewer ready replicas than are wanted. Requests may be taken all the same."""
+    """Roles with fewer ready replicas than wanted. Requests may be accepted nevertheless."""
 
 
 class DrainBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     replica: str
     """Its id, as /debug/status tells it."""
     force: bool = False
-    """Also if it is the last decode replica that takes requests."""
+    """Drain it even if it is the last decode replica that accepts requests."""
 
 
 class UndrainBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -48,42 +48,42 @@ class UndrainBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class FlipBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     replica: str
-    """Its id, as /debug/status tells it; or a role, for whichever of it has least to do."""
+    """Its id, as /debug/status tells it; or a role, for its least loaded replica."""
     to: str
     """The role to take: prefill or decode."""
 
 
 class ResetPrefixCacheBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     replica: str = ""
-    """Its id, as /debug/status tells it; left out: all replicas."""
+    """Its id, as /debug/status tells it; empty: all replicas."""
 
 
 class ResetPrefixCacheAnswer(msgspec.Struct, kw_only=True):
     num_blocks: dict[str, int]
-    """Blocks of each replica that could be found before."""
+    """Cached blocks that each replica dropped."""
 
 
 class ChaosBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     do: Literal["kill"] | None = None
     """kill -9, as `baton chaos` strikes replicas."""
     rules: tuple[ChaosRule, ...] | None = None
-    """Faults that this gateway makes from now on, instead of those of before; none: no more."""
+    """Faults that this gateway injects from now on, in place of the previous ones; empty: none."""
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Equal seeds make equal faults."""
+    """Seed of the faults' random choices."""
 
 
 class ChaosAnswer(msgspec.Struct, kw_only=True):
     gateway: str
-    """The name of this process, of which alone this is said: several may answer at one port."""
+    """The name of this gateway process: several may share a port, and each has its own faults."""
     is_killed: bool
     num_faults: int
-    """Made so far."""
+    """Faults injected so far."""
 
 
 class DrainAnswer(msgspec.Struct, kw_only=True):
     replica: str
     role: str
-    """What it serves as at this moment."""
+    """Its current role."""
     num_open: int
     """Requests that have yet to leave; ask again until there are none."""
 
@@ -94,14 +94,14 @@ class StatusPages:
         self._process = new_epoch()
 
     async def health(self, request: Request) -> Response:
-        """Alive: this process answers."""
+        """Liveness: this process answers."""
         return json_response(HealthAnswer())
 
     async def ready(self, request: Request) -> Response:
-        """Can take a request: not draining, and a decode replica takes requests, or is started for
-        who waits; and what replicas have cached is known."""
+        """Readiness: not draining; a decode replica accepts requests or is started for waiting
+        ones; and the replicas' caches are known."""
         missing = self._gateway.missing()
-        if self._gateway.config.needs_key:  # which probes do not have
+        if self._gateway.config.needs_key:  # probes have no key
             missing = tuple(structs.replace(it, causes=()) for it in missing)
         if self._gateway.is_ready():
             return json_response(ReadyAnswer(status="ready", missing=missing))
@@ -111,7 +111,7 @@ class StatusPages:
         return json_response(answer, status=503)
 
     async def proxy_health(self, request: Request) -> Response:
-        """As Ray Serve's proxy answers KubeRay's probes."""
+        """Answers KubeRay's probes as Ray Serve's proxy does."""
         if self._gateway.is_draining:
             return PlainTextResponse("draining", 503)
         return PlainTextResponse("success")
@@ -148,7 +148,7 @@ class StatusPages:
         return json_response(ResetPrefixCacheAnswer(num_blocks=num_blocks))
 
     async def chaos(self, request: Request) -> Response:
-        """Make other faults, or end at once, if the deployment wants such things."""
+        """Set this process's faults, or kill it, if the deployment enables chaos."""
         body = decode_body(await read_body(request, self._gateway.config), ChaosBody)
         chaos = self._gateway.chaos
         if chaos is None:
@@ -173,6 +173,6 @@ class StatusPages:
         return json_response(await self._gateway.dispatcher.status())
 
     async def planner(self, request: Request) -> Response:
-        """What it decided of late, and why."""
+        """The planner's recent decisions, with reasons."""
         planner = self._gateway.planner
         return json_response({"is_enabled": False} if planner is None else await planner.explain())

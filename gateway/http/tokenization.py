@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, as vLLM has them."""
+"""POST /tokenize and /detokenize, compatible with vLLM."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from baton.gateway.requests.sampling_options import check_tokens
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Either `prompt`, or `messages` and what a chat has beside them."""
+    """Either `prompt`, or `messages` with other fields of a chat."""
 
     model: str | None = None
     """The one that is served, which is also the default."""
@@ -57,7 +57,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 CHAT_FIELDS = sorted({*TokenizeBody.__struct_fields__} & {*ChatBody.__struct_fields__} - {"model"})
-"""What a body of messages has in common with a chat's, by name."""
+"""Names of the fields that it shares with a chat's body."""
 
 
 class TokenizeAnswer(msgspec.Struct, kw_only=True):

@@ -1,6 +1,6 @@
-"""Baton's errors as HTTP statuses: the one place where that is decided, whatever the face.
+"""Translates Baton's errors to HTTP statuses, for all APIs; the only place that does.
 
-How a body says it is the face's: `errors.py` for OpenAI's, `anthropic_errors.py` for Anthropic's.
+The bodies differ by API: `errors.py` for OpenAI's, `anthropic_errors.py` for Anthropic's.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ TRANSLATIONS: dict[type[BaseException], Translation] = {
     Unavailable: Translation(503, "service_unavailable_error", "unavailable"),
     DeadlineExceeded: Translation(504, "timeout_error", "deadline_exceeded"),
 }
-"""The translation of each error, with the words that OpenAI's bodies have for it."""
+"""Each error's status, with OpenAI's type and code."""
 INTERNAL = Translation(500, "server_error", "internal_error")
 
 
 def translate(error: BaseException) -> Translation:
-    """The translation of the nearest class that has one; what nobody raised on purpose is a 500."""
+    """The translation of the nearest class that has one; 500 for any unexpected exception."""
     for kind in type(error).__mro__:
         if kind in TRANSLATIONS:
             return TRANSLATIONS[kind]
@@ -68,7 +68,7 @@ def translate(error: BaseException) -> Translation:
 
 
 def told(error: BaseException) -> str:
-    """What a caller hears of it. What went wrong inside is logged here, and stays here."""
+    """The message for the caller. Internal errors are logged here, and not revealed."""
     if translate(error) is not INTERNAL:
         return str(error)
     log.error("a request failed", exc_info=error, extra={"request_id": logged_request_id.get()})

@@ -1,10 +1,10 @@
-"""Fields of a body that Baton does not know: left out, unless that changes what is meant.
+"""Unknown fields of a body: ignored, unless that would change the request's meaning.
 
-    a name that others act on (remedies.py)           refused, with what to use instead
-    nearly the name of a field                        refused: "did you mean ...?"
-    anything else                                     left out; the header `x-baton-ignored` says so
+    a field that other servers act on (remedies.py)   refused, with what to use instead
+    similar to a known name                           refused: "did you mean ...?"
+    anything else                                     ignored; the header `x-baton-ignored` names it
 
-Clients send fields of many servers along; few of them wait for an effect.
+Clients often send fields of other servers without relying on them.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from baton.gateway.requests.unsupported import asks_for_nothing, ignored_fields,
 B = TypeVar("B", bound=msgspec.Struct)
 
 MAX_UNKNOWN = 32
-"""Places of such fields; more are refused, for each takes another look at the body."""
+"""Unknown fields of one body; more are refused, since each takes another pass over the body."""
 MAX_READ_BYTES = 32 << 20
-"""The most bytes of a body that all these looks together read; two are always had."""
+"""The most bytes that all these passes together read; two passes are always made."""
 MAX_SHOWN = 64
-"""Characters of a name; longer ones are like no field."""
+"""Characters of a name; a longer one is similar to no field."""
 LIKENESS = 0.85
-"""From which on one name is a slip of another: by `difflib`, 1 is the same."""
+"""`difflib` ratio from which a name counts as a typing error; 1 is equality."""
 MIN_LETTERS = 3
 STEP = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
 MEANT_WHOLE = ("response_format", "structured_outputs", "text", "output_config", "output_format")
-"""Fields in which every word is meant: an unknown one is refused."""
+"""Fields within which every unknown field is refused."""
 
 
 async def read_known(request: Request, config: GatewayConfig, kind: type[B]) -> B:
@@ -51,8 +51,7 @@ async def read_known(request: Request, config: GatewayConfig, kind: type[B]) -> 
 
 
 def known(request: Request, config: GatewayConfig, data: bytes, kind: type[B]) -> B:
-    """What is left out, or does nothing, is noted for the answer's header. Raises
-    InvalidRequest."""
+    """Decode the body. Ignored fields are noted for the answer's header. Raises InvalidRequest."""
     if config.unknown_fields == "refuse":
         body = decode_body(data, kind)
     else:
@@ -64,8 +63,8 @@ def known(request: Request, config: GatewayConfig, data: bytes, kind: type[B]) -
 
 
 def note_without_effect(request: Request, config: GatewayConfig, fields: Sequence[str]) -> None:
-    """Fields that are known and do nothing here, for the answer's header. Raises InvalidRequest
-    where an operator wants none such."""
+    """Note known fields without effect for the answer's header. Raises InvalidRequest where
+    gateway.unknown_fields is refuse."""
     if fields and config.unknown_fields == "refuse":
         raise InvalidRequest(
             f"{fields[0]} has no effect on this model, and gateway.unknown_fields is refuse; leave "
@@ -76,8 +75,8 @@ def note_without_effect(request: Request, config: GatewayConfig, fields: Sequenc
 
 
 def decode_known(data: bytes, kind: type[B]) -> tuple[B, tuple[str, ...]]:
-    """The body without the fields that it does not have, and their names; those that are null are
-    not worth a word. Raises InvalidRequest."""
+    """The body without unknown fields, and the names of those that were not null. Raises
+    InvalidRequest."""
     tree: Any = None
     ignored: list[str] = []
     left = max(MAX_READ_BYTES, 2 * len(data))
@@ -101,7 +100,7 @@ def decode_known(data: bytes, kind: type[B]) -> tuple[B, tuple[str, ...]]:
 
 
 def _drop_all(body: dict[str, Any], kind: type[msgspec.Struct]) -> Iterator[str]:
-    """At once, of what a body has beside the fields of `kind`: it may be large."""
+    """Drop all unknown top-level fields in one pass, since the body may be large."""
     for name in [name for name in body if name not in kind.__struct_fields__]:
         value = body.pop(name)
         if value is None:
@@ -116,7 +115,7 @@ def _drop_all(body: dict[str, Any], kind: type[msgspec.Struct]) -> Iterator[str]
 
 
 def _refuse_meant(error: UnknownField, kind: type[msgspec.Struct]) -> None:
-    """Refuse a field within a field, if it was meant. Raises InvalidRequest."""
+    """Refuse a nested unknown field, if it changes the request's meaning. Raises InvalidRequest."""
     if error.path.startswith("messages") and (remedy := OF_MESSAGES.get(error.name)):
         raise InvalidRequest(f"{error.field} is not supported; {remedy}", field=error.field)
     _refuse_slip(error, kind)
@@ -128,7 +127,7 @@ def _refuse_slip(error: UnknownField, kind: type[msgspec.Struct]) -> None:
     """Raises InvalidRequest."""
     names = _names(kind)
     if error.name in names or len(error.name) > MAX_SHOWN:
-        near = []  # of something else in the body, or like no name: no slip
+        near = []  # not similar to a known name: no typing error
     else:
         near = get_close_matches(error.name, names, n=1, cutoff=LIKENESS)
         near += [name for name in names if is_one_slip(name, error.name)]
@@ -139,13 +138,13 @@ def _refuse_slip(error: UnknownField, kind: type[msgspec.Struct]) -> None:
 
 
 def is_one_slip(name: str, other: str) -> bool:
-    """One letter is another, and there are three at least: short names are never much alike."""
+    """Whether two names of at least three letters differ in exactly one."""
     num_other = sum(one != another for one, another in zip(name, other, strict=False))
     return len(name) == len(other) >= MIN_LETTERS and num_other == 1
 
 
 def _drop(node: Any, steps: list[str], name: str) -> bool:
-    """Drop the field from all items of a list alike: what one message has, others have. Return
+    """Drop the field from all items of a list, since other messages probably have it, too. Return
     whether any had a value."""
     if isinstance(node, list):
         return any([_drop(item, steps, name) for item in node])
@@ -159,7 +158,7 @@ def _drop(node: Any, steps: list[str], name: str) -> bool:
 
 
 def _shown(error: UnknownField) -> str:
-    """Where it is, for a header: `messages[].name`."""
+    """The field's path for a header: `messages[].name`."""
     path = f"{error.path[:MAX_SHOWN]}.{error.name[:MAX_SHOWN]}".lstrip(".")
     path = re.sub(r"\[[^\]]*\]", "[]", path)
     return printable(path)
@@ -172,7 +171,7 @@ def printable(text: str) -> str:
 
 @cache
 def _names(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """Names of the fields of a body, and of what lies in it."""
+    """Names of the fields of a body and of its nested structs."""
     _, components = msgspec.json.schema_components([kind])
     found = {name for one in components.values() for name in one.get("properties", ())}
     return tuple(sorted(found))

@@ -1,8 +1,9 @@
-"""Keeps web pages out of the admin port, which loopback does not: a browser runs on this machine.
+"""Refuses web pages of other origins at the admin port; loopback does not, since browsers run
+locally.
 
-A page of elsewhere may have its visitors' browsers send requests to any address. Browsers tell of
-what page they do so (`Origin`), and by what name they reached us (`Host`): a page whose own name
-has come to mean this machine is told by that.
+A web page can make its visitors' browsers send requests to any address. Browsers send the page's
+origin (`Origin`) and the name by which they reached us (`Host`); the latter shows DNS rebinding, in
+which a page's own name resolves to this machine.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from baton.core.errors import Forbidden, InvalidRequest
 
 
 def check_no_web_page(headers: Headers, *, has_keys: bool) -> None:
-    """Raises Forbidden, InvalidRequest. With keys, names do not matter: no page has one."""
+    """Raises Forbidden, InvalidRequest. With keys, `Host` is not checked, since no page has a
+    key."""
     host, origin = headers.get("host", ""), headers.get("origin")
     if origin is not None and _place(origin) != host.lower():
         raise Forbidden("the admin port answers no web pages of elsewhere")
@@ -35,7 +37,7 @@ def _place(origin: str) -> str:
 
 
 def _means_one_machine(host: str) -> bool:
-    """Whether nobody can have a name server say that this is us."""
+    """Whether the host is an address or localhost, which DNS cannot redirect."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         return name == "localhost" or ipaddress.ip_address(name) is not None

@@ -1,1 +1,1 @@
-"""What models write, read as it comes: reasoning, tool calls, channels."""
+"""Streaming parsers of model output: reasoning, tool calls, channels."""

@@ -1,9 +1,9 @@
-"""The text that a custom tool is given, out of the JSON that the model writes for it.
+"""Extracts the text for a custom tool from the JSON that the model writes.
 
     {"input": "a \\"b\\"\\n"}   --as it comes-->   a "b" and a line's end
 
-A model that writes anything else is taken at its word: all of it is the text. Of what was cut
-before the text began nothing is.
+If the model writes anything else, all of it is the text. If it was cut before the text began, there
+is none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CustomInput:
         next(self._parsing, None)
 
     def end(self, *, is_cut: bool = False) -> None:
-        """`is_cut`: it would have gone on."""
+        """`is_cut`: the output was cut here."""
         self._reader.end(is_cut=is_cut)
         self.feed("")
 
@@ -57,7 +57,7 @@ def _read_input(reader: TextReader, write: Callable[[str], None]) -> Parse[None]
 
 
 def _escape(reader: TextReader) -> Parse[str]:
-    """The escaped UTF-16 unit, with the second half where it is one of two."""
+    """An escaped UTF-16 unit, with the second half of a surrogate pair."""
     text = yield from _half(reader)
     if HIGH_SURROGATE.match(text) and (yield from reader.take_word("\\u")):
         text += "\\u" + (yield from _taken(reader, NUM_UNICODE - 1))
@@ -72,7 +72,7 @@ def _half(reader: TextReader) -> Parse[str]:
 
 
 def _taken(reader: TextReader, num_chars: int) -> Parse[str]:
-    """Fewer at the end."""
+    """The next `num_chars` characters; fewer at the end."""
     text = ""
     while len(text) < num_chars and (yield from reader.peek()):
         text += reader.take()
@@ -80,7 +80,7 @@ def _taken(reader: TextReader, num_chars: int) -> Parse[str]:
 
 
 def _readable(escape: str) -> str:
-    """What the escape means; one that means nothing, or was cut, is nothing that can be shown."""
+    """The escaped character; empty for an invalid or truncated escape."""
     try:
         return sendable(json.loads(f'"{escape}"'))
     except ValueError:

@@ -1,4 +1,4 @@
-"""How families of models write tool calls.
+"""Parsers of the tool-call formats of model families.
 
     hermes     <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>     any number
     llama3     {"name": ..., "parameters": {...}}; {...}     from the very beginning, or never
@@ -14,9 +14,9 @@
                functools[...]                                the same
     forced     [{"name": ..., "parameters": {...}}, ...]     a grammar makes any model write so
 
-Text around calls is content; so is what begins like a call and goes on otherwise, and its markers.
-What begins like a call and was cut by the limit of the output, or a stop string, is neither.
-White space between a call and the text around it belongs to neither.
+Text around calls is content, and so is text that begins like a call but is none, markers included.
+A call that the output limit or a stop string cut at its beginning is dropped. White space between
+calls and content is dropped.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ MARKERS = (
     PHI_CALLS,
     PHI_CALLS_END,
 )
-"""Shown to the parsers even where they are special tokens, which are hidden otherwise."""
+"""Markers that the parsers see even if they are special tokens, which are hidden otherwise."""
 
 NAME = re.compile(r"[^\s<{`]+")
 MISTRAL_NAME = re.compile(r"[^\s\[{]+")
@@ -70,7 +70,7 @@ KIMI_NAME = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
 
 
 def content(reader: TextReader, out: PieceWriter) -> Parse[None]:
-    """No calls."""
+    """All output is content; no calls."""
     yield from reader.copy_until((), out.content)
 
 
@@ -88,7 +88,7 @@ def hermes(reader: TextReader, out: PieceWriter) -> Parse[None]:
 
 
 def llama3(tools: Collection[str]) -> CallFormat:
-    """Without the tag, a call must be of one of `tools`: other objects are answers."""
+    """Without the tag, a call must name one of `tools`: other objects are answers."""
 
     def parse(reader: TextReader, out: PieceWriter) -> Parse[None]:
         is_tagged = yield from reader.leads_with(LLAMA3_TAG)
@@ -101,8 +101,8 @@ def llama3(tools: Collection[str]) -> CallFormat:
 def separate_calls(
     reader: TextReader, out: PieceWriter, tools: Collection[str], *, is_marked: bool
 ) -> Parse[None]:
-    """Calls, which may have a semicolon between them, and not what follows. If not `is_marked`
-    they must be of one of `tools`."""
+    """Read calls, possibly separated by semicolons. Unless `is_marked`, each must name one of
+    `tools`."""
     accepts = bool if is_marked else tools.__contains__
     call = partial(read_call, reader, out, accepts)
     while (yield from is_call(call(), reader, out, is_sure=is_marked or out.num_calls > 0)):
@@ -171,7 +171,7 @@ def kimi(reader: TextReader, out: PieceWriter) -> Parse[None]:
             yield from reader.expect(KIMI_CALL)
         called = yield from _read_name(reader)
         name = KIMI_NAME.fullmatch(called)
-        assert name is not None  # any character will do
+        assert name is not None  # any character
         yield from reader.expect(KIMI_ARGUMENTS)
         yield from _read_object(reader, out, name[1])
 
@@ -206,7 +206,7 @@ def phi(reader: TextReader, out: PieceWriter) -> Parse[None]:
 
 
 def _read_object(reader: TextReader, out: PieceWriter, name: str) -> Parse[None]:
-    """The arguments of a call whose name has been read."""
+    """Read the arguments of a call whose name has been read."""
     yield from reader.skip_space()
     if (yield from reader.peek()) != "{":
         raise Malformed
@@ -215,7 +215,7 @@ def _read_object(reader: TextReader, out: PieceWriter, name: str) -> Parse[None]
 
 
 def _read_list(reader: TextReader, out: PieceWriter) -> Parse[None]:
-    """Calls, behind the bracket that begins the list."""
+    """Read the calls of a list, after its opening bracket."""
     while True:
         yield from read_call(reader, out)
         yield from reader.skip_space()
@@ -236,7 +236,7 @@ def _read_name(reader: TextReader, pattern: re.Pattern[str] = NAME) -> Parse[str
 
 
 def forced_calls(reader: TextReader, out: PieceWriter) -> Parse[None]:
-    """A list of calls."""
+    """Read a list of calls."""
 
     def calls() -> Parse[None]:
         yield from reader.expect("[")
@@ -248,7 +248,7 @@ def forced_calls(reader: TextReader, out: PieceWriter) -> Parse[None]:
 
 
 def forced_call(name: str) -> CallFormat:
-    """All of the output is the arguments of this call."""
+    """The whole output is the arguments of this call."""
 
     def parse(reader: TextReader, out: PieceWriter) -> Parse[None]:
         yield from reader.drop_space()
@@ -260,7 +260,7 @@ def forced_call(name: str) -> CallFormat:
 
 
 def forced_text(name: str) -> CallFormat:
-    """All of the output is the text that this custom tool is given."""
+    """The whole output is the text for this custom tool."""
 
     def parse(reader: TextReader, out: PieceWriter) -> Parse[None]:
         if (yield from reader.peek()):
@@ -273,9 +273,8 @@ def forced_text(name: str) -> CallFormat:
 def is_call(
     call: Parse[None], reader: TextReader, out: PieceWriter, *, is_sure: bool = True
 ) -> Parse[bool]:
-    """Whether `call` ended well; if not, what it did not make a call of is content.
-
-    `is_sure`: it can be nothing else, so that what was cut before it was a call is dropped.
+    """Whether `call` succeeded; if not, the text that it read is content. `is_sure`: it can only be
+    a call, so a truncated beginning is dropped.
     """
     try:
         yield from call

@@ -1,4 +1,4 @@
-"""Calls as Gemma's models for functions write them: nearly JSON, whose strings have marks.
+"""Parser of Gemma's calls: nearly JSON, with marks around strings.
 
 <start_function_call>call:f{city:<escape>Paris<escape>,days:3}<end_function_call>   FunctionGemma
 <|tool_call>call:f{city:<|"|>Paris<|"|>,days:3}<tool_call|>                         Gemma 4
@@ -19,7 +19,7 @@ from baton.gateway.output.typed_arguments import Schemas, TextValue, TypedArgume
 CALL_BEGINS = ("<start_function_call>", "<|tool_call>")
 CALL_ENDS = ("<end_function_call>", "<tool_call|>")
 RESPONSES = ("<start_function_response>", "<|tool_response>")
-"""The model's turn ends so: what comes next is for others to say."""
+"""Marks that end the model's turn."""
 QUOTES = ("<escape>", '<|"|>')
 OPENINGS = (*QUOTES, "{", "[", '"')
 MARKERS = (*CALL_BEGINS, *CALL_ENDS, *QUOTES, *RESPONSES)
@@ -28,11 +28,11 @@ NAME = re.compile(r"[^\s<>{}\"]+")
 KEY = re.compile(r"[^\s<>{}\[\],:\"]+")
 BARE = re.compile(r"[^<>{}\[\],:\"]+")
 MAX_DEPTH = 16
-"""The most levels of values within a value."""
+"""The most nested levels of a value."""
 
 
 def gemma(schemas: Schemas) -> CallFormat:
-    """`schemas`: by tool, of its arguments."""
+    """`schemas`: of the arguments, by tool."""
 
     def parse(reader: TextReader, out: PieceWriter) -> Parse[None]:
         markers: tuple[str, ...] = CALL_BEGINS
@@ -60,8 +60,7 @@ def _call(reader: TextReader, out: PieceWriter, schemas: Schemas) -> Parse[None]
 
 @contextmanager
 def _closing(reader: TextReader, close: Callable[[], None]) -> Iterator[None]:
-    """Close what is being written, also where it breaks off; but if the output was cut it is
-    cut."""
+    """Close the open value on leaving, unless the output was cut."""
     try:
         yield
     except Malformed:
@@ -95,7 +94,7 @@ def _members(reader: TextReader, arguments: TypedArguments, depth: int = 0) -> P
 def _value(
     reader: TextReader, arguments: TypedArguments, types: frozenset[str] | None, depth: int
 ) -> Parse[None]:
-    """All that is written of it is released. If there is none, null is written."""
+    """Read and release a value; null if there is none."""
     try:
         if depth > MAX_DEPTH:
             raise Malformed

@@ -1,4 +1,4 @@
-"""How GPT-OSS writes: in messages, each of which says on which channel it is (OpenAI's harmony).
+"""Parser of OpenAI's harmony format (GPT-OSS): messages on channels.
 
     <|channel|>analysis<|message|> ... <|end|>                                reasoning
     <|start|>assistant<|channel|>commentary<|message|> ... <|end|>            what it tells the user
@@ -6,8 +6,8 @@
     <|start|>assistant to=functions.f<|channel|>commentary json<|message|>{...}<|call|>
     <|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>       the same
 
-The prompt ends with <|start|>assistant, so an output begins behind it. Text without a header is an
-answer: a caller may have begun it.
+The prompt ends with <|start|>assistant, so an output begins after that. Text without a header is an
+answer, which the caller may have begun.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from baton.gateway.output.text_reader import Malformed, Parse, TextReader
 START, CHANNEL, CONSTRAIN = "<|start|>", "<|channel|>", "<|constrain|>"
 MESSAGE, END, CALL, RETURN = "<|message|>", "<|end|>", "<|call|>", "<|return|>"
 MARKERS = (START, CHANNEL, CONSTRAIN, MESSAGE, END)
-"""Shown to the parser. CALL and RETURN end an output, and are hidden as ends are."""
+"""Markers that the parser sees. CALL and RETURN end the output and are hidden, like any end
+token."""
 ENDS = (END, START, CALL, RETURN)
 """The ends of a message; the start of the next ends it, too."""
 MAX_HEADER = 256
@@ -34,7 +35,7 @@ HEADER = re.compile(
 
 
 def analysis(reader: TextReader, out: PieceWriter) -> Parse[int]:
-    """Read the reasoning that comes first, and nothing of what follows; returns where it ends."""
+    """Read the reasoning at the beginning; return where it ends."""
     end = 0
     while header := (yield from _header(reader)):
         if header["channel"] != "analysis":
@@ -47,17 +48,17 @@ def analysis(reader: TextReader, out: PieceWriter) -> Parse[int]:
 
 
 def messages(reader: TextReader, out: PieceWriter) -> Parse[None]:
-    """All messages, calls among them."""
+    """Read all messages, including calls."""
     yield from _messages(reader, out, has_calls=True)
 
 
 def answers(reader: TextReader, out: PieceWriter) -> Parse[None]:
-    """All messages where nothing can be called: what looks so is content."""
+    """Read all messages where there are no tools: what looks like a call is content."""
     yield from _messages(reader, out, has_calls=False)
 
 
 def in_answer(calls: CallFormat) -> CallFormat:
-    """Calls that a grammar makes the model write in place of its answer."""
+    """Read calls that a grammar enforces in place of the answer."""
 
     def parse(reader: TextReader, out: PieceWriter) -> Parse[None]:
         yield from _header(reader)
@@ -89,7 +90,7 @@ def _messages(reader: TextReader, out: PieceWriter, *, has_calls: bool) -> Parse
 
 
 def _header(reader: TextReader) -> Parse[re.Match[str] | None]:
-    """What a message begins with, which is read (not released); None if there is none."""
+    """Read (not release) the header of a message; None if there is none."""
     text = ""
     try:
         while not text.endswith(MESSAGE):
@@ -107,6 +108,7 @@ def _header(reader: TextReader) -> Parse[re.Match[str] | None]:
 
 
 def _may_begin(text: str) -> bool:
-    """Whether a header can go on so: an answer is not held back for long."""
+    """Whether the text can be the beginning of a header; otherwise it is an answer, and not held
+    back."""
     begins = (START, CHANNEL, "assistant", " to=", "to=")
     return any(text.startswith(begin[: len(text)]) for begin in begins)

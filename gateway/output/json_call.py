@@ -1,10 +1,10 @@
-"""Tool calls written as JSON: {"name": "f", "arguments": {...}}.
+"""Parser of tool calls in JSON: {"name": "f", "arguments": {...}}.
 
     {  "name" : "f" ,  "arguments" :  {   ...   }  }
     held                              | as it comes
 
-A call starts when its name is known and its arguments begin. From then on, what it says is what
-the model wrote, valid or not; before that, text that goes on otherwise is given back as it was.
+A call starts when its name is known and its arguments begin. From then on its text is passed on as
+written, valid or not; before that, text that turns out to be no call is given back unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CLOSING = {"{": "}", "[": "]"}
 def read_call(
     reader: TextReader, out: PieceWriter, accepts: Callable[[str], bool] = bool
 ) -> Parse[None]:
-    """One call, whose name is one that `accepts` likes. Raises Malformed."""
+    """Read one call whose name `accepts` approves. Raises Malformed."""
     yield from reader.expect("{")
     name = arguments = ""
     while True:
@@ -59,7 +59,7 @@ STREAMED = "streamed"
 
 
 def _read_arguments(reader: TextReader, out: PieceWriter, name: str) -> Parse[str]:
-    """Written as they come if the call's name is known, and else returned."""
+    """Read the arguments: streamed if the name is known, else returned."""
     if not (name and (yield from reader.peek()) == "{"):
         pieces: list[str] = []
         yield from copy_value(reader, pieces.append)
@@ -70,7 +70,7 @@ def _read_arguments(reader: TextReader, out: PieceWriter, name: str) -> Parse[st
 
 
 def copy_arguments(reader: TextReader, out: PieceWriter) -> Parse[None]:
-    """An object, as the arguments of the call that was started last."""
+    """Copy an object to the arguments of the last started call."""
 
     def write(text: str) -> None:
         out.arguments(text)
@@ -81,7 +81,8 @@ def copy_arguments(reader: TextReader, out: PieceWriter) -> Parse[None]:
 
 
 def _as_object(text: str) -> str:
-    """Some models write null for no arguments, and some a string that holds the object."""
+    """The arguments as an object: some models write null for none, or a string of the object's
+    JSON."""
     try:
         value = json.loads(text)
         if value is None:
@@ -96,7 +97,7 @@ def _as_object(text: str) -> str:
 
 
 def copy_value(reader: TextReader, write: Callable[[str], None]) -> Parse[None]:
-    """One JSON value; its brackets and strings tell where it ends. Raises Malformed."""
+    """Copy one JSON value, whose brackets and strings tell its end. Raises Malformed."""
     closing: list[str] = []
     while True:
         char = yield from reader.peek()

@@ -1,4 +1,4 @@
-"""One choice's output as it comes, taken apart: reasoning first, then answer and tool calls."""
+"""Streaming parser of one choice's output: reasoning first, then answer and tool calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.gateway.output.text_reader import Parse, TextReader
 
 
 class OutputParser:
-    """What it gives for a text does not depend on how the text was cut."""
+    """Its results do not depend on how the text is split into pieces."""
 
     def __init__(
         self,
@@ -48,9 +48,8 @@ class OutputParser:
         return self._out.drain()
 
     def finish(self, *, is_cut: bool = False, at_stop: bool = False) -> list[Piece]:
-        """What was held back, but for a call that was begun and cut. Safe to repeat.
-
-        `is_cut`: the output would have gone on; with a stop string, if `at_stop`.
+        """Release the held text, except for a call that was cut at its beginning. Safe to repeat.
+        `is_cut`: the output was cut; by a stop string, if `at_stop`.
         """
         self._reader.end(is_cut=is_cut, at_stop=at_stop)
         pieces = self.feed("")

@@ -1,4 +1,4 @@
-"""What a model's output is made of: answer, reasoning, tool calls.
+"""Pieces of a parsed output: content, reasoning, tool calls.
 
     text, in pieces --parse--> Content | Reasoning | CallStart | CallArguments ...
 
@@ -24,7 +24,7 @@ CALL_ID_CHARS = string.ascii_letters + string.digits
 class Content:
     text: str
     spans: tuple[tuple[int, int], ...] = field(default=(), compare=False, repr=False)
-    """Where it stands in the output: first characters, and those behind the last."""
+    """Its places in the output: pairs of first character and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class CallStart:
     id: str
     name: str
     is_custom: bool = False
-    """It is given a text."""
+    """Whether the tool is a custom one, which takes a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class CallArguments:
     text: str
     """JSON as the model writes it: all pieces of a call together are its arguments."""
     is_text: bool = False
-    """It is what a custom tool is given, as it stands."""
+    """Whether `text` is a custom tool's input rather than JSON."""
 
 
 Piece = Content | Reasoning | CallStart | CallArguments
@@ -59,14 +59,14 @@ def new_call_id() -> str:
 
 
 def call_ids(stream_id: str, choice: int) -> Iterator[str]:
-    """The ids of one choice's calls: the same wherever the stream is written."""
+    """Ids for one choice's calls: the same at every gateway that writes the stream."""
     for number in count():
         digest = hashlib.sha256(f"{stream_id}/{choice}/{number}".encode()).digest()
         yield "call_" + "".join(CALL_ID_CHARS[byte % len(CALL_ID_CHARS)] for byte in digest[:24])
 
 
 class PieceWriter:
-    """Collects what a parse has understood, until it is fetched."""
+    """Collects the pieces of a parse until they are fetched."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class PieceWriter:
         call_id: Callable[[], str] = new_call_id,
         position: Callable[[], int] = int,
     ) -> None:
-        """Calls beyond `max_calls` are left out. `custom_names`: tools that are given a text.
-        `position`: characters of the output before the text that is being written."""
+        """Calls beyond `max_calls` are dropped. `custom_names`: custom tools. `position`:
+        characters of the output before the text that is being written."""
         self.num_calls = 0
         self._max_calls = max_calls
         self._custom_names = custom_names
@@ -86,7 +86,7 @@ class PieceWriter:
         self._input: CustomInput | None = None
         """The input of a custom call that has begun."""
         self._arguments: list[str] = []
-        """JSON of the call that was started last."""
+        """JSON of the last started call."""
         self._is_given_text = False
         self._pieces: list[Piece] = []
 
@@ -120,21 +120,21 @@ class PieceWriter:
             self._write(CallArguments(self.num_calls - 1, text))
 
     def call_text(self, text: str) -> None:
-        """Add `text` to what that call, of a custom tool, is given."""
+        """Add `text` to the input of the last started call, of a custom tool."""
         if not self._is_beyond:
             self._is_given_text = True
             self._write(CallArguments(self.num_calls - 1, text, is_text=True))
 
     def end_call(self, *, is_cut: bool = False) -> None:
-        """What was held back of its arguments is all there is. Safe to repeat."""
+        """End the last call, releasing held arguments. Safe to repeat."""
         if self._input is not None:
             self._input.end(is_cut=is_cut)
             self._input = None
 
     @property
     def is_last_call_whole(self) -> bool:
-        """Whether the call that was started last has all of its arguments. A text alone, which
-        nothing tells the end of, is as whole as it is."""
+        """Whether the last started call has all of its arguments. A custom tool's bare text, which
+        has no end mark, always counts as complete."""
         if not self._arguments:
             return self._is_given_text
         try:

@@ -1,7 +1,7 @@
-"""Calls written as Python, as Llama 4 may: [f(city="Paris", days=3), g()].
+"""Parser of Llama 4's calls in Python: [f(city="Paris", days=3), g()].
 
-From the very beginning of an output, or never. Llama 4 may also write JSON as Llama 3 does,
-and behind its marks: <|python_start|>content<|python_end|>{"name": "f", "parameters": {}}{...}
+Only at the very beginning of an output. Llama 4 may also write JSON like Llama 3, also after its
+marks: <|python_start|>content<|python_end|>{"name": "f", "parameters": {}}{...}
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OPENING, CLOSING = "([{", ")]}"
 
 
 def llama4(schemas: Schemas) -> CallFormat:
-    """`schemas`: by tool, of its arguments. Without the mark, only those are calls."""
+    """`schemas`: of the arguments, by tool. Without the mark, only calls of these tools count."""
 
     def parse(reader: TextReader, out: PieceWriter) -> Parse[None]:
         is_marked = yield from reader.leads_with(PYTHON_BEGIN)
@@ -96,7 +96,7 @@ def _name(reader: TextReader) -> Parse[str]:
 
 
 def _in_brackets(reader: TextReader) -> Parse[str]:
-    """Up to the bracket that closes the next one. Raises Malformed."""
+    """The text up to the closing bracket. Raises Malformed."""
     text, depth = "", 0
     while True:
         char = yield from reader.peek()
@@ -145,10 +145,10 @@ def _write(out: PieceWriter, name: str, text: str, schema: Mapping[str, Any] | N
             key: json.dumps(value, ensure_ascii=False, allow_nan=False)
             for key, value in values.items()
         }
-        "".join(written.values()).encode()  # half of a pair of surrogates cannot be sent
+        "".join(written.values()).encode()  # an unpaired surrogate cannot be sent
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise Malformed from error
-    if len(written) != len(called.keywords):  # `**` of something, or a name twice
+    if len(written) != len(called.keywords):  # `**` arguments, or a repeated name
         raise Malformed
     out.start_call(name)
     arguments = TypedArguments(out, schema)
@@ -162,7 +162,7 @@ def _write(out: PieceWriter, name: str, text: str, schema: Mapping[str, Any] | N
 
 
 class _JsonWords(ast.NodeTransformer):
-    """Makes Python of the words that JSON has of its own."""
+    """Replaces true, false and null with Python's words."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(JSON_WORDS[node.id]) if node.id in JSON_WORDS else node

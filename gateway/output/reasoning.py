@@ -1,6 +1,6 @@
-"""Reasoning that a model marks, before its answer: <think> ... </think>, or on a channel.
+"""Parser of reasoning before an answer: <think> ... </think>, or on a channel.
 
-Some chat templates open the mark at the end of the prompt; the output then begins within it.
+Some chat templates write <think> at the end of the prompt; the output then begins within it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ReasoningStart(Enum):
     OPEN = "open"
     """The prompt has opened it."""
     CHANNEL = "channel"
-    """The output may begin with messages that are nothing else; see `harmony`."""
+    """The output may begin with messages of reasoning; see `harmony`."""
 
 
 def reasoning_format(parser: str, template: ChatTemplate) -> str:
@@ -52,7 +52,7 @@ def reasoning_start(reasoning_format: str, prompt: str) -> ReasoningStart:
 
 
 def think(reader: TextReader, out: PieceWriter, start: ReasoningStart) -> Parse[int]:
-    """Read reasoning, if there is any, and nothing of what follows; returns where it ends."""
+    """Read reasoning, if there is any; return where it ends."""
     if start is ReasoningStart.NOWHERE:
         return 0
     if start is ReasoningStart.CHANNEL:

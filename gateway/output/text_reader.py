@@ -1,9 +1,9 @@
-"""Text that comes in pieces, read by generators that yield when they need more of it.
+"""A reader for text in pieces; parsers are generators that yield when they need more.
 
     released | read, may be given back | not yet read | not yet here
              ^ start                   ^ next
 
-A parse sees one text however it was cut, so what it makes of it cannot depend on the cuts.
+A parser sees one continuous text, so its result cannot depend on how the text was split.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ SPACE = " \t\r\n"
 MAX_MARKUP_SPACE = 256
 """White space next to a marker belongs to it; of longer runs, the rest is text."""
 MIN_CUT_MARKER = 2
-"""Characters at the end of a text that was cut, from which on they are more likely a marker's."""
+"""Characters at the end of a cut text from which on they count as the beginning of a marker."""
 MIN_CUT_WORD = 6
-"""The same, of a marker that begins like a word, behind other text: many words end in `fun`."""
+"""The same for a marker that begins like a word, after other text: many words end in `fun`."""
 MAX_HELD = 65_536
-"""Characters that can be read before it is known what they are."""
+"""The most characters held back while undecided."""
 
 
 def sendable(text: str) -> str:
-    """Half of a pair of surrogates, which JSON can spell, has no UTF-8: U+FFFD stands for it."""
+    """The text with U+FFFD for unpaired surrogates, which JSON can spell but UTF-8 cannot."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class Malformed(Exception):
-    """The text does not go on as it began."""
+    """The text does not fit the format that it began."""
 
 
 class TextReader:
@@ -49,7 +49,7 @@ class TextReader:
 
     @property
     def is_cut_short(self) -> bool:
-        """More was wanted than there is, of a text that would have gone on."""
+        """Whether the parser needed more text than a cut output has."""
         return self._is_cut and self._has_run_out
 
     @property
@@ -64,23 +64,23 @@ class TextReader:
         self._start = 0
 
     def end(self, *, is_cut: bool = False, at_stop: bool = False) -> None:
-        """No more text comes. `is_cut`: it would have gone on. `at_stop`: what came next was a stop
-        string, so that half a marker at the end is text."""
+        """No more text comes. `is_cut`: the output was cut. `at_stop`: by a stop string, so that
+        half a marker at the end is text."""
         self._is_complete = True
         self._is_cut = is_cut
         self._may_cut_marker = is_cut and not at_stop
 
     def release(self) -> None:
-        """What has been read is dealt with."""
+        """Release the text read so far: it has been handled."""
         self._start = self._next
 
     @property
     def held(self) -> str:
-        """What has been read and not released."""
+        """The text read and not released."""
         return self._text[self._start : self._next]
 
     def give_back(self, write: Callable[[str], None]) -> None:
-        """Write what has been read and not released, which is then released."""
+        """Write the text read and not released, and release it."""
         text = self.held
         self.rewind()
         write(text)
@@ -88,12 +88,12 @@ class TextReader:
         self.release()
 
     def drop_rest(self) -> None:
-        """Drop the rest of what has come."""
+        """Drop all text that has come."""
         self._next = len(self._text)
         self.release()
 
     def rewind(self) -> None:
-        """Read again from what was released last."""
+        """Go back to the end of the released text."""
         self._next = self._start
         self._has_run_out = False
 
@@ -114,9 +114,8 @@ class TextReader:
         return self._text[self._next - 1]
 
     def take_run(self, pattern: re.Pattern[str]) -> str:
-        """As much as is here of a run of characters, each of which matches `pattern` (`[...]+`).
-
-        "" if there is none: then the next character is not one of them, or not here yet.
+        """The available part of a run of characters that match `pattern` (`[...]+`). "" if the next
+        character does not match, or has not arrived.
         """
         match = pattern.match(self._text, self._next, self._start + MAX_HELD)
         if match is None:
@@ -129,9 +128,8 @@ class TextReader:
             self._next += 1
 
     def peek_behind_space(self) -> Parse[str]:
-        """The next character behind white space, which is read; "" at the end.
-
-        "" also if that space is longer than what can be held, which is then to be read again.
+        """Read white space and peek at the next character; "" at the end. "" also if the space is
+        longer than can be held; then call it again.
         """
         try:
             yield from self.skip_space()
@@ -141,7 +139,7 @@ class TextReader:
             return ""
 
     def drop_space(self) -> Parse[None]:
-        """What follows a marker: read, and released."""
+        """Read and release white space after a marker."""
         self.release()
         num_left = MAX_MARKUP_SPACE
         while num_left and (yield from self.peek()) and self._text[self._next] in SPACE:
@@ -170,7 +168,7 @@ class TextReader:
         return False
 
     def expect(self, word: str) -> Parse[None]:
-        """Read `word`, after white space. Raises Malformed."""
+        """Read white space and `word`. Raises Malformed."""
         yield from self.skip_space()
         if not (yield from self.take_word(word)):
             raise Malformed
@@ -178,11 +176,10 @@ class TextReader:
     def copy_until(
         self, markers: Sequence[str], write: Callable[[str], None], *, keeps_space: bool = False
     ) -> Parse[str]:
-        """Write the text up to the first marker, which is read (not released) and returned.
-        `position` is where a text begins while it is written.
-
-        White space in front of the marker goes with it, unless `keeps_space`. At the end, all is
-        written, but for a marker that the limit of the output cut; returns "".
+        """Write the text up to the first marker, which is read (not released) and returned. While a
+        text is written, `position` is its begin. White space before the marker is dropped, unless
+        `keeps_space`. At the end all is written, except for a marker that the output limit cut;
+        returns "".
         """
         text_of = str if keeps_space else _without_space
         self.release()
@@ -220,7 +217,7 @@ def _first(text: str, begin: int, markers: Sequence[str]) -> tuple[str, int]:
 
 
 def _num_held(text: str, begin: int, markers: Sequence[str], text_of: Callable[[str], str]) -> int:
-    """How many of the last characters may be the beginning of a marker, or the space before it."""
+    """Trailing characters that may begin a marker, or be the white space before it."""
     if not markers:
         return 0
     num_marker = _num_of_marker(text, begin, markers)
@@ -229,7 +226,7 @@ def _num_held(text: str, begin: int, markers: Sequence[str], text_of: Callable[[
 
 
 def _num_of_marker(text: str, begin: int, markers: Sequence[str]) -> int:
-    """How many of the last characters may be the beginning of a marker."""
+    """Trailing characters that may begin a marker."""
     num_marker = 0
     for marker in markers:
         for length in range(min(len(marker) - 1, len(text) - begin), num_marker, -1):

@@ -1,8 +1,8 @@
-"""Arguments that models write as bare text, made the JSON object that their schema asks for.
+"""Converts arguments written as bare text to JSON, by their schema.
 
 city   "string"    New York   ->  "New York"
 days   "integer"   3          ->  3
-when   no type     soon       ->  "soon", for it is no JSON
+when   no type     soon       ->  "soon", as it is not JSON
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Schemas = Mapping[str, Mapping[str, Any] | None]
 """The schema of each tool's arguments, by the tool's name."""
 TEXT = frozenset({"string"})
 WORDS = {"True": "true", "False": "false", "None": "null"}
-"""As templates written in Python show them."""
+"""Python's words, as templates may show them, and JSON's."""
 MAX_SCHEMAS = 256
-"""Schemas, and values of an enum, that are looked at to tell the types of one argument."""
+"""The most schemas and enum values examined for the types of one argument."""
 
 
 class TypedArguments:
-    """Writes the arguments of the call that was started last, one after another."""
+    """Writes the arguments of the last started call, one after another."""
 
     def __init__(self, out: PieceWriter, schema: Mapping[str, Any] | None = None) -> None:
         self._out = out
@@ -32,11 +32,11 @@ class TypedArguments:
         self._has_any = False
 
     def nested(self) -> TypedArguments:
-        """The arguments of an object within the value that is being written."""
+        """A writer for an object nested in the current value."""
         return TypedArguments(self._out)
 
     def types(self, key: str) -> frozenset[str]:
-        """The types that `key` may have; empty if nothing is known."""
+        """The types that `key` may have; empty if unknown."""
         schema = resolved(self._schema)
         properties = schema.get("properties")
         other = schema.get("additionalProperties")
@@ -56,7 +56,7 @@ class TypedArguments:
 
 
 class TextValue:
-    """A string that comes in pieces, to the parts of its JSON."""
+    """Writes a string that comes in pieces as JSON."""
 
     def __init__(self, arguments: TypedArguments) -> None:
         self._arguments = arguments
@@ -70,9 +70,8 @@ class TextValue:
 
 
 def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
-    """The types, as JSON calls them, of what fits `schema`, which is part of `root`.
-
-    Each part is looked at once, however often it is referred to.
+    """The JSON types that fit `schema`, which is part of `root`. Each part is examined once,
+    however often it is referenced.
     """
     found: set[str] = set()
     parts, seen = [schema], {id(schema)}
@@ -88,7 +87,7 @@ def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
 
 
 def resolved(root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What `root` refers to, if it does nothing else than to name one of its definitions."""
+    """The definition that `root` refers to, if it is only a reference; else `root`."""
     if not isinstance(reference := root.get("$ref"), str) or "properties" in root:
         return root
     found = _referred(reference, root)
@@ -128,7 +127,7 @@ def _own_types(schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _parts(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Any]:
-    """What else a value of `schema` fits, or may fit."""
+    """Subschemas that a value of `schema` fits, or may fit."""
     for several in ("anyOf", "oneOf", "allOf"):
         if isinstance(schemas := schema.get(several), list):
             yield from schemas

@@ -1,11 +1,11 @@
-"""Calls in which each argument has tags of its own, and no quotes.
+"""Parser of calls in which each argument has its own tags, without quotes.
 
     qwen3_coder   <tool_call>   <function=f>   <parameter=k>   value   </parameter> ...
     glm           <tool_call>f   <arg_key>k</arg_key>   <arg_value>value</arg_value> ...
     deepseek_v32  DSML_CALLS  DSML_CALL"f">  DSML_KEY"k" string="true">value DSML_KEY_END ...
 
-Strings stand as they are, and are told as they come; others are JSON. Which of them a value is the
-tool's schema says, or the model itself (deepseek_v32). White space between tags means nothing.
+Strings are written bare and streamed; other values are JSON. The tool's schema tells which, or the
+model itself (deepseek_v32). White space between tags is ignored.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DSML_CALL, DSML_CALL_END = f"<{DSML}invoke name=", f"</{DSML}invoke>"
 DSML_KEY, DSML_KEY_END = f"<{DSML}parameter name=", f"</{DSML}parameter>"
 MARKERS = (KEY, KEY_END, VALUE, VALUE_END, DSML)
 ENDS = (FUNCTION_END, PARAMETER_END, DSML_KEY_END, DSML_CALL_END, *DSML_CALLS_END)
-"""The ends of a call and of what is in it, where they are not among the markers."""
+"""End tags of a call and its parts that are not among the markers."""
 
 FUNCTION_NAME = re.compile(r"[^\s<>\"]+")
 ARGUMENT_NAME = re.compile(r"[^<>\"\n]+")
@@ -57,7 +57,7 @@ def qwen3_coder(schemas: Schemas) -> CallFormat:
                 key = yield from _name(reader, ARGUMENT_NAME)
                 yield from reader.expect(">")
                 yield from reader.take_word("\n")
-                # A model that forgets the end of one goes on with the next.
+                # The model may forget an end tag and begin the next one.
                 ends = (PARAMETER_END, PARAMETER, FUNCTION_END)
                 types = arguments.types(key)
                 end = yield from _copy_value(reader, arguments, key, types, ends, is_on_lines=True)
@@ -74,7 +74,7 @@ def glm(schemas: Schemas) -> CallFormat:
         name = yield from _name(reader, FUNCTION_NAME)
         yield from reader.skip_space()
         is_over = not (yield from reader.peek()) and not reader.is_cut_short
-        # A caller may stop at the end of a call; what is no tool's name is prose about calls.
+        # The end tag may be a stop string; a name that is no tool's is prose about calls.
         has_more = not (is_over and name in schemas) and (
             yield from _opens(reader, KEY, HERMES_END)
         )
@@ -83,7 +83,7 @@ def glm(schemas: Schemas) -> CallFormat:
                 key = yield from _name(reader, ARGUMENT_NAME)
                 yield from reader.expect(KEY_END)
                 yield from reader.expect(VALUE)
-                # A model that forgets the end of one goes on with the next, or ends the call.
+                # The model may forget an end tag, and begin the next argument or end the call.
                 ends = (VALUE_END, KEY, HERMES_END)
                 end = yield from _copy_value(reader, arguments, key, arguments.types(key), ends)
                 if end == VALUE_END:
@@ -120,7 +120,8 @@ def _any_calls(
     begins: Sequence[str],
     ends: Sequence[str],
 ) -> CallFormat:
-    """Any number, with text around them. `call` is told the marker behind which it reads."""
+    """Read any number of calls, with text around them. `call` gets the marker after which it
+    reads."""
 
     def parse(reader: TextReader, out: PieceWriter) -> Parse[None]:
         markers = begins
@@ -143,8 +144,8 @@ deepseek_v32 = _any_calls(_dsml_call, (*DSML_CALLS, DSML_CALL), DSML_CALLS_END)
 def _arguments(
     reader: TextReader, out: PieceWriter, name: str, schema: Mapping[str, Any] | None = None
 ) -> Iterator[TypedArguments]:
-    """The arguments of a call that begins here. If it breaks off they are those that were there,
-    but if the output was cut they are cut, too."""
+    """Read the arguments of a call. If it breaks off, those read so far are closed; if the output
+    was cut, they stay open."""
     out.start_call(name)
     reader.release()
     arguments = TypedArguments(out, schema)
@@ -167,9 +168,8 @@ def _copy_value(
     *,
     is_on_lines: bool = False,
 ) -> Parse[str]:
-    """Up to one of `ends`, which is read and returned. Raises Malformed if none comes.
-
-    `is_on_lines`: the last line's end is not part of the value.
+    """Copy a value up to one of `ends`, which is read and returned. Raises Malformed if none comes.
+    `is_on_lines`: the last line break is not part of the value.
     """
     arguments.begin(key)
     pieces: list[str] = []
@@ -193,7 +193,7 @@ def _copy_value(
 
 
 class _LastBreak:
-    """Holds back a line's end until something follows it."""
+    """Holds back a line break until something follows it."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
@@ -207,7 +207,7 @@ class _LastBreak:
 
 
 def _opens(reader: TextReader, opening: str, *closings: str) -> Parse[bool]:
-    """Whether `opening` comes next, or one of `closings`; it is read. Raises Malformed."""
+    """Read `opening`, or one of `closings`; whether it was `opening`. Raises Malformed."""
     yield from reader.skip_space()
     if (yield from reader.take_word(opening)):
         return True

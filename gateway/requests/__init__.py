@@ -1,1 +1,1 @@
-"""What a client asked for, whatever face it came by: checked, planned, run, streamed."""
+"""Requests of all APIs: checked, planned, run, streamed."""

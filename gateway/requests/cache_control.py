@@ -1,7 +1,8 @@
-"""Cache points as callers write them: `cache_control: {"type": "ephemeral", "ttl": "1h"}`.
+"""Cache points in requests: `cache_control: {"type": "ephemeral", "ttl": "1h"}`, as in Anthropic's
+API.
 
-Anthropic's words. A point stands at the end of a message, of a part of one, or of the prompt; what
-is before it stays in the prefix caches for the time to live, counted from each use.
+A point stands at the end of a message, of a part of one, or of the prompt; the prefix before it
+stays cached for the time to live, counted from each use.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MAX_POINTS = 4
 
 
 class CacheControl(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Keep what is before this point in the prefix cache."""
+    """Keep the prefix before this point in the prefix cache."""
 
     type: Annotated[str, Meta(extra_json_schema={"enum": [EPHEMERAL]})]
     ttl: Annotated[
@@ -40,11 +41,11 @@ class MarkedMessage:
     """A message, or the end of a part of it, behind which a cache point stands."""
 
     message: int
-    """Which, counted as templates see them."""
+    """The message's index, counted as templates see them."""
     ttl_s: float
     field: str
     part_end: int | None = None
-    """Characters of the message's content up to the point; None: the point is behind it all."""
+    """Characters of the message's content up to the point; None: the point is at its end."""
 
 
 def ttl_s(control: CacheControl, field: str) -> float:

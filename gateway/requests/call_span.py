@@ -1,4 +1,4 @@
-"""The span of one call of a client, by whatever face: what its generations are within."""
+"""The span of one client call over any API; parent of its generations' spans."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def begin_call(
     parent: TraceContext,
     attributes: Attributes = NOTHING,
 ) -> TracedCall:
-    """`parent`: what the caller says of a span of its own."""
+    """`parent`: the caller's trace context."""
     model = gateway.model.name
     span = gateway.tracer.start(f"{operation} {model}", parent, "server")
     if span is NO_SPAN:
@@ -31,10 +31,7 @@ def begin_call(
 
 
 def named_call(call: TracedCall, given: str) -> str:
-    """The id of a request that says it in its body, which its span learns as well.
-
-    Raises InvalidRequest.
-    """
+    """The request id given in the body, which is set on the span, too. Raises InvalidRequest."""
     request_id = public_request_id(given, field="request_id")
     if call.span.is_recording:
         call.span.set({"baton.request_id": request_id})

@@ -1,4 +1,4 @@
-"""What a face has understood of a request, not yet checked."""
+"""A generation request as an API has read it, not yet checked."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Prompt:
     field: str
     """The caller's name for it, for error messages."""
     text: str | None = None
-    """As it was given; None if tokens were."""
+    """The prompt as text; None if it was given as tokens."""
     cache_points: tuple[CachePoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
     request_id: str
-    """The public one: each choice is sent to replicas under its own."""
+    """The public id; each choice is sent to replicas under an id of its own."""
     prompts: tuple[Prompt, ...]
     options: SamplingOptions
     grammar: Grammar | None = None
@@ -32,16 +32,16 @@ class CompletionRequest:
     """Each choice begins with its prompt."""
     is_streamed: bool = False
     default_max_tokens: int | None = None
-    """None: what is left of the context."""
+    """None: the rest of the context."""
     field_by_option: Mapping[str, str] = field(default_factory=dict)
     """The caller's names for options, for error messages."""
     shown_special: Set[int] = frozenset()
-    """Special tokens that show as text, for what reads the output to find."""
+    """Special tokens shown as text, for the parsers of the output."""
     includes_stop: bool = False
-    """The text ends with the stop string, or the stop token's text, that ended it."""
+    """Whether the text includes the stop string, or stop token, that ended it."""
     cache_salt: str = ""
     session: str = ""
-    """What the caller calls the conversation; empty: nothing."""
+    """The caller's key of the conversation; empty: none."""
     returns_progress: bool = False
     """Whether a stream tells the progress of the first prompt until its first token."""
     caller: Caller

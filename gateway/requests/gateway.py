@@ -1,4 +1,4 @@
-"""What both faces share: one model, one dispatcher, and the way from a prompt to a completion."""
+"""The core of a gateway, shared by HTTP and gRPC: one model, one dispatcher, completions."""
 
 from __future__ import annotations
 
@@ -36,10 +36,9 @@ from baton.gateway.text.tokenizer import CHARS_PER_TOKEN
 log = logging.getLogger(__name__)
 
 LEFT_BY_BACKGROUND = 0.5
-"""The share of a tenant's rate limits that its batches leave to requests that somebody waits
-for."""
+"""The share of a tenant's rate limits that its batches leave to interactive requests."""
 LONG_TEXT_CHARS = 16_384
-"""Longer texts are tokenised on another thread, so that the streams of others go on meanwhile."""
+"""Longer texts are tokenised on another thread, so that other streams are not delayed."""
 
 
 class Gateway:
@@ -54,8 +53,8 @@ class Gateway:
         chaos: Chaos | None = None,
         clock: Clock = monotonic,
     ) -> None:
-        """`wanted`: the replicas that are to be there, for those who ask what is missing. `chaos`:
-        the faults of this process, where operators may have such."""
+        """`wanted`: the configured replicas, for reports of what is missing. `chaos`: fault
+        injection of this process, if enabled."""
         self.chaos = chaos
         self._wanted = wanted
         self.model = model
@@ -74,12 +73,12 @@ class Gateway:
             max_bytes=config.max_resumable_bytes, window_s=config.resume_window_s
         )
         self.storage: Storage | None = storage_of(config.storage)
-        """What outlives requests; None where nothing does."""
+        """Storage of responses, files and batches; None if off."""
         self.is_draining = False
         self._last_max_model_len = 0
 
     def reconfigure(self, config: GatewayConfig, wanted: Wanted) -> None:
-        """Go by these from now on: limits, keys, tenants. Who was let in stays; ports stay, too."""
+        """Use new limits, keys and tenants from now on. Running requests and ports stay."""
         self.config = config
         self._wanted = wanted
         self.keys = self._known_keys(config)
@@ -103,14 +102,14 @@ class Gateway:
 
     @property
     def max_model_len(self) -> int:
-        """The replicas' limit; while none is connected, that of those before, or the model's."""
+        """The replicas' context limit; while none is connected, the last known one, or the
+        model's."""
         self._last_max_model_len = self.dispatcher.max_model_len or self._last_max_model_len
         return self._last_max_model_len or self.model.context_len
 
     def check_model(self, name: str | None, caller: Caller) -> None:
-        """A request that names no model means the only one.
-
-        Raises ModelNotFound, or ModelForbidden if it is there, but not for this caller.
+        """An empty name means the served model. Raises ModelNotFound, or ModelForbidden if this
+        caller may not use the model.
         """
         usable = caller.usable(self.model.names)
         if name in usable or (usable and not name):
@@ -132,7 +131,7 @@ class Gateway:
         return self.dispatcher.missing(self._wanted)
 
     def metrics_page(self) -> str:
-        """The metrics of this process alone: replicas have pages of their own."""
+        """The metrics of this process; replicas have their own pages."""
         families = [*self.metrics.families(), *self.dispatcher.metrics()]
         if self.planner is not None:
             families.extend(self.planner.families())
@@ -151,9 +150,8 @@ class Gateway:
         add_special_tokens: bool,
         prompt_field: str,
     ) -> tuple[int, ...]:
-        """Two texts are joined as the tokenizer does.
-
-        Raises ContextExceeded, naming the field, if one is far too long to be read at all.
+        """Tokenise a text, or a pair as the tokenizer joins it. Raises ContextExceeded, naming the
+        field, if one is far too long to tokenise at all.
         """
         tokenizer = self.model.tokenizer
         texts = (text,) if pair is None else (text, pair)
@@ -171,7 +169,7 @@ class Gateway:
         )
 
     async def beginning(self, text: str, num_tokens: int) -> str:
-        """See TextTokenizer; of a text, at most, that may have so many tokens."""
+        """See TextTokenizer; reads only as much of the text as can have so many tokens."""
         if num_tokens > 0:
             text = text[: CHARS_PER_TOKEN * num_tokens]
         cut = self.model.tokenizer.beginning
@@ -185,17 +183,17 @@ class Gateway:
         Raises InvalidRequest, naming the field as the caller did, and RateLimited.
         """
         completion = self.prepare(order)
-        if order.caller.parked is None:  # it was counted where it began
+        if order.caller.parked is None:  # already counted at its first gateway
             self.admit(order.caller, sum(len(one.tokens) for one in order.prompts))
         return completion
 
     def admit(self, caller: Caller, num_prompt_tokens: int) -> None:
-        """Count a request of its tenant's. Raises RateLimited."""
+        """Count a request towards its tenant's limits. Raises RateLimited."""
         leaves = LEFT_BY_BACKGROUND if caller.is_background else 0.0
         self.limits.admit(caller.tenant, num_prompt_tokens, leaves=leaves)
 
     def prepare(self, order: CompletionRequest) -> Completion:
-        """Check the order; nothing runs, or is counted, until its choices' deltas are read.
+        """Check the order; it runs, and counts, only once its deltas are read.
 
         Raises InvalidRequest, naming the field as the caller did.
         """
@@ -219,7 +217,7 @@ class Gateway:
         return Completion(prompts, num_returned=plan.num_returned, keeps_logprobs=keeps_logprobs)
 
     def time_limits(self, caller: Caller, asked_s: float | None) -> TimeLimits:
-        """How long one of its requests may take that asks for `asked_s`."""
+        """Time limits for a request of the caller that asks for `asked_s`."""
         limit_s, max_wait_s = caller.time_limit_s, caller.max_wait_s
         limit_s = self.config.request_timeout_s if limit_s is None else limit_s
         return TimeLimits(

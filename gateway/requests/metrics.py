@@ -1,7 +1,7 @@
-"""What a gateway counts about its requests, for Prometheus.
+"""A gateway's Prometheus metrics of its requests.
 
-Tenants are those of the configuration, so there are as many series as it has lines. Who reads these
-under the names of vLLM, dashboards and scalers that exist, gets them as well (`vllm_families`).
+Tenants are those of the configuration, which bounds the number of series. Existing dashboards and
+autoscalers can have the same metrics under vLLM's names (`vllm_families`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PREFIX = "baton_gateway_"
 
 
 class GatewayMetrics:
-    """One for each gateway, so that several can live in one process."""
+    """One instance per gateway, so that a process can have several."""
 
     def __init__(self) -> None:
         self.num_open = 0
@@ -97,7 +97,7 @@ class GatewayMetrics:
                 yield one.family()
 
     def vllm_families(self) -> Iterator[Family]:
-        """What vLLM's API server counts of the same, by its names."""
+        """The same metrics under the names of vLLM's API server."""
         ended = self.requests.family()
         yield renamed(self.first_token_s.family(), "vllm:time_to_first_token_seconds")
         yield renamed(self.token_s.family(), "vllm:inter_token_latency_seconds")

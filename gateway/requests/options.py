@@ -1,11 +1,11 @@
-"""The options of sampling that a caller can set: one schema, which both faces fill.
+"""Sampling options of a request: one schema for HTTP and gRPC.
 
     HTTP body (inherits the fields)  --+
                                        +--> SamplingOptions --> sampling_options.py: checked
     protobuf SamplingOptions (by name) +
 
-What is left out is None. Ranges are data (`RANGES`, and in the OpenAPI document) rather than a part
-of decoding, so that both faces refuse a value in the same words.
+An option that is not set is None. Ranges are data (`RANGES`, and in the OpenAPI document) rather
+than part of decoding, so that both APIs refuse a value with the same message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ HUGE = 1 << 63
 
 
 def is_huge(value: float) -> bool:
-    """No option's: infinite, no number, or an integer that is no float, as JSON may write them."""
+    """Whether a number is infinite, NaN, or an integer too large for a float, all of which JSON can
+    spell."""
     return not -HUGE < value < HUGE if isinstance(value, int) else not math.isfinite(value)
 
 
@@ -36,8 +37,13 @@ class Range(NamedTuple):
         return is_above and value <= self.high
 
     def __str__(self) -> str:
-        least = f"above {self.low:g}" if self.excludes_low else f"at least {self.low:g}"
-        return least if math.isinf(self.high) else f"{least} and at most {self.high:g}"
+        least = f"above {shown(self.low)}" if self.excludes_low else f"at least {shown(self.low)}"
+        return least if math.isinf(self.high) else f"{least} and at most {shown(self.high)}"
+
+
+def shown(number: float) -> str:
+    """Whole numbers with all of their digits."""
+    return str(number) if isinstance(number, int) else f"{number:g}"
 
 
 def _doc(text: str) -> Meta:
@@ -118,7 +124,7 @@ class SamplingOptions(CommonOptions, kw_only=True):
 
 
 def options_from(source: CommonOptions, **others: Any) -> SamplingOptions:
-    """The options of a body; `others` are those that it has under another name."""
+    """The options of a body; `others` are options under other names."""
     names = CommonOptions.__struct_fields__
     return SamplingOptions(**{**{name: getattr(source, name) for name in names}, **others})
 

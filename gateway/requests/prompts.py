@@ -26,7 +26,7 @@ async def read_prompts(
     max_prompts: int,
     max_chars: int | None = None,
 ) -> tuple[Prompt, ...]:
-    """Read texts, or token ids, as prompts; of texts no more than `max_chars` is read.
+    """Read texts or token ids as prompts; texts up to `max_chars` characters.
 
     Raises InvalidRequest, naming what is wrong below `field`.
     """
@@ -47,7 +47,7 @@ async def read_prompts(
 def with_cache_point(
     prompts: tuple[Prompt, ...], control: CacheControl | None
 ) -> tuple[Prompt, ...]:
-    """At the end of each. Raises InvalidRequest."""
+    """The prompts, each with a cache point at its end. Raises InvalidRequest."""
     if control is None:
         return prompts
     seconds = ttl_s(control, "cache_control")
@@ -60,7 +60,7 @@ def with_cache_point(
 def truncated(
     prompt: Prompt, num_tokens: int | None, gateway: Gateway, options: SamplingOptions
 ) -> Prompt:
-    """Its last `num_tokens` tokens; of -1, as many as leave room for the output.
+    """The prompt's last `num_tokens` tokens; for -1, as many as leave room for the output.
 
     Raises InvalidRequest.
     """
@@ -96,7 +96,7 @@ async def _several(
             prompts.append(await _of_text(gateway, item[:max_chars], path, adds_special))
         else:
             prompts.append(Prompt(tokens=_token_ids(gateway, item, path), field=path))
-        await asyncio.sleep(0)  # many texts take a while; streams of others go on meanwhile
+        await asyncio.sleep(0)  # many texts take long: let other streams run in between
     return tuple(prompts)
 
 

@@ -1,4 +1,4 @@
-"""What a deployment still lacks, in words: one answer for /ready and for the log of `baton serve`.
+"""What a deployment still lacks, as text for /ready and for the log of `baton serve`.
 
 Pure.
 """
@@ -28,7 +28,7 @@ class Missing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ready: int
     waiting_for: str
     causes: tuple[str, ...] = ()
-    """Why starts have failed. They may name files: not for everybody."""
+    """Why starts have failed. May name files, so only for operators."""
 
     def __str__(self) -> str:
         return "; ".join(
@@ -41,7 +41,7 @@ def missing(
     trouble_by_replica: Mapping[ReplicaInfo, str],
     starting: Sequence[StartingReplica],
 ) -> tuple[Missing, ...]:
-    """`trouble_by_replica` says why a replica that is known takes nothing; empty: it is ready."""
+    """`trouble_by_replica`: why each known replica accepts nothing; empty: it is ready."""
     found = []
     for role, num_wanted in _after_flips(wanted, (*trouble_by_replica, *starting)).items():
         trouble = {it: why for it, why in trouble_by_replica.items() if it.role is role}
@@ -62,7 +62,7 @@ def missing(
 
 
 def _after_flips(wanted: Wanted, there: Sequence[ReplicaInfo | StartingReplica]) -> Wanted:
-    """A replica that has taken the other role is wanted there, and no more where it was."""
+    """The wanted replicas by role, after flips: a flipped replica is wanted in its new role."""
     came = Counter(one.role for one in there if one.is_flipped)
     num_flips = came.total()
     return {

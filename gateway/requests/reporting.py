@@ -1,4 +1,4 @@
-"""What a gateway tells others about its work, beside its own numbers."""
+"""Reports of a gateway besides its own metrics."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ Face = Literal["http", "grpc"]
 
 
 class PlannerPages(Protocol):
-    """What the planner of the deployment says of itself."""
+    """The planner's pages."""
 
     async def explain(self) -> dict[str, Any]:
-        """What GET /debug/planner answers. Raises Unavailable."""
+        """The answer of GET /debug/planner. Raises Unavailable."""
 
     def families(self) -> Iterator[Family]:
         """Numbers of replicas, by role: planned, wanted, ready."""
 
 
 class CallWatch(Protocol):
-    """The watcher that is told of clients' calls as they begin and end."""
+    """Called when a client's call begins and ends."""
 
     def begins(self, face: Face) -> None: ...
 
     def ended(self, face: Face, path: str, method: str, status: str, seconds: float) -> None:
-        """`path`: a known one, or `other`; empty of a call over gRPC, which has its method alone.
-        `status`: HTTP's, or gRPC's name; empty of a client who left before any answer."""
+        """`path`: a known path, or `other`; empty for gRPC, which only has a method. `status`: the
+        HTTP code, or gRPC's name; empty if the client left before the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

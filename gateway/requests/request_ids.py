@@ -1,4 +1,4 @@
-"""The name a request goes by: the client's if it gave one, ours if not."""
+"""Request ids: the client's own if it sent one, else a new one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ ALLOWED = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 logged_request_id = ContextVar("logged_request_id", default="")
-"""Which request this task serves, for its log."""
+"""The request that the current task serves, for log lines."""
 
 
 def public_request_id(given: str | None, *, field: str) -> str:
-    """What the client is told, and from now on the log of this task.
-
-    Raises InvalidRequest if its own id cannot be a header's value.
+    """The public id of a request, used in log lines of this task from now on. Raises InvalidRequest
+    if the client's id cannot be a header value.
     """
     if given and not ALLOWED.fullmatch(given):
         raise InvalidRequest(f"{field} must be 1 to 128 printable ASCII characters", field=field)
@@ -29,10 +28,10 @@ def public_request_id(given: str | None, *, field: str) -> str:
 
 
 def loggable_request_id(given: str | bytes) -> str:
-    """What a log may say of an id that nobody has looked at: nothing, if it is none."""
+    """The id for a log line, before validation; empty if it is invalid."""
     return given if isinstance(given, str) and ALLOWED.fullmatch(given) else ""
 
 
 def unique_request_id(public_id: str) -> RequestId:
-    """What replicas are told: a client may use one id twice, but a generation never shares one."""
+    """A unique id for replicas, since a client may use the same public id twice."""
     return RequestId(f"{public_id}-{secrets.token_hex(4)}")

@@ -1,8 +1,8 @@
-"""What a caller may ask of sampling, checked and filled in.
+"""Checks sampling options and fills in defaults.
 
     caller's options, else the model's defaults, else Baton's  ->  SamplingParams, stop strings
 
-Both faces come here, so that both refuse the same things in the same words.
+HTTP and gRPC both use it, so that both refuse with the same messages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from baton.core.errors import ContextExceeded, InvalidRequest
 from baton.core.sampling import Grammar, SamplingParams
-from baton.gateway.requests.options import RANGES, SamplingOptions, is_huge
+from baton.gateway.requests.options import RANGES, SamplingOptions, is_huge, shown
 from baton.gateway.text.model_files import BATON_DEFAULTS, SamplingDefaults
 
 MAX_STOPS = 64
@@ -25,14 +25,14 @@ MAX_BIAS = 100.0
 MAX_BAD_WORDS = 256
 SEED_BITS = 64
 NUMBERS = tuple(name for name in SamplingParams.__dataclass_fields__ if name in RANGES)
-"""Options that are a number in a range and nothing else: they are taken over by name."""
+"""Options that are plain numbers in a range, copied by name."""
 
 N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRules:
-    """What a request's options are checked against and filled in from."""
+    """Limits and defaults for a request's options."""
 
     defaults: SamplingDefaults
     vocab_size: int
@@ -40,9 +40,9 @@ class SamplingRules:
     encode: Callable[[str], tuple[int, ...]]
     """Text to tokens, without special ones."""
     default_max_tokens: int | None = None
-    """Where neither the request nor the model says; None: what is left of the context."""
+    """Used where neither the request nor the model sets it; None: the rest of the context."""
     field_by_option: Mapping[str, str] = field(default_factory=dict)
-    """Where the caller's name for an option is not ours."""
+    """The API's name of an option, where it differs."""
 
     def field(self, option: str) -> str:
         return self.field_by_option.get(option, option)
@@ -118,7 +118,7 @@ def resolve_sampling(
 
 
 def num_choices(options: SamplingOptions, rules: SamplingRules) -> tuple[int, int]:
-    """How many choices of a prompt to return, and how many to draw. Raises InvalidRequest."""
+    """The choices of a prompt to return, and to generate. Raises InvalidRequest."""
     _check_ranges(options, rules)
     num_returned = _first(options.n, 1)
     num_drawn = _first(options.best_of, num_returned)
@@ -133,7 +133,7 @@ def _first(given: N | None, default: N) -> N:
 
 
 def _number(name: str, options: SamplingOptions, rules: SamplingRules) -> Any:
-    """The caller's, else the model's, else Baton's."""
+    """The request's value, else the model's default, else Baton's."""
     for source in (options, rules.defaults, BATON_DEFAULTS):
         if (value := getattr(source, name, None)) is not None:
             return value
@@ -144,8 +144,8 @@ def _check_ranges(options: SamplingOptions, rules: SamplingRules) -> None:
     for name, allowed in RANGES.items():
         value = getattr(options, name)
         if value is not None and value not in allowed:
-            shown = "a number far beyond that" if is_huge(value) else f"{value:g}"
-            raise rules.invalid(name, f"must be {allowed}; got {shown}")
+            got = "a number far beyond that" if is_huge(value) else shown(value)
+            raise rules.invalid(name, f"must be {allowed}; got {got}")
 
 
 def _max_tokens(options: SamplingOptions, rules: SamplingRules, num_prompt: int) -> int:
@@ -203,7 +203,7 @@ def _logit_bias(options: SamplingOptions, rules: SamplingRules) -> tuple[tuple[i
 
 
 def _bad_words(options: SamplingOptions, rules: SamplingRules) -> tuple[tuple[int, ...], ...]:
-    """Each word as it is tokenised at the start of a text, and after a space."""
+    """Tokens of each word, at the start of a text and after a space."""
     words = options.bad_words or ()
     if len(words) > MAX_BAD_WORDS:
         raise rules.invalid(

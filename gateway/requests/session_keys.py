@@ -1,4 +1,4 @@
-"""What a client calls a conversation: a header, OpenAI's `prompt_cache_key`, or a field of gRPC."""
+"""Session keys of conversations: a header, OpenAI's `prompt_cache_key`, or a gRPC field."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def session_key(*given: tuple[str, str | None]) -> str:
 
 
 def session_of(caller: Caller, key: str) -> str:
-    """What it is here: callers that know nothing of each other may use one key for two."""
+    """The key together with its owner, since different callers may use the same key."""
     return f"{caller.owner}:{key}" if key else ""

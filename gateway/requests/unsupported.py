@@ -1,4 +1,5 @@
-"""Fields that are known and cannot be acted upon: refused, or told, unless they ask for nothing."""
+"""Known fields that Baton cannot honour: refused or reported, unless their value asks for
+nothing."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ IGNORED = Meta(description="Accepted, and not acted upon.")
 LABEL = Meta(description="Of the caller's own books: accepted, and not acted upon.")
 REFUSED = Meta(description="Refused unless it asks for nothing.")
 Ignored = Annotated[Any, IGNORED]
-"""Would do something elsewhere."""
+"""A field that has an effect on other servers."""
 Label = Annotated[Any, LABEL]
-"""Says who asks, or why; asks for nothing by itself."""
+"""A field that describes the caller and has no effect."""
 Refused = Annotated[Any, REFUSED]
 Returned = Annotated[Any, Meta(description="Of an earlier answer; nothing is done with it.")]
 
@@ -72,7 +73,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (None,),
     "xtc_probability": (None, 0, 0.0),
 }
-"""What asks for nothing. Of other fields: what is empty, and false."""
+"""Values that ask for nothing; for other fields, empty values and false."""
 NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
@@ -114,7 +115,7 @@ def refuse_unsupported(
 
 
 def ignored_fields(body: msgspec.Struct, path: str = "") -> Iterator[str]:
-    """Paths of the fields that ask for what is not done; of items of lists alike: `tools[].x`."""
+    """Paths of fields that have no effect here; list items share one path: `tools[].x`."""
     for name in marked_fields(type(body), IGNORED):
         if not asks_for_nothing(name, getattr(body, name)):
             yield path + name
@@ -132,7 +133,7 @@ def ignored_fields(body: msgspec.Struct, path: str = "") -> Iterator[str]:
 
 
 def labels(body: msgspec.Struct) -> Iterator[str]:
-    """The fields that say something of the caller, of which nothing comes."""
+    """The fields that only describe the caller."""
     for name in marked_fields(type(body), LABEL):
         if not asks_for_nothing(name, getattr(body, name)):
             yield name
@@ -144,7 +145,7 @@ def refused_names(kind: type[msgspec.Struct]) -> tuple[str, ...]:
 
 @cache
 def marked_fields(kind: type[msgspec.Struct], mark: Meta) -> tuple[str, ...]:
-    """Fields that are of the type which has this mark."""
+    """Fields whose type has this mark."""
     hints = get_type_hints(kind, include_extras=True)
     return tuple(
         name

@@ -19,7 +19,7 @@ from baton.gateway.resumable.streams import HeldStream, ResumableStreams, Stream
 from baton.gateway.resumable.takeovers import StreamTakeovers
 
 ErrorEvents = Callable[[Exception], Iterable[bytes]]
-"""How a stream that has begun says that it broke."""
+"""Builds the last events of a stream that failed after it had begun."""
 
 
 class StreamKeeper:
@@ -43,11 +43,10 @@ class StreamKeeper:
         stream_id: str | None = None,
         last_sequence: int = 0,
     ) -> StreamReading:
-        """Begin `events`, to be read behind event `last_sequence`: a stream that began at another
-        gateway is written anew from its first event. Raises Overloaded, with nothing begun.
-
-        Errors before the first event are raised to its readers; later ones as well, unless there
-        are `error_events` for them.
+        """Begin `events`, to be read after event `last_sequence`: a stream that began at another
+        gateway is rewritten from its first event. Raises Overloaded before anything has begun.
+        Errors before the first event are raised to the readers; later ones become `error_events`,
+        if any, else are raised, too.
         """
         if self._is_closed:
             raise Unavailable("this gateway is stopping")
@@ -62,8 +61,8 @@ class StreamKeeper:
     async def find(
         self, stream_id: str, *, owner: bytes, kinds: Container[str], last_sequence: int
     ) -> StreamReading | None:
-        """As `resume`; None if the stream is neither here nor on its way here. To take it then,
-        begin at once."""
+        """As `resume`; None if the stream is neither here nor being taken over. Then begin a
+        takeover before any await."""
         while not self.streams.holds(stream_id):
             if not await self.takeovers.other(stream_id, owner):
                 return None
@@ -72,7 +71,7 @@ class StreamKeeper:
     def resume(
         self, stream_id: str, *, owner: bytes, kinds: Container[str], last_sequence: int
     ) -> StreamReading:
-        """What follows an event. Raises StreamNotFound or InvalidRequest."""
+        """The events after a given one. Raises StreamNotFound or InvalidRequest."""
         stream = self.streams.find(stream_id, owner=owner, kinds=kinds)
         self.streams.check_holds_after(stream, last_sequence)
         return StreamReading(self, stream, last_sequence)
@@ -117,7 +116,7 @@ class StreamKeeper:
                     self.streams.append(stream, event)
                     self._tell(stream)
         except StreamMoved as moved:
-            self.streams.remove(stream)  # who comes back to this gateway takes it up anew
+            self.streams.remove(stream)  # a client that returns here takes it over again
             log.fail(moved)
             return
         except Exception as error:
@@ -129,7 +128,7 @@ class StreamKeeper:
         log.close()
 
     def _on_end(self, stream: HeldStream, task: asyncio.Task[None]) -> None:
-        """Also of a task that was cancelled before it began."""
+        """Also called for a task that was cancelled before it began."""
         del self._task_by_stream[stream]
         if not stream.log.is_ended:
             error = None if task.cancelled() else task.exception()
@@ -151,7 +150,8 @@ class StreamKeeper:
             task.cancel()
 
     def _arm(self) -> None:
-        """Windows are all equally long, so a timer that is set is never too late."""
+        """Set the timer of the sweep. All windows are equally long, so a running timer is early
+        enough."""
         expiry = self.streams.next_expiry() if self._timer is None else None
         if expiry is not None and not self._is_closed:
             delay_s = max(0.0, expiry - self._clock())
@@ -159,10 +159,9 @@ class StreamKeeper:
 
 
 class StreamReading:
-    """Enter it at once; iterate for (sequence, event). Leaving it leaves the stream.
-
-    An event counts as sent when the next one is asked for. What the stream failed with is raised
-    after its events; InvalidRequest if it ends before the event it was to be read behind.
+    """Enter it at once; iterate for (sequence, event). Leaving it leaves the stream. An event
+    counts as sent when the next one is asked for. A stream's error is raised after its events;
+    InvalidRequest if it ends before the event to read after.
     """
 
     def __init__(self, keeper: StreamKeeper, stream: HeldStream, last_sequence: int) -> None:

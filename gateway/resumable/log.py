@@ -1,4 +1,4 @@
-"""What a resumable stream has said so far, numbered, so that it can be said again.
+"""The events of a resumable stream, numbered, so that they can be sent again.
 
     event 1 | event 2 | ... | event k | event k+1 | ... | event n
     <----- forgotten ------> <------------ kept ------------>       last_sequence = n
@@ -6,7 +6,7 @@
     OPEN -> CLOSED  its last event has been written
          -> FAILED  it broke; readers get the events, then the error
 
-A reader is a number: the last event that it has. What follows is the same for everybody.
+A reader is a number, its last event: the events after it are the same for all readers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 
 EVENT_COST_BYTES = 64
-"""What keeping an event costs beside its bytes."""
+"""Memory overhead of an event."""
 
 
 class StreamLog:
@@ -24,7 +24,7 @@ class StreamLog:
         self._is_closed = False
         self.failure: Exception | None = None
         self.num_bytes = 0
-        """Bytes of the events kept, with what keeping them costs."""
+        """Bytes of the kept events, with overhead."""
 
     @property
     def last_sequence(self) -> int:
@@ -51,7 +51,7 @@ class StreamLog:
         self.failure = error
 
     def holds_after(self, sequence: int) -> bool:
-        """Whether everything that follows event `sequence` can still be said."""
+        """Whether all events after `sequence` are still kept."""
         return self._num_forgotten <= sequence <= self.last_sequence
 
     def event(self, sequence: int) -> bytes:
@@ -59,7 +59,7 @@ class StreamLog:
         return self._events[sequence - self._num_forgotten - 1]
 
     def forget_through(self, sequence: int) -> None:
-        """Let go of the events up to this one."""
+        """Forget the events up to this one."""
         while self._events and self._num_forgotten < sequence:
             self.num_bytes -= cost_of(self._events.popleft())
             self._num_forgotten += 1

@@ -1,4 +1,4 @@
-"""What another gateway needs to write a resumable stream anew, as a replica keeps it for it.
+"""The state by which another gateway can rewrite a resumable stream; parked at a replica.
 
     begun here:      ParkedRequest -> Parking -> with the request, to the decode replica
     wanted there:    take_stream -> ParkedStream, for the same key; its order says of what kind
@@ -16,7 +16,7 @@ from baton.core.messages import ParkedStream
 from baton.core.parking import Parking
 
 MAX_ORDER_BYTES = 256 << 10
-"""Streams of longer bodies stay with their gateway."""
+"""Streams with longer bodies cannot move to another gateway."""
 
 
 class ParkedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,20 +25,21 @@ class ParkedRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     """The public one."""
     created: int
-    """Unix seconds, as the events tell it."""
+    """Unix seconds, as in the events."""
     headers: dict[str, str] = {}
-    """Headers of the request that its answer depends on."""
+    """Request headers on which the answer depends."""
     body: bytes
 
     def parking(self, stream_id: str, owner: bytes) -> Parking | None:
-        """None if it is too long to be sent along."""
+        """The parking data; None if it is too long."""
         if len(self.body) > MAX_ORDER_BYTES:
             return None
         return Parking(stream_id, owner, msgspec.msgpack.encode(self), self.kind)
 
 
 def order_of(parked: ParkedStream | None, *, kinds: Container[str]) -> ParkedRequest | None:
-    """None if there is none, it is of another kind, or of a version that we cannot read."""
+    """The parked request; None if there is none, or of another kind, or of an unreadable
+    version."""
     if parked is None or parked.request.parking is None:
         return None
     try:

@@ -1,16 +1,16 @@
-"""The resumable streams that this gateway holds: who may read them, and until when.
+"""The resumable streams of this gateway: owners, readers and expiry.
 
     opened -> read by clients <-> held, without a client -> expired: taken off, its generation ended
                     |                                          after `window_s`
-                    +-> left before anything was sent: nobody knows its id, so it goes at once
+                    +-> left before anything was sent: no client knows its id, so it ends at once
 
-Several clients may read one stream: one that comes back is served although its old connection may
-look alive for minutes. A stream's window begins when its last reader leaves, or when it ends
-without one.
+Several clients may read one stream, since a broken connection may look alive for minutes after its
+client has returned. A stream's window begins when its last reader leaves, or when it ends without
+one.
 
 All streams together keep at most `max_bytes`. When that is full, streams that have been read to
-their end make room, the oldest first. Then a new stream is refused; one that grows forgets what its
-readers have been sent already, and fails if nobody reads it.
+their end are dropped, the oldest first. After that a new stream is refused; a growing one forgets
+events that its readers already have, and fails if it has no reader.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from baton.core.errors import InvalidRequest, Overloaded, StreamNotFound
 from baton.gateway.resumable.log import StreamLog, cost_of
 
 STREAM_COST_BYTES = 1024
-"""What a stream costs beside its events."""
+"""Memory overhead of a stream."""
 ID_BYTES = 24
 LAST_EVENT_ID = "Last-Event-ID"
 
@@ -36,7 +36,7 @@ class StreamReader:
     """One client's place in a stream."""
 
     last_sequence: int
-    """The sequence number of the event that it has been sent last."""
+    """The sequence number of the last event sent to it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -44,13 +44,13 @@ class HeldStream:
     id: str
     owner: bytes
     kind: str
-    """What its events look like: the path or the method that opened it."""
+    """The path or method that opened it, which sets the format of its events."""
     log: StreamLog = field(default_factory=StreamLog)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set, and replaced by a new one, when the log has grown or ended."""
     readers: set[StreamReader] = field(default_factory=set)
     expires_at: float | None = None
-    """None while somebody reads."""
+    """When it expires; None while it has readers."""
     is_known: bool = False
     """Whether a client has been given an event, and with it the id."""
 
@@ -60,14 +60,14 @@ class HeldStream:
 
 
 class ResumableStreams:
-    """A table and its rules; runs nothing itself."""
+    """The table of streams. Pure: runs nothing itself."""
 
     def __init__(self, *, max_bytes: int, window_s: float) -> None:
         self.max_bytes = max_bytes
         self.window_s = window_s
         self._stream_by_id: dict[str, HeldStream] = {}
         self._delivered: dict[HeldStream, None] = {}
-        """Read to the end, in the order in which that happened."""
+        """Streams read to their end, in that order."""
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -79,8 +79,8 @@ class ResumableStreams:
     def open(
         self, *, owner: bytes, kind: str, now: float, stream_id: str | None = None
     ) -> HeldStream:
-        """`stream_id`: of one that may have begun elsewhere. Raises Overloaded if there is no
-        memory for another.
+        """`stream_id`: set for a stream that began elsewhere. Raises Overloaded if the memory is
+        full.
         """
         if not self._has_room_for(STREAM_COST_BYTES):
             expiry = self.next_expiry()
@@ -91,13 +91,14 @@ class ResumableStreams:
             )
         assert stream_id not in self._stream_by_id, "a stream is begun here once"
         stream = HeldStream(id=stream_id or new_stream_id(), owner=owner, kind=kind)
-        stream.expires_at = now + self.window_s  # somebody reads it in a moment
+        stream.expires_at = now + self.window_s  # a reader attaches right after
         self._stream_by_id[stream.id] = stream
         self.num_bytes += stream.num_bytes
         return stream
 
     def find(self, stream_id: str, *, owner: bytes, kinds: Container[str]) -> HeldStream:
-        """Raises StreamNotFound, in the same words if it never was or is somebody else's."""
+        """Raises StreamNotFound, with the same message for unknown streams and those of other
+        owners."""
         stream = self._stream_by_id.get(stream_id)
         if (
             stream is None
@@ -108,11 +109,12 @@ class ResumableStreams:
         return stream
 
     def holds(self, stream_id: str) -> bool:
-        """Whoever's it is."""
+        """Whether the stream is here, of any owner."""
         return stream_id in self._stream_by_id
 
     def check_holds_after(self, stream: HeldStream, last_sequence: int) -> None:
-        """Raises InvalidRequest for an event not said yet, StreamNotFound for what is forgotten."""
+        """Raises InvalidRequest for an event that does not exist yet, StreamNotFound for forgotten
+        ones."""
         if last_sequence > stream.log.last_sequence:
             raise InvalidRequest(
                 f"the stream has {stream.log.last_sequence} events so far, and event "
@@ -127,7 +129,7 @@ class ResumableStreams:
             )
 
     def append(self, stream: HeldStream, event: bytes) -> None:
-        """Raises Overloaded if the stream has to end because there is no memory left for it."""
+        """Raises Overloaded if the stream has to end for lack of memory."""
         if not self._has_room_for(cost_of(event)):
             self._forget_what_was_sent(stream)
             if not self._has_room_for(cost_of(event)):
@@ -135,9 +137,9 @@ class ResumableStreams:
         self.append_last(stream, event)
 
     def append_last(self, stream: HeldStream, event: bytes) -> None:
-        """Append the event that says how the stream ends: there is always room for that."""
+        """Append the event that ends the stream; always possible."""
         stream.log.append(event)
-        if self._has(stream):  # not taken off while its generation was being ended
+        if self._has(stream):  # not dropped while its generation was being ended
             self.num_bytes += cost_of(event)
 
     def attach(self, stream: HeldStream, reader: StreamReader) -> None:
@@ -145,7 +147,7 @@ class ResumableStreams:
         stream.expires_at = None
 
     def detach(self, stream: HeldStream, reader: StreamReader, now: float) -> bool:
-        """Whether the stream goes on: not if nobody can know its id."""
+        """Detach a reader; whether the stream continues: not if no client can know its id."""
         stream.readers.discard(reader)
         if not stream.is_known:
             self.remove(stream)
@@ -155,12 +157,12 @@ class ResumableStreams:
         return True
 
     def mark_delivered(self, stream: HeldStream) -> None:
-        """A reader has been sent all of it."""
+        """A reader has received all of it."""
         if self._has(stream):
             self._delivered[stream] = None
 
     def end(self, stream: HeldStream, now: float) -> None:
-        """Its log has ended. It is kept for a while, if there is anything to keep."""
+        """Its log has ended. It is kept for the window, if it has events."""
         if not stream.readers:
             stream.expires_at = now + self.window_s
 
@@ -171,7 +173,7 @@ class ResumableStreams:
             self._delivered.pop(stream, None)
 
     def expire(self, now: float) -> list[HeldStream]:
-        """Take off the streams whose time has come."""
+        """Drop the expired streams."""
         expired = [s for s in self if s.expires_at is not None and s.expires_at <= now]
         for stream in expired:
             self.remove(stream)
@@ -181,11 +183,11 @@ class ResumableStreams:
         return min((s.expires_at for s in self if s.expires_at is not None), default=None)
 
     def _has(self, stream: HeldStream) -> bool:
-        """Not another one of the same id, which may have come back since."""
+        """Whether this very stream is in the table, not another one of the same id."""
         return self._stream_by_id.get(stream.id) is stream
 
     def _has_room_for(self, num_bytes: int) -> bool:
-        """Makes it, as far as that costs nobody anything."""
+        """Whether there is room, after dropping streams that were read to their end."""
         limit = self.max_bytes - num_bytes
         while self.num_bytes > limit:
             oldest = next((stream for stream in self._delivered if not stream.readers), None)
@@ -214,7 +216,7 @@ def new_stream_id() -> str:
 
 
 def owner_of(authorization: str | None) -> bytes:
-    """The owner of a stream, without keeping the key: only the same key may read it again."""
+    """The owner id of a stream, a hash of the key: only the same key may resume it."""
     key = (authorization or "").partition(" ")[2].strip()
     return hashlib.sha256(key.encode()).digest()
 

@@ -1,8 +1,8 @@
-"""Streams on their way here from other gateways: of each, one takeover at a time.
+"""Takeovers of streams from other gateways: at most one at a time per stream.
 
-begin -> held(): the stream is in the table, and whoever waited looks there
-      -> raised: whoever waited gets the same error
-      -> left without either: whoever waited tries in turn
+begin -> held(): the stream is in the table, and waiters look there
+      -> raised: waiters get the same error
+      -> left without either: waiters try in turn
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ class StreamTakeovers:
 
     def __init__(self) -> None:
         self._pending: dict[tuple[str, bytes], asyncio.Future[None]] = {}
-        """Takeovers under way, by stream id and owner: nobody waits for what a stranger asks."""
+        """Running takeovers, by stream id and owner, so that callers cannot block other owners."""
 
     async def other(self, stream_id: str, owner: bytes) -> bool:
-        """Wait for the end of another takeover of the stream: whether there was one. Raises what
-        that one failed with."""
+        """Wait for another takeover of the stream; whether there was one. Raises its error."""
         pending = self._pending.get((stream_id, owner))
         if pending is None:
             return False
@@ -32,8 +31,8 @@ class StreamTakeovers:
 
     @contextmanager
     def begin(self, stream_id: str, owner: bytes) -> Iterator[Callable[[], None]]:
-        """Gives `held`, to be called once the stream is in the table. To be entered in the moment
-        in which there is no other."""
+        """Yields `held`, to be called once the stream is in the table. Enter it right after `other`
+        returned False, before any await."""
         key, pending = (stream_id, owner), asyncio.get_running_loop().create_future()
         assert key not in self._pending, "one takeover at a time"
         self._pending[key] = pending
@@ -49,7 +48,7 @@ class StreamTakeovers:
             if not pending.done():
                 del self._pending[key]
                 pending.set_exception(error)
-                pending.exception()  # nobody has to wait for it
+                pending.exception()  # avoids asyncio's warning if there is no waiter
             raise
         finally:
             held()

@@ -1,1 +1,1 @@
-"""What outlives requests: values in a folder that all gateways share."""
+"""Storage that outlives requests: values in a folder shared by all gateways."""

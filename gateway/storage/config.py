@@ -1,4 +1,4 @@
-"""What an operator may set of it."""
+"""Settings of the storage."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ GIBIBYTE = 1 << 30
 
 
 class StorageConfig(ConfigNode, frozen=True, kw_only=True):
-    """What clients let Baton keep for them: responses, files, batches."""
+    """Storage for clients' responses, files and batches."""
 
     folder: str = ""
-    """Where it is kept. Gateways on several nodes need a folder that all of them share; otherwise
-    each finds what gateways of its own node kept. Empty: a folder of the node, of this model's
-    name, below the user's cache."""
+    """The folder. Gateways on several nodes need one that all of them share; otherwise each finds
+    only the values of its own node. Empty: a folder with the model's name in the user's cache
+    directory of each node."""
     max_bytes: NonNegative = 4 * GIBIBYTE
-    """The most bytes of all that is kept. The oldest responses make room for new ones, first
-    those of who has most; nothing else does. 0: nothing is kept."""
+    """The most bytes of all values. When full, the oldest responses of the owner with the most are
+    dropped; files and batches never are. 0: nothing is stored."""
     response_ttl_s: Seconds = 30 * DAY_S
-    """How long a response is kept."""
+    """Seconds that a response is kept."""

@@ -1,11 +1,10 @@
-"""Locks of files, between the threads of all gateways of a folder. All of it blocks.
+"""File locks between the threads of all gateways that share a folder. Blocks.
 
     held by another --SHORT_S--> one of the few that may wait longer --LOCK_S--> TimeoutError
                            `---> as many wait already: TimeoutError
     held by another thread of this gateway --LOCK_S--> TimeoutError
 
-A gateway that is stuck while it holds a lock takes few of the others' threads with it, and no
-longer than that.
+A gateway that hangs while it holds a lock thus blocks few threads of others, and only for LOCK_S.
 """
 
 from __future__ import annotations
@@ -21,32 +20,31 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LOCK_S = 5.0
-"""The most seconds that a file's lock is waited for, which is held for milliseconds."""
+"""The most seconds to wait for a file's lock, which is usually held for milliseconds."""
 SHORT_S = 0.1
-"""Any number of threads may wait for so long: each of them in its turn, as a rule."""
+"""Seconds for which any number of threads may wait; usually enough."""
 LOOK_S = 0.005
 UNLOCKABLE = frozenset((errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS))
-"""What a file system says that has no locks."""
+"""Errors of a file system without locks."""
 
 
 class FileLocks:
-    """From any thread."""
+    """Thread-safe."""
 
     def __init__(self, max_waiting: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`max_waiting`: threads that may wait long at once, whichever files they want."""
         self._may_wait = threading.BoundedSemaphore(max_waiting)
         self._clock = clock
         self._own = Counter[Path]()
-        """Files that threads of this gateway have locked: two, while one of them is replaced."""
+        """Locks held by threads of this gateway, by file: two while the file is being replaced."""
         self._counting = threading.Lock()
 
     @contextmanager
     def locked(self, path: Path) -> Iterator[None]:
-        """Within it nobody else, of any process, has this file locked; one that is not there cannot
-        be.
+        """Context in which no other process has this file locked; a missing file cannot be locked.
 
-        The lock is that of the file which has this name, not of one that it had: whoever replaces
-        it does so within. Raises OSError; TimeoutError if it is not to be had.
+        The lock is on the file that has this name now; a writer replaces the file within the lock.
+        Raises OSError; TimeoutError if the lock is not free in time.
         """
         deadline = self._clock() + LOCK_S
         while (fd := _opened(path)) is not None:

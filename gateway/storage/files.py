@@ -1,4 +1,4 @@
-"""One value's file, as it is written and as it is read. All of it blocks."""
+"""Reading and writing one value's file. Blocks."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Budget(Protocol):
         """Make room for `num_bytes` more. Raises StorageFull, OSError."""
 
     def count(self, num_bytes: int) -> None:
-        """Count bytes that were added, or (negative) taken away."""
+        """Count added, or (negative) removed, bytes."""
 
 
 class FileWriter:
-    """A value that comes in parts. `commit` makes it readable; `abort` leaves nothing behind."""
+    """Writes a value in parts. `commit` makes it readable; `abort` leaves nothing behind."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class FileWriter:
         self._path = path
         self.created_at = created_at
         self.expires_at = expires_at
-        """Unix seconds; may become another until `commit`."""
+        """Unix seconds; may be changed until `commit`."""
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = os.fdopen(os.open(self._temporary, flags, 0o600), "wb")
@@ -66,7 +66,8 @@ class FileWriter:
         self.num_bytes += len(data)
 
     def commit(self, *, fsync: bool) -> Metadata:
-        """`fsync`: it outlives the machine, not only the process. Raises OSError; then `abort`."""
+        """`fsync`: it survives a crash of the machine, not only of the process. Raises OSError;
+        then `abort`."""
         metadata = Metadata(
             owner=self._owner,
             id=self._id,
@@ -107,7 +108,8 @@ class FileReader:
         self._checksum = 0
 
     def read(self, max_bytes: int = CHUNK_BYTES) -> bytes:
-        """Empty at the end. Raises CorruptRecord there if it is not what was written; OSError."""
+        """The next bytes; empty at the end. Raises CorruptRecord there if the checksum is wrong;
+        OSError."""
         data = self._file.read(min(max_bytes, self._num_left))
         self._num_left -= len(data)
         self._checksum = checksum(data, self._checksum)
@@ -129,7 +131,7 @@ class FileReader:
 
 
 def open_file(path: Path) -> tuple[int, Metadata] | None:
-    """None if it is not there, or not a whole file of ours. Raises OSError."""
+    """A reader; None if the file is missing, or not a complete one of ours. Raises OSError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -1,15 +1,14 @@
-"""The folder: one file a value, there as a whole or not at all. All of it blocks.
+"""The storage folder: one file per value, written atomically. Blocks.
 
     FOLDER/KIND/<digest of the owner>/ID          0600, in folders of 0700
-    FOLDER/KIND/<digest of the owner>/.ID.RANDOM  what is being written; nobody reads it
+    FOLDER/KIND/<digest of the owner>/.ID.RANDOM  a file being written, never read
 
-A file's time is when it expires, if it does: until then a sweep need not open it.
+A file's mtime is its expiry, if it has one: until then a sweep need not open it.
 
-Nothing else in it is entered, counted or removed: it may be somebody's folder of other things.
+Other files in the folder are never opened, counted or removed.
 
-Several processes may use it at once. Two that write one id: the later one's value holds, unless
-they `lock` it. Whoever reads a value reads it to its end, also if it is deleted or replaced
-meanwhile.
+Several processes may use it at once. If two write one id, the later value holds, unless they `lock`
+it. A reader can finish a value that is deleted or replaced meanwhile.
 """
 
 from __future__ import annotations
@@ -38,30 +37,30 @@ KIND = re.compile("batch|file|file_info|response|response_run")
 OWNER = re.compile(r"[0-9a-f]{32}")
 FILE = re.compile(rf"{ID.pattern}|\.{ID.pattern}\.[0-9a-f]{{8}}")
 ABANDONED_S = 3600.0
-"""What nobody has written to for so long, nobody writes any more."""
+"""Seconds after its last write from which an unfinished file counts as abandoned."""
 MAX_LOCK_WAITERS = 2
-"""Threads that may wait long for another gateway's locks: fewer than `Storage` has."""
+"""Threads that may wait long for other gateways' locks: fewer than `Storage` has."""
 UNSEEN_SHARE = 32
-"""The folder is looked through again once one process has added this part of what may be in it:
-others add as well, and it knows of that by looking alone."""
+"""The folder is counted again once this process has added 1/UNSEEN_SHARE of `max_bytes`, since only
+counting shows what other processes add."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     kind: str
     owner: str
-    """Whose it is: `Caller.owner`."""
+    """The owner id, as `Caller.owner`."""
     id: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A file as a look through the folder finds it."""
+    """A file found while listing the folder."""
 
     path: Path
     num_bytes: int
     time: float
-    """It need not be looked into before; unix seconds."""
+    """Unix seconds before which it need not be opened."""
 
 
 class StorageFolder:
@@ -74,13 +73,13 @@ class StorageFolder:
         self.num_bytes = 0
         """Bytes in the folder, as far as is known here."""
         self._num_unseen = 0
-        """Added here since the last look."""
+        """Bytes added by this process since the last count."""
         self._locks = FileLocks(MAX_LOCK_WAITERS)
         self._counting = threading.Lock()
         self._looking = threading.Lock()
 
     def open(self) -> None:
-        """Make it, see that it can be written, and sweep it. Raises OSError."""
+        """Create the folder, check that it can be written, and sweep it. Raises OSError."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe = self.folder / f".probe.{secrets.token_hex(4)}"
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -88,8 +87,7 @@ class StorageFolder:
         self.sweep()
 
     def aside(self, name: str) -> Path:
-        """A folder of the same gateways for what is no value. It is whose it is: nothing in it is
-        counted or swept."""
+        """A subfolder for other data of the same gateways, which is neither counted nor swept."""
         return self.folder / f".{name}"
 
     def begin(self, place: Place, ttl_s: float | None) -> FileWriter:
@@ -105,7 +103,8 @@ class StorageFolder:
         )
 
     def reader(self, place: Place) -> FileReader | None:
-        """None if it is not there, or corrupt. Raises OSError if it cannot be told."""
+        """A reader of the value; None if it is missing or corrupt. Raises OSError if that cannot be
+        determined."""
         path = self._path(place)
         if path is None:
             return None
@@ -120,12 +119,12 @@ class StorageFolder:
         return FileReader(fd, metadata, path)
 
     def lock(self, place: Place) -> AbstractContextManager[None]:
-        """Within it nobody else locks or deletes what is there. Raises OSError."""
+        """Context in which no other locks or deletes the value. Raises OSError."""
         path = self._path(place)
         return nullcontext() if path is None else self._locks.locked(path)
 
     def delete(self, place: Place) -> bool:
-        """Whether it was there. Raises OSError."""
+        """Delete the value; whether it existed. Raises OSError."""
         path = self._path(place)
         if path is None:
             return False
@@ -137,7 +136,7 @@ class StorageFolder:
         return was_there and opened is not None and not opened[1].is_expired(self._now())
 
     def entries(self, kind: str, owner: str | None = None) -> list[Metadata]:
-        """Values of `owner`, or of everybody; the oldest first. Raises OSError."""
+        """Values of `owner`, or of all owners; the oldest first. Raises OSError."""
         folder = self.folder / kind
         if owner is not None:
             folder = folder / _owner_name(owner)
@@ -153,8 +152,8 @@ class StorageFolder:
         return sorted(found, key=lambda metadata: metadata.created_at)
 
     def make_room(self, num_bytes: int, *, evicted_kind: str | None = None) -> None:
-        """Make room for `num_bytes` more: by what has expired, then by the oldest values of
-        `evicted_kind`, of whoever has most of them. Raises StorageFull, OSError."""
+        """Make room for `num_bytes` more: drop expired values, then the oldest of `evicted_kind` of
+        the owner with the most. Raises StorageFull, OSError."""
         if not self._needs_look(num_bytes):
             return
         with self._looking:
@@ -170,13 +169,13 @@ class StorageFolder:
             )
 
     def count(self, num_bytes: int) -> None:
-        """Count bytes that were added here, or (negative) taken away."""
+        """Count bytes added, or (negative) removed, by this process."""
         with self._counting:
             self.num_bytes += num_bytes
             self._num_unseen += max(0, num_bytes)
 
     def sweep(self) -> None:
-        """Remove what has expired and what was abandoned, and count the rest. Raises OSError."""
+        """Remove expired values and abandoned files, and count the rest. Raises OSError."""
         now, num_bytes = self._now(), 0
         for held in self._all():
             if self._is_over(held, now) and self._unlink(held.path):
@@ -197,16 +196,16 @@ class StorageFolder:
         try:
             opened = open_file(held.path)
         except OSError:
-            return False  # whose it is cannot be told
+            return False  # its owner is unknown
         if opened is None:
             return now - held.time > ABANDONED_S
         os.close(opened[0])
         return opened[1].is_expired(now)
 
     def _evict(self, kind: str, num_bytes: int) -> None:
-        """A little more than asked for, so that not each value looks through them all."""
+        """Evict a little more than asked for, so that not every write lists all values."""
         if num_bytes > self._max_bytes:
-            return  # nothing makes room for that
+            return  # larger than the whole storage
         wanted = self.num_bytes + num_bytes - self._max_bytes + self._max_bytes // UNSEEN_SHARE
         by_owner: dict[Path, list[_Held]] = {}
         for held in _every(self.folder / kind):
@@ -249,7 +248,7 @@ class StorageFolder:
 
 
 def _every(kind: Path) -> Iterator[_Held]:
-    """Files of all owners. What goes away meanwhile is left out. Raises OSError."""
+    """Files of all owners, without those deleted meanwhile. Raises OSError."""
     for owner in _folders(kind, OWNER):
         yield from _files(owner)
 
@@ -281,5 +280,5 @@ def _is_temporary(path: Path) -> bool:
 
 
 def _owner_name(owner: str) -> str:
-    """Names of tenants may be anything; a folder's may not."""
+    """A digest, since tenants' names may not be valid folder names."""
     return blake2b(owner.encode(), digest_size=16).hexdigest()

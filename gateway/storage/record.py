@@ -1,9 +1,9 @@
-"""A value in a file, and behind it what it is.
+"""The file format: a value, followed by its metadata.
 
     value | metadata as JSON | length of the metadata, 4 bytes, big-endian | MAGIC
 
-The metadata stands at the end, so that a value can be written as it comes; and what was cut,
-wherever, has none and counts as not there.
+The metadata is at the end, so that a value can be streamed; a truncated file has none and counts as
+missing.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     """Unix seconds, as the next."""
     expires_at: float | None
-    """None: it is kept until it is deleted."""
+    """None: kept until deleted."""
 
     def is_expired(self, now: float) -> bool:
         return self.expires_at is not None and self.expires_at <= now
 
 
 class CorruptRecord(ValueError):
-    """A file that is not what was written."""
+    """The file's content is not what was written."""
 
 
 def encode_metadata(metadata: Metadata) -> bytes:
-    """What follows a value."""
+    """The bytes that follow a value."""
     encoded = msgspec.json.encode(metadata)
     return encoded + len(encoded).to_bytes(4, "big") + MAGIC
 

@@ -1,8 +1,8 @@
-"""Values under (kind, owner, id), kept for a while, found by every gateway of the same folder.
+"""Values by (kind, owner, id), shared by all gateways of a folder.
 
-A disk may hang: its calls run on threads of their own, and who waits for one gives up after
-`PATIENCE_S`; until it has come back, others are refused at once. What could not be read or written
-is a StorageUnavailable, and the log has the reason.
+A disk may hang: its calls run on threads of their own and time out after `PATIENCE_S`; until a
+hanging call has returned, further ones are refused at once. Failures raise StorageUnavailable; the
+log has the reason.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ R = TypeVar("R")
 NUM_THREADS = 4
 PATIENCE_S = 10.0
 LOOK_PATIENCE_S = 300.0
-"""The most seconds for a call that looks through the folder."""
+"""The most seconds for a call that lists the folder."""
 SWEEP_S = 600.0
 
 
 def storage_of(config: StorageConfig) -> Storage | None:
-    """None where nothing is to be kept."""
+    """None where storage is off."""
     if not (config.folder and config.max_bytes):
         return None
     return Storage(StorageFolder(Path(config.folder).expanduser(), config.max_bytes))
 
 
 class Storage:
-    """One for each gateway; belongs to its event loop."""
+    """One instance per gateway; belongs to its event loop."""
 
     def __init__(self, folder: StorageFolder) -> None:
         self._folder = folder
@@ -54,15 +54,15 @@ class Storage:
             "Times that what is kept for clients could not be read or written",
         )
         self._num_hanging = 0
-        """Calls that nobody waits for any more."""
+        """Disk calls that have timed out and not returned yet."""
 
     async def start(self) -> None:
-        """Make the folder, and sweep it from now on; nobody waits for that. While it fails, so does
-        what else is asked for, and the log says why."""
+        """Create the folder and sweep it periodically, in the background. While that fails, so do
+        all calls, and the log says why."""
         self._sweeping = asyncio.create_task(self._sweep_on(), name="sweeps the storage")
 
     async def close(self) -> None:
-        """Safe to repeat. What is being written is given up."""
+        """Safe to repeat. Unfinished writes are aborted."""
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
@@ -77,7 +77,7 @@ class Storage:
         yield self._failures.family()
 
     def aside(self, name: str) -> Path:
-        """A folder of the same gateways for what is no value: nothing in it is counted or swept."""
+        """A subfolder for other data of the same gateways, which is neither counted nor swept."""
         return self._folder.aside(name)
 
     async def put(
@@ -89,8 +89,8 @@ class Storage:
         evicts: bool = False,
         fsync: bool = False,
     ) -> Metadata:
-        """Keep it, in place of what is there. `ttl_s` None: until it is deleted. `evicts`: the
-        oldest of its kind make room. Raises StorageFull, StorageUnavailable."""
+        """Store a value, replacing the old one. `ttl_s` None: until deleted. `evicts`: the oldest
+        of its kind make room. Raises StorageFull, StorageUnavailable."""
         return await self._call(self._put, place, value, ttl_s, evicts, fsync)
 
     async def get(self, place: Place) -> bytes | None:
@@ -105,31 +105,31 @@ class Storage:
         ttl_s: float | None,
         evicts: bool = False,
     ) -> bytes | None:
-        """Keep what `changed` makes of what is there, or leave that if it makes None of it; return
-        what is there then. No change or deletion by another gateway comes between. `changed` is
-        called on another thread. Raises StorageFull, StorageUnavailable."""
+        """Atomically replace the value with `changed(value)`, or leave it if that is None; return
+        the value stored then. `changed` runs on another thread. Raises StorageFull,
+        StorageUnavailable."""
         return await self._call(self._change, place, changed, ttl_s, evicts)
 
     async def delete(self, place: Place) -> bool:
-        """Whether it was there. Raises StorageUnavailable."""
+        """Delete the value; whether it existed. Raises StorageUnavailable."""
         return await self._call(self._folder.delete, place)
 
     async def entries(self, kind: str, owner: str | None = None) -> list[Metadata]:
-        """Values of `owner`, or of everybody; the oldest first. Raises StorageUnavailable."""
+        """Values of `owner`, or of all owners; the oldest first. Raises StorageUnavailable."""
         return await self._call(self._folder.entries, kind, owner, patience_s=LOOK_PATIENCE_S)
 
     @asynccontextmanager
     async def writing(
         self, place: Place, *, ttl_s: float | None, fsync: bool = True
     ) -> AsyncIterator[Writing]:
-        """Write a value that is too large to be held: it is there once the block has ended without
-        an error. Raises StorageFull, StorageUnavailable."""
+        """Write a large value in parts; it exists once the block has ended without an error. Raises
+        StorageFull, StorageUnavailable."""
         writer = await self._call(self._folder.begin, place, ttl_s)
         try:
             yield Writing(self, writer)
             await self._call(lambda: writer.commit(fsync=fsync))
         except BaseException:
-            with suppress(RuntimeError):  # after `close`, nobody is left to do it: a sweep will
+            with suppress(RuntimeError):  # after `close` no thread can do it; a later sweep will
                 self._threads.submit(writer.abort)
             raise
 
@@ -213,7 +213,7 @@ class Storage:
         return result
 
     async def _run(self, work: Callable[[], R], patience_s: float) -> R:
-        """Raises what `work` raises, and TimeoutError: it goes on then."""
+        """Run `work` on a thread. Raises its errors, or TimeoutError while it continues."""
         loop = asyncio.get_running_loop()
         running = self._threads.submit(work)
         try:
@@ -236,11 +236,11 @@ class Writing:
 
     @property
     def num_bytes(self) -> int:
-        """Written so far."""
+        """Bytes written so far."""
         return self._writer.num_bytes
 
     def keep_for(self, ttl_s: float) -> None:
-        """From when it was begun, in place of what was said then."""
+        """Set another time to live, counted from the beginning of the write."""
         self._writer.expires_at = self._writer.created_at + ttl_s
 
     async def write(self, data: bytes) -> None:

@@ -1,1 +1,1 @@
-"""From text to tokens and back. Pure: nothing here does I/O after a model's files were read."""
+"""Text to tokens and back. Pure: no I/O after a model's files were read."""

@@ -1,7 +1,6 @@
-"""A tokenizer.json for models that come without one: token i is byte i, for i below 256.
+"""A tokenizer.json for models without one: token i is byte i, for i below 256.
 
-Tokens from 256 on stand for no text. For dummy weights, where all that counts is the number of
-tokens.
+Tokens from 256 on have no text. For dummy weights, where only the number of tokens matters.
 """
 
 from __future__ import annotations

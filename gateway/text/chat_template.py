@@ -1,6 +1,6 @@
-"""Messages to the text of a prompt, through the Jinja template that comes with the model.
+"""Renders messages to a prompt with the model's Jinja chat template.
 
-Semantics are those of transformers' `apply_chat_template`; the template itself is not trusted.
+Semantics are those of transformers' `apply_chat_template`; the template is not trusted.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from baton.gateway.text.template_sandbox import BoundedEnvironment
 
 MAX_INDENT = 16
 MAX_REASON = 500
-"""Characters of a template's own complaint that its caller is told."""
+"""Characters of a template's own error message that are passed to the caller."""
 RESERVED_NAMES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 PAIR_ROLES = ("query", "document")
-"""The roles of the two texts of a pair, in templates of rerankers."""
+"""The roles of a pair's two texts in reranker templates."""
 ARGUMENTS_AS_JSON = re.compile(r"arguments['\"]?\]?\s*\|\s*tojson")
 ARGUMENTS_AS_TEXT = re.compile(r"arguments['\"]?\]?\s*[+~]|[+~]\s*[\w.\[\]'\"]+arguments\b")
 
@@ -43,9 +43,9 @@ class ChatTemplate:
         self.has_text_arguments = bool(
             ARGUMENTS_AS_TEXT.search(source) and not ARGUMENTS_AS_JSON.search(source)
         )
-        """Arguments of tool calls are joined to text, and so must be text themselves."""
+        """Whether the template concatenates tool-call arguments, which must then be text."""
         self.has_tools = "tools" in source
-        """It writes out which tools there are."""
+        """Whether it describes the tools."""
         self._environment = _environment(now)
         self._special_tokens = dict(special_tokens)
         try:
@@ -55,11 +55,11 @@ class ChatTemplate:
 
     @staticmethod
     def takes_pairs(source: str) -> bool:
-        """Whether it is about a query and a document."""
+        """Whether it is a reranker's template, for a query and a document."""
         return all(re.search(rf"['\"]{role}['\"]", source) for role in PAIR_ROLES)
 
     def render_pair(self, query: str, document: str, instruction: str | None) -> str:
-        """The prompt of a pair. Raises InvalidRequest as `render` does."""
+        """The prompt for a pair. Raises InvalidRequest as `render` does."""
         messages = [
             {"role": role, "content": text}
             for role, text in zip(PAIR_ROLES, (query, document), strict=True)
@@ -78,10 +78,8 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt; `variables` are for the template's own switches.
-
-        Raises InvalidRequest if the template refuses the messages, fails on them, or wants more
-        time or memory than any honest one.
+        """The prompt; `variables` are the template's own switches. Raises InvalidRequest if the
+        template refuses the messages, fails on them, or exceeds the limits of time or memory.
         """
         extra = dict(variables or {})
         if taken := RESERVED_NAMES.intersection(extra):
@@ -109,7 +107,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt up to the end of the last message's text, for the model to go on with it."""
+        """The prompt up to the end of the last message's text, for the model to continue."""
         last = str(messages[-1].get("content") or "")
         text = self.render(messages, tools=tools, add_generation_prompt=False, variables=variables)
         bare = last.strip()
@@ -124,7 +122,7 @@ class ChatTemplate:
         return text[: end + len(trailing)] if text.startswith(trailing, end) else text[:end]
 
 
-# What an expression of a template can raise besides Jinja's own errors.
+# Errors that template expressions can raise besides Jinja's own.
 _TEMPLATE_FAULTS = (
     TemplateError,
     ArithmeticError,
@@ -137,12 +135,12 @@ _TEMPLATE_FAULTS = (
 )
 
 
-# Jinja compiles to Python, which has limits of its own, as to how deep loops are nested.
+# Jinja compiles to Python, which limits the nesting of loops.
 _COMPILING_FAULTS = (TemplateError, SyntaxError, MemoryError, RecursionError, ValueError)
 
 
 class _SafeNamespace(Namespace):
-    """No names with a leading underscore: they lead to Python's insides."""
+    """Refuses names with a leading underscore, which lead to Python internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, values = args[0], dict(*args[1:], **kwargs)

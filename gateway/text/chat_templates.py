@@ -1,10 +1,10 @@
-"""A model's chat templates, by name, and which of them renders a request.
+"""A model's chat templates by name, and the choice of one for a request.
 
     default     conversations
     tool_use    conversations with tools, where the model has one for them: Hermes 2 Pro, Command R
-    others      those that a request names
+    others      only if a request names them
 
-As transformers chooses. One that the operator sets is the only one.
+The choice is transformers'. A template set by the operator is the only one.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from baton.gateway.text.model_files import DEFAULT, is_inline
 TOOL_USE = "tool_use"
 FIELD = "chat_template"
 MAX_REQUEST_CHARS = 1 << 16
-"""The most characters of a request's own template: the longest that come with models have half of
-it."""
+"""The most characters of a request's own template, twice the longest of known models."""
 MAX_KEPT = 8
-"""Compiled templates of requests: clients send the same one each time."""
+"""Cached templates of requests: clients send the same one each time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +41,8 @@ class ChatTemplates:
     ) -> ChatTemplates:
         """`instead`: the setting gateway.chat_template.
 
-        Raises CheckpointError, naming the template, if one is none, and InvalidConfig if what is
-        set cannot be read.
+        Raises CheckpointError, naming the template, if one is invalid, and InvalidConfig if the
+        configured one cannot be read.
         """
         compiled: dict[str, ChatTemplate] = {}
         if instead:
@@ -63,9 +62,8 @@ class ChatTemplates:
         return self.by_name.get(DEFAULT)
 
     def asked_for(self, wanted: str, *, is_trusted: bool) -> ChatTemplate:
-        """The template that a request asks for: one of the model's by its name, or one of its own.
-
-        Raises InvalidRequest if there is no such name, and requests' templates are not trusted.
+        """The template that a request asks for: one of the model's by name, or the request's own.
+        Raises InvalidRequest for an unknown name if requests' templates are not trusted.
         """
         if (template := self.by_name.get(wanted)) is not None:
             return template

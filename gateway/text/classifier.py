@@ -1,8 +1,8 @@
 """Logits to the probabilities of labels, and to the score of a pair of texts.
 
                                      labels                  a pair (one label)
-one label, or several to choose of   sigmoid, or softmax     sigmoid, or what authors name
-several at a time (multi-label)      sigmoid                 the same
+one label, or one of several         sigmoid, or softmax     sigmoid, or the authors' choice
+several labels (multi-label)         sigmoid                 the same
 regression                           as they are             the same
 """
 
@@ -35,7 +35,7 @@ Note that the answer can only be "yes" or "no".<|im_end|>
 </think>
 
 {{ '' }}"""
-"""What Qwen's authors ask their rerankers: pairs in other words have other scores."""
+"""Qwen's own prompt for its rerankers: other words give other scores."""
 
 
 def as_they_are(logits: Sequence[float]) -> list[float]:
@@ -43,7 +43,7 @@ def as_they_are(logits: Sequence[float]) -> list[float]:
 
 
 def sigmoid(logits: Sequence[float]) -> list[float]:
-    """The sigmoid of each logit, whatever the others are."""
+    """The sigmoid of each logit by itself."""
     return [0.5 * (1 + math.tanh(0.5 * logit)) for logit in logits]
 
 
@@ -67,18 +67,18 @@ BY_NAME: Mapping[str, Activation] = dict(
 class Classifier:
     labels: tuple[str, ...]
     tokens: tuple[int, ...] = ()
-    """Tokens whose logits are the labels'; empty: the model has a head for them."""
+    """Tokens whose logits are the labels' logits; empty: the model has a classifier head."""
     is_two_way: bool = False
     """See LabelTokens."""
     label_activation: Activation
     pair_activation: Activation
     pair_template: ChatTemplate | None = None
-    """Takes messages of the roles query and document, and maybe a system's before them."""
+    """A template for messages with the roles query and document, and optionally system."""
     joins_pairs: bool = False
     """Without a template: see PoolingFiles."""
 
     def probabilities(self, logits: Sequence[float], *, is_activated: bool = True) -> list[float]:
-        """Probabilities of the labels, in their order; or their logits."""
+        """Probabilities of the labels, in their order; logits if not `is_activated`."""
         given = self._of_labels(logits)
         return self.label_activation(given) if is_activated else given
 
@@ -92,7 +92,7 @@ class Classifier:
 
     @classmethod
     def of(cls, files: ModelFiles, tokenizer: TextTokenizer) -> Classifier | None:
-        """None of a model without labels. Raises CheckpointError."""
+        """The classifier; None for a model without labels. Raises CheckpointError."""
         pooling = files.pooling
         labels, by_token = pooling.labels, pooling.label_tokens
         if labels is None and by_token is None:
@@ -134,7 +134,7 @@ def _pair_activation(name: str, num_labels: int) -> Activation:
 
 
 def _pair_template(files: ModelFiles) -> ChatTemplate | None:
-    """The model's own, if it knows the roles of a pair: others were written for chats."""
+    """The model's template, if it has the roles of a pair; other templates are for chats."""
     source = files.chat_templates.get(DEFAULT)
     if source is None or not ChatTemplate.takes_pairs(source):
         source = QWEN3_RERANKER if files.pooling.is_original_qwen3_reranker else None

@@ -1,10 +1,10 @@
-"""Tokens to text, as they come.
+"""Streaming detokenizer.
 
     tokens    [E2]  [82 AC]  [special]  [41 C3]  end
     text       ""     "€"       ""        "A"    U+FFFD
 
 The pieces always add up to text(prompt + output) - text(prompt): characters are never split, and an
-incomplete one shows as U+FFFD only when nothing can complete it any more.
+incomplete one becomes U+FFFD only when nothing can complete it any more.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ class Detokenizer:
         *,
         shown_special: Set[int] = frozenset(),
     ) -> None:
-        """`prompt` may end within a character, which then becomes part of the output.
-
-        Special tokens show nothing, but for `shown_special`: those show their names.
+        """`prompt` may end within a character, which then becomes part of the output. Special
+        tokens have no text, except `shown_special`, which show their names.
         """
         self._tokenizer = tokenizer
         self._shown_special = shown_special
@@ -51,7 +50,7 @@ class Detokenizer:
         return self._decoder.decode(data)
 
     def flush(self) -> str:
-        """What is left when no token follows: U+FFFD for an incomplete character, else nothing."""
+        """The rest at the end: U+FFFD for an incomplete character, else nothing."""
         return self._decoder.decode(b"", final=True)
 
     def _ending(self, prompt: Sequence[int]) -> bytes:

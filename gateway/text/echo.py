@@ -1,4 +1,4 @@
-"""A prompt given back before its output, as `echo` asks for."""
+"""A prompt returned before its output, for `echo`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ class EchoedPrompt:
 
     @classmethod
     def of(cls, tokenizer: TextTokenizer, tokens: Sequence[int], text: str | None) -> EchoedPrompt:
-        """`text` is the prompt as it was given, if it was text; tokenising may have changed it.
-
-        A prompt of tokens that ends within a character is echoed up to there: the output's text
-        begins with the whole character.
+        """`text` is the original prompt, if it was text; tokenising may have changed it. A prompt
+        of tokens that ends within a character is echoed without it: the output begins with the
+        whole character.
         """
         detokenizer = Detokenizer(tokenizer)
         offsets: list[int] = []

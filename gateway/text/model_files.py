@@ -1,4 +1,4 @@
-"""What the gateway reads of a Hugging Face model folder. Weights are not its business.
+"""The files of a Hugging Face model folder that the gateway reads; not the weights.
 
 config.json                vocabulary and context size
 generation_config.json     defaults of sampling                                   optional
@@ -8,9 +8,9 @@ chat_template.jinja        chat template `default`                              
 additional_chat_templates/ more of them, NAME.jinja                               optional
 chat_template.json         a processor's chat template                            optional
 
-Of chat templates, files of their own come before tokenizer_config's, and a processor's last.
+Chat templates in their own files take precedence over tokenizer_config's; a processor's come last.
 
-What they, and others, say of labels, pairs and embeddings is in `pooling_files.py`.
+`pooling_files.py` reads what they say about labels, pairs and embeddings.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from baton.gateway.text.pooling_files import PoolingFiles
 
 BATON_DEFAULTS = SamplingParams()
 DEFAULT = "default"
-"""The name of the chat template of conversations without tools, or of all."""
+"""The name of the chat template for conversations without tools, or for all."""
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """What the model's authors recommend, for options that a request leaves out."""
+    """The model authors' recommended values for options that a request leaves out."""
 
     temperature: float = BATON_DEFAULTS.temperature
     top_k: int = BATON_DEFAULTS.top_k
@@ -59,14 +59,13 @@ class ModelFiles:
     """Rows of the embedding; token ids of requests must be less."""
     eos_token_ids: tuple[int, ...]
     context_len: int
-    """Tokens of prompt and output that the model was made for."""
+    """The model's context length in tokens."""
     pooling: PoolingFiles
 
     @classmethod
     def read(cls, folder: Path, *, needs_tokenizer: bool = True) -> ModelFiles:
-        """Raises CheckpointError, naming the file, if something needed is missing or broken.
-
-        Where no tokenizer is needed and there is none, tokens are bytes.
+        """Raises CheckpointError, naming the file, if a required one is missing or broken. Without
+        a tokenizer, if none is required, tokens are bytes.
         """
         config = _read_json(folder / "config.json")
         text_config = {**config, **_mapping(config.get("text_config"))}
@@ -104,7 +103,7 @@ def _read_json(path: Path, default: dict[str, Any] | None = None) -> dict[str, A
 
 
 def is_inline(chat_template: str) -> bool:
-    """Whether the setting gateway.chat_template is the template itself, and no path."""
+    """Whether the setting gateway.chat_template is the template itself, not a path."""
     return any(mark in chat_template for mark in ("{{", "{%", "{#", "\n"))
 
 
@@ -121,14 +120,16 @@ def _positive_int(folder: Path, config: Mapping[str, Any], keys: tuple[str, ...]
 
 
 def _eos_token_ids(generation_config: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """As the engine takes them: generation_config's, else config's; a token or a list of them."""
+    """End tokens as the engine reads them: from generation_config, else config; one id or a
+    list."""
     given = _read_json(generation_config, default={}).get("eos_token_id")
     found = config.get("eos_token_id") if given is None else given
     return tuple(found) if isinstance(found, list) else () if found is None else (found,)
 
 
 def _special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Each is a string, or a serialised AddedToken with its text under `content`."""
+    """Special tokens by role; each a string, or a serialised AddedToken with its text under
+    `content`."""
     tokens: dict[str, str] = {}
     for name, value in tokenizer_config.items():
         text = value.get("content") if isinstance(value, dict) else value
@@ -151,7 +152,7 @@ def _chat_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[s
 
 
 def _named_templates(path: Path, given: object) -> dict[str, str]:
-    """A string is the default; of several each has a name."""
+    """Templates by name: a single string is the default, a list has names."""
     if isinstance(given, list):
         given = {entry.get("name"): entry.get("template") for entry in map(_mapping, given)}
     by_name = given if isinstance(given, dict) else {DEFAULT: given}

@@ -1,4 +1,4 @@
-"""From token updates to the text a client sees: detokenised, and cut at the first stop string."""
+"""Token updates to text: detokenised, and cut at the first stop string."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from baton.gateway.text.tokenizer import TextTokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextDelta:
-    """What one update adds. Text may lag behind the tokens; in the last delta it catches up."""
+    """The text of one update. It may lag behind the tokens; the last delta catches up."""
 
     text: str
     tokens: tuple[int, ...]
@@ -32,7 +32,7 @@ class TextDelta:
     """The stop string that ended the output, in the last delta, if one did."""
 
     def after(self, echo: EchoedPrompt, *, is_first: bool) -> TextDelta:
-        """Return the delta as it is behind an echoed prompt."""
+        """Return the delta with its offsets moved behind an echoed prompt."""
         return replace(
             self,
             text=echo.text + self.text if is_first else self.text,
@@ -109,7 +109,7 @@ class OutputText:
 
 
 def merge(deltas: Sequence[TextDelta]) -> TextDelta:
-    """All of an output as one delta."""
+    """Merge all deltas of an output into one."""
     return TextDelta(
         text="".join(delta.text for delta in deltas),
         tokens=tuple(token for delta in deltas for token in delta.tokens),

@@ -1,4 +1,4 @@
-"""What a model folder says of classifying, of judging pairs of texts, and of embedding.
+"""A model folder's settings for classification, reranking and embeddings.
 
 config.json          id2label, problem_type            a head for labels
                      classifier_from_token, method     tokens whose logits are the labels', as vLLM
@@ -26,7 +26,7 @@ TWO_WAY = "from_2_way_softmax"
 METHODS = (TWO_WAY, "no_post_processing")
 PROBLEM_TYPES = ("", "regression", "single_label_classification", "multi_label_classification")
 ACTIVATIONS = ("Identity", "Sigmoid", "Tanh")
-"""As torch calls what a pair's logits may go through."""
+"""torch's names of the activations for a pair's logits."""
 POOLING_MODES = {
     "pooling_mode_lasttoken": Pooling.LAST,
     "pooling_mode_mean_tokens": Pooling.MEAN,
@@ -35,11 +35,11 @@ POOLING_MODES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelTokens:
-    """Tokens, by name or by id, whose logits are those of the labels."""
+    """Tokens, by name or id, whose logits are the labels' logits."""
 
     tokens: tuple[str | int, ...]
     is_two_way: bool = False
-    """There are two, no and yes, and one label: how much more the logit of the second is."""
+    """Two tokens, no and yes, for one label: its logit is the second's minus the first's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,19 +50,19 @@ class PoolingFiles:
     """The label tokens of a model that generates."""
     problem_type: str = ""
     pair_activation: str = ""
-    """One of ACTIVATIONS; empty: what is customary."""
+    """One of ACTIVATIONS; empty: the usual one."""
     is_original_qwen3_reranker: bool = False
     joins_pairs: bool = False
-    """Two texts are one after the other, without what the tokenizer puts between them."""
+    """Whether two texts are concatenated without the tokenizer's separator."""
     pooling: Pooling | None = None
-    """How its authors pool hidden states; None: they do not say."""
+    """The authors' pooling of hidden states; None: not given."""
     is_matryoshka: bool | None = None
-    """Whether the first dimensions of an embedding are one; None: they do not say."""
+    """Whether embeddings may be cut to their first dimensions; None: not given."""
     matryoshka_dimensions: tuple[int, ...] = ()
-    """The numbers of them that are; empty: any."""
+    """Allowed numbers of dimensions; empty: any."""
 
     def judging_as(self, reranker: str) -> PoolingFiles:
-        """As `gateway.reranker` wants it. Raises InvalidConfig."""
+        """The settings with `gateway.reranker` applied. Raises InvalidConfig."""
         if reranker == "auto":
             return self
         if self.labels is not None:
@@ -139,7 +139,7 @@ def _modules(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _config_of(folder: Path, path: str) -> dict[str, Any]:
-    """Empty where the module has none, or its folder was not fetched."""
+    """A module's config; empty if it has none, or its folder was not fetched."""
     if Path(path).name != path:
         return {}
     try:
@@ -167,7 +167,7 @@ def _problem_type(config: Mapping[str, Any]) -> str:
 
 
 def _activation(config: Mapping[str, Any]) -> str:
-    """As sentence-transformers writes it down, now or formerly."""
+    """The pair activation, in the current or an older format of sentence-transformers."""
     described = config.get("sentence_transformers")
     now = described.get("activation_fn") if isinstance(described, Mapping) else None
     found = str(now or config.get("sbert_ce_default_activation_function") or "")

@@ -1,4 +1,4 @@
-"""The one model a gateway answers for: its name, and all that turns its text into tokens."""
+"""The model that a gateway serves: its names, tokenizer and templates."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class ServedModel:
     context_len: int
     eos_token_ids: tuple[int, ...] = ()
     generates: bool = True
-    """Whether it generates; else it has a head for labels in place of one for tokens."""
+    """Whether it generates text; else it has a classifier head."""
     classifier: Classifier | None = None
     pooling: PoolingFiles = field(default_factory=PoolingFiles)
-    """What its authors say of embeddings."""
+    """Its authors' settings for pooling."""
     aliases: tuple[str, ...] = ()
-    """Other names that it may be asked for by."""
+    """Other names by which requests may ask for it."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds."""
 
@@ -47,8 +47,8 @@ class ServedModel:
     ) -> ServedModel:
         """`reranker`, `chat_template`: as the configuration has them.
 
-        Raises CheckpointError, naming the file, if the folder is missing something or broken, and
-        InvalidConfig if the model does not judge so, or there is no such chat template.
+        Raises CheckpointError, naming the file, if the folder is incomplete or broken, and
+        InvalidConfig if `reranker` or `chat_template` does not fit the model.
         """
         files = ModelFiles.read(folder, needs_tokenizer=needs_tokenizer)
         files = replace(files, pooling=files.pooling.judging_as(reranker))
@@ -71,7 +71,7 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The first is its own."""
+        """Its names; the first is its own."""
         return tuple(dict.fromkeys((self.name, *self.aliases)))
 
     def check_generates(self) -> None:

@@ -1,12 +1,13 @@
-"""Finding stop strings in text that arrives in pieces.
+"""Finds stop strings in text that arrives in pieces.
 
     stop "</end>"      piece  "yes</"   -> released "yes", held back "</"
                        piece  "b>"      -> released "</b>"
                        piece  "</end>x" -> found; nothing more is released
 
-The strings form one Aho-Corasick automaton: its state is the longest ending of the text that
-could still become a stop string, so its depth is exactly how many characters must be held back. Of
-several matches the one that ends first counts, and of those the longest; pieces make no difference.
+The strings form one Aho-Corasick automaton. Its state is the longest suffix of the text that could
+still become a stop string, so its depth is exactly the number of characters to hold back. Of
+several matches, the one that ends first counts, and of those the longest, however the text is
+split.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class _State:
     depth: int
     next: dict[str, _State] = field(default_factory=dict)
     fallback: _State | None = None
-    """The longest proper ending of this state that is a state as well; None for the root."""
+    """The longest proper suffix of this state that is also a state; None for the root."""
     match: str = ""
     """The longest stop string that ends here; empty if none does."""
 
@@ -30,7 +31,7 @@ class StopFinder:
     """Watches the output of one request."""
 
     def __init__(self, stops: Iterable[str], *, includes_stop: bool = False) -> None:
-        """`includes_stop`: what is released ends with the stop string, not before it."""
+        """`includes_stop`: the released text includes the stop string."""
         self._includes_stop = includes_stop
         self._root = _State(depth=0)
         for stop in stops:
@@ -44,7 +45,7 @@ class StopFinder:
         """The stop string that was found."""
 
     def feed(self, piece: str) -> str:
-        """The text that can be released; nothing behind a stop string."""
+        """The text that can be released; nothing after a stop string."""
         if self.found is not None:
             return ""
         text = self._held + piece
@@ -59,7 +60,7 @@ class StopFinder:
         return text[:num_released]
 
     def flush(self) -> str:
-        """What was held back, once no text follows."""
+        """The held text, once no more follows."""
         held, self._held, self._state = self._held, "", self._root
         return held
 

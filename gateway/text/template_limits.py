@@ -1,4 +1,4 @@
-"""How much a chat template may compute, decided before it is computed."""
+"""Limits on what a chat template may compute, checked before each operation."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MAX_SEPARATOR = 16
 
 WIDE_FORMAT = re.compile(r"\d{5,}|\*")
 FORBIDDEN_METHODS = frozenset({"encode", "to_bytes", "translate"})
-"""No honest template needs them; bytes would be one more type to weigh."""
+"""No real template needs them, and bytes would be one more type to weigh."""
 TEXT_FILTERS = frozenset({"format", "replace", "urlize"})
-"""They make text of any value before they work on it."""
+"""Filters that convert any value to text first."""
 
 
 class LimitExceeded(SecurityError):
-    """The template wants more time or memory than any honest one."""
+    """The template exceeds the limits of time or memory."""
 
 
 def weigh(value: object) -> int:
@@ -82,7 +82,7 @@ def check_string_method(text: str, name: str, values: Sequence[Any]) -> None:
 
 
 def check_sum(items: object, start: Sequence[Any]) -> None:
-    """Lists are added up by copying what there is already, once for each."""
+    """Check a sum. Adding up lists copies the partial result each time."""
     if any(isinstance(value, list | tuple | str) for value in start):
         num_items = len(items) if isinstance(items, list | tuple) else 1
         check_size(num_items * weigh(items))
@@ -111,7 +111,7 @@ def check_operation(operator: str, left: Any, right: Any) -> None:
 
 
 def _check_format(text: str, signs: str, values: Any) -> None:
-    """Each place may show all of the values."""
+    """Check a format operation, in which each place may show all of the values."""
     if WIDE_FORMAT.search(text):
         raise LimitExceeded("the chat template formats with too large a width")
     num_places = sum(text.count(sign) for sign in signs)

@@ -1,7 +1,7 @@
-"""Jinja2 for templates that come with a checkpoint and are not to be trusted.
+"""Jinja2 for untrusted templates that come with a checkpoint.
 
-Jinja's sandbox keeps a template away from files, imports and Python's insides. It does not stop
-one from running for ever or filling the memory, so here what repeats or grows is counted:
+Jinja's sandbox keeps a template away from files, imports and Python internals. It does not stop one
+from running for ever or filling the memory, so repetition and growth are counted here:
 
     each pass of a loop, each call, each filter   one step; steps and CPU time are bounded
     outputs, literals, arguments, products        weighed before they are made; size is bounded
@@ -61,7 +61,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters["_weighed"] = _weighed
 
     def start(self) -> None:
-        """Begin to count afresh, for one rendering."""
+        """Reset the counters for one rendering."""
         self._num_steps = 0
         self._num_output = 0
         self._cpu_limit_s = time.thread_time() + MAX_CPU_S
@@ -89,13 +89,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         check_method(getattr(obj, "__name__", ""))
         if isinstance(owner, str):
             check_string_method(owner, obj.__name__, values)
-        if isinstance(obj, Macro):  # what Jinja adds to calls within loops and blocks is not for it
+        if isinstance(obj, Macro):  # arguments that Jinja adds to calls within loops and blocks
             kwargs = {name: value for name, value in kwargs.items() if name not in SCOPES}
             return obj(*args, **kwargs)
         return _weighed(super().call(context, obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`str.format`, which Jinja hides in a function of its own."""
+        """The limited `str.format`; Jinja wraps the original."""
         inner = super().wrap_str_format(value)
         if inner is None:
             return None
@@ -146,7 +146,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` as a filter that counts as a step and cannot make huge values."""
 
-        @wraps(function)  # keeps Jinja's marks, such as pass_environment
+        @wraps(function)  # keep Jinja's markers, such as pass_environment
         def bounded(*args: Any, **kwargs: Any) -> Any:
             self._step()
             args = tuple(map(self._settled, args))
@@ -167,7 +167,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` as transformers has it; only training uses what it marks."""
+    """transformers' `{% generation %}`, which marks text for training; ignored."""
 
     tags = {"generation"}  # noqa: RUF012  (Jinja's way to declare)
 
@@ -178,7 +178,7 @@ class _GenerationTag(Extension):
 
 
 class _Counting(NodeTransformer):
-    """Compiles loops to counted ones, and what builds a value to something weighed."""
+    """Compiles loops to counted loops, and value-building expressions to size-checked ones."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)

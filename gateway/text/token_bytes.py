@@ -1,11 +1,11 @@
-"""Which bytes of text a token stands for, read off the `decoder` of a tokenizer.json.
+"""The bytes of text of each token, from the `decoder` of a tokenizer.json.
 
     ByteLevel          "Ġhé" -> each character stands for one byte        GPT-2, Llama 3, Qwen, ...
     SentencePiece-like "▁hi", "<0xE2>" -> " hi", one byte                 Llama 2, Mistral, Gemma
     Metaspace          "▁hi" -> " hi"                                     T5-like
 
-Under all of these the text of a sequence is the UTF-8 decoding of its tokens' bytes end to end,
-but for one leading space, which some decoders drop at the very start of a text.
+With all of these, a sequence's text is the UTF-8 decoding of its tokens' concatenated bytes, except
+for one leading space that some decoders drop at the start of a text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ByteRule:
 
 
 def byte_rule(decoder: Mapping[str, Any] | None) -> ByteRule:
-    """Raises CheckpointError for decoders under which tokens have no bytes of their own."""
+    """Raises CheckpointError for decoders that do not give each token fixed bytes."""
     steps = _steps(decoder)
     kinds = [step["type"] for step in steps]
     if "ByteLevel" in kinds:

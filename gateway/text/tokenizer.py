@@ -1,4 +1,4 @@
-"""Text to tokens, and what each token is worth in bytes."""
+"""Text to tokens, and the bytes of each token."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from baton.core.errors import CheckpointError
 from baton.gateway.text.token_bytes import byte_rule
 
 CHARS_PER_TOKEN = 16
-"""More than texts have."""
+"""Upper bound on mean characters per token."""
 
 
 class TextTokenizer:
-    """A tokenizer.json. Immutable but for a memo of token bytes."""
+    """A tokenizer.json. Immutable except for a cache of token bytes."""
 
     def __init__(self, tokenizer_json: str) -> None:
         """Raises CheckpointError if `tokenizer_json` is broken or of an unknown kind."""
@@ -29,7 +29,7 @@ class TextTokenizer:
         self._rule = byte_rule(msgspec.json.decode(tokenizer_json, type=dict[str, Any])["decoder"])
         added = self._tokenizer.get_added_tokens_decoder()
         self.special = frozenset(token for token, entry in added.items() if entry.special)
-        """Tokens that text cannot spell."""
+        """Special tokens, which text cannot spell."""
         self._bytes_by_token: dict[int, bytes] = {}
 
     @property
@@ -46,17 +46,14 @@ class TextTokenizer:
         return {name: token for name, token in found.items() if token in self.special}
 
     def id_of(self, name: str) -> int | None:
-        """The token that is called so."""
+        """The id of the token with this name; None if there is none."""
         found: int | None = self._tokenizer.token_to_id(name)
         return found
 
     def encode(
         self, text: str, pair: str | None = None, *, add_special_tokens: bool
     ) -> tuple[int, ...]:
-        """Two texts are joined by what the tokenizer has for pairs.
-
-        Long texts take a while; this call lets go of the interpreter lock meanwhile.
-        """
+        """Tokenise a text, or a pair joined by the tokenizer's pair template. Releases the GIL."""
         given = text if pair is None else (text, pair)
         (encoding,) = self._tokenizer.encode_batch_fast(
             [given], add_special_tokens=add_special_tokens
@@ -64,9 +61,8 @@ class TextTokenizer:
         return tuple(encoding.ids)
 
     def beginning(self, text: str, num_tokens: int) -> str:
-        """The text of its first tokens; of all but so many of the last if `num_tokens` is negative.
-
-        A character that they are only a part of is left out.
+        """The text of the first `num_tokens` tokens, or of all but the last ones if negative,
+        without an incomplete character at the end.
         """
         offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
         num_kept = num_tokens if num_tokens >= 0 else max(0, len(offsets) + num_tokens)
@@ -76,10 +72,9 @@ class TextTokenizer:
         return text[: min(end, offsets[num_kept][0])]
 
     def exceeds(self, text: str, max_tokens: int) -> bool:
-        """Whether `text` has far more tokens than these, found out without reading much more.
-
-        For texts of megabytes, whose tokens would fill gigabytes. Twice as many are far more: the
-        last tokens of a beginning may merge with what follows.
+        """Whether `text` has more than twice `max_tokens` tokens, found by tokenising only its
+        beginning, since megabytes of text would need gigabytes. The factor of two is needed because
+        the last tokens of a prefix may merge with the text after it.
         """
         num_chars = CHARS_PER_TOKEN * max_tokens
         while num_chars < len(text):
@@ -104,7 +99,7 @@ class TextTokenizer:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes of text `token` stands for; of a special token, its name. b"" if unknown."""
+        """The bytes of `token`; a special token's are its name. b"" if unknown."""
         found = self._bytes_by_token.get(token)
         if found is None:
             piece = self._tokenizer.id_to_token(token)
@@ -113,5 +108,5 @@ class TextTokenizer:
         return found
 
     def is_special(self, token: int) -> bool:
-        """Special tokens structure the prompt and never show in generated text."""
+        """Whether the token is special: it structures the prompt and is not shown in output."""
         return token in self.special

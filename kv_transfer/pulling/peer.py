@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn, Protocol
@@ -41,6 +41,7 @@ from baton.kv_transfer.receiving.source_patience import MissingKv, SourcePatienc
 from baton.kv_transfer.receiving.source_watch import SourceWatch
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
+from baton.proto.ending_calls import EndingCalls
 from baton.proto.pull_wire import (
     offered_from_proto,
     offered_to_proto,
@@ -49,7 +50,6 @@ from baton.proto.pull_wire import (
 )
 from baton.proto.replica_pb2_grpc import PeerServicer, PeerStub
 
-END_OF_CALL_S = 5.0
 PROGRESS_S = 0.25
 """How often callers that wait for an offer are told that the engine advances."""
 
@@ -145,7 +145,8 @@ class PeerClient:
         self._epoch = epoch
         self._layout = layout
         self._timeout_s = timeout_s
-        self._ending: set[asyncio.Task[None]] = set()
+        self.calls = EndingCalls()
+        """Loans whose blocks are here."""
 
     def source(
         self, peer: ReplicaAddress, leaving: MovingRequest | None = None, *, tenant: str = ""
@@ -153,11 +154,6 @@ class PeerClient:
         """The peer as a source of `tenant`'s prefixes. With `leaving` that request of the peer
         stops there, whatever it has to offer."""
         return PeerSource(self, peer, leaving, tenant)
-
-    async def close(self) -> None:
-        """Return when no call is open any more."""
-        while self._ending:
-            await asyncio.wait(self._ending)
 
     def request(self, transfer_id: TransferId, tokens: Sequence[int], salt: bytes) -> PullRequest:
         return PullRequest(
@@ -193,12 +189,6 @@ class PeerClient:
             raise LayoutMismatch(str(error)) from error
         finally:
             call.cancel()
-
-    def let_end(self, loan: AsyncGenerator[PullOffered, None]) -> None:
-        """Close the loan when the peer has ended it, or has had the time to."""
-        task = asyncio.ensure_future(_exhaust(loan))
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
 
 
 class PeerSource:
@@ -240,7 +230,7 @@ class PeerSource:
         except BaseException:
             await loan.aclose()
             raise
-        self._client.let_end(loan)
+        self._client.calls.let_end(loan)
 
 
 def _offer(offered: PullOffered, address: str, listener: Listener) -> PrefixOffer:
@@ -277,13 +267,6 @@ def _overlook(asked: asyncio.Future[Any]) -> None:
     """A failure is reported elsewhere."""
     if not asked.cancelled():
         asked.exception()
-
-
-async def _exhaust(loan: AsyncGenerator[PullOffered, None]) -> None:
-    with suppress(BatonError, TimeoutError):
-        async with asyncio.timeout(END_OF_CALL_S), aclosing(loan):
-            async for _ in loan:
-                pass
 
 
 def _pull_from_proto(message: pb.PullRequest) -> PullRequest:

@@ -1,6 +1,10 @@
 """Which layers of a pass are sent together: each sending costs time at both ends and in the pass.
 
 layer 0, 1, 2 | 3, 4, 5 | 6, 7      each group but the last has `min_bytes` or more
+
+The first token waits for the last layer, which is the shortest: of a prompt it computes only the
+outputs that are wanted. So a group that would leave beside it alone must be larger than others.
+Otherwise it joins the last one, which leaves behind the first token.
 """
 
 from __future__ import annotations
@@ -10,6 +14,10 @@ from baton.core.kv_layout import KvLayout
 MIN_BYTES = 2 << 20
 """Less is sent in about the time that a leaving costs. Of a long prompt on a GPU each layer is
 more."""
+
+LATE_FACTOR = 4
+"""A group that would leave beside the last layer is of so many times `min_bytes` at least: then
+the second token would wait longer for it than the first would for its leaving."""
 
 
 class LayerGroups:
@@ -39,8 +47,13 @@ class LayerGroups:
         if layer == 0:
             self._first, self._num_bytes = 0, 0.0
         self._num_bytes += num_tokens * self._token_bytes[layer]
-        if layer < self._num_layers - 1 and self._num_bytes < self.min_bytes:
+        num_behind = self._num_layers - 1 - layer
+        if num_behind > 0 and self._num_bytes < self._least_bytes(num_behind):
             return range(0)
         leaving = range(self._first, layer + 1)
         self._first, self._num_bytes = layer + 1, 0.0
         return leaving
+
+    def _least_bytes(self, num_behind: int) -> int:
+        """Bytes that leave while `num_behind` further layers are computed, at least."""
+        return self.min_bytes * (LATE_FACTOR if num_behind == 1 else 1)

@@ -1,12 +1,12 @@
-"""What an operator may set about tiers. Frozen; a wrong value raises ValueError naming it.
+"""Settings of KV tiers. Frozen; an invalid value raises ValueError naming it.
 
     tiers:
       host: {gib: 8}                                  off unless it is given a size
       disk: {folder: /var/cache/baton, gib: 200}      off unless it is given a folder
       store: {url: s3://bucket/kv}                    off unless it is given a URL
 
-One branch for both pools: where KV goes when it leaves a device is a fact of the machines, not of a
-role. Sizes are per replica, but for the store, which all replicas share.
+Both pools share this branch, since tiers belong to machines, not to roles. Sizes are per replica,
+except the store's, which all replicas share.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _check_not_negative(**fields: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTierConfig:
-    """Memory of the host, private to a replica and gone with it."""
+    """A tier in host memory, private to a replica and lost with it."""
 
     gib: float = 0.0
     """GiB of KV per replica. 0: no host tier."""
@@ -36,14 +36,14 @@ class HostTierConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskTierConfig:
-    """A folder on a disk of this machine; what it holds is found again after a restart."""
+    """A tier in a folder on a local disk, which survives a restart."""
 
     folder: str = ""
-    """Replicas may share it: each takes a subfolder of its own. Empty: no disk tier."""
+    """The folder; each replica uses its own subfolder of it. Empty: no disk tier."""
     gib: float = 16.0
     """GiB of KV per replica."""
     fsync: bool = False
-    """Wait for the disk at every block. Not needed to be safe: a torn file is recognised."""
+    """Sync every block to the disk. Not needed for safety: a torn file is recognised."""
 
     def __post_init__(self) -> None:
         _check_not_negative(gib=self.gib)
@@ -51,14 +51,16 @@ class DiskTierConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreTierConfig:
-    """A folder or bucket that all replicas share."""
+    """A tier in a folder or bucket that all replicas share."""
 
     url: str = ""
-    """A folder, or whatever fsspec knows (`s3://bucket/prefix`). Empty: no store."""
+    """A folder, or a URL that fsspec knows (`s3://bucket/prefix`). Empty: no store."""
     gib: float = 0.0
-    """All in all; the oldest go first. 0: unbounded, for stores that expire objects themselves."""
+    """GiB of the whole store; the oldest blocks are removed first. 0: unbounded, for stores that
+    expire objects themselves."""
     is_write_through: bool = True
-    """Write every block at once, so that other replicas find it. False: only what overflows."""
+    """Write every block at once, so that other replicas find it. False: only blocks evicted from
+    the tiers above."""
 
     def __post_init__(self) -> None:
         _check_not_negative(gib=self.gib)
@@ -66,19 +68,20 @@ class StoreTierConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TiersConfig:
-    """Where KV goes that leaves a device, and when it is worth bringing back."""
+    """Where KV evicted from a device is kept, and when it is loaded back."""
 
     host: HostTierConfig = field(default_factory=HostTierConfig)
     disk: DiskTierConfig = field(default_factory=DiskTierConfig)
     store: StoreTierConfig = field(default_factory=StoreTierConfig)
     min_tokens: int = 64
-    """Least tokens that are brought back rather than computed."""
+    """The fewest tokens that are loaded from a tier; fewer are recomputed."""
     deadline_s: float = 2.0
-    """A prompt waits no longer than this for KV from the tiers, then it is computed."""
+    """The most seconds that a prompt waits for KV from the tiers; then it is computed."""
     max_held_blocks: int = 64
-    """Blocks of the device that may be kept from reuse at once while they are copied."""
+    """The most device blocks that may be held back from reuse while they are copied."""
     max_queued_blocks: int = 256
-    """Blocks waiting to be written to the disk, and as many to the store; more are not written."""
+    """The most blocks queued for the disk, and as many for the store; further ones are not
+    written."""
 
     def __post_init__(self) -> None:
         _check_not_negative(min_tokens=self.min_tokens, deadline_s=self.deadline_s)

@@ -1,1 +1,1 @@
-"""Faults on purpose, where replicas and gateways meet the network, and scenarios that use them."""
+"""Chaos scenarios: injected faults between replicas, gateways and the network."""

@@ -1,7 +1,7 @@
-"""A live deployment, as a scenario needs it: its answers, its replicas, its books.
+"""A live deployment as a scenario uses it: its answers, its replicas, its accounts.
 
-Answers come through the gateway, like any client's. Replicas are told to misbehave directly, and
-gateways at their admin port: chaos is nothing that can be asked for at the public door.
+Answers come through the gateway, like any client's. Faults are set at the replicas directly, and at
+the gateways' admin ports, never at the public port.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class LiveDeployment:
     client: AsyncBatonClient
     channels: Channels
     num_strikes: dict[Epoch, int] = field(default_factory=dict)
-    """Faults made so far, by replica or gateway, as last told."""
+    """Faults injected so far, by replica or gateway, as last reported."""
     _num_before: dict[Epoch, int] = field(default_factory=dict)
-    """Likewise, as first told."""
+    """The same, as first reported."""
 
     async def ask(self, prompt: str, seed: int, load: Load, *, salt: str = "") -> Tokens:
         result = await self.client.generate(
@@ -98,8 +98,8 @@ class LiveDeployment:
         self._num_before.setdefault(target.epoch, num_strikes)
 
     async def unsettle_gateway(self, rules: Sequence[ChaosRule], seed: int) -> Epoch:
-        """The gateway that was unsettled, of those that answer at the port. Raises Unavailable like
-        `unsettle`."""
+        """Set faults at one of the gateways that share the port; return which. Raises Unavailable
+        like `unsettle`."""
         told = {"rules": rules, "seed": seed}
         reply = await asyncio.to_thread(self.pages.post, "/debug/chaos", told)
         gateway, num_faults = Epoch(reply["gateway"]), int(reply["num_faults"])
@@ -113,5 +113,5 @@ class LiveDeployment:
 
     @property
     def num_faults(self) -> int:
-        """Made since this began, as far as replicas have told."""
+        """Faults injected since the start, as far as replicas have reported."""
         return sum(self.num_strikes.values()) - sum(self._num_before.values())

@@ -1,7 +1,7 @@
-"""Seeded requests whose answers are known: asked once undisturbed, then again and again.
+"""Seeded requests with known answers: asked once without faults, then repeatedly with faults.
 
-Greedy or sampled with a seed, an answer depends on nothing but the request: whatever happens to the
-replicas, a token that differs is a mistake.
+Greedy or sampled with a seed, an answer depends on the request alone, so any token that differs is
+an error.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class WrongToken:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the requests."""
+    """Counts of the requests' outcomes."""
 
     num_right: int = 0
     wrong: list[WrongToken] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    """What each that ended in an error said."""
+    """The messages of requests that ended in an error."""
     num_hung: int = 0
     longest_s: float = 0.0
 
@@ -55,7 +55,7 @@ class Tally:
 
 
 def make_prompts(load: Load, seed: int) -> tuple[str, ...]:
-    """Different ones that begin alike."""
+    """Different prompts with a common prefix."""
     random = Random(f"prompts/{seed}")
     shared = [random.choice(_WORDS) for _ in range(load.shared_words)]
     num_own = max(1, load.prompt_words - load.shared_words)
@@ -66,7 +66,7 @@ def make_prompts(load: Load, seed: int) -> tuple[str, ...]:
 
 
 async def undisturbed(gateway: ChaosGateway, prompts: Sequence[str], load: Load) -> list[Tokens]:
-    """The answers as they should be. Raises what `ask` raises."""
+    """The answers without faults. Raises what `ask` raises."""
     room = asyncio.Semaphore(load.concurrency)
 
     async def ask(number: int) -> Tokens:
@@ -78,7 +78,7 @@ async def undisturbed(gateway: ChaosGateway, prompts: Sequence[str], load: Load)
 
 @dataclass(frozen=True, slots=True)
 class DisturbedLoad:
-    """Prompts, and the answers that are right."""
+    """The load with faults: prompts and their expected answers."""
 
     gateway: ChaosGateway
     load: Load

@@ -1,9 +1,9 @@
-"""Running a scenario against a live deployment.
+"""Runs a scenario against a live deployment.
 
     ask undisturbed -> set rules, kill and stop, end the chaos -> come to rest -> judge
 
-Replicas that come back after a kill are given the rules too, and so are gateways where one of the
-rules is for them. Whatever happens, the chaos is ended.
+Replicas that restart after a kill get the rules, too, and so do gateways if a rule is for them. The
+faults are always removed at the end.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ class ScenarioRun:
         return tally
 
     async def _keep_unruly(self) -> None:
-        """Give the rules to every replica there is, and to those that come."""
+        """Give the rules to all replicas, including new ones, for ever."""
         while True:
             for target in await self._targets():
                 if target.epoch not in self._unruly:
-                    with suppress(Unavailable):  # it is leaving, or not there yet
+                    with suppress(Unavailable):  # it is draining, or not ready yet
                         await self._deployment.unsettle(
                             target, self._scenario.rules, self._scenario.seed
                         )
@@ -153,7 +153,7 @@ class ScenarioRun:
                 raise InvalidConfig(str(error)) from error
 
     async def _calm(self) -> None:
-        """End all chaos, also on replicas that are still coming back."""
+        """Remove all faults, also on replicas that are still restarting."""
 
         async def is_calm() -> bool:
             targets = await self._targets()
@@ -171,7 +171,7 @@ class ScenarioRun:
                 break
             try:
                 calmed.add(await self._deployment.unsettle_gateway((), self._scenario.seed))
-            except Unavailable:  # nobody is at the port for a while, where one was killed, say
+            except Unavailable:  # no gateway may listen for a while, for example after a kill
                 await asyncio.sleep(POLL_S)
         if unseen := sorted(self._unruly_gateways - calmed):
             names = ", ".join(unseen)
@@ -198,7 +198,7 @@ class ScenarioRun:
             await asyncio.sleep(POLL_S)
 
     async def _targets(self) -> list[Target]:
-        """Nobody, while the gateway is away too."""
+        """The reachable replicas; none while the gateway is away, too."""
         try:
             return await self._deployment.targets()
         except Unavailable:

@@ -1,8 +1,7 @@
-"""What a chaos scenario is: load, faults, and for how long. A YAML file.
+"""A chaos scenario: load, faults and duration. A YAML file.
 
-rules           faults that every replica and gateway makes meanwhile (core/chaos.py)
-process_faults  a replica, drawn from the seed, or a gateway is killed or stands still, at a time
-                or every so often
+rules           faults injected at every replica and gateway (core/chaos.py)
+process_faults  a random replica or a gateway is killed or stopped, at a time or periodically
 """
 
 from __future__ import annotations
@@ -21,18 +20,19 @@ BUNDLED = Path(__file__).parent / "scenarios"
 
 
 class Load(ConfigNode, frozen=True, kw_only=True):
-    """The requests: each is asked undisturbed first, and must be answered like that ever after."""
+    """The requests: each is asked without faults first, and must get the same answer afterwards."""
 
     concurrency: Count = 8
     num_prompts: Count = 16
-    """Different ones; asked again and again, in an order drawn from the seed."""
+    """Different prompts, asked repeatedly in a random order."""
     prompt_words: Count = 120
     shared_words: Annotated[int, msgspec.Meta(ge=0)] = 40
     """Words of the prefix that all prompts share."""
     max_tokens: Count = 48
     temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.7
     salted: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.6
-    """Share of the requests that no prefix cache can help, so that their KV must travel."""
+    """Share of the requests with a unique salt, so that their KV is never cached and must
+    travel."""
     timeout_s: Seconds = 120.0
     """A request that takes longer counts as hung."""
 
@@ -41,11 +41,12 @@ class ProcessFault(ConfigNode, frozen=True, kw_only=True):
     do: Literal["kill", "stop"]
     """kill -9, or kill -STOP for a while."""
     role: Literal["prefill", "decode", "any", "gateway"] = "any"
-    """`any` replica; the gateway is the one that `baton chaos` is given, and can only be killed."""
+    """The process that it strikes: a replica of the role, `any` replica, or the gateway given to
+    `baton chaos`, which can only be killed."""
     every_s: Seconds | None = None
     at_s: Seconds | None = None
     for_s: Seconds = 3.0
-    """How long a stopped one stands still."""
+    """Seconds for which the process is stopped."""
 
     def __post_init__(self) -> None:
         if (self.every_s is None) == (self.at_s is None):
@@ -74,9 +75,9 @@ class Scenario(ConfigNode, frozen=True, kw_only=True):
     rules: tuple[ChaosRule, ...] = ()
     process_faults: tuple[ProcessFault, ...] = ()
     max_failed: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Requests that may end in an error. None may be answered wrongly."""
+    """Requests that may end in an error. Wrong answers are never allowed."""
     settle_s: Seconds = 60.0
-    """How long replicas may take to come back and to free what they hold."""
+    """Seconds for replicas to restart and to free their blocks."""
 
 
 def bundled_scenarios() -> tuple[str, ...]:
@@ -84,7 +85,7 @@ def bundled_scenarios() -> tuple[str, ...]:
 
 
 def read_scenario(name: str) -> Scenario:
-    """One that comes with Baton, or a file. Raises InvalidConfig."""
+    """A scenario that comes with Baton, or a file. Raises InvalidConfig."""
     path = BUNDLED / f"{name}.yaml"
     if not path.exists():
         path = Path(name)

@@ -1,4 +1,4 @@
-"""Whether a scenario broke anything that must hold. Pure: judges values."""
+"""Checks a scenario's invariants. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Invariant:
 
 
 def unsettled(leaks: Mapping[str, Any], status: Mapping[str, Any]) -> list[str]:
-    """What is still held, lost or unaccounted for; empty once an idle deployment is at rest."""
+    """Blocks and tokens still held, lost or unaccounted for; empty once an idle deployment is at
+    rest."""
     found = [*leaks["violations"], *(f"{name} is unreachable" for name in leaks["unreachable"])]
     for row in leaks["replicas"]:
         found += [f"{row['replica']} holds {row[term]} {term} blocks" for term in HELD if row[term]]

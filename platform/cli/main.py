@@ -23,7 +23,7 @@ with a function of its name, or with an `app` of several commands."""
 
 
 class _Commands(Mapping[str, Any]):
-    """The commands by name. One is imported when it is asked for: most need not what others do."""
+    """The commands by name. Each is imported only when used."""
 
     def __getitem__(self, name: str) -> Any:
         if name not in COMMANDS:
@@ -49,7 +49,19 @@ def _command(name: str) -> Any:
         alone.command(name)(getattr(module, name))
         command = typer.main.get_command(alone)
     command.name = name
+    _flow(command)
     return command
+
+
+def _flow(command: Any) -> None:
+    """Let help break its lines where the terminal ends, not where the code's lines end."""
+    paragraphs = (command.help or "").split("\n\n")
+    command.help = "\n\n".join(
+        paragraph if "\n " in paragraph else paragraph.replace("\n", " ")
+        for paragraph in paragraphs
+    )
+    for inner in getattr(command, "commands", {}).values():
+        _flow(inner)
 
 
 class LazyCommands(OneLineErrors):
@@ -71,7 +83,7 @@ app = typer.Typer(
 def _show_version(*, is_asked: bool) -> None:
     if is_asked:
         from importlib.metadata import (
-            version,  # reads all that is installed, which nobody else needs
+            version,  # slow: reads all installed packages
         )
 
         typer.echo(f"baton {version('baton-llm')}")

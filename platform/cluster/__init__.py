@@ -1,1 +1,1 @@
-"""The only place that knows Ray."""
+"""All code that uses Ray."""

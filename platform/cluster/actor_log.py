@@ -1,4 +1,4 @@
-"""The log of an actor: on its standard error, and in the file that Ray Serve has for a replica."""
+"""The log of an actor: on its standard error, and in Ray Serve's log file of the replica."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from baton.platform.observe.logs import set_level, start_log
 
 
 def start_actor_log(config: DeploymentConfig, source: str) -> None:
-    """Serve's own handlers write records with their request ids, where the dashboard, `serve` and
-    `baton logs` look for them. Ranks have none: they are no replicas of Serve."""
+    """Records also go to Serve's handlers, so that the dashboard, `serve` and `baton logs` find
+    them. Ranks have no such handlers, since they are no Serve replicas."""
     start_log(config.log_format, source)
     for handler in logging.getLogger("ray.serve").handlers:
         logging.getLogger().addHandler(handler)

@@ -1,4 +1,4 @@
-"""A secret that all processes of an application know, and that nobody has to hand around."""
+"""A secret that all processes of an application can derive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import ray
 
 
 def cluster_secret(app_name: str) -> str:
-    """Made of the id that the cluster drew when it began, which never leaves it: the same for every
-    gateway of an application, also for those that come after a failure."""
+    """Derived from the cluster's random id, which never leaves it: the same for every gateway of an
+    application, also after restarts."""
     cluster_id, _ = ray._private.worker.global_worker.current_cluster_and_job
     return blake2b(app_name.encode(), key=cluster_id.binary(), digest_size=32).hexdigest()

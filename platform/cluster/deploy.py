@@ -1,13 +1,12 @@
-"""The Ray Serve application, of actors that Serve starts, checks, restarts and drains.
+"""The Ray Serve application: actors that Serve starts, checks, restarts and drains.
 
     Gateway     binds the HTTP and gRPC ports itself; Serve's own proxies are off
     Decode      one actor a replica, each with a gRPC server of its own
     Prefill     likewise
-    Registry    hears the replicas' heartbeats, tells the gateways; of several, each is a deployment
+    Registry    receives heartbeats of replicas, informs gateways; each of several is a deployment
 
-Each actor has a module of its own, so that its process imports no more than it needs; what only the
-actor needs is imported when it is made, for the driver reads these modules, too. No request ever
-passes through Ray.
+Each actor has its own module, so that its process imports only what it needs; the driver imports
+these modules, too, so they import their dependencies lazily. No request ever passes through Ray.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ log = logging.getLogger(__name__)
 
 NO_CPU: dict[str, Any] = {"num_cpus": 0}
 SUCCESSORS_FIRST: dict[str, Any] = {"max_surge_percent": 100}
-"""Update options of gateways, whose ports two can share: the new one listens before the old one
-leaves."""
+"""Rolling-update options of gateways: the new one listens before the old one leaves, since they can
+share ports."""
 HEALTH_CHECK_TIMEOUT_S = 5.0
-"""Serve replaces a replica after three of them."""
+"""Serve replaces a replica after three failed checks."""
 
 
 def build_app(config: DeploymentConfig, folder: Path | None) -> serve.Application:
     """The application as a graph of deployments.
 
-    `folder` must exist on every node; without one, every node finds the model by itself. Whether
-    replicas ask for a token is settled here, for all of them.
+    `folder` must exist on every node; without one, every node finds the model itself. Whether
+    replicas require a token is decided here for all of them.
     """
     config = _with_token_settled(config)
     if config.wants_features_in_vain:
@@ -75,8 +74,8 @@ def build_app(config: DeploymentConfig, folder: Path | None) -> serve.Applicatio
 
 
 def _with_token_settled(config: DeploymentConfig) -> DeploymentConfig:
-    """`config` with the use of a token decided. The token itself is not in the configuration, which
-    Ray keeps and shows."""
+    """`config` with the use of a token decided. The token itself is never in the configuration,
+    which Ray stores and shows."""
     asked = config.security
     default = _settled_there(asked) if config.ray.address else settled(asked).default_token
     is_guarded = default != "none" or asked.is_encrypted or is_token_given(asked)
@@ -89,8 +88,7 @@ def _with_token_settled(config: DeploymentConfig) -> DeploymentConfig:
 
 
 def _settled_there(security: SecurityConfig) -> str:
-    """The default token as the nodes of a cluster see it that somebody else has started, and this
-    process joined."""
+    """The default token as seen on the nodes of a joined cluster."""
 
     def settle() -> str:
         return settled(security).default_token
@@ -100,7 +98,7 @@ def _settled_there(security: SecurityConfig) -> str:
 
 
 def _resources(pool: PoolConfig) -> dict[str, Any]:
-    """What Serve asks Ray for, for each replica, and where."""
+    """Resources and placement that Serve requests from Ray for each replica."""
     cpus, gpus = pool.resources.num_cpus, pool.resources.num_gpus
     if pool.parallel.size == 1:
         return _placed({"num_cpus": cpus, "num_gpus": gpus}, pool.placement)
@@ -110,7 +108,7 @@ def _resources(pool: PoolConfig) -> dict[str, Any]:
         "placement_group_bundles": [{"CPU": cpus * size, "GPU": gpus * size}] * count,
         "placement_group_strategy": strategy_of(pool.parallel.mesh),
     }
-    if pool.placement.labels:  # a group's bundles are placed, and actors with them
+    if pool.placement.labels:  # bundles of the placement group carry the placement
         options["placement_group_bundle_label_selector"] = [pool.placement.labels] * count
     return options
 
@@ -134,7 +132,7 @@ def _deployment(
     decorate = serve.deployment(
         name=name,
         num_replicas=replicas,
-        user_config={},  # what a document tells in place goes here; it starts replicas, too
+        user_config={},  # live settings of a document; also used at the start
         max_ongoing_requests=1000,
         **resources,
         health_check_period_s=config.health.check_period_s,

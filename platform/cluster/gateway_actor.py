@@ -56,9 +56,8 @@ class GatewayActor:
         self._union: UnionWatch | None = None
 
     async def reconfigure(self, told: Plain) -> None:
-        """Serve tells it first, before anybody may come in, and again whenever it is changed.
-
-        Raises InvalidConfig at the first: of a gateway that runs Serve would stop it for that.
+        """Called by Serve at the start, before the ports open, and at every change. Raises
+        InvalidConfig only at the start, since Serve would stop a running gateway.
         """
         try:
             config = with_live(self._config, told)
@@ -115,23 +114,21 @@ class GatewayActor:
         return self._gateway
 
     async def ports(self) -> tuple[int, int, int]:
-        """Ports of HTTP, gRPC and the operators' API, which may be 0 for none."""
+        """Ports of HTTP, gRPC and the operators' API; the last is 0 if there is none."""
         server = self._node.server
         return server.http_port, server.grpc_port, server.admin_port
 
     async def status(self) -> dict[str, Any]:
-        """What /debug/status answers, for who reaches the cluster rather than a port of it."""
+        """The answer of /debug/status, for callers through Ray."""
         return await self._node.dispatcher.status()
 
     async def flip(self, replica: str, to: str) -> dict[str, Any]:
-        """What POST /debug/flip does, for the planner."""
+        """Does what POST /debug/flip does, for the planner."""
         return await self._node.dispatcher.flip(replica, to)
 
     async def lacks(self) -> str:
-        """What is missing until requests are taken by all replicas that are wanted.
-
-        Nothing is said at once, anything else after a moment and no later: Serve lets a gateway go
-        only when no call to it is open.
+        """What is missing until all wanted replicas accept requests. Returns at once if nothing is,
+        else after a short wait: an open call would keep Serve from stopping the gateway.
         """
         dispatcher = self._node.dispatcher
         with suppress(TimeoutError):
@@ -156,7 +153,7 @@ class GatewayActor:
 
 
 def _whole(config: DeploymentConfig) -> DeploymentConfig:
-    """`config` with the secret for the names of tenants' KV, the same for all gateways."""
+    """`config` with the secret for the hashes of tenants' KV, the same for all gateways."""
     if config.gateway.cache_secret:
         return config
     secret = cluster_secret(serve.get_replica_context().app_name)

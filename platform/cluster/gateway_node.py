@@ -1,6 +1,7 @@
-"""One gateway, ready to serve: dispatcher and faces, put together.
+"""One complete gateway: dispatcher and servers.
 
-Used by the Ray actor of `platform/cluster/gateway_actor.py` and, without Ray, by tests and benches.
+Used by the Ray actor of `platform/cluster/gateway_actor.py` and, without Ray, by tests and
+benchmarks.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from baton.router.policies.by_name import policy
 log = logging.getLogger(__name__)
 
 SECRETS_PERIOD_S = 2.0
-"""How often files with keys are looked at."""
+"""Seconds between checks of key files."""
 CACHE_SECRET_CHANGED = (
     "gateway.cache_secret is another where it is read: that of the start holds until gateways are "
     "started anew"
@@ -74,8 +75,8 @@ class GatewayNode:
     def __init__(
         self, config: DeploymentConfig, folder: Path, calls: CallWatch | None = None
     ) -> None:
-        """Raises InvalidConfig if a secret that the configuration names is not here. `calls`: who
-        is told of clients' calls."""
+        """Raises InvalidConfig if a referenced secret is missing. `calls`: the watcher of clients'
+        calls."""
         self._config = self._asked = config
         self.chaos = config.chaos.start("gateway")
         gateway = config.gateway
@@ -132,9 +133,8 @@ class GatewayNode:
         planner: PlannerRegistry | None = None,
         registries: Callable[[], list[dict[str, Any]]] | None = None,
     ) -> None:
-        """`shares`: of tenants' limits, where other gateways have the others. `planner`: who sets
-        numbers of replicas, where somebody does. `registries`: how each of several is, for
-        operators."""
+        """`shares`: assigns shares of tenants' limits to several gateways. `planner`: the planner's
+        link, if one plans. `registries`: the state of each registry, for operators."""
         self._following = asyncio.create_task(self.dispatcher.run(registry, registries))
         self._shares = shares
         self._planner_registry = planner
@@ -159,10 +159,8 @@ class GatewayNode:
         log.info("operators are answered at %s:%d", host, self.server.admin_port)
 
     def reconfigure(self, config: DeploymentConfig) -> None:
-        """Go by `config`'s live settings from now on.
-
-        While secrets that it names as before cannot be read, those that were read last hold; while
-        others cannot be read, the configuration of before holds.
+        """Use `config`'s live settings from now on. If a secret with an unchanged name cannot be
+        read, its last value holds; if a new one cannot be read, the previous configuration holds.
         """
         self._asked = config
         try:
@@ -175,11 +173,11 @@ class GatewayNode:
                 log.warning("%s; the keys of before hold", error)
         if known is not None:
             self._go_by(config, known)
-        self._begin_what_is_needed()  # also what looks again
+        self._begin_what_is_needed()  # also starts the periodic check
 
     def _go_by(self, config: DeploymentConfig, known: GatewayConfig) -> None:
-        """`known`: its gateway's settings with their secrets. That of the cache stays: blocks are
-        found by it."""
+        """`known`: gateway settings with secrets. The cache secret stays, since block hashes depend
+        on it."""
         known = msgspec.structs.replace(known, cache_secret=self._known.cache_secret)
         if config is self._config and known == self._known:
             return
@@ -197,7 +195,7 @@ class GatewayNode:
         self._begin_what_is_needed()
 
     def _begin_what_is_needed(self) -> None:
-        """Start the background tasks that the configuration now asks for; those that run go on."""
+        """Start the background tasks that the configuration needs and that do not run yet."""
         gateway, limits = self._config.gateway, self.server.limits
         if self._sharing is None and self._shares is not None and limits.demand:
             limits.be_share(dict.fromkeys(limits.demand, 1 / gateway.replicas))
@@ -212,18 +210,18 @@ class GatewayNode:
             self._watching = asyncio.create_task(self._watch_secrets(), name="watches secrets")
 
     async def _watch_secrets(self) -> None:
-        """Reread secrets for ever. While one cannot be read, those that were read last hold."""
+        """Reread secrets for ever. While one cannot be read, the last values hold."""
         told = set[str]()
         while True:
             await asyncio.sleep(SECRETS_PERIOD_S)
             asked, troubles = self._asked, set[str]()
-            for config in (asked, self._config):  # keys are taken out of it all the same
+            for config in (asked, self._config):  # removed keys are still revoked
                 try:
                     known = await asyncio.to_thread(with_secrets, config.gateway)
                 except InvalidConfig as error:
                     troubles.add(f"{error}; what was read last holds")
                     continue
-                if asked is self._asked:  # nothing else was asked for meanwhile
+                if asked is self._asked:  # the configuration has not changed meanwhile
                     if known.cache_secret != self._known.cache_secret:
                         troubles.add(CACHE_SECRET_CHANGED)
                     self._go_by(config, known)
@@ -233,7 +231,8 @@ class GatewayNode:
             told = troubles
 
     def check_health(self) -> None:
-        """Raise Unavailable if this gateway hears of replicas no more, which nothing else mends."""
+        """Raise Unavailable if this gateway does not follow the replicas any more, which only a
+        restart mends."""
         if self._why_unwell is not None:
             raise Unavailable(self._why_unwell)
 
@@ -244,7 +243,7 @@ class GatewayNode:
         return f"the gateway has stopped following the registry: {self._following}"
 
     async def stop(self, drain_s: float) -> None:
-        """Turn unready, let the requests under way finish, then close the ports."""
+        """Turn unready, let running requests finish, then close the ports."""
         await self.server.stop(drain_s)
         self._planner.follow(None)
         tasks = [
@@ -268,7 +267,7 @@ def _routing(config: DeploymentConfig) -> Routing:
 
 
 def apart(config: DeploymentConfig, num_nodes: int) -> str | None:
-    """Why gateways would not find what others kept, if that can be."""
+    """Why gateways would not find each other's stored values; empty if they do."""
     gateway = config.gateway
     is_one_folder = gateway.storage.folder or gateway.replicas == 1 or num_nodes == 1
     if is_one_folder or not gateway.storage.max_bytes:

@@ -1,7 +1,7 @@
-"""A Ray cluster of our own on this machine, for as long as one process serves.
+"""A local Ray cluster for one `baton serve`.
 
-Resources are logical: as many CPUs are declared as the deployment asks for, so that a laptop of two
-cores runs the same application as a cluster, and workers stand by for its actors, one a core.
+Resources are logical: the cluster declares as many CPUs as the deployment requests, so that a
+laptop with two cores runs the same application as a cluster, with one prestarted worker per core.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ NUM_OTHERS = 1
 
 
 def draw_ray_token() -> None:
-    """What Ray asks for of a cluster of its own, if it has none yet: Ray would draw it as well, and
-    leave it to be read by all users of the machine. Not where it cannot be kept."""
+    """Create Ray's token if there is none, readable by this user only; Ray itself would make it
+    readable by all users. Skipped where it cannot be stored."""
     is_given = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
     if is_given or os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
         return
     path = home() / OWN_FILE
-    with suppress(OSError):  # one of two that begin at once is the first
+    with suppress(OSError):  # another process may create it at the same time
         path.parent.mkdir(mode=0o700, exist_ok=True)
         with NamedTemporaryFile("w", dir=path.parent) as file:  # readable by its owner alone
             file.write(secrets.token_hex(32))
             file.flush()
-            os.link(file.name, path)  # whole, or not at all
+            os.link(file.name, path)  # atomic
 
 
 def ray_environment() -> dict[str, str]:
-    """What must be set before Ray is imported."""
+    """Environment variables to set before Ray is imported."""
     environment = {
         "RAY_worker_niceness": "0",  # Ray's default, 15, would make the engine yield to everybody
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -53,36 +53,33 @@ def ray_environment() -> dict[str, str]:
         "RAY_gcs_server_port_wait_time_s": "180",
         "RAY_worker_register_timeout_seconds": "180",
         "RAY_COLOR_PREFIX": "0",  # its lines may go to a file
-        # A replica that fails its health checks is not asked to leave in its own time first.
+        # A replica that fails its health checks is killed without a drain.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     }
     if (home() / OWN_FILE).exists():
         environment["RAY_AUTH_MODE"] = "token"  # or a cluster that was started here refuses us
     elif not os.access(home(), os.W_OK) and "RAY_AUTH_TOKEN_PATH" not in os.environ:
-        # Ray keeps its access token there; without one it needs it from here.
+        # Ray keeps its access token in HOME; without HOME it needs the variable.
         environment["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     return {key: value for key, value in environment.items() if key not in os.environ}
 
 
 def joining_environment() -> dict[str, str]:
-    """Ray's environment for a cluster that somebody else has started: a token, if there is one, is
-    its own."""
+    """Ray's environment for joining an existing cluster, which has its own token, if any."""
     environment = ray_environment()
     environment.pop("RAY_AUTH_TOKEN", None)
     return environment
 
 
 def worker_environment() -> dict[str, str]:
-    """What must be set before a node of Ray is started, beside the above."""
+    """Further environment variables to set before a Ray node is started."""
     environment = {"RAY_preload_python_modules": "baton.platform.cluster.worker_imports"}
     return {key: value for key, value in environment.items() if key not in os.environ}
 
 
 def num_logical_cpus(config: DeploymentConfig) -> int:
-    """CPUs that are asked for, and one for each actor that asks for none.
-
-    Ray starts workers before anything is asked of it, as many as there are CPUs and cores: these
-    have their imports behind them when Serve gives them their actors.
+    """Requested CPUs, plus one for each actor that requests none. Ray prestarts as many workers as
+    there are CPUs and cores, which have done their imports when Serve assigns actors.
     """
     pools = (config.prefill, config.decode)
     wanted = sum(pool.replicas * pool.parallel.size * pool.resources.num_cpus for pool in pools)

@@ -1,4 +1,4 @@
-"""How busy a replica is, told among Ray's metrics of its node, for its dashboard."""
+"""A replica's load as Ray metrics, for Ray's dashboard."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def keep_gauges(assignment: Assignment, life: Lifetime) -> None:
     while True:
         if life.role is not role:
             for gauge in gauges.values():
-                gauge.set(0, _tags(assignment, role))  # Ray goes on telling what it was told last
+                gauge.set(0, _tags(assignment, role))  # Ray keeps exporting the last value
             role = life.role
         for name, value in life.gauges().items():
             gauges[name].set(value, _tags(assignment, role))

@@ -1,4 +1,4 @@
-"""Where a process of the cluster is reached by the others."""
+"""The address of a process for the others of the cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from baton.platform.config.deployment import DeploymentConfig
 
 
 def own_address(config: DeploymentConfig) -> str:
-    """Where this process listens. Replicas trust each other: on one machine, to nobody else."""
+    """The address on which this process listens: loopback for a cluster on one machine."""
     if not config.ray.address:
         return "127.0.0.1"
     node_id = ray.get_runtime_context().get_node_id()

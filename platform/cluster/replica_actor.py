@@ -1,6 +1,6 @@
-"""Replicas as actors: one a process, with a gRPC server of its own.
+"""Replicas as actors: one per process, with its own gRPC server.
 
-Torch is not imported with this module: the registry is told of it first.
+Torch is imported later, after the registry was informed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class ReplicaActor:
-    """What the two roles share: one replica's life, and the ranks it is spread over."""
+    """The base of both roles: one replica's life, and its ranks."""
 
     role: Role
     _life: Lifetime
@@ -49,7 +49,8 @@ class ReplicaActor:
         self._registries = registries
 
     async def reconfigure(self, told: Plain) -> None:
-        """Serve tells it first, which starts it, and again whenever a live setting is changed."""
+        """Called by Serve at the start, which starts the replica, and at every change of a live
+        setting."""
         config = with_live(self._config, told)
         if not hasattr(self, "_life"):
             await self._begin(config)
@@ -72,7 +73,7 @@ class ReplicaActor:
     async def _assigned(
         self, config: DeploymentConfig, replica_id: ReplicaId, startup: Startup
     ) -> Assignment:
-        """The assignment, with the model on this node, which may have to be fetched."""
+        """The assignment with this node's model folder; fetches the model if necessary."""
         name = serve.get_replica_context().app_name
         remote = replicas_registry(self._registries, config.security)
         if self._folder is not None:
@@ -111,9 +112,9 @@ class ReplicaActor:
         self._life.check_health()
 
     async def __del__(self) -> None:
-        """Serve awaits this before it ends the replica, for as long as the drain may take."""
+        """Serve awaits this before it ends the replica, for at most the drain's limit."""
         if not hasattr(self, "_life") or not self._life.is_serving:
-            return  # it never came up
+            return  # never started
         self._gauges.cancel()
         others = self._others
         if others is None:
@@ -126,7 +127,7 @@ class ReplicaActor:
 
 
 def _import_engine() -> None:
-    """Torch takes seconds, in which the registry is told so."""
+    """Import torch, which takes seconds, and report that to the registry."""
     with collector_at_rest():
         importlib.import_module("baton.platform.replica.lifetime")
 

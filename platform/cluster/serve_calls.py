@@ -1,9 +1,9 @@
-"""Clients' calls under the names of Ray Serve's own metrics, which its dashboard draws.
+"""Exports clients' calls under the names of Ray Serve's metrics, for Serve's dashboards.
 
     call ends --> pending --> each PERIOD_S: counters, latencies --> Ray's agent of the node
 
-No call passes through Serve, so its proxies and handles count none. Baton's own series are on the
-gateway's port; these are among Ray's alone, so neither is there twice.
+No call passes through Serve, so Serve counts none. Baton's own series are on the gateway's port;
+these are only among Ray's metrics, so nothing is exported twice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BOUNDS_MS = [
 names."""
 SWITCH = "RAY_enable_metrics_collection"
 LEFT = {"http": "499", "grpc": "CANCELLED"}
-"""What Serve counts for a client who left before any answer."""
+"""Serve's status for a client that left before the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class _Ended:
 
     @property
     def is_error(self) -> bool:
-        """Whether it counts as an error for Serve: a client's fault is one."""
+        """Whether Serve counts it as an error; client errors are included."""
         return self.status != "OK" if self.face == "grpc" else self.status >= "400"
 
     @property
@@ -112,7 +112,7 @@ class ServeCalls:
         while True:
             try:
                 self._tell(num_waiting())
-            except Exception:  # whatever Ray raises: those calls are not told, and none pile up
+            except Exception:  # Ray's errors: these calls are dropped, so that they do not pile up
                 if not has_failed:
                     log.exception("Ray cannot be told of calls")
                 has_failed = True

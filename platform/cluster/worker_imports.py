@@ -1,7 +1,7 @@
-"""What the process of every actor imports, its worker as soon as it is started.
+"""Modules that every prestarted worker imports.
 
-Ray starts workers while Serve's controller comes up, which leaves cores idle; otherwise they would
-wait to be told whose they are. Named in `local_cluster.py`.
+Ray starts workers while Serve's controller starts, when cores are idle. Referenced in
+`local_cluster.py`.
 """
 
 from __future__ import annotations

@@ -4,15 +4,15 @@
     attention_window, attention_sinks
     prefill, decode      one pool each: replicas, resources, the engine's cache and scheduler
     transfer             how KV travels between them
-    tiers                where KV is kept that leaves a device: host memory, disk, a shared store
+    tiers                where KV evicted from a device is kept: host memory, disk, a shared store
     planner              numbers of replicas that follow the load; off
     gateway              the ports, limits and keys clients meet
     registry             how many registries of replicas there are
-    health               when a replica counts as broken, and how one leaves
+    health               health checks and draining
     ray                  the cluster to join
-    security             how its processes know each other, and whether others can listen
-    metrics, tracing     what each process tells about itself, and of requests
-    chaos                faults on purpose; off
+    security             TLS and tokens between its processes
+    metrics, tracing     Prometheus ports and OpenTelemetry spans
+    chaos                fault injection; off
 
 `baton serve -f baton.yaml` reads it, `baton serve` options override it, and the Helm chart's
 values embed it under one key.
@@ -54,27 +54,26 @@ TransportName = Literal["auto", "memory", "shm", "grpc", "tcp", "gloo", "nccl", 
 
 
 class GatewayPoolConfig(GatewayConfig, frozen=True, kw_only=True):
-    """What clients meet: the ports, and the limits and keys behind them."""
+    """The gateways: ports for clients, limits and keys."""
 
     replicas: Count = 1
-    """Gateway processes; those of one machine share the ports."""
+    """Gateway processes; those on one machine share the ports."""
     placement: PlacementConfig = PlacementConfig()
     no_replica_grace_s: Seconds = 60.0
-    """How long a request waits while no decode replica takes requests, before it gets a 503."""
+    """Seconds that a request waits while no decode replica accepts requests; then it gets a 503."""
 
 
 class TransferConfig(ExchangeConfig, frozen=True, kw_only=True):
     """How KV travels from prefill to decode replicas."""
 
     transport: TransportName = "auto"
-    """`auto` measures and takes the fastest way to each peer; with TLS, none that does not encrypt.
-    `memory` works only where both replicas live in one process, as in `baton verify`; `shm` on one
-    machine."""
+    """`auto` measures the transports to each peer and takes the fastest; with TLS, only encrypted
+    ones. `memory` works only within one process, as in `baton verify`; `shm` on one machine."""
     require: tuple[str, ...] = ()
-    """What `auto` may choose from. A peer that none of these leads to is not used: what it would
-    have computed is computed where it is needed. Empty: anything."""
+    """Transports that `auto` may choose from. A prompt whose KV could not travel by any of them is
+    computed where it is decoded. Empty: any transport."""
     allow_plain: bool = False
-    """KV may travel unencrypted, by tcp, gloo, nccl or nixl, although `security` asks for TLS."""
+    """Allow KV to travel unencrypted (tcp, gloo, nccl, nixl) although `security` asks for TLS."""
     pull: PullConfig = PullConfig()
 
     def __post_init__(self) -> None:
@@ -95,20 +94,20 @@ class HealthConfig(ConfigNode, frozen=True, kw_only=True):
     """Conditions under which a replica counts as broken, and how one leaves."""
 
     check_period_s: Seconds = 1.0
-    """How often every replica is asked whether it is well."""
+    """Seconds between health checks of a replica."""
     stuck_after_s: Seconds = 120.0
-    """A step that takes longer than this is taken for a hang, and the replica is replaced."""
+    """Seconds after which an engine step counts as hung, and the replica is replaced."""
     drain_s: Seconds = 30.0
-    """How long a replica that must go may finish what it has."""
+    """Seconds that a replica may finish its requests before it ends."""
 
 
 class RegistryConfig(ConfigNode, frozen=True, kw_only=True):
-    """Who knows which replicas there are."""
+    """The registries, which track the replicas."""
 
     replicas: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
-    """Registries. Each replica reports to each, and gateways take all that they hear together, so
-    that a node that is lost or cut off takes no one's place among replicas. 3 where nodes may
-    fail; while half of them or more are away, no replica changes its role."""
+    """Number of registries. Each replica reports to each of them, and gateways merge what they
+    report, so that losing one removes no replica. Set 3 where nodes may fail; while half of them or
+    more are away, no replica changes its role."""
 
 
 class RayConfig(ConfigNode, frozen=True, kw_only=True):
@@ -117,18 +116,17 @@ class RayConfig(ConfigNode, frozen=True, kw_only=True):
     address: str = ""
     """The address of the cluster to join. Empty: start one on this machine, and stop it at the end.
 
-    In a joined cluster the gateway listens on the node it is placed on: `gateway.host` decides who
-    reaches it there.
+    In a joined cluster the gateway listens on the node where Ray places it, at `gateway.host`.
     """
     app_name: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]*$")] = "baton"
-    """The name of the Serve application. Several, each with a model and ports of its own, can run
-    beside each other on a cluster."""
+    """The name of the Serve application. A cluster can run several, each with its own model and
+    ports."""
     lend_models: bool = True
-    """Nodes take what they lack of the model from nodes that have it, before they ask where it
-    comes from; and what is only on one node, such as a folder, at all."""
+    """Nodes copy missing model files from other nodes that have them, before they download them; a
+    model that is a folder on one node is only available this way."""
     runtime_env: dict[str, Any] = msgspec.field(default_factory=dict)
-    """What Ray prepares for the processes of `baton deploy`, as it takes it: env_vars, pip,
-    working_dir (a URI). No place for secrets: Ray keeps and shows it."""
+    """Ray's runtime_env for the processes of `baton deploy`: env_vars, pip, working_dir (a URI). Do
+    not put secrets here: Ray stores and shows it."""
     dashboard: bool = False
     """Start Ray's dashboard with a local cluster (port 8265)."""
 
@@ -138,37 +136,37 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
 
     model: str = DEMO_MODEL
     """A folder in Hugging Face format, a Hugging Face id (`org/name` or `org/name@revision`), the
-    URL of such a folder (`https://`, `s3://` or any that fsspec knows), or `demo`. What is not here
-    is fetched, once per node."""
+    URL of such a folder (`https://`, `s3://` or any that fsspec knows), or `demo`. A remote model
+    is fetched once per node."""
     served_model_name: str = ""
-    """What clients call it. Empty: the last part of `model`."""
+    """The model's name in the API. Empty: the last part of `model`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """The dtype of weights and KV. `auto` takes what the checkpoint says, but on
-    a CPU bfloat16 for float16, which it has no operators for."""
+    """The dtype of weights and KV. `auto` takes the checkpoint's; on a CPU, bfloat16 replaces
+    float16, for which it has no operators."""
     quantize: Literal["none", "wide", "int8", "int4"] = "none"
-    """Round the weights to so many bits when they are loaded: on a CPU that makes decoding faster,
-    and answers a little worse. `int4` leaves the table of tokens and the head in eight. What a
-    checkpoint has quantised stays so where the device multiplies it, unless this is `wide`."""
+    """Quantise the weights when they are loaded: on a CPU this makes decoding faster, and answers a
+    little worse. `int4` keeps the embedding and the head in int8. Weights that the checkpoint has
+    quantised stay so if the device can multiply them, unless this is `wide`."""
     deterministic: bool = False
-    """On a GPU, too, let what a request is answered follow from it alone, to the bit: not from the
-    requests beside it, nor from how its prompt is cut, found in a cache or drafted. Products and
-    attention are then computed in tiles of one size and no library is used, which is slower. Not
-    for latent attention or several GPUs a replica. On a CPU it is so anyway; latent
-    attention, three `tensor` ranks or more, and `expert` ranks without `data` are refused."""
+    """Batch-invariant answers on a GPU, too: a request's answer depends, to the bit, on the request
+    alone, not on other requests, chunking, prefix caching or drafts. Products and attention then
+    use tiles of one size and no library, which is slower. Not for latent attention or several GPUs
+    per replica. A CPU is always batch-invariant; there, latent attention, three `tensor` ranks or
+    more, and `expert` ranks without `data` are refused."""
     attention_window: int | None = None
-    """StreamingLLM: in layers where a token would see all before it, it sees so many of the last,
-    itself among them, and the first `attention_sinks`. None: the model is served as it is."""
+    """StreamingLLM: in layers with full attention, a token attends to this many of the last tokens,
+    itself included, and to the first `attention_sinks`. None: the model's own attention."""
     attention_sinks: NonNegative = 4
-    """Tokens at the beginning that all see beside their `attention_window`."""
+    """Tokens at the beginning that every token attends to besides its `attention_window`."""
     load_format: Literal["auto", "dummy"] = "auto"
-    """`dummy` makes up random weights from `config.json` alone, for benchmarks."""
+    """`dummy` draws random weights by `config.json` alone, for benchmarks."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes a GPU where there is one."""
+    """The device of the replicas. `auto` takes a GPU if there is one."""
     log_format: LogFormat = "text"
-    """The format of the log of every process. `json`: an object a line, with ts, level, source,
-    logger, message, and request_id where it is about a request."""
+    """The log format of every process. `json`: one object per line, with ts, level, source, logger,
+    message and, for a request, request_id."""
     log_level: LogLevel = "info"
-    """The least that gateways and replicas write into their logs."""
+    """The lowest level that gateways and replicas log."""
     prefill: PrefillConfig = PrefillConfig()
     decode: DecodeConfig = DecodeConfig()
     planner: PlannerConfig = PlannerConfig()
@@ -235,7 +233,7 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
 
     def _check_encryption(self) -> None:
         transfer, is_encrypted = self.transfer, self.security.is_encrypted
-        ways = {transfer.transport, *transfer.require} - {"auto"}  # which leaves out what is plain
+        ways = {transfer.transport, *transfer.require} - {"auto"}  # `auto` takes no plain ones
         plain = sorted(ways - PRIVATE_TRANSPORTS)
         if is_encrypted and plain and not transfer.allow_plain:
             raise ValueError(
@@ -245,7 +243,7 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
 
     @property
     def kv_ways(self) -> frozenset[str]:
-        """The transports by which KV may come to a replica."""
+        """The transports by which KV may reach a replica."""
         transfer = self.transfer
         chosen = {transfer.transport} - {"auto"}
         ways = frozenset(chosen or transfer.require or typing.get_args(TransportName)[1:])
@@ -264,11 +262,11 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
     def engine(self, role: Role) -> EngineConfig:
         """The engine configuration of that role's pool, with what depends on the other pools."""
         speculation = self.decode.speculation
-        hands_over = self.prefill.replicas > 0  # other numbers of replicas are live; layouts stay
+        hands_over = self.prefill.replicas > 0  # replicas are live, layouts not
         is_kept = speculation.wants_features and (hands_over or speculation.features == "on")
-        is_kept = is_kept and not self._has_ranks  # they are those of a model on one device
+        is_kept = is_kept and not self._has_ranks  # features need a model on one device
         engine = self.pool(role).engine
-        if speculation.looks_up:  # prefill replicas may take the other role, and draft there
+        if speculation.looks_up:  # prefill replicas may flip to decode, and draft then
             engine = replace(engine, speculation=speculation)
         return replace(
             engine,
@@ -278,7 +276,7 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
 
     @property
     def wants_features_in_vain(self) -> bool:
-        """Features were asked for, and none are kept."""
+        """Whether features were asked for, but none are kept."""
         speculation = self.decode.speculation
         return speculation.wants_features and speculation.features == "on" and self._has_ranks
 
@@ -288,7 +286,7 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
 
     @property
     def wanted_replicas(self) -> dict[Role, int]:
-        """Replicas as clients count them: each engine is one; none of those that sleep."""
+        """Engines by role; empty while the pools are asleep."""
         if self.planner.is_asleep:
             return {}
         counts = {Role.DECODE: self.decode.num_engines, Role.PREFILL: self.prefill.num_engines}
@@ -296,31 +294,31 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
 
     @property
     def started_replicas(self) -> dict[Role, int]:
-        """Replicas as Serve counts them."""
+        """Replicas by role, as Serve counts them."""
         is_asleep = self.planner.is_asleep
         return {role: 0 if is_asleep else self.pool(role).replicas for role in Role}
 
     @property
     def cold_start_s(self) -> float | None:
-        """Seconds after which replicas serve that are started for waiting requests; None: none
-        are."""
+        """Seconds until replicas serve that start for waiting requests; None: none are started."""
         return self.planner.cold_start_s if self.planner.wakes else None
 
     @property
     def no_replica_grace_s(self) -> float:
-        """How long a request waits while no decode replica takes requests: where there may be none,
-        as long as the planner waits for a replica to start."""
+        """Seconds that a request waits while no decode replica accepts requests: with scale to
+        zero, as long as the planner waits for a replica to start."""
         grace_s, rules = self.gateway.no_replica_grace_s, self.planner
         return max(grace_s, PATIENCE * rules.cold_start_s) if rules.wakes else grace_s
 
     @property
     def wants_weights(self) -> bool:
-        """Whether this is about what the model says, not only about how fast."""
+        """Whether real weights are needed, rather than `dummy` ones."""
         return self.load_format != "dummy"
 
     @property
     def model_identity(self) -> str:
-        """What decides which tokens come. Replicas with another never go on with a request."""
+        """Everything on which tokens depend. A request never continues on a replica with another
+        identity."""
         parts = [self.model, self.load_format if self.load_format == "dummy" else ""]
         if self.attention_window is not None:
             parts.append(f"{self.attention_window}+{self.attention_sinks}")
@@ -355,7 +353,7 @@ def read_config(path: Path) -> DeploymentConfig:
 
 
 def configure(file: Path | None, changes: dict[str, Any]) -> DeploymentConfig:
-    """The file, if there is one, and what was said besides. Raises InvalidConfig."""
+    """The configuration of the file, if any, with `changes` applied. Raises InvalidConfig."""
     return override(DeploymentConfig() if file is None else read_config(file), changes)
 
 

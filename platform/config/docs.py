@@ -1,4 +1,4 @@
-"""The configuration tree described: every setting with its type, its default and its docstring.
+"""Documentation of the configuration tree: every setting's type, default and docstring.
 
 Help texts and the JSON schema come from here, so the tree is the only place where a setting is
 explained.
@@ -52,7 +52,7 @@ def json_schema() -> dict[str, Any]:
     schema = msgspec.json.schema(DeploymentConfig)
     for node in _node_types(DeploymentConfig()):
         definition = schema["$defs"][node.__name__]
-        definition["additionalProperties"] = False  # parse_config sees to it for dataclasses, too
+        definition["additionalProperties"] = False  # parse_config checks this for dataclasses, too
         for name, doc in attribute_docs(node).items():
             if doc and name in definition["properties"]:
                 definition["properties"][name]["description"] = doc
@@ -60,7 +60,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def is_node(value: object) -> bool:
-    """Whether it has settings of its own."""
+    """Whether the value is a branch of settings."""
     return isinstance(value, msgspec.Struct) or dataclasses.is_dataclass(value)
 
 

@@ -1,7 +1,7 @@
-"""Whether a replica of one pool can serve in the role of the other with the engine that it has.
+"""Whether a replica of one pool can serve in the role of the other with its present engine.
 
-What an engine was sized for stays as it is: its layout and its pool of KV, its passes, its ranks.
-So both pools must say the same of it.
+The engine keeps its KV layout, its block pool, its passes and its ranks, so both pools must be
+configured alike in these.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OF_ENGINES = ("parallel", "cache", "scheduler")
 
 
 def check_flip(config: DeploymentConfig) -> None:
-    """Raises InvalidConfig with the setting that stands against it, and the remedy."""
+    """Raises InvalidConfig, naming the setting that prevents a flip, and the remedy."""
     for branch in OF_ENGINES:
         prefill, decode = (_plain(getattr(p, branch)) for p in (config.prefill, config.decode))
         for key, value in prefill.items():

@@ -1,11 +1,11 @@
-"""Which settings a running deployment takes over in place, and which of its deployments hear them.
+"""Divides the settings into those that apply live and those that need a restart.
 
-    divide(config) -> fixed   what processes are started with: another value starts them anew
-                      live    by deployment, what those that run are told: Serve's `user_config`
-    with_live(config, told)   the configuration that follows
+    divide(config) -> fixed   arguments of processes: another value restarts them
+                      live    by deployment, for running processes: Serve's `user_config`
+    with_live(config, told)   the resulting configuration
 
-A replica is one of its pool whatever the others do, so the numbers of replicas are live, too: but
-not from or to none, for a pool without replicas is no deployment.
+Numbers of replicas are live, too, except from or to 0, since a pool without replicas is no
+deployment.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from baton.platform.config.deployment import DeploymentConfig, parse_config
 Plain = dict[str, Any]
 """A part of the tree as plain data."""
 Path = tuple[str, ...]
-"""The keys that lead to a value: names of tenants may have dots."""
+"""The keys that lead to a value; a tuple, since names of tenants may contain dots."""
 
 GATEWAY, DECODE, PREFILL, REGISTRY = "Gateway", "Decode", "Prefill", "Registry"
 
 
 def registry_names(number: int) -> tuple[str, ...]:
-    """The deployments of so many registries: one replica each, as Serve sends a call to any replica
-    of a deployment, and each registry has to be heard, and told, by itself."""
+    """The names of the registries' deployments. Each has one replica, since Serve sends a call to
+    any replica of a deployment, and each registry must be addressable."""
     return (REGISTRY, *(f"{REGISTRY}-{index}" for index in range(1, number)))
 
 
@@ -39,14 +39,14 @@ def is_registry(deployment: str) -> bool:
 
 _COUNTS = ("prefill.replicas", "decode.replicas", "gateway.replicas")
 COUNTED = (GATEWAY, DECODE, PREFILL, REGISTRY)
-"""The deployments that hear the numbers of replicas."""
+"""The deployments that are told the numbers of replicas."""
 _OF_ALL = ("log_level", "health.drain_s", "chaos.rules", "chaos.seed")
 _OF_REPLICAS = (
     *_OF_ALL,
     *_COUNTS,
     "health.stuck_after_s",
     "health.check_period_s",
-    "decode.max_open",  # a replica may have taken the other role
+    "decode.max_open",  # a replica may have flipped to the other role
     "prefill.max_queued_tokens",
 )
 LIVE: Mapping[str, tuple[str, ...]] = {
@@ -89,7 +89,7 @@ LIVE: Mapping[str, tuple[str, ...]] = {
 }
 """Settings that take effect without a restart, by Serve deployment."""
 _SET_ASIDE = "gateway.tenants.*.kv_share"
-"""Engines set blocks aside for tenants when they start."""
+"""Not live: engines reserve blocks for tenants when they start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +110,11 @@ class Change:
 
 
 def divide(config: DeploymentConfig) -> Division:
-    """Divide a configuration into fixed and live settings; only what differs from the defaults is
-    named."""
+    """Divide a configuration into fixed and live settings, leaving out defaults."""
     default = dict(_leaves(_plain(DeploymentConfig())))
     own = {path: value for path, value in _leaves(_plain(config)) if default.get(path) != value}
     reserved = [name for name, tenant in config.gateway.tenants.items() if tenant.kv_share]
-    kept = {("gateway", "tenants", name, "api_keys") for name in reserved}  # no tenant is without
+    kept = {("gateway", "tenants", name, "api_keys") for name in reserved}  # every tenant has it
     fixed = {path for path in own if not is_live(path) or path in kept}
     if config.prefill.replicas == 0:
         fixed.add(("prefill", "replicas"))
@@ -134,7 +133,7 @@ def with_live(config: DeploymentConfig, told: Plain) -> DeploymentConfig:
 
 
 def merged(below: Plain, above: Plain) -> Plain:
-    """What `above` says, and `below` where that says nothing."""
+    """`above`, with values of `below` where it has none."""
     found = dict(below)
     for key, value in above.items():
         known = found.get(key)
@@ -168,7 +167,7 @@ def _is_among(path: Path, patterns: tuple[str, ...]) -> bool:
 
 
 def _plain(config: DeploymentConfig) -> Plain:
-    """The configuration as JSON, sets in order, so that equal configurations are equal data."""
+    """The configuration as JSON with sorted sets, so that equal configurations are equal data."""
     return msgspec.json.decode(msgspec.json.encode(config, order="sorted"), type=Plain)
 
 

@@ -1,9 +1,9 @@
-"""All that is wrong with a configuration, each mistake with its path and what was meant.
+"""Finds all mistakes of a configuration, each with its path and a suggestion.
 
     Object contains unknown field `cahce` - at `$.prefill`; did you mean `cache`?
 
-A branch is held to what it says of itself as a whole, such as that two ports differ, once each of
-its settings is right by itself.
+Rules of a whole branch, such as that two ports differ, are checked once each of its settings is
+valid.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import msgspec
 
 ROOT = "$"
 KEY = "key` in `"
-"""Before the path of what has a wrong key."""
+"""The text before the path of an object with an unknown key."""
 MAX_ELSEWHERE = 2
 _TOLD = re.compile(r"(?P<text>.*?)(?: - at `(?P<where>.*)`)?", re.DOTALL)
-"""A complaint of msgspec: the path is missing where it is the root."""
+"""An error message of msgspec: the path is missing for the root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class _Mistake:
 
 
 def mistakes_in(raw: Any, root: type) -> list[str]:
-    """The mistakes in `raw`, in the order in which they are written; what one option has set for
-    both pools is one mistake."""
+    """The mistakes in `raw`, in the order of the file; a value that one option has set for both
+    pools is one mistake."""
     paths_by_mistake: dict[tuple[str, str], list[str]] = {}
     for mistake in _Tree(root).of_branch(raw, root, ROOT):
         paths_by_mistake.setdefault((mistake.text, mistake.hint), []).append(mistake.path)
@@ -53,7 +53,7 @@ class _Tree:
     root: type
 
     def of_branch(self, raw: Any, kind: type, path: str) -> Iterator[_Mistake]:
-        """The mistakes of one branch and of all below it."""
+        """The mistakes of one branch and of its sub-branches."""
         if not isinstance(raw, dict):
             yield from _misfits(raw, kind, path)
             return
@@ -82,7 +82,7 @@ class _Tree:
         elif isinstance(value, list) and has_fields(item):
             for number, entry in enumerate(value):
                 yield from self.of_branch(entry, item, f"{path}[{number}]")
-        elif isinstance(value, float) and not math.isfinite(value):  # no JSON can hold it
+        elif isinstance(value, float) and not math.isfinite(value):  # not representable in JSON
             yield _Mistake(f"Expected a finite number, got {value}", path)
         else:
             for found in _misfits(value, hint, path):
@@ -94,14 +94,14 @@ class _Tree:
         return _Mistake(f"Object contains unknown field `{key}`", path, hint)
 
     def elsewhere(self, key: str) -> list[str]:
-        """Settings of that very name in other branches, if they are few: who has all on one level
-        wants to know."""
+        """Settings of the same name in other branches, if few: the key may be on the wrong
+        level."""
         found = [path for path in _paths(self.root, "") if path.rpartition(".")[2] == key]
         return found if len(found) <= MAX_ELSEWHERE else []
 
 
 def node_by_name(hint: Any) -> type | None:
-    """The type that a setting holds by names of the operator's choosing, if that has settings."""
+    """The value type of a mapping whose keys the operator chooses, if it is a branch."""
     args = typing.get_args(hint)
     return args[1] if typing.get_origin(hint) is dict and has_fields(args[1]) else None
 
@@ -117,7 +117,7 @@ def _has_names(value: Any) -> bool:
 
 
 def _misfits(raw: Any, kind: Any, path: str) -> Iterator[_Mistake]:
-    """What msgspec refuses it for, which stops at the first."""
+    """msgspec's error for the value; it stops at the first."""
     try:
         msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
@@ -130,7 +130,7 @@ def _misfits(raw: Any, kind: Any, path: str) -> Iterator[_Mistake]:
 
 
 def _choices(value: Any, hint: Any) -> str:
-    """What a word may be, of which msgspec says only that it is none of them."""
+    """The allowed words, which msgspec's message does not list."""
     if typing.get_origin(hint) is not Literal or not isinstance(value, str):
         return ""
     words = [word for word in typing.get_args(hint) if isinstance(word, str)]
@@ -140,7 +140,8 @@ def _choices(value: Any, hint: Any) -> str:
 
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
-    """Evaluated once: the planner's registry and `baton k8s follow` read documents all the time."""
+    """The type hints of a class, cached: the registry and `baton k8s follow` read documents
+    often."""
     return typing.get_type_hints(kind, include_extras=True)
 
 

@@ -1,4 +1,4 @@
-"""Which names of models are URLs, and what may not stand in one.
+"""Models given as URLs, and what such a URL may not contain.
 
 hf://org/name@revision      https://host/folder      s3://bucket/prefix      any of fsspec's
 """
@@ -12,15 +12,14 @@ _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 
 
 def scheme_of(model: str) -> str:
-    """Empty for what is no URL."""
+    """The URL's scheme; empty if `model` is no URL."""
     found = _SCHEME.match(model)
     return found[1].lower() if found else ""
 
 
 def why_no_model_url(model: str) -> str:
-    """What is wrong with it, and the remedy; empty if nothing is, or if it is no URL.
-
-    Ray keeps and shows what applications are made of, and every log names the model.
+    """What is wrong with a URL, and the remedy; empty if nothing is, or if it is no URL. Secrets in
+    it are refused, since Ray stores and shows it, and logs name the model.
     """
     scheme = scheme_of(model)
     if not scheme:

@@ -1,6 +1,6 @@
-"""What is configured of one pool: how many replicas it has, and what each of them is given.
+"""Configuration of a pool: its number of replicas, and what each of them gets.
 
-    resources          what Ray sets aside for a replica
+    resources          what Ray reserves for a replica
     placement          on which nodes
     parallel           its ranks, along each axis
     cache, scheduler   of its engine
@@ -21,64 +21,63 @@ from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig, Spec
 from baton.engine.mesh.mesh import Mesh
 
 ROUNDING = 1e-6
-"""Shares of a GPU are floats: ten tenths are one."""
+"""Tolerance for sums of GPU shares, which are floats."""
 
 
 class ResourcesConfig(ConfigNode, frozen=True, kw_only=True):
-    """What one replica asks of Ray."""
+    """Resources of one replica."""
 
     num_cpus: Annotated[float, msgspec.Meta(gt=0)] = 1.0
-    """CPUs that Ray counts for it; threads are another matter."""
+    """CPUs that Ray reserves for it; `num_threads` sets its threads."""
     num_gpus: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """GPUs, or a share of one."""
+    """GPUs that Ray reserves for it, or a fraction of one."""
     num_threads: NonNegative = 0
-    """Threads on a CPU. 0: its share of the machine's cores, less one core for the gateway where
-    no operators are compiled."""
+    """Compute threads on a CPU. 0: its share of the machine's cores; where operators are not
+    compiled, one core is left to the gateway."""
     numa: Literal["auto", "off"] = "auto"
-    """On a CPU with several NUMA nodes, threads stay on the cores beside their memory. `auto`: a
-    rank has as few nodes as hold its threads, one core a thread before hyperthreads, and ranks are
-    spread over nodes. With one node nothing is done."""
+    """Pinning on a machine with several NUMA nodes. `auto`: each rank's threads are pinned to as
+    few nodes as hold them, next to their memory, physical cores before hyperthreads; ranks are
+    spread over the nodes. No effect with one node."""
 
 
 class PlacementConfig(ConfigNode, frozen=True, kw_only=True):
-    """Nodes of the cluster to use. Ray chooses where nothing is said."""
+    """The nodes on which replicas may run. Without settings, Ray chooses."""
 
     labels: dict[str, str] = msgspec.field(default_factory=dict)
-    """Labels of a node (`ray start --labels`) by their keys, each with what it must be, as Ray's
-    label selectors write it: `a`, `!a`, `in(a,b)`, `!in(a,b)`."""
+    """Node labels (`ray start --labels`), each with its required value in the syntax of Ray's label
+    selectors: `a`, `!a`, `in(a,b)`, `!in(a,b)`."""
     max_per_node: Count | None = None
-    """Replicas on one node, at most. Empty: as many as its resources allow."""
+    """The most replicas on one node. Empty: as many as its resources allow."""
 
     def admits(self, labels: Mapping[str, str]) -> bool:
-        """Whether a node with these labels is one of them."""
+        """Whether a node with these labels may be used."""
         return all(_fits(labels.get(key), wanted) for key, wanted in self.labels.items())
 
 
 class ParallelConfig(ConfigNode, frozen=True, kw_only=True):
-    """Ranks that one replica is spread over: processes, each with a device and a share."""
+    """The ranks of one replica: processes, each with a device and a share of the model."""
 
     tensor: Count = 1
-    """Ranks that share every matrix and every head, all on one node. Each asks Ray for what
-    `resources` says."""
+    """Tensor-parallel ranks, all on one node. Each rank reserves `resources`."""
     pipeline: Count = 1
-    """Stages, all on one node, each with some of the layers; times `tensor`. A pass goes through
-    them in pieces: see `scheduler.micro_batch_tokens`."""
+    """Pipeline stages, all on one node, each with some of the layers and `tensor` ranks. A pass is
+    cut into micro-batches: see `scheduler.micro_batch_tokens`."""
     context: Count = 1
-    """Ranks that share the tokens of long prompts, all on one node, each with the whole model and
-    a copy of all KV; times `tensor`. Of the pool that computes prompts."""
+    """Context-parallel ranks, which share the tokens of long prompts, all on one node, each with
+    the whole model and a copy of all KV; times `tensor`. Only for the pool that computes
+    prompts."""
     data: Count = 1
-    """Engines that share experts and nothing else: each has a scheduler, a cache and requests of
-    its own, and is a replica like others to clients. Each is on one node, and has `tensor` ranks;
-    `expert` must be `data` times `tensor`."""
+    """Data-parallel engines that share experts only: each has its own scheduler, cache and
+    requests, and counts as a replica. Each is on one node and has `tensor` ranks; `expert` must be
+    `data` times `tensor`."""
     expert: Count = 1
-    """Ranks that experts are spread over, each with some whole ones: `tensor`, or that times
-    `data`. 1: each rank has a slice of every expert."""
+    """Expert-parallel ranks, each with some whole experts: `tensor`, or `tensor` times `data`. 1:
+    each rank has a slice of every expert."""
     redundant_experts: NonNegative = 0
-    """Experts that each of these ranks keeps beyond its part: copies, which share what the busy
-    ones have to do."""
+    """Additional experts on each of these ranks: copies of busy experts, which share their load."""
     rebalance_passes: NonNegative = 0
-    """Forward passes after which experts are moved to where ranks get like loads, while requests
-    run. 0: they stay."""
+    """Forward passes after which experts are moved to balance the ranks' loads, while requests run.
+    0: never."""
 
     def __post_init__(self) -> None:
         try:
@@ -91,7 +90,7 @@ class ParallelConfig(ConfigNode, frozen=True, kw_only=True):
 
     @property
     def mesh(self) -> Mesh:
-        """Raises InvalidConfig for sizes that do not go together."""
+        """The mesh of ranks. Raises InvalidConfig for incompatible sizes."""
         return Mesh(
             tensor=self.tensor,
             context=self.context,
@@ -108,10 +107,10 @@ class ParallelConfig(ConfigNode, frozen=True, kw_only=True):
 
 
 class PoolConfig(ConfigNode, frozen=True, kw_only=True):
-    """The replicas of one role, all alike."""
+    """The replicas of one role."""
 
     replicas: NonNegative = 1
-    """Engines of this role. Without prefill replicas prompts are computed where they decode."""
+    """Replicas of this role. With 0 prefill replicas, decode replicas compute prompts."""
     resources: ResourcesConfig = ResourcesConfig()
     placement: PlacementConfig = PlacementConfig()
     parallel: ParallelConfig = ParallelConfig()
@@ -126,20 +125,20 @@ class PoolConfig(ConfigNode, frozen=True, kw_only=True):
             )
 
     def engines_on(self, num_cpus: float, num_gpus: float) -> int:
-        """Engines that a node with so much holds: each is on one node."""
+        """Engines that fit on a node with these resources; an engine is on one node."""
         asked = ((num_cpus, self.resources.num_cpus), (num_gpus, self.resources.num_gpus))
         ranks = self.parallel.size // self.parallel.data
         engines = min(int(there / (each * ranks) + ROUNDING) for there, each in asked if each)
         return min(engines, self.placement.max_per_node or engines)
 
     def places_on(self, num_cpus: float, num_gpus: float, *, num_nodes: int = 1) -> int:
-        """Replicas that so many nodes hold, each with so much. The engines of one that share
-        experts (`parallel.data`) may be on several."""
+        """Replicas that fit on `num_nodes` nodes with these resources each. A replica's
+        `parallel.data` engines may be on different nodes."""
         return self.engines_on(num_cpus, num_gpus) * num_nodes // self.parallel.data
 
     @property
     def num_engines(self) -> int:
-        """Each is a replica to clients, with tiers of its own."""
+        """Engines of the pool; each counts as a replica to clients, and has its own tiers."""
         return self.replicas * self.parallel.data
 
     @property
@@ -156,7 +155,7 @@ class PoolConfig(ConfigNode, frozen=True, kw_only=True):
 
 
 def _fits(value: str | None, wanted: str) -> bool:
-    """Whether a label fits, as Ray reads selectors: what is not there is not `a`, and is `!a`."""
+    """Whether a label fits a selector, as in Ray: a missing label fits `!a` and not `a`."""
     is_refusal, wanted = wanted.startswith("!"), wanted.removeprefix("!")
     if wanted.startswith("in(") and wanted.endswith(")"):
         among = [one.strip() for one in wanted[3:-1].split(",")]
@@ -169,15 +168,15 @@ class PrefillConfig(PoolConfig, frozen=True, kw_only=True):
     """Replicas that compute prompts."""
 
     max_queued_tokens: Count = 32_768
-    """Prompts that would queue more tokens than these on one replica are refused at once, but for
-    one that has nothing before it."""
+    """Most prompt tokens queued on one replica; further prompts are refused at once. A prompt is
+    always accepted by an empty replica."""
 
 
 class DecodeConfig(PoolConfig, frozen=True, kw_only=True):
     """Replicas that generate tokens."""
 
     max_open: Count = 128
-    """Requests a replica takes at once; more wait at the gateways."""
+    """Most requests on one replica at a time; further ones wait at the gateways."""
     speculation: SpeculationConfig = SpeculationConfig()
 
     @property

@@ -1,4 +1,5 @@
-"""Keys that a YAML document has twice in one place: the later would overrule the earlier unseen."""
+"""Finds duplicate keys in a YAML document, of which the later would silently override the
+earlier."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ MERGE = "tag:yaml.org,2002:merge"
 
 
 def repeated_keys(document: bytes) -> Iterator[str]:
-    """What is wrong with each. The document is one that can be read."""
+    """An error message for each duplicate key of a valid document."""
     nodes: list[tuple[yaml.Node | None, str]] = [(yaml.compose(document, Loader), "$")]
     seen: set[int] = set()
     for node, path in nodes:  # grows

@@ -1,1 +1,1 @@
-"""Whether a deployment can work, and how well, told before traffic."""
+"""Diagnosis of machines and deployments."""

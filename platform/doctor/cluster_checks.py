@@ -47,7 +47,7 @@ def check_handoffs(
 
 
 def check_required(required: Sequence[str], lacking: Mapping[str, str]) -> Finding:
-    """What can be told without a peer of what `transfer.require` asks for.
+    """Checks `transfer.require` as far as possible without a peer.
 
     `lacking`: by transport, what this machine would need for it; empty where it has everything.
     """
@@ -67,7 +67,7 @@ def check_security(
     *,
     is_derived: bool = False,
 ) -> Finding:
-    """`is_derived`: the token is made of Ray's own."""
+    """`is_derived`: whether the token is derived from Ray's."""
     name = "security"
     if NO_TOKEN in security.tokens:
         remedy = "once all replicas have it, set security.default_token to auto"
@@ -91,7 +91,7 @@ def check_security(
 
 
 def check_ports(troubles: Sequence[str], is_serving: bool) -> Finding:
-    """`troubles` are the ports that could not be bound; those of a running gateway never can."""
+    """`troubles`: ports that could not be bound; expected while a gateway is running."""
     if is_serving:
         return ok("ports", "not tried: a gateway is running")
     if troubles:

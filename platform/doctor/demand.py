@@ -1,4 +1,4 @@
-"""What the replicas of a deployment will want of the machine they all run on."""
+"""Resources that a deployment's replicas will need on one machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from baton.platform.machine.core_share import num_ranks_of
 
 
 def demand_of(config: DeploymentConfig, folder: Path, *, is_on_gpu: bool) -> Demand:
-    """Memory that the replicas will want; on a GPU, weights and KV are its own. Raises
+    """Memory that the replicas will need; on a GPU, without weights and KV. Raises
     CheckpointError if the model cannot be read, and InvalidConfig if it cannot be split among the
     ranks of a pool."""
     pools = (config.prefill, config.decode)
@@ -74,7 +74,7 @@ def demand_of(config: DeploymentConfig, folder: Path, *, is_on_gpu: bool) -> Dem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMemory:
-    """What the weights of a model and its KV take."""
+    """Memory of a model's weights and KV."""
 
     weight_bytes: int
     kv_bytes: int
@@ -85,9 +85,8 @@ class ModelMemory:
 
 
 def draft_memory(config: DeploymentConfig, model: ModelConfig, device: str) -> ModelMemory | None:
-    """What the draft model, or the head, of one decode engine keeps. None without one; `config`
-    names it by its folder. Raises CheckpointError if it cannot be read, InvalidConfig if its KV has
-    no room."""
+    """Memory of one decode engine's draft model or head; None without one. `config` has its folder.
+    Raises CheckpointError if it cannot be read, InvalidConfig if its KV has no room."""
     pool, dtype = config.decode, served_dtype(config.dtype, model, device)
     folder, method = Path(pool.speculation.model), pool.speculation.method
     shares: tuple[End, ...] = ()
@@ -100,12 +99,12 @@ def draft_memory(config: DeploymentConfig, model: ModelConfig, device: str) -> M
             weights = _head_bytes(folder, dtype)
             is_third = method == "p-eagle" or (weights > 0 and taps_layers(folder))
             shares = Eagle3Head.shares if is_third else EagleHead.shares
-            if not weights:  # told by its shapes: about as much
+            if not weights:  # an estimate from its shapes
                 weights = prepared_bytes(family_of(draft.architecture).build(draft), dtype, "none")
         case "mtp":
             family = family_of(model.architecture)
             if not family.further_layers:
-                return None  # the engine refuses it
+                return None  # refused by the engine
             draft, shares = replace(model, layers=model.layers[-1:]), MtpHead.shares
             weights = prepared_bytes(MtpHead(model, family), dtype, "none")
         case "medusa":
@@ -122,7 +121,8 @@ def draft_memory(config: DeploymentConfig, model: ModelConfig, device: str) -> M
 def _end_bytes(
     config: DeploymentConfig, model: ModelConfig, dtype: str, shares: tuple[End, ...]
 ) -> int:
-    """What a lead reads besides for its head: ends of the model that ranks have parts of."""
+    """Additional bytes of a lead's draft head: whole embedding and output head, of which ranks have
+    parts."""
     if not shares or has_ends(model, config.decode.parallel.mesh):
         return 0
     ends = family_of(model.architecture).build(model)
@@ -143,7 +143,7 @@ def _least_draft_bytes(draft: ModelMemory, config: DeploymentConfig) -> int:
 
 
 def _feature_bytes(config: DeploymentConfig, role: Role, model: ModelConfig) -> int:
-    """What features for heads add to so many blocks; they are among so many bytes."""
+    """Bytes that heads' features add to the KV blocks."""
     cache, wanted = config.pool(role).cache, config.engine(role).keeps_features_for
     if wanted is None or cache.num_blocks is None or cache.memory_gib is not None:
         return 0
@@ -156,8 +156,8 @@ def _feature_bytes(config: DeploymentConfig, role: Role, model: ModelConfig) -> 
 
 
 def _least_bytes(counted: ModelMemory, quantize: str, folder: Path) -> int:
-    """Least bytes of the weights on a device: of a checkpoint that comes quantised some weights
-    stay so, and others are widened."""
+    """The least bytes of weights on a device: of a quantised checkpoint some weights stay
+    quantised, others are widened."""
     if quantize != "none" or parse_layout(read_json(folder / "config.json")) is None:
         return counted.weight_bytes
     files = (file.stat().st_size for file in folder.glob("*.safetensors"))
@@ -181,8 +181,8 @@ def _replica_bytes(config: DeploymentConfig, pool: PoolConfig, model: ModelConfi
 
 
 def kv_bytes(cache: CacheConfig, model: ModelConfig, dtype: str) -> int:
-    """The bytes of KV of one rank on a CPU, of whose share `model` has the sizes, computed in
-    `dtype`."""
+    """Bytes of KV of one rank on a CPU; `model` has the sizes of its share, `dtype` its compute
+    dtype."""
     if cache.memory_gib is not None:
         return int(cache.memory_gib * GIB)
     if cache.num_blocks is None:
@@ -191,8 +191,8 @@ def kv_bytes(cache: CacheConfig, model: ModelConfig, dtype: str) -> int:
 
 
 def kv_layout(cache: CacheConfig, model: ModelConfig, dtype: str) -> KvLayout:
-    """The KV layout of a model that computes in `dtype`. Raises InvalidConfig for a dtype that such
-    KV is not kept in."""
+    """The KV layout of a model that computes in `dtype`. Raises InvalidConfig for an unsupported KV
+    dtype."""
     kv_dtype = cache.kv_dtype
     check_kv_dtype(kv_dtype, model.num_vectors)
     return KvLayout(
@@ -208,14 +208,11 @@ def kv_layout(cache: CacheConfig, model: ModelConfig, dtype: str) -> KvLayout:
 
 
 def weight_bytes(config: DeploymentConfig, model: ModelConfig) -> int:
-    """The bytes of weights of one rank on a CPU; quantised ones count as widened, as some are.
-
-    Told from shapes: the files need not be there yet, and dummy weights take as much.
-    """
+    """Bytes of weights of one rank on a CPU, from shapes; quantised ones count as widened."""
     family, dtype = family_of(model.architecture), served_dtype(config.dtype, model, "cpu")
     return prepared_bytes(family.build(model), dtype, config.quantize)
 
 
 def served_dtype(dtype: str, model: ModelConfig, device: str) -> str:
-    """What `auto` means for it, told without its tensors."""
+    """The dtype of `auto` for the model, without reading tensors."""
     return serving_dtype(dtype, model.dtype or "float32", device)

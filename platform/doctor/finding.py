@@ -1,9 +1,9 @@
-"""What the doctor found: one thing looked at, what was seen, and what to do about it.
+"""A finding of the doctor: a check, its result, and the remedy.
 
 ok      as it should be
 warn    it works, but slowly, or not for long
 fail    it will not work: `baton doctor` exits non-zero
-skipped it could not be looked at here
+skipped it could not be checked here
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Finding:
     seen: str
     remedy: str = ""
     where: str = "here"
-    """The replica, or the pair of them, that this is about."""
+    """The replica, or pair of replicas, that it is about."""
 
 
 def ok(name: str, seen: str) -> Finding:

@@ -1,4 +1,4 @@
-"""Whether a machine's GPUs can be used as configured, and how near they are to each other. Pure."""
+"""Checks a machine's GPUs and their links against the configuration. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from baton.platform.machine.gpu_topology import (
 from baton.platform.machine.node import GpuFacts, NodeFacts
 
 MIN_DRIVER_BY_CUDA = {"11": (450, 80), "12": (525, 60), "13": (580, 65)}
-"""The oldest driver (Linux) that runs what was built for a CUDA version, by the first number."""
+"""The oldest Linux driver for a CUDA major version."""
 
 
 def check_gpus(facts: NodeFacts, device: str) -> Iterator[Finding]:

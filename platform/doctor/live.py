@@ -1,7 +1,6 @@
-"""A running deployment under examination: its gateway is asked for the replicas, and they directly.
+"""Examines a running deployment: asks its gateway for the replicas, then each replica.
 
-Replicas listen where the gateway reaches them. From a machine that cannot, nothing is measured:
-run the doctor on a node of the cluster.
+Replicas may only be reachable from within the cluster: then run the doctor on a node.
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ NUM_ROUNDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaExamination:
-    """What one replica answered."""
+    """One replica's answer."""
 
     replica: LiveReplica
     node: NodeFacts
     layout: KvLayout
     kernels: str
-    """What it computes by, with the word for its sums."""
+    """Its kernel backend, with the name of its order of sums."""
     skew_s: float
     """The seconds that its clock is ahead of ours; negative where it is behind."""
     uncertainty_s: float
     known_ways: tuple[pb.KnownWay, ...] = ()
-    """Transports to every sender it has met."""
+    """The transports that it knows to each sender."""
 
 
 def replicas_of(status: dict[str, Any]) -> tuple[list[LiveReplica], list[Finding]]:
@@ -77,7 +76,7 @@ def replicas_of(status: dict[str, Any]) -> tuple[list[LiveReplica], list[Finding
 
 
 def registries_of(status: dict[str, Any]) -> list[Finding]:
-    """What the gateway's /debug/status says of registries, where there are several."""
+    """The state of several registries in the gateway's /debug/status."""
     told = status.get("registries", ())
     most = max((one["num_replicas"] or 0 for one in told if one["is_heard"]), default=0)
     findings: list[Finding] = []
@@ -107,7 +106,7 @@ class LiveSystem:
     async def examine(
         self, replicas: Sequence[LiveReplica], folders: Sequence[str]
     ) -> tuple[list[ReplicaExamination], list[Finding]]:
-        """All at once, and what became of those that do not answer."""
+        """Examine all replicas concurrently; with a finding for each that does not answer."""
         answers = await asyncio.gather(*(self._examine(one, folders) for one in replicas))
         examined = [answer for answer in answers if isinstance(answer, ReplicaExamination)]
         return examined, [answer for answer in answers if isinstance(answer, Finding)]
@@ -182,9 +181,8 @@ class LiveSystem:
 def clock_skew(
     asked: float, arrived: float, replied: float, answered: float
 ) -> tuple[float, float]:
-    """How far the peer's clock, which read `arrived` and `replied`, is ahead, and how sure that is.
-
-    As NTP does: the way there and the way back are taken for equally long.
+    """The seconds by which the peer's clock is ahead, and their uncertainty, as in NTP: both
+    directions are assumed equally fast. The peer's clock read `arrived` and `replied`.
     """
     skew = ((arrived - asked) + (replied - answered)) / 2
     travelled = (answered - asked) - (replied - arrived)

@@ -1,4 +1,4 @@
-"""The ways KV can take between replicas, as measured: who from whom, by what, how fast. Pure.
+"""The measured KV transports between replicas, by pair. Pure.
 
 prefill-1 -> decode-1, in GB/s
 transport  first piece  64 KiB  4 MiB  taken, or why not
@@ -31,12 +31,12 @@ Pair = tuple[LiveReplica, LiveReplica]
 """The receiver, then the sender."""
 
 MAX_PAIRS = 100
-"""Pairs that are measured where nobody says how many: minutes, and not days of a large fleet."""
+"""The default limit of measured pairs, for minutes rather than days on a large fleet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The rounds of one size."""
+    """The measured rounds of one transfer size."""
 
     num_bytes: int
     rounds_s: tuple[float, ...]
@@ -57,9 +57,9 @@ class TransportMeasurement:
     """Seconds until the first piece of a small transfer."""
     sizes: tuple[Size, ...] = ()
     error: str = ""
-    """Why it could not be measured, or not to the end."""
+    """Why it could not be measured completely."""
     chosen: str = ""
-    """Why KV takes this way; empty: it takes another, or none yet."""
+    """Why KV uses this transport; empty: it uses another, or none yet."""
 
     @property
     def works(self) -> bool:
@@ -67,12 +67,12 @@ class TransportMeasurement:
 
     @property
     def bytes_per_s(self) -> float:
-        """The rate of the largest transfers: what a long prompt gets."""
+        """The rate of the largest transfers, for long prompts."""
         return self.sizes[-1].bytes_per_s if self.works else 0.0
 
 
 def pairs_of(replicas: Sequence[LiveReplica]) -> list[Pair]:
-    """The pairs that KV travels between: prefill to decode, or decode to decode for moves."""
+    """Pairs between which KV travels: prefill to decode, and decode to decode for moves."""
     return [
         (receiver, sender)
         for receiver in replicas
@@ -83,12 +83,11 @@ def pairs_of(replicas: Sequence[LiveReplica]) -> list[Pair]:
 
 
 def sampled(pairs: Sequence[Pair], num_pairs: int, random: Random) -> list[Pair]:
-    """`num_pairs` of the pairs, drawn at random, but with as many replicas as possible among
-    them."""
+    """`num_pairs` random pairs that cover as many replicas as possible."""
     left = random.sample(pairs, len(pairs))
     chosen: list[Pair] = []
     seen: set[Epoch] = set()
-    for num_new in (2, 1, 0):  # replicas of the pair that are in none as yet
+    for num_new in (2, 1, 0):  # replicas of the pair that no chosen pair has
         passed_over: list[Pair] = []
         for pair in left:
             new = {replica.epoch for replica in pair} - seen
@@ -102,7 +101,7 @@ def sampled(pairs: Sequence[Pair], num_pairs: int, random: Random) -> list[Pair]
 
 
 def check_sample(pairs: Sequence[Pair], chosen: Sequence[Pair]) -> Finding:
-    """How much of a fleet was measured: what nobody tried is not known to work."""
+    """A finding about how much of the fleet was measured."""
     num_replicas = len({replica.epoch for pair in pairs for replica in pair})
     num_chosen = len({replica.epoch for pair in chosen for replica in pair})
     return skipped(
@@ -114,7 +113,7 @@ def check_sample(pairs: Sequence[Pair], chosen: Sequence[Pair]) -> Finding:
 
 
 def check_ways(ways: Sequence[TransportMeasurement], required: Sequence[str]) -> list[Finding]:
-    """One finding a pair. With `required`, one of these transports must work; else any."""
+    """One finding per pair. With `required`, one of these transports must work; else any."""
     by_pair: dict[tuple[ReplicaId, ReplicaId], list[TransportMeasurement]] = {}
     for way in ways:
         by_pair.setdefault((way.receiver, way.sender), []).append(way)
@@ -141,7 +140,7 @@ def _check_pair(
         )
     best = max(working, key=lambda way: way.bytes_per_s)
     others = [f"not {way.transport}: {way.error}" for way in ways if not way.works]
-    seen = f"{best.transport} {best.bytes_per_s / 1e9:.2f} GB/s"
+    seen = _speed(best)
     taken = next((way for way in ways if way.chosen), None)
     if taken is not None and taken.works and taken.bytes_per_s < best.bytes_per_s / 2:
         return Finding(
@@ -151,5 +150,11 @@ def _check_pair(
             remedy="set transfer.transport to auto, or let it measure again: restart the receiver",
             where=where,
         )
+    if taken is not None and taken.works and taken is not best:
+        seen = f"{_speed(taken)}, which is taken; {seen} at its fastest"
     seen = "; ".join((seen, *others))
     return Finding(name="KV transport", status=Status.OK, seen=seen, where=where)
+
+
+def _speed(way: TransportMeasurement) -> str:
+    return f"{way.transport} {way.bytes_per_s / 1e9:.2f} GB/s"

@@ -1,4 +1,4 @@
-"""Whether one machine has what its replicas need: memory, files, cores, room on disks. Pure."""
+"""Checks a machine against its replicas' needs: memory, files, cores, disks. Pure."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ MIN_FILES = 4096
 MIN_SHM = 1 * GIB
 MAX_SKEW_S = 1.0
 TIGHT = 0.9
-"""The share of the memory that is left beyond which a demand is too close to the end."""
+"""Share of the free memory above which a demand is too tight."""
 RUNNING_RESERVE = 0.05
-"""Share of all memory that a machine with running replicas should have left."""
+"""Share of all memory that should be free while replicas run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What the replicas of one machine will want of it."""
+    """The demand of all replicas on one machine."""
 
     weight_bytes: int
     least_weight_bytes: int
-    """Bytes of weights that are stored quantised, if all of them stay so."""
+    """Bytes of the weights if all quantised ones stay quantised."""
     cache_bytes: int
-    """KV on devices that are this machine's memory, and in host tiers: they fill with use."""
+    """KV in this machine's memory, on CPUs and in host tiers; it fills with use."""
     process_bytes: int
-    """What the processes take by themselves."""
+    """Memory of the processes without weights and KV."""
     num_threads: int
     num_replicas: int
     num_ranks: int
     """Processes that compute."""
     disk_bytes: dict[str, int]
-    """Bytes wanted of the disk, by folder of a KV tier."""
+    """Bytes of disk, by folder of a KV tier."""
 
     @property
     def start_bytes(self) -> int:
-        """Bytes without which nothing comes up, by all that is known before."""
+        """Bytes needed to start, as estimated."""
         return self.weight_bytes + self.process_bytes
 
     @property
     def least_bytes(self) -> int:
-        """Bytes without which nothing comes up for certain."""
+        """Bytes without which it certainly cannot start."""
         return self.least_weight_bytes + self.process_bytes
 
     @property
@@ -54,12 +54,12 @@ class Demand:
 
     @property
     def full_bytes(self) -> int:
-        """Once all caches are full."""
+        """Bytes once all caches are full."""
         return self.memory_bytes + self.process_bytes
 
 
 def check_node(facts: NodeFacts, demand: Demand | None) -> Iterator[Finding]:
-    """`demand` is None where replicas run already, and have what they asked for."""
+    """`demand`: None where replicas already run with their resources."""
     yield check_memory(facts.memory, demand)
     yield check_shm(facts.shm_free)
     yield check_huge_pages(facts.has_huge_pages)
@@ -122,7 +122,7 @@ def check_files(max_files: int) -> Finding:
 
 
 def check_rdma(facts: NodeFacts) -> Finding:
-    """RDMA reads and writes memory that is locked: without the right to, it does not start."""
+    """RDMA needs locked memory; without the right to lock it, RDMA does not start."""
     if not facts.rdma_devices:
         return ok("RDMA", "no devices: KV between machines goes over TCP")
     seen = ", ".join(facts.rdma_devices)
@@ -148,7 +148,7 @@ def check_cores(facts: NodeFacts, demand: Demand | None) -> Finding:
 
 
 def check_numa(numa_cores: Sequence[int], demand: Demand | None) -> Finding:
-    """How a machine with several NUMA nodes is used. Never a reason not to serve."""
+    """How a machine with several NUMA nodes is used. At most a warning."""
     seen = f"{len(numa_cores)} nodes with {', '.join(map(str, numa_cores))} cores"
     if demand is not None and demand.num_ranks < len(numa_cores):
         return ok(
@@ -170,7 +170,8 @@ def check_disk(folder: str, wanted: int, free: int) -> Finding:
 
 
 def check_clock(skew_s: float, uncertainty_s: float) -> Finding:
-    """Against this machine. No lease depends on it; certificates and pinned prefixes do."""
+    """The clock compared with this machine's. Leases do not depend on it; expiry of keys and
+    certificates does."""
     seen = f"{skew_s:+.3f} s from ours, give or take {uncertainty_s:.3f} s"
     if abs(skew_s) - uncertainty_s > MAX_SKEW_S:
         remedy = "let both follow a time server (chrony, ntpd)"

@@ -1,4 +1,4 @@
-"""Whether the processes of a deployment have room: told without torch, before a model is read."""
+"""Whether the processes of a deployment fit into memory; works without torch and model."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from baton.platform.doctor.node_checks import gib, left_of
 from baton.platform.machine.memory import MemoryFacts
 
 RANK_BYTES = 240 << 20
-"""What the process of a rank takes without weights and KV: torch, Ray, gRPC."""
+"""Memory of a rank's process without weights and KV: torch, Ray, gRPC."""
 RAY_BYTES = 800 << 20
 """Ray's own processes, a registry, the gateway and `baton serve`."""
 REGISTRY_BYTES = 100 << 20
-"""What another registry takes."""
+"""Memory of each further registry."""
 
 
 def process_bytes(config: DeploymentConfig) -> int:
-    """All of them together, without weights and KV."""
+    """Memory of all processes, without weights and KV."""
     pools = (config.prefill, config.decode)
     num_ranks = sum(pool.replicas * pool.parallel.size for pool in pools)
     return RAY_BYTES + (config.registry.replicas - 1) * REGISTRY_BYTES + num_ranks * RANK_BYTES
 
 
 def check_process_room(config: DeploymentConfig, memory: MemoryFacts) -> None:
-    """Raises InvalidConfig if they have none, however much others give back, and fewer would.
-
-    Nothing is known of a cluster that is joined.
+    """Raises InvalidConfig if they cannot fit even if others free memory, and fewer replicas would.
+    Not checked for a joined cluster.
     """
     num_ranks = (memory.most - RAY_BYTES) // RANK_BYTES
     wanted = process_bytes(config)

@@ -23,7 +23,7 @@ MARK = {
 }
 
 WHERE_WIDTH = 20
-"""A pair of replicas takes two lines, so that a narrow terminal has room for what was seen."""
+"""Width of the first column; a pair of replicas wraps into two lines."""
 
 
 def as_json(findings: Sequence[Finding], ways: Sequence[TransportMeasurement]) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def _findings_table(findings: Sequence[Finding]) -> Table:
 
 
 def _ways_tables(ways: Sequence[TransportMeasurement]) -> Iterator[Table]:
-    """One a pair of replicas, a row a transport."""
+    """A table per pair of replicas, with a row per transport."""
     for (receiver, sender), pair in groupby(ways, key=lambda way: (way.receiver, way.sender)):
         title = f"{sender} -> {receiver}, in GB/s"
         table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)

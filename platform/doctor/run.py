@@ -1,7 +1,7 @@
-"""The whole examination: this machine first, then, where one runs, the deployment itself.
+"""The whole examination: this machine, then the running deployment, if any.
 
 here       versions, security, ports, memory, limits, cores, GPUs, room for tiers
-replicas   the same of each of their machines; clocks, layouts; every way KV can take
+replicas   the same for each of their machines; clocks, layouts; every KV transport
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Diagnosis:
 
 
 def examine_here(config: DeploymentConfig, *, is_serving: bool) -> tuple[NodeFacts, list[Finding]]:
-    """`is_serving`: the replicas run already, so what they need is no longer to be had."""
+    """`is_serving`: replicas already run, so their resources are in use."""
     facts = read_node(_folders(config))
     findings = [check_versions(facts.versions, wanted_versions())]
     findings.append(check_ports(list(_taken_ports(config)), is_serving))
@@ -93,7 +93,7 @@ def examine_here(config: DeploymentConfig, *, is_serving: bool) -> tuple[NodeFac
 
 
 def advise_rounding(config: DeploymentConfig, folder: Path) -> Iterator[Finding]:
-    """What a CPU would win by weights in fewer bits, and lose: for who has not chosen yet."""
+    """The gain and loss of quantised weights on a CPU, if `quantize` is not set."""
     dtype = served_dtype(config.dtype, read_config(folder), "cpu")
     is_stored_so = parse_layout(read_json(folder / "config.json")) is not None
     if config.quantize != "none" or is_stored_so or dtype not in ("bfloat16", "float32"):
@@ -107,7 +107,7 @@ def advise_rounding(config: DeploymentConfig, folder: Path) -> Iterator[Finding]
 
 
 def examine_security(config: DeploymentConfig) -> tuple[WireSecurity | None, Finding]:
-    """Wire security as a replica on this machine would load it; None if it could not."""
+    """The security that a replica on this machine would load; None if that fails."""
     try:
         found = settled(config.security, is_tool=True)
         security = load_security(found, allows_plain_kv=config.transfer.allow_plain)
@@ -130,8 +130,8 @@ async def examine_live(
     *,
     max_pairs: int = MAX_PAIRS,
 ) -> Diagnosis:
-    """`status` is the gateway's /debug/status. `max_pairs`: of replicas whose ways are measured,
-    for there are as many pairs as replicas squared."""
+    """`status`: the gateway's /debug/status. `max_pairs`: limit of measured pairs, which grow with
+    the square of the replicas."""
     replicas, findings = replicas_of(status)
     diagnosis = Diagnosis([*findings, *registries_of(status)])
     channels = Channels(security)
@@ -154,7 +154,7 @@ async def examine_live(
 
 
 def required_transports(config: DeploymentConfig) -> tuple[str, ...]:
-    """What KV must be able to travel by; empty: anything will do."""
+    """Transports of which one must work; empty: any."""
     if config.transfer.transport == AUTO:
         return config.transfer.require
     return (config.transfer.transport,)
@@ -163,7 +163,7 @@ def required_transports(config: DeploymentConfig) -> tuple[str, ...]:
 def _judge(
     config: DeploymentConfig, here: NodeFacts, examined: Sequence[ReplicaExamination]
 ) -> Iterator[Finding]:
-    """Each machine once, however many replicas it has."""
+    """Check each machine once."""
     named = [(one.replica.replica_id, one.node) for one in examined]
     yield check_equal_versions([("here", here), *named])
     by_host = {one.node.host: one for one in reversed(examined)}
@@ -188,7 +188,7 @@ async def _measure_pair(
     pair: Pair,
     known: Sequence[pb.KnownWay],
 ) -> list[TransportMeasurement]:
-    """One way at a time: two at once would measure each other."""
+    """Measure one transport at a time, since two would disturb each other."""
     receiver, sender = pair
     ways: list[TransportMeasurement] = []
     for name in TRANSPORTS:
@@ -208,7 +208,7 @@ async def _measure_pair(
 
 
 def why_chosen(config: DeploymentConfig, transport: str, known: Sequence[pb.KnownWay]) -> str:
-    """Empty if KV does not go by `transport`. `known` is what `auto` at the receiver knows."""
+    """Why KV uses `transport`; empty if it does not. `known`: what `auto` knows at the receiver."""
     if config.transfer.transport != AUTO:
         return "transfer.transport" if transport == config.transfer.transport else ""
     if not any(way.is_chosen and way.transport == transport for way in known):
@@ -223,7 +223,7 @@ def why_chosen(config: DeploymentConfig, transport: str, known: Sequence[pb.Know
 
 
 def known_ways(examined: Sequence[ReplicaExamination], pair: Pair) -> list[pb.KnownWay]:
-    """What the receiver of `pair` told of the ways to its sender."""
+    """The transports that the receiver of `pair` knows to its sender."""
     receiver, sender = pair
     told = next(one.known_ways for one in examined if one.replica is receiver)
     return [way for way in told if way.epoch == sender.epoch]

@@ -1,9 +1,9 @@
-"""What would keep a deployment from coming up, told before anything is started.
+"""Checks before the start whether a deployment can come up.
 
     the model     its architecture, its tensors by name and shape, its split among ranks
     the memory    weights and processes against what the machine, or the container, has left
 
-Of files only descriptions and headers are read.
+Only configurations and file headers are read.
 """
 
 from __future__ import annotations
@@ -27,19 +27,17 @@ ROUNDED = ("int8", "int4")
 def check_start(
     config: DeploymentConfig, folder: Path, memory: MemoryFacts
 ) -> tuple[Demand | None, str]:
-    """What it wants, and a warning or nothing. Raises CheckpointError or InvalidConfig, with the
-    remedy.
-
-    Of a cluster that is joined neither devices nor memory are known here: there is no demand.
+    """The demand, and a warning, if any. Raises CheckpointError or InvalidConfig, with the remedy.
+    For a joined cluster devices and memory are unknown here, so there is no demand.
     """
     device = None if config.ray.address else find_device(config.device)
     if any(pool.parallel.size > 1 for pool in (config.prefill, config.decode)):
         from baton.platform.cluster.ranks.rank_check import (
-            check_ranks,  # which brings all transports
+            check_ranks,  # since it imports all transports
         )
 
         check_ranks(config, folder)
-    is_whole = config.wants_weights and holds_weights(folder)  # else nodes fetch the weights
+    is_whole = config.wants_weights and holds_weights(folder)  # otherwise nodes fetch the weights
     check_model(
         folder,
         load_format=config.load_format if is_whole else "dummy",
@@ -57,8 +55,8 @@ def check_start(
 def check_room(
     config: DeploymentConfig, folder: Path, memory: MemoryFacts, *, is_on_gpu: bool
 ) -> tuple[Demand, str]:
-    """What it wants, and a warning if there is no room for it now. Raises InvalidConfig, with what
-    would fit, if there is none even to come up however much others give back."""
+    """The demand, and a warning if memory is short now. Raises InvalidConfig, with a smaller
+    setting, if it could not start even if others freed their memory."""
 
     def demand(changed: DeploymentConfig) -> Demand:
         return demand_of(changed, folder, is_on_gpu=is_on_gpu)
@@ -97,7 +95,7 @@ def check_room(
 def _smaller(
     config: DeploymentConfig, *, can_round: bool
 ) -> Iterator[tuple[str, DeploymentConfig]]:
-    """What may be tried, from the least loss to the greatest."""
+    """Smaller settings to suggest, the least loss first."""
     fewer = override(config, {"prefill.replicas": 0, "decode.replicas": 1})
     less_weight = {bits: {"quantize": bits} for bits in ROUNDED}
     if not can_round or config.quantize in ROUNDED:

@@ -1,13 +1,13 @@
-"""A `torch` that knows shapes and no numbers, for a process that judges models and runs none.
+"""A substitute for `torch` with shapes only, for checking models without importing torch.
 
-    judge    -> install()           before the first module of ours that imports torch
-    judge    -> family.build()      the very modules that serve, with parameters that have a shape
-    anything that must be known by its numbers raises NeedsTorch: torch itself is asked then
+    checker  -> install()           before our first module that imports torch
+    checker  -> family.build()      the modules that serve, with parameters of shapes only
+    anything that needs numbers raises NeedsTorch: then torch itself is used
 
-Importing torch takes more than a second of a core. Whether a checkpoint has the tensors of its
-model, and how much memory they take, is told by shapes alone, and those are told by the modules'
-own constructors: there is no second description of a family. What these compute on the way (the
-frequencies of rotary positions) becomes a `Computed`, which nobody may look into.
+Importing torch takes more than a second of CPU. Whether a checkpoint has its model's tensors, and
+how much memory they take, follows from shapes, which the modules' own constructors give: there is
+no second description of a family. Values computed on the way (rotary frequencies) become a
+`Computed`, which cannot be read.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ AMD_DRIVER = Path("/dev/kfd")
 
 
 class NeedsTorch(BaseException):
-    """Something is asked that shapes do not tell. No `except Exception` on the way may make the
-    model's fault of it."""
+    """Shapes are not enough. A BaseException, so that no `except Exception` turns it into a model
+    error."""
 
 
 class DType:
@@ -47,7 +47,7 @@ DTYPES = {
 }  # fmt: skip
 
 COMPUTING = ("arange", "ones", "tensor", "where")
-"""The functions that constructors of modules compute with."""
+"""Functions that module constructors compute with."""
 
 
 class Device:
@@ -76,10 +76,10 @@ class Parameter(Tensor):
 
 
 class Computed:
-    """A value that was computed, of which nothing is known, and what is computed of it."""
+    """A computed value without content; results of operations on it are Computed, too."""
 
     def __getattr__(self, name: str) -> Computed:
-        if name.startswith("__"):  # what else Python tries is not there
+        if name.startswith("__"):  # other attributes do not exist
             raise AttributeError(name)
         return self
 
@@ -98,7 +98,7 @@ class Computed:
 
 
 class Unknown:
-    """What torch has and this has not. Modules may name it, and nobody may use it."""
+    """A name of torch that this substitute lacks: modules may refer to it, but not use it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -113,7 +113,7 @@ class Unknown:
 
 
 class Module:
-    """Parameters and modules are what its attributes are, in the order they were first set."""
+    """Its parameters and submodules are its attributes, in the order of first assignment."""
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
         for name, value in vars(self).items():

@@ -1,4 +1,4 @@
-"""Whether, and which, faults are made on purpose."""
+"""Settings of fault injection."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from baton.core.config_node import ConfigNode
 
 
 class ChaosConfig(ConfigNode, frozen=True, kw_only=True):
-    """Faults on purpose. Never where somebody depends on the answers."""
+    """Fault injection, for tests. Never enable it in production."""
 
     enabled: bool = False
-    """Make the faults below, and let `baton chaos` make others."""
+    """Inject the faults of `rules`, and allow `baton chaos` to inject others."""
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Equal seeds make equal faults."""
+    """Seed of the random choices of faults."""
     rules: tuple[ChaosRule, ...] = ()
-    """Each with `at`, a point, `fault`, `rate`, `delay_s` and `max_times`."""
+    """Rules of faults, each with `at` (a point), `fault`, `rate`, `delay_s` and `max_times`."""
 
     def __post_init__(self) -> None:
         if self.rules and not self.enabled:
             raise ValueError("chaos.rules need chaos.enabled: true, so that nobody forgets them")
 
     def start(self, name: str) -> Chaos | None:
-        """The chaos of the process called `name`, or None where there is to be none."""
+        """The fault injection of the process called `name`; None if it is off."""
         return Chaos(self.rules, seed=self.seed, name=name) if self.enabled else None

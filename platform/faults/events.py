@@ -1,4 +1,4 @@
-"""KV events and heartbeats on which faults strike on purpose."""
+"""Fault injection into KV events and heartbeats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from baton.core.replicas import HEARTBEAT_S, Membership, ReplicaInfo
 async def chaotic_events(
     feed: AsyncGenerator[KvEvents, None], chaos: Chaos
 ) -> AsyncGenerator[KvEvents, None]:
-    """What becomes of a replica's KV events on their way; a cut ends them."""
+    """A replica's KV events with injected faults; a cut ends the stream."""
     held: list[KvEvents] = []
     async with aclosing(feed):
         async for events in feed:
@@ -49,7 +49,7 @@ class HeartbeatRegistry(Protocol):
 
 
 class ChaoticWatch:
-    """The registry as a gateway finds it."""
+    """A gateway's watch of the registry with injected faults."""
 
     def __init__(self, registry: WatchedRegistry, chaos: Chaos) -> None:
         self._registry = registry
@@ -65,7 +65,7 @@ class ChaoticWatch:
 
 
 async def heartbeat(registry: HeartbeatRegistry, info: ReplicaInfo, chaos: Chaos | None) -> float:
-    """Send one, unless it gets lost on purpose. Returns the seconds until the next."""
+    """Send a heartbeat, unless a fault drops it. Returns the seconds until the next."""
     rule = chaos.draw("registry.heartbeat") if chaos is not None else None
     match rule.fault if rule else None:
         case Fault.DROP:

@@ -1,1 +1,1 @@
-"""Instruments: what an engine could do on this machine, what it does, and where the time goes."""
+"""Instruments: an engine's speed, its limits on this machine, and where the time goes."""

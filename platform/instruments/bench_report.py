@@ -1,4 +1,4 @@
-"""What `baton bench engine` found: tables for people, a tree for programs."""
+"""The report of `baton bench engine`: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DECODE_COLUMNS = (
     "context", "batch", "ms", "tokens/s", "GB/s", "read GB/s", "share", "bound by",
 )  # fmt: skip
 IN_CACHE = 1.05
-"""A share of the limit that memory alone cannot give."""
+"""A share of the limit above this is only possible with data in CPU caches."""
 
 
 def show(
@@ -84,7 +84,7 @@ def as_json(
 
 
 def curves(points: Sequence[Point]) -> dict[int, str]:
-    """Where tokens a second over the batch flatten, and why, by context length."""
+    """Where throughput over batch size flattens, and why, by context length."""
     return {
         context: _flattening(list(group))
         for context, group in groupby(points, key=lambda point: point.context)
@@ -135,7 +135,7 @@ def _decode_rows(measured: Measured) -> list[tuple[str, ...]]:
 
 
 def _print_diagnoses(console: Console, points: Sequence[Point]) -> None:
-    """Each regime once, by its first point."""
+    """Print each regime once, at its first point."""
     first_by_regime = {point.diagnosis.regime: point for point in reversed(points)}
     for regime, point in first_by_regime.items():
         where = f"{point.batch} x {point.context}"

@@ -1,10 +1,10 @@
-"""What this machine can do at best, measured on the spot: reading memory, and multiplying.
+"""Measured ceilings of this machine: memory bandwidth and matrix products.
 
-    read bandwidth    words of a tensor that no cache holds, summed: the bound of decoding
-    matrix rate       the best of some large products, torch's and ours: the bound of prefill
+    read bandwidth    summing a tensor larger than all caches: the bound of decoding
+    matrix rate       the fastest of some large products, torch's and ours: the bound of prefill
 
-Both change: with other work on the machine, with its clock, on rented machines from minute to
-minute. So they are taken again beside whatever they are compared with.
+Both vary with other work, clock speed and neighbours of a rented machine, so they are measured
+again next to each comparison.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROBE_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
 """Larger than the caches of any machine."""
 REPEATS = 4
 MAX_S = 0.6
-"""No further repeat begins after it."""
+"""Seconds after which no further repeat begins."""
 PRODUCTS = {
     "cpu": ((512, 1024, 4096), (2048, 2048, 4096)),
     "cuda": ((8192, 8192, 8192), (16384, 8192, 8192)),
@@ -41,18 +41,18 @@ class Ceilings:
     read_bytes_s: float
     flops_s: float
     flops_s_by_part: Mapping[Part, float] = field(default_factory=dict)
-    """Where a part of the model multiplies other numbers: see product_rates.py."""
+    """Rates of parts whose operands have other dtypes: see product_rates.py."""
 
     def rate(self, part: Part) -> float:
         """FLOP/s"""
         return self.flops_s_by_part.get(part, self.flops_s)
 
     def floor_s(self, part: Part, flops: float, num_bytes: float) -> float:
-        """The least that so much work can take, if reading and computing overlap perfectly."""
+        """The least seconds for the work, if reading and computing overlap perfectly."""
         return max(flops / self.rate(part), num_bytes / self.read_bytes_s)
 
     def balance(self, part: Part) -> float:
-        """FLOPs a byte from which on arithmetic is the bound: the ridge of the roofline."""
+        """FLOPs per byte above which arithmetic is the bound: the ridge of the roofline."""
         return self.rate(part) / self.read_bytes_s
 
     @property
@@ -68,7 +68,7 @@ def measure_ceilings(dtype: torch.dtype, device: str = "cpu") -> Ceilings:
 
 
 def read_bandwidth(device: str = "cpu") -> float:
-    """GB/s, by all threads; on a GPU of a copy, reading and writing counted."""
+    """Bandwidth of all threads in GB/s; on a GPU, of a copy, counting reads and writes."""
     kind = torch.device(device).type
     words = _probe(device)
     if kind == "cpu":
@@ -100,13 +100,13 @@ def _products(x: Tensor, weight: Tensor) -> list[Callable[[], object]]:
 
 @cache
 def _probe(device: str) -> Tensor:
-    """Written once: memory that was never written is no memory yet."""
+    """A probe tensor, written once, since unwritten memory has no pages yet."""
     num_words = PROBE_BYTES[torch.device(device).type] // 8
     return torch.ones(num_words, dtype=torch.int64, device=device)
 
 
 def best_s(work: Callable[[], object], device: str) -> float:
-    """The best of some, for whatever else runs only ever makes it longer."""
+    """The least time of several runs, since other work only makes them longer."""
     taken: list[float] = []
     with torch.inference_mode():
         while len(taken) < REPEATS and sum(taken) < MAX_S:

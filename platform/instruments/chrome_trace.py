@@ -1,4 +1,4 @@
-"""Steps as a trace that chrome://tracing and Perfetto open.
+"""Steps as a trace file for chrome://tracing and Perfetto.
 
 track "engine"    step | draft | schedule | forward | sample
 track "model"     each part of each layer, as it ran

@@ -1,10 +1,10 @@
-"""An engine measured in both of its regimes, each point beside its ceilings of the same minute.
+"""Measures an engine in prefill and decode, each point with ceilings of the same minute.
 
     prefill    one prompt of n tokens, alone, in the chunks that the scheduler makes of it
     decode     b requests of one context, each of which gets one token a step
 
-Steps are those of the real engine, schedule and sampling included; the requests of `decode` come
-with their KV, as from a handoff.
+Steps are those of the real engine, with scheduling and sampling; requests of `decode` are added
+with their KV, as after a handoff.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ POINT_S = 0.6
 MAX_REPEATS = 3
 
 Report = Callable[[str], None]
-"""Called with what is being measured."""
+"""Called with a description of the current measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Point:
     context: int
     """The tokens of each request, at the end of the prompt or when the steps began."""
     num_tokens: int
-    """Computed in that time."""
+    """Tokens computed in that time."""
     seconds: float
     work: WorkByPart
     part_s: dict[Part, float]
@@ -71,7 +71,7 @@ class Point:
 
     @property
     def arithmetic_share(self) -> float:
-        """The share of the time that its arithmetic takes at the ceilings."""
+        """The share of the time that its arithmetic would take at the ceilings."""
         return arithmetic_s(self.work, self.ceilings) / self.seconds
 
 
@@ -92,7 +92,7 @@ class Measured:
 class EngineBench:
     measured: LoadedEngine
     ceilings: Ceilings
-    """The matrix rate is taken from here, reading is measured again at every point."""
+    """The matrix rate of all points; bandwidth is measured again at every point."""
     ends_at: float
     """Deadline by time.monotonic: no point begins after it."""
     report: Report
@@ -101,7 +101,7 @@ class EngineBench:
         with watching(self.measured.engine, self.measured.loaded.model) as watch:
             self._prompt_steps(
                 watch, min(WARM_UP_TOKENS, *lengths), seed="first"
-            )  # what a first pass pays for
+            )  # one-time costs of the first pass
             for length in lengths:
                 if why := self._why_not(1, length, 1):
                     into.skipped.append(Skipped(what=f"prefill of {length}", why=why))
@@ -157,7 +157,7 @@ class EngineBench:
         return self._point(1, length, length, work, timed, before)
 
     def _prompt_steps(self, watch: StepWatch, length: int, seed: str) -> list[StepTime]:
-        """Steps until the first token, which is the only one."""
+        """Steps until the first and only token."""
         self.measured.add(length, seed=seed, max_tokens=1)
         return list(_until_idle(watch, lambda: self.measured.engine.has_work))
 
@@ -230,7 +230,7 @@ def _part_medians(steps: Sequence[StepTime]) -> dict[Part, float]:
 
 
 def _without_head(work: WorkByPart) -> WorkByPart:
-    """The work of a chunk that is not a prompt's last: nothing is sampled."""
+    """The work of a chunk before a prompt's last one, without sampling."""
     return {part: one for part, one in work.items() if part not in (Part.HEAD, Part.SAMPLING)}
 
 

@@ -1,7 +1,7 @@
-"""An engine in this process for measuring: loaded as a replica's, its cache written once.
+"""An engine in this process for measurements: loaded like a replica's, with its cache written once.
 
-Memory that was never written is a page of zeros that every cache holds: KV is written with numbers
-first, so that attention reads what it would read.
+Unwritten memory is one shared page of zeros, which stays in the CPU's caches; so the KV cache is
+filled first, for attention to read real memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from baton.platform.machine.core_share import limit_threads
 from baton.platform.models.model_shape import ModelShape, shape_of
 
 FILLING = 0x3C
-"""A byte of small normal numbers in every dtype of KV."""
+"""A byte that gives small normal numbers in every KV dtype."""
 CACHE_FRACTION = 0.5
 """The share of the free memory that KV gets, unless the configuration sizes it."""
 MEMORY_INFO = Path("/proc/meminfo")
@@ -44,7 +44,7 @@ class LoadedEngine:
     ready_s: float
     """Seconds from the folder to an engine that takes requests: weights, cache, tape."""
     source: SourcePrompts | None = None
-    """Set where something drafts: prompts in which there is something to guess."""
+    """Set with speculation: prompts in which tokens are predictable."""
 
     @property
     def max_tokens(self) -> int:
@@ -52,19 +52,19 @@ class LoadedEngine:
         return self.engine.pool.num_blocks * self.engine.pool.layout.block_size
 
     def prompt(self, num_tokens: int, seed: str) -> list[int]:
-        """Another one for each seed, so that no prefix is found."""
+        """A prompt; different for each seed, so that no prefix is cached."""
         if self.source is not None:
             return self.source.prompt(num_tokens, seed)
         return random.Random(seed).choices(range(self.engine.info.vocab_size), k=num_tokens)
 
     def add(self, num_tokens: int, seed: str, max_tokens: int) -> Request:
-        """A request whose prompt has to be computed."""
+        """Add a request whose prompt has to be computed."""
         request = self._request(num_tokens, seed, max_tokens)
         self.engine.add(request)
         return request
 
     def add_decoding(self, context: int, seed: str, max_tokens: int) -> Request:
-        """A request that comes with KV, as from a handoff; its next step decodes."""
+        """Add a request with KV, as after a handoff; its next step decodes."""
         request = self._request(context, seed, max_tokens)
         lease = Holder(HolderKind.LEASE, request.request_id)
         reserved = self.engine.pool.reserve(lease, request.tokens, b"", is_matching=False)

@@ -1,10 +1,10 @@
-"""How long each part of a model takes in passes that run module by module: hooks around them.
+"""Times each part of a model in eager passes, with hooks around modules.
 
-    attention       qkv | RoPE, KV write, scores | out      what its products do not take is its own
+    attention       qkv | RoPE, KV write, scores | out      time outside of its products is its own
     feed-forward    gate and up, activation | down
 
-Passes that are played from a tape are timed by `baton.platform.instruments.tape_clock`. On a GPU
-passes are launched, not run, while Python looks: there `baton profile` asks torch's profiler.
+`baton.platform.instruments.tape_clock` times passes from a tape. On a GPU kernels run
+asynchronously, so `baton profile` uses torch's profiler there.
 """
 
 from __future__ import annotations
@@ -41,13 +41,12 @@ class Span:
 
 
 class ModuleClock:
-    """Seconds by part, of the passes that run eagerly while it is entered."""
+    """Seconds by part, of eager passes while it is entered."""
 
     def __init__(self, model: Decoder) -> None:
         self.seconds: dict[Part, float] = {}
         self.spans: list[Span] = []
-        """Spans in the order in which they came; those of attention and feed-forward contain those
-        of their products."""
+        """Spans in order; those of attention and feed-forward contain those of their products."""
         self._model = model
         self._hooks = ExitStack()
         self._started: list[float] = []

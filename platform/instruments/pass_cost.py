@@ -1,4 +1,4 @@
-"""What a forward pass has to compute and to move at least, part by part, by its shape alone.
+"""The least FLOPs and bytes of a forward pass, by part, from its shape.
 
     product      2 T K N FLOPs;  the weight once, x and y once
                  of experts: for every choice;  the weights of those chosen, if evenly
@@ -6,9 +6,9 @@
                  of latents (latent_attention/latent_attention.py): they and what expands them once
     norms        each reads x and the residual, and writes both
 
-T = tokens of the pass, S = those whose outputs are wanted. What caches save is saved: everything is
-read once. So these are the least that a perfect kernel needs, and time over them is a share of the
-limit and never more than one, but for what a cache holds from one pass to the next.
+T = tokens of the pass, S = those whose outputs are wanted. Everything is read once, as by a perfect
+kernel. So a measured share of the limit is at most 1, except for data that a CPU cache holds from
+one pass to the next.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ ACTIVATION_FLOPS = 6
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """New tokens of one request, the last of which is wanted."""
+    """New tokens of one request, of which the last one's output is wanted."""
 
     num_tokens: int
     context: int
     """Tokens in the cache after the pass."""
 
     def num_pairs(self, window: Window) -> int:
-        """The pairs of a new token and one that it sees, itself included."""
+        """Pairs of a new token and a token that it attends to, itself included."""
         if isinstance(window, Chunks):
             return self._pairs_within(window.size)
         if isinstance(window, Streaming):  # as many as if the first were of the window
@@ -50,11 +50,12 @@ class Chunk:
             return (first + self.context) * self.num_tokens // 2
         if first >= window:
             return window * self.num_tokens
-        num_short = window - first  # see less than a window
+        num_short = window - first  # attend to less than a window
         return (first + window - 1) * num_short // 2 + window * (self.num_tokens - num_short)
 
     def _pairs_within(self, size: int) -> int:
-        """The pairs of a token and one of its chunk: all up to the context, less all before."""
+        """Pairs within the first `size` tokens: all up to the context, less all before the
+        chunk."""
 
         def up_to(end: int) -> int:
             whole, rest = divmod(end, size)
@@ -63,7 +64,7 @@ class Chunk:
         return up_to(self.context) - up_to(self.context - self.num_tokens)
 
     def num_seen(self, window: Window) -> int:
-        """Tokens whose K and V are read."""
+        """Tokens whose K and V are read, within the window."""
         if isinstance(window, Streaming):
             return min(self.context, window.num_first + self.num_seen(window.size))
         if window is None or isinstance(window, Chunks):
@@ -81,7 +82,7 @@ class Work:
 
     @property
     def intensity(self) -> float:
-        """FLOPs a byte."""
+        """FLOPs per byte."""
         return self.flops / self.num_bytes if self.num_bytes else 0.0
 
 
@@ -112,12 +113,12 @@ def total(work: WorkByPart) -> Work:
 
 
 def floor_s(work: WorkByPart, ceilings: Ceilings) -> float:
-    """The least time of a pass: parts follow each other, so each has its own bound."""
+    """The least seconds of a pass: parts run one after the other, each with its own bound."""
     return sum(ceilings.floor_s(part, one.flops, one.num_bytes) for part, one in work.items())
 
 
 def arithmetic_s(work: WorkByPart, ceilings: Ceilings) -> float:
-    """The time of a pass that computing takes, were nothing to be read."""
+    """Seconds of the pass's arithmetic alone."""
     return sum(one.flops / ceilings.rate(part) for part, one in work.items())
 
 
@@ -191,7 +192,7 @@ def _chosen_work(
     chunks: Sequence[Chunk],
     item_bytes: int,
 ) -> Work:
-    """Absorbed; each token reads what was chosen for it."""
+    """Work in the absorbed form, in which each token reads the tokens chosen for it."""
     num_tokens = sum(chunk.num_tokens for chunk in chunks)
     pairs = sum(chunk.num_pairs(num_chosen) for chunk in chunks)
     making = latent.latent_dim * (latent.nope_dim + latent.value_dim)
@@ -202,7 +203,7 @@ def _chosen_work(
 
 
 def _index_work(attention: AttentionShape, chunks: Sequence[Chunk], item_bytes: int) -> Work:
-    """Scores of all that a token sees, where that is more than are chosen."""
+    """Work of the index: scores of all visible tokens, where more are visible than chosen."""
     index = attention.index
     if index is None:
         return Work()

@@ -1,10 +1,10 @@
-"""What arithmetic is at best where weights are kept in fewer bits than activations.
+"""Arithmetic ceilings of parts whose weights have fewer bits than activations.
 
     kind of weight  ->  the largest of each part of the model, times many rows  ->  best FLOP/s
 
-Eight bits are multiplied faster than sixteen where there is an instruction for it, and as fast as
-sixteen where they are widened first: so the ceiling of such a part is what products of its kind
-reach with many rows, or the matrix rate of the dtype if that is more.
+Int8 products are faster than 16-bit ones where there is an instruction, and as fast where weights
+are widened first. So the ceiling of such a part is the measured rate of its products with many
+rows, or the dtype's matrix rate if that is higher.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from baton.platform.instruments.loaded_engine import LoadedEngine
 from baton.platform.models.model_shape import Part, Product, part_of, product_of
 
 NUM_ROWS = {"cpu": 256, "cuda": 2048}
-"""Rows from which on a product becomes no faster; a head writes many numbers for each."""
+"""Rows above which a product gets no faster."""
 
 
 @dataclass(frozen=True, slots=True)

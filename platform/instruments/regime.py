@@ -1,4 +1,4 @@
-"""Which limit holds a pass back, in words, and the first experiment to try.
+"""Diagnoses which limit bounds a pass, and suggests a first experiment.
 
 time = floor + excess        floor: each part at the ceiling of what bounds it
                              excess: schedule, sampling and Python around the model, and kernels
@@ -23,10 +23,10 @@ from baton.platform.instruments.pass_cost import WorkByPart, floor_s
 from baton.platform.models.model_shape import Part
 
 NEAR_THE_LIMIT = 0.5
-"""Share of the limit from which on the limit explains the time."""
+"""Share of the limit above which the limit explains the time."""
 KV_PARTS = (Part.ATTENTION, Part.ROPE)
 FLAT = 1.25
-"""A batch twice as large that gives less than this many times the tokens a second."""
+"""Throughput counts as flat if doubling the batch gains less than this factor."""
 
 
 class Regime(StrEnum):
@@ -38,11 +38,11 @@ class Regime(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """One step as it was."""
+    """The times of one step."""
 
     step_s: float
     around_s: float
-    """The time of the step that is not the model's: schedule, batch, sampling, Python."""
+    """Seconds of the step outside the model: schedule, batch, sampling, Python."""
     part_s: Mapping[Part, float]
     """The time of each part of the model, where it is known."""
 
@@ -51,7 +51,7 @@ class Timed:
 class Diagnosis:
     regime: Regime
     share: float
-    """The share of the limit that is reached: the floor over the time."""
+    """The share of the limit: floor / time."""
     reason: str
     experiment: str
 
@@ -149,7 +149,7 @@ def _bandwidth_bound(work: WorkByPart, share: float) -> Diagnosis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPoint:
-    """Decoding so many requests at one context."""
+    """Decoding at one batch size and context."""
 
     batch: int
     tokens_s: float
@@ -158,7 +158,7 @@ class BatchPoint:
 
 
 def flattening(points: Sequence[BatchPoint], ceilings: Ceilings) -> str:
-    """Where the curve of tokens a second over the batch flattens, and why."""
+    """The batch size at which throughput flattens, and why."""
     for sooner, later in pairwise(points):
         doublings = log2(later.batch / sooner.batch)
         if later.tokens_s / sooner.tokens_s < FLAT**doublings:

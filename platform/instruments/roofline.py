@@ -23,7 +23,7 @@ MIN_INTENSITY = 0.05
 
 
 def draw(measured: Measured, ceilings: Ceilings, title: str, file: Path) -> None:
-    """Left the roofline, right how tokens a second grow with the batch, and their ceiling."""
+    """Draw the roofline (left), and throughput over batch size with its ceiling (right)."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(15, 6.5), layout="constrained")
@@ -60,7 +60,7 @@ def _draw_roof(axes: Any, measured: Measured, ceilings: Ceilings) -> None:
 
 
 def _higher_roofs(ceilings: Ceilings) -> list[tuple[str, float]]:
-    """Rates that are not the dtype's, each with the parts that have it."""
+    """Rates other than the dtype's, each with its parts."""
     names: dict[float, list[str]] = {}
     for part, rate in ceilings.flops_s_by_part.items():
         if rate > ceilings.flops_s:

@@ -1,4 +1,4 @@
-"""Prompts that somebody could send: source code of Python's own library."""
+"""Realistic prompts: source code of Python's standard library."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SourcePrompts:
             self._texts = [[ord(char) % vocab_size for char in text] for text in texts]
 
     def prompt(self, num_tokens: int, seed: str) -> list[int]:
-        """Other code for each seed; a long one begins anew where its text ends."""
+        """Different code for each seed; repeats from the start if the text is too short."""
         chance = random.Random(seed)
         text = chance.choice(self._texts)
         start = chance.randrange(len(text))

@@ -1,6 +1,6 @@
-"""What drafting wins and what it costs: the same prompts with drafts and without, turn by turn.
+"""Measures the gain and cost of drafting: alternating runs with and without drafts.
 
-round    plain, with drafts      other prompts in each; the first does not count
+round    plain, with drafts      different prompts each; the first round does not count
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ SHOWN_POSITIONS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftUse:
-    """What became of the drafts of some steps."""
+    """Counts of drafts in some steps."""
 
     num_proposed: int
     num_verified: int
-    """Rows of passes that they took."""
+    """Rows of passes that verified drafts."""
     num_accepted: int
     acceptance_at: Sequence[float]
     """Share of verified draft tokens that were accepted, by position in the draft."""
     tokens_per_step: float
-    """Tokens that a request gets per step."""
+    """Tokens per request and step."""
     draft_s: float
     """Seconds spent on drafting."""
     seconds: float
@@ -46,7 +46,7 @@ class DraftUse:
 
     @property
     def num_wasted(self) -> int:
-        """Rows that were verified for nothing."""
+        """Verified rows of rejected draft tokens."""
         return self.num_verified - self.num_accepted
 
 
@@ -55,7 +55,7 @@ class SpeculationPoint:
     batch: int
     plain_tokens_s: float
     ratio: float
-    """Times as many tokens a second with drafts; the median of rounds."""
+    """Throughput with drafts over throughput without; the median of rounds."""
     use: DraftUse
 
 
@@ -70,7 +70,7 @@ class _Run(NamedTuple):
 def draft_use(
     before: DraftCounts, after: DraftCounts, *, num_decodes: int, draft_s: float, seconds: float
 ) -> DraftUse:
-    """Draft use of the steps between two counts, in which requests decoded `num_decodes` times."""
+    """Draft use between two counts; `num_decodes`: request steps in between."""
     verified = _difference(before.num_verified_at, after.num_verified_at)
     accepted = _difference(before.num_accepted_at, after.num_accepted_at)
     return DraftUse(
@@ -89,7 +89,7 @@ def draft_use(
 def speculation_point(
     loaded: LoadedEngine, speculation: Speculation, batch: int
 ) -> SpeculationPoint:
-    """`speculation` is the engine's only while it is measured."""
+    """`speculation` is set on the engine only during the measurement."""
     ratios, rates, runs = [], [], []
     before = speculation.counts()
     for number in range(NUM_ROUNDS + 1):
@@ -172,7 +172,7 @@ def as_tree(points: Sequence[SpeculationPoint]) -> Iterator[dict[str, object]]:
 
 
 def _run(engine: Engine, speculation: Speculation | None, prompts: Sequence[Sequence[int]]) -> _Run:
-    """All at once; prompts are not counted."""
+    """Run all prompts at once, and count decoding only."""
     engine.speculation = speculation
     sampling = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
     requests = [Request(str(i), prompt, sampling=sampling) for i, prompt in enumerate(prompts)]

@@ -1,4 +1,4 @@
-"""Where the time of steps goes: the median of each phase, prefill and decode apart.
+"""The median time of each phase of a step, for prefill and decode.
 
 around the model    drafting, schedule, batch, bookkeeping, sampling, rest
 the model           its parts, if they can be told apart, else the pass as a whole
@@ -23,7 +23,7 @@ HEAD = str(Part.HEAD)
 
 
 def phases(step: StepTime) -> dict[str, float]:
-    """Seconds by phase, in the order in which they come; they sum up to the step."""
+    """Seconds by phase, in order; they add up to the step."""
     parts = {part: took for part, took in step.part_s.items() if part is not Part.HEAD}
     model = {str(part): parts[part] for part in Part if part in parts}
     if parts:
@@ -42,7 +42,7 @@ def phases(step: StepTime) -> dict[str, float]:
 
 
 def typical_phases(steps: Sequence[StepTime]) -> dict[str, float]:
-    """Seconds a step, medians: what else runs on the machine strikes single steps."""
+    """Median seconds by phase, since other work on the machine disturbs single steps."""
     all_phases = [phases(step) for step in steps]
     names = dict.fromkeys(phase for one in all_phases for phase in one)
     return {name: statistics.median(one.get(name, 0.0) for one in all_phases) for name in names}
@@ -73,7 +73,7 @@ def step_table(steps: Sequence[StepTime], title: str) -> Table:
 
 
 def _in_order(typical: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """The phases that some kind has, in the order of the fullest kind; those it lacks come last."""
+    """All phases, in the order of the kind with the most; phases that it lacks come last."""
     longest = max(typical.values(), key=len)
     others = [phase for one in typical.values() for phase in one if phase not in longest]
     return [*longest, *dict.fromkeys(others)]

@@ -1,10 +1,10 @@
-"""Steps of a real engine, and where the time of each goes.
+"""Records the steps of a real engine and their phases.
 
     step      draft | schedule | forward | sample | rest
     forward   batch | parts of the model | head | bookkeeping
 
-`batch` is what a pass takes beside the parts of the model: its tensors, their upload, and Python
-between the parts. `rest` is what no other has: reports, and the clocks themselves.
+`batch` is the time of a pass outside the model's parts: building and uploading tensors, and Python.
+`rest` is all other time: reports, and the measurement itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StepTime:
     draft_s: float
     schedule_s: float
     forward_s: float
-    """All between the schedule and the sampling."""
+    """Seconds between schedule and sampling."""
     sample_s: float
     pass_s: float
     """The time of the model up to its head, part of `forward_s`."""
@@ -52,7 +52,7 @@ class StepTime:
 
     @property
     def is_prefill(self) -> bool:
-        """Some request has more than its last token computed."""
+        """Whether a request computed more than its last token."""
         return self.num_tokens > self.num_requests
 
     @property
@@ -71,12 +71,12 @@ class StepTime:
 
     @property
     def around_s(self) -> float:
-        """All that is not the model."""
+        """Seconds outside the model."""
         return self.step_s - self.pass_s - self.head_s + self.batch_s
 
 
 class WatchedRunner:
-    """Passes on, and notes what passes, their parts and heads take."""
+    """A runner that delegates, and times passes, parts and heads."""
 
     def __init__(self, runner: Runner, model: Decoder) -> None:
         self.info = runner.info
@@ -131,8 +131,7 @@ class WatchedRunner:
         return logits
 
     def _wait(self) -> None:
-        """Wait for the GPU: what is launched is not yet computed, and waiting makes each part's
-        time its own."""
+        """Wait for the GPU, so that each part's time is its own."""
         if self.cache.device.type == "cuda":
             torch.cuda.synchronize(self.cache.device)
 
@@ -167,7 +166,7 @@ class StepWatch:
 
 @contextmanager
 def watching(engine: Engine, model: Decoder) -> Iterator[StepWatch]:
-    """Watch `engine`, which runs `model`, for a while."""
+    """Context in which the steps of `engine`, which runs `model`, are recorded."""
     runner = engine.runner
     watched = WatchedRunner(runner, model)
     engine.runner = watched

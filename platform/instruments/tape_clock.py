@@ -1,8 +1,8 @@
-"""How long each operator of a tape takes, and which part of the model it is.
+"""Times each operator of a tape, by part of the model.
 
-The tape adds what each of its calls took to an array, so that a pass is timed as it is played in
-service: without Python, by the same threads. A product is known by its weight, all else by name;
-what prepares a product (numbers made narrower) counts as the product.
+The tape adds the time of each call to an array, so that passes are timed as in service: without
+Python, by the same threads. Products are identified by their weights, other operators by name;
+preparation of a product (quantising its input) counts as the product.
 """
 
 from __future__ import annotations
@@ -60,9 +60,8 @@ class _Played:
 
 
 class TapeClock:
-    """Plays the passes of a taped model, and notes what they take.
-
-    What was noted is made sense of when it is asked for: not within the time that is measured.
+    """Plays the passes of a taped model and records their times, which are only evaluated on
+    request, outside the measured time.
     """
 
     def __init__(self, model: Decoder, taped: TapedModel) -> None:
@@ -81,7 +80,7 @@ class TapeClock:
 
     @property
     def spans(self) -> list[Span]:
-        """Operators in turn. When each began is not measured: they are laid end to end."""
+        """Spans of the operators, laid end to end, since their start times are not measured."""
         spans: list[Span] = []
         for played in self._played:
             at = played.at
@@ -112,7 +111,8 @@ class TapeClock:
 
 
 def parts_of(model: Decoder, calls: Sequence[Call]) -> list[Part]:
-    """One each. What prepares a product (numbers made narrower) counts as the product."""
+    """The part of each call. Preparation of a product (quantising its input) counts as the
+    product."""
     part_by_address = dict(_weights(model))
     known = [_part_of_call(call, part_by_address) for call in calls]
     parts: list[Part] = []
@@ -147,7 +147,7 @@ def _weights(model: Decoder) -> Iterator[tuple[int, Part]]:
 
 
 def _tensors(weight: object) -> Iterator[Tensor]:
-    """The tensors of a plain weight, or of one kept in a form of its own."""
+    """The tensors of a weight, plain or in a packed form."""
     if isinstance(weight, Tensor):
         yield weight
     elif dataclasses.is_dataclass(weight):

@@ -1,1 +1,1 @@
-"""What Baton knows of Kubernetes: the chart's values, and what KubeRay does with a change."""
+"""Kubernetes: the chart's values, and predictions of KubeRay's upgrades."""

@@ -1,4 +1,4 @@
-"""The RayService of files: of manifests, or of values, which the `helm` command then renders."""
+"""Reads the RayService from manifests, or from values rendered with `helm`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from baton.core.errors import InvalidConfig
 
 KIND = "RayService"
 RELEASE = "baton"
-"""Any: both sides are rendered under one name."""
+"""The release name; arbitrary, since both sides are rendered with it."""
 HELM_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What of a RayService KubeRay goes by."""
+    """The parts of a RayService that KubeRay evaluates."""
 
     spec: Mapping[str, Any]
     annotations: Mapping[str, str]
 
 
 def files_of(names: str) -> tuple[Path, ...]:
-    """Value files as `helm --values` takes them: with commas between, later ones over earlier
-    ones."""
+    """Value files as in `helm --values`: separated by commas, later ones override earlier ones."""
     whole = Path(names)
     return (whole,) if whole.exists() else tuple(Path(name) for name in names.split(",") if name)
 

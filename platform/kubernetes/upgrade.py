@@ -1,11 +1,11 @@
-"""What KubeRay makes of a change of a RayService, before it is made.
+"""Predicts how KubeRay applies a change of a RayService.
 
-    serveConfigV2                      put to the running cluster
+    serveConfigV2                      applied to the running cluster
     a group at the end of the list     added to the running cluster, whose whole spec is written
     counts, tolerations, gates         not compared: ignored until the spec is written
-    anything else of rayClusterConfig  another cluster; ignored where upgradeStrategy.type is None
-    annotations of the RayService      what KubeRay waits for is read at every look; the others are
-                                       copied to a cluster that is made, or whose spec is written
+    anything else of rayClusterConfig  a new cluster; ignored where upgradeStrategy.type is None
+    annotations of the RayService      the initializing timeout is read at every reconcile; the
+    others are copied to a cluster that is created, or whose spec is written
 
 KubeRay compares a hash of the RayCluster's spec without the third row (version 1.7:
 `GenerateHashWithoutReplicasAndWorkersToDelete`), once of all groups and once of as many as there
@@ -24,18 +24,18 @@ import yaml
 Spec = Mapping[str, Any]
 """`spec` of a RayService."""
 Keys = tuple[str | int, ...]
-"""The way to a value."""
+"""The path to a value."""
 
 CLUSTER, SERVE = "rayClusterConfig", "serveConfigV2"
 TIMEOUT = "ray.io/initializing-timeout"
-"""The one annotation that KubeRay reads of the RayService itself."""
+"""The only annotation that KubeRay reads from the RayService itself."""
 NOT_COMPARED_OF_PODS = ("tolerations", "schedulingGates")
 TOLD_TO_REPLICAS = (
     "num_replicas", "user_config", "max_ongoing_requests", "max_queued_requests",
     "autoscaling_config", "graceful_shutdown_wait_loop_s", "graceful_shutdown_timeout_s",
     "health_check_period_s", "health_check_timeout_s", "logging_config",
 )  # fmt: skip
-"""What Serve changes of a deployment without starting its replicas anew."""
+"""Deployment settings that Serve changes without restarting replicas."""
 
 
 class Outcome(StrEnum):
@@ -47,11 +47,11 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One value that differs, and what comes of it."""
+    """One changed value, and its effect."""
 
     path: str
     before: Any
-    """None where there was nothing."""
+    """The old value; None if there was none."""
     after: Any
     outcome: Outcome
     reason: str
@@ -69,7 +69,7 @@ class _Difference:
 
 
 def predict(old: Spec, new: Spec, *, has_new_operator: bool = False) -> list[Effect]:
-    """What differs and what comes of it. Another version of the operator writes the running
+    """All changed values with their effects. A new version of the operator writes the running
     cluster's spec once, whatever has changed."""
     of_cluster = _of_cluster(old.get(CLUSTER) or {}, new, has_new_operator)
     of_serve = list(_of_serve(old.get(SERVE) or "", new.get(SERVE) or ""))
@@ -88,7 +88,7 @@ def predict(old: Spec, new: Spec, *, has_new_operator: bool = False) -> list[Eff
 def predict_annotations(
     old: Mapping[str, str], new: Mapping[str, str], of_spec: Sequence[Effect]
 ) -> list[Effect]:
-    """What comes of those of the RayService, beside `of_spec`, the rest of the change."""
+    """Effects of changed annotations; `of_spec`: the effects of the spec's changes."""
     of_cluster = {one.outcome for one in of_spec if one.path.startswith(CLUSTER)}
     effects = []
     for one in _differences(old, new, ("metadata", "annotations")):
@@ -188,7 +188,7 @@ def _of_serve(old: str, new: str) -> Iterator[Effect]:
 
 
 def _differences(old: Any, new: Any, keys: Keys = (), path: str = "") -> Iterator[_Difference]:
-    """Leaf by leaf; of what only one side has, as a whole."""
+    """Changed leaves; subtrees on one side only are reported as a whole."""
     path = path or ".".join(map(str, keys))
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in [*old, *(key for key in new if key not in old)]:
@@ -205,7 +205,7 @@ def _differences(old: Any, new: Any, keys: Keys = (), path: str = "") -> Iterato
 
 
 def _name(item: Any) -> str:
-    """How a reader knows an element of a list."""
+    """The name of a list element for messages."""
     if not isinstance(item, Mapping):
         return ""
     return str(item.get("groupName") or item.get("name") or "")

@@ -1,1 +1,1 @@
-"""What each way to spread a model over ranks costs, before any of them starts."""
+"""Costs of parallel layouts, computed before any rank starts."""

@@ -1,6 +1,6 @@
-"""A model on the ranks of one mesh: what each rank keeps, and what its passes send.
+"""A model on the ranks of one mesh: memory and messages of each rank.
 
-Told from shapes alone: of the model folder only `config.json` is read.
+Computed from shapes: only `config.json` of the model folder is read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Traffic:
     """The load that a layout is planned for."""
 
     requests: int
-    """The requests that decode together on a replica; data places have an even part each."""
+    """Requests that decode together on a replica, spread evenly over its data places."""
     prompt_tokens: int
     """The tokens that one pass prefills, on each data place."""
     context: int
@@ -44,7 +44,7 @@ class Traffic:
         return [Chunk([0], self.context - 1, blocks, 1)] * self.requests_of(mesh)
 
     def prefill_pass(self, block_size: int) -> list[Chunk]:
-        """The chunk of one prompt, or of its end, whose output is wanted."""
+        """The chunk of the prefill pass."""
         start = max(0, self.context - self.prompt_tokens)
         blocks = range(-(-(start + self.prompt_tokens) // block_size))
         return [Chunk(range(self.prompt_tokens), start, blocks, 1)]
@@ -78,7 +78,7 @@ class LayoutPlan:
     kv_token_bytes: int
     """The bytes of KV of one token, on the rank that keeps most of it."""
     kv_bytes: int
-    """The bytes of KV of all requests at their context, there."""
+    """Bytes of KV of all requests at their context, on that rank."""
     decode: RankTransfers
     prefill: RankTransfers
 
@@ -98,15 +98,15 @@ class Refused:
 
 
 def mesh_name(mesh: Mesh) -> str:
-    """`TP2 PP2`; of axes that have one rank nothing is said."""
+    """A name like `TP2 PP2`, without axes of size 1."""
     sizes = {axis: getattr(mesh, axis.value) for axis in Axis}
     names = [f"{axis.value[0].upper()}P{size}" for axis, size in sizes.items() if size > 1]
     return " ".join(names) or "one rank"
 
 
 def meshes(num_ranks: int) -> Iterator[Mesh]:
-    """The meshes of all sizes that go together, whatever the model, on so many ranks or on a part
-    of them that leaves no rest, smallest first."""
+    """All valid meshes on `num_ranks` ranks or a divisor, smallest first, regardless of the
+    model."""
     divisors = [size for size in range(1, num_ranks + 1) if num_ranks % size == 0]
     found = []
     for sizes in product(divisors, repeat=len(AXES)):
@@ -128,8 +128,8 @@ def plan(
     traffic: Traffic,
     device_gib: float | None = None,
 ) -> LayoutPlan | Refused:
-    """The plan for a mesh, by the prefill pool's settings. Raises InvalidConfig for KV of a dtype
-    that it is not kept in."""
+    """The plan for a mesh, by the prefill pool's settings. Raises InvalidConfig for an unsupported
+    KV dtype."""
     pool, device = config.prefill, find_device(config.device)
     dtype = served_dtype(config.dtype, model, device)
     layout = kv_layout(pool.cache, model, dtype)

@@ -1,4 +1,4 @@
-"""What one rank of a mesh says to others in a forward pass, and for its logits.
+"""The messages of one rank in a forward pass, including its logits.
 
     lead's engine   orders                            numbers, to all of the engine
     tensor          a sum [T, D]                      behind the embedding, attention, feed-forwards
@@ -10,10 +10,10 @@
     data            an intent, how many tokens        before a pass
     at the end      outputs [S, D], logits [S, V]
 
-T = tokens that the rank computes, S = those whose outputs are wanted, D = width of the model, V =
-its vocabulary. Where a rank meets others is read from the parts of its model. Which expert a token
-wants is not known beforehand: pairs are counted as if all places had as many tokens, and all
-experts were wanted alike. Behind the attention of its last layer a model computes S tokens alone.
+T = tokens that the rank computes, S = those whose outputs are wanted, D = model width, V =
+vocabulary. The rank's modules tell where it communicates. Expert choices are unknown, so pairs are
+counted as if all data places had equally many tokens and all experts equal load. After the
+attention of its last layer a model only computes S tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from baton.engine.sharding.cutting import adds_up, splits_vocabulary
 from baton.platform.layout_plan.transfers import Kind, Transfer, merged
 
 WORD_BYTES = 8
-"""The bytes of an integer that ranks tell each other."""
+"""Bytes of an integer in messages between ranks."""
 LOGIT_BYTES = ITEM_BYTES["float32"]
 
 
@@ -50,12 +50,12 @@ class Sum(NamedTuple):
     what: str
     """Which part's, in words."""
     is_of_outputs: bool
-    """Whether it covers only the tokens whose outputs are wanted, if its stage is the last."""
+    """Whether it only covers tokens whose outputs are wanted, on the last stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankModel:
-    """What a rank has of a model, its sizes alone."""
+    """A rank's part of a model, by sizes only."""
 
     whole: ModelConfig
     own: Decoder
@@ -80,7 +80,7 @@ class RankModel:
 
     @cached_property
     def sums(self) -> Sequence[Sum]:
-        """Where tensor ranks add up what they have of a layer's result."""
+        """All-reduces of tensor ranks."""
         found = []
         for name, module in self.own.named_modules():
             if adds_up(module):
@@ -90,8 +90,8 @@ class RankModel:
 
     @cached_property
     def sparse(self) -> Sequence[tuple[MoeFeedForward, bool]]:
-        """Layers with experts, each with whether it computes tokens whose outputs are wanted alone,
-        if its stage is the last."""
+        """Sparse layers, each with whether it only computes tokens whose outputs are wanted, on the
+        last stage."""
         found = [each for each in self.own.modules() if isinstance(each, MoeFeedForward)]
         return [(each, self._is_of_last_layer(each)) for each in found]
 
@@ -135,7 +135,7 @@ class _Pass:
             yield from self._logits()
 
     def _pieces(self) -> Sequence[Sequence[Chunk]]:
-        """What this rank's layers are run on, one after the other."""
+        """The micro-batches of this rank's layers."""
         if self._shares is not None:
             share = self._shares[self._place.context]
             return [[piece.of(self._chunks) for piece in share]]
@@ -148,7 +148,7 @@ class _Pass:
         )
 
     def _orders(self, num_words: int) -> Iterator[Transfer]:
-        """The lead's words, behind how many they are."""
+        """The lead's orders, preceded by their length."""
         for count in (1, num_words):
             yield self._of_engine("orders", count * WORD_BYTES)
 
@@ -178,8 +178,8 @@ class _Pass:
     def _exchange(
         self, layer: MoeFeedForward, num_tokens: int, num_rows: int
     ) -> Iterator[Transfer]:
-        """The transfers of the run of `num_rows` tokens that this rank sees to, to experts and
-        back, in a pass of `num_tokens`."""
+        """Transfers to experts and back of this rank's `num_rows` tokens, in a pass of
+        `num_tokens`."""
         mesh, row_bytes = self._mesh, self._model.row_bytes
         num_slots, num_choices = layer.experts.num_slots, layer.router.routing.num_choices
         sizes: dict[str, int] = {}
@@ -196,7 +196,7 @@ class _Pass:
             yield self._transfer(what, Kind.ALL_TO_ALL, mesh.expert, num_bytes)
 
     def _written(self, shares: Shares) -> Iterator[Transfer]:
-        """All send as many blocks as the one that wrote most."""
+        """Context ranks exchange blocks, each as many as the rank that wrote most."""
         kv = self._model.kv
         most = max(
             sum(len(piece.blocks_of(self._chunks, kv.block_size)) for piece in share)
@@ -207,7 +207,7 @@ class _Pass:
             yield self._transfer("KV written", Kind.ALL_GATHER, self._mesh.context, num_bytes)
 
     def _outputs(self) -> Iterator[Transfer]:
-        """Transfers to the ranks that compute logits; or a word that all is written."""
+        """Outputs to the ranks that compute logits, or a message that all KV is written."""
         mesh, row_bytes = self._mesh, self._model.row_bytes
         if self._shares is not None:
             most = max(num_outputs(self._chunks, share) for share in self._shares)
@@ -225,9 +225,8 @@ class _Pass:
                     yield self._transfer(what, kind, mesh.pipeline, num_bytes)
 
     def _logits(self) -> Iterator[Transfer]:
-        """Computed on the last stage, of what the lead sends; each tensor rank has some of them.
-
-        A pipeline does so unasked where there is nothing but decoding.
+        """Logits, computed on the last stage from rows that the lead sends, split over tensor
+        ranks. In a decode-only pass a pipeline sends them without being asked.
         """
         if self._mesh.engine.size == 1:
             return
@@ -253,7 +252,7 @@ class _Pass:
 
 
 def _what(name: str) -> str:
-    """A part's place in the model, in words."""
+    """A readable name of a module's place in the model."""
     match name.split("."):
         case [*_, "out"]:
             return "attention"

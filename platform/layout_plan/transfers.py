@@ -1,4 +1,4 @@
-"""One kind of message between ranks, and how many bytes a rank sends of it.
+"""A kind of message between ranks, and the bytes that a rank sends.
 
 kind          x, whose bytes are counted            a rank sends, n of them in a ring
 all-reduce    the sum, on every rank                2 (n-1)/n x
@@ -28,12 +28,12 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """All calls of a rank in a pass that are alike."""
+    """All equal calls of a rank in a pass."""
 
     what: str
     kind: Kind
     num_ranks: int
-    """The ranks that meet, or those of the group in which two do."""
+    """Ranks of the group."""
     count: int = 1
     num_bytes: int
     """The bytes of x, each time."""
@@ -61,7 +61,7 @@ def sent_bytes(transfers: Iterable[Transfer]) -> int:
 
 
 def merged(transfers: Iterable[Transfer]) -> list[Transfer]:
-    """Merge transfers that differ in their counts alone, in the order in which they first come."""
+    """Merge transfers that only differ in their counts, in order of first occurrence."""
     counts: Counter[Transfer] = Counter()
     for each in transfers:
         counts[replace(each, count=1)] += each.count

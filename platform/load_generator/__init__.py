@@ -1,1 +1,1 @@
-"""A load on any endpoint that speaks OpenAI's API, and what its answers took."""
+"""A load generator for any endpoint with OpenAI's API."""

@@ -1,6 +1,6 @@
-"""Reads the bytes of a streamed answer: which events carry output, and when they came.
+"""Parses a streamed answer: which events carry output, and when they arrived.
 
-No input or output of its own: whoever reads the socket feeds it, with the time.
+Does no I/O: the reader of the socket feeds it bytes with times.
 
     data: {"choices": [{"text": "..."}]}                     /v1/completions
     data: {"choices": [{"delta": {"content": "..."}}]}       /v1/chat/completions
@@ -49,8 +49,8 @@ class _Choice(msgspec.Struct):
 
     @property
     def has_output(self) -> bool:
-        """A role alone or an end alone is no token. Text that is empty, but not the last, is one
-        whose characters come with the next."""
+        """A role alone or an end alone is no output. Empty text before the end is a token whose
+        characters come with the next one."""
         if self.delta is None:
             return bool(self.text) or (self.text == "" and not self.finish_reason)
         if self.delta.has_output:
@@ -96,7 +96,7 @@ class AnswerReader:
         )
 
     def cut(self, detail: str) -> Exchange:
-        """The connection broke; what had come before may be all of it."""
+        """The connection broke; the answer may have been complete."""
         return self.finish() if self._is_done else Exchange(ending=Ending.CUT, detail=detail)
 
     def _read(self, data: bytes, now: float) -> None:
@@ -124,7 +124,7 @@ class AnswerReader:
 
 
 def error_text(body: bytes) -> str:
-    """The message in an error of OpenAI's form, FastAPI's, or whatever the server said instead."""
+    """The message of an error in OpenAI's or FastAPI's format, else the raw text."""
     try:
         found = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):

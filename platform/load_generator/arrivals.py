@@ -1,4 +1,4 @@
-"""When requests of an open loop come: at random, evenly, or many at once."""
+"""Arrival times of an open loop: random, even, or in bursts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Arrivals:
     burst: int = 1
 
     def times(self, seed: int) -> Iterator[float]:
-        """Seconds from the start, without an end. The first burst comes at once."""
+        """An endless iterator of seconds since the start. The first burst comes at once."""
         random_ = random.Random(f"arrivals {seed}")
         mean_gap_s = self.burst / self.rate
         now_s = 0.0

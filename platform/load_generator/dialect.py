@@ -1,4 +1,4 @@
-"""How one endpoint wants to be asked: path, model, and which fields beside the standard's."""
+"""How to call one endpoint: path, model, and accepted optional fields."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Api(StrEnum):
 
 
 OPTIONAL_FIELDS = ("min_tokens", "ignore_eos", "stream_options", "temperature")
-"""Sent where the server takes them; one that refuses them is asked without, in this order."""
+"""Optional fields, which are dropped in this order if the server refuses them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Why a measurement may not be what it looks like, told beside it."""
+"""Warnings that a measurement may mislead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.platform.load_generator.summary import Distribution, Summary
 MIN_LATE_S = 0.01
 MIN_LOOP_LATE_S = 0.005
 SHARE_OF_LATENCY = 0.1
-"""A generator that is later than so much of what it measures has measured itself."""
+"""Lateness of the generator, as a share of the measured latency, from which it is doubted."""
 MIN_FOR_P99 = 100
 SIZE_SLACK = 0.05
 GROWTH = 2.0
@@ -18,7 +18,7 @@ MIN_BACKLOG = 8
 
 
 def doubts(summary: Summary, outcomes: Sequence[Outcome], *, is_open_loop: bool) -> list[str]:
-    """Sentences; none where there is nothing to doubt."""
+    """The warnings as sentences."""
     complete = [outcome for outcome in outcomes if outcome.is_complete]
     found = [
         _late(summary.late, summary.ttft),
@@ -80,7 +80,7 @@ def _foreign_hits(summary: Summary) -> str:
 
 
 def _backlog(summary: Summary) -> str:
-    """In-flight requests as the sending goes on, in its second and its last quarter."""
+    """Requests in flight in the second and in the last quarter of the run."""
     sent = [
         num
         for (_, before), (_, num) in zip(

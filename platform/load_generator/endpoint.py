@@ -1,4 +1,4 @@
-"""One endpoint that speaks OpenAI's API over HTTP, and each way that an answer of it can end."""
+"""A client of one HTTP endpoint with OpenAI's API, with all ways an answer can end."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from baton.platform.load_generator.dialect import Api
 from baton.platform.load_generator.outcome import Ending, Exchange
 
 READ_BYTES = 1 << 16
-"""Bytes read of an answer that is no stream: enough to say what it is."""
+"""Bytes read of an answer that is no stream, for its error message."""
 IDLE_S = 2.0
-"""A connection that was idle for longer is not used again: servers close theirs after 5 s, and a
-request that meets the end of its connection would look like an answer cut off."""
+"""Seconds after which an idle connection is not reused: servers close theirs after 5 s, and a
+request on a closing connection would look like a cut-off answer."""
 JSON = {"content-type": "application/json"}
 
 
@@ -96,7 +96,7 @@ class Endpoint:
 async def connected(
     url: str, api: Api, *, api_key: str | None = None, ca_file: Path | None = None
 ) -> AsyncIterator[Endpoint]:
-    """Raises InvalidConfig if `url` is none, or `ca_file` is no certificate."""
+    """Raises InvalidConfig for an invalid `url` or `ca_file`."""
     try:
         context = ssl.create_default_context(cafile=ca_file)
     except ssl.SSLError as error:
@@ -105,7 +105,7 @@ async def connected(
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=context, keepalive_timeout=IDLE_S),
         headers=headers,
-        timeout=aiohttp.ClientTimeout(total=None),  # the generator's own holds for all of it
+        timeout=aiohttp.ClientTimeout(total=None),  # the generator has its own timeout
         read_bufsize=READ_BYTES,
         trust_env=True,
     ) as session:
@@ -113,7 +113,7 @@ async def connected(
 
 
 def base_url(url: str) -> str:
-    """`url` without what every path begins with. Raises InvalidConfig if it is none."""
+    """`url` without a trailing `/v1`. Raises InvalidConfig if it is no URL."""
     spelled = url if "://" in url else f"http://{url}"
     try:
         parts = urlsplit(spelled)

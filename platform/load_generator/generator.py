@@ -1,4 +1,4 @@
-"""Sends a workload on time, and keeps what came of every request.
+"""Sends a workload on schedule, and records every outcome.
 
     workload --a chain when it is due--> task of the chain --request by request--> LoadTarget
                                               |  due: when the plan says, or gap_s after the
@@ -6,8 +6,8 @@
                                               v
                                           Outcome
 
-Bodies are written before they are due. How late the generator was all the same is kept: `late_s`
-of each outcome, and how late its event loop woke from short sleeps.
+Bodies are built before they are due. Remaining lateness is recorded: `late_s` of each outcome, and
+how late the event loop woke from short sleeps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from baton.platform.load_generator.workload import Chain, PlannedRequest, Worklo
 
 HEARTBEAT_S = 0.02
 NUM_AHEAD = 32
-"""Bodies written before they are due, so that those of a burst wait for no other."""
+"""Bodies built ahead, so that requests of a burst do not wait for each other."""
 BACKOFF_S = 1.0
 """Seconds before another try, where a 429 does not say how long."""
 
@@ -44,7 +44,7 @@ class SendOptions:
 
 @dataclass(slots=True)
 class Record:
-    """What is known so far. Times are seconds since the start."""
+    """The results so far. Times are seconds since the start."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     num_sent: int = 0
@@ -75,13 +75,12 @@ class LoadGenerator:
         self._running: asyncio.Task[None] | None = None
         self._chains: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
-        """The first exception raised by whatever writes prompts."""
+        """The first exception of the prompt writer."""
         self.record = Record(now=self._now)
 
     async def run(self, workload: Workload) -> Record:
-        """Return when everything is answered, or `stop` was called.
-
-        What writing a prompt raises is raised here, and ends the run.
+        """Return when everything is answered, or `stop` was called. An exception of the prompt
+        writer ends the run, and is raised.
         """
         ready: asyncio.Queue[_Ready | None] = asyncio.Queue(NUM_AHEAD)
         composing = asyncio.create_task(self._compose_ahead(workload, ready))
@@ -112,7 +111,8 @@ class LoadGenerator:
                 task.cancel()
 
     def _end_if_failed(self, task: asyncio.Task[None]) -> None:
-        """Nothing that goes on without a prompt would be the load that was asked for."""
+        """End the run if a prompt could not be written, since the load would not be the requested
+        one."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._failure = self._failure or error
@@ -124,7 +124,7 @@ class LoadGenerator:
     async def _compose_ahead(self, workload: Workload, ready: asyncio.Queue[_Ready | None]) -> None:
         for chain in workload.chains:
             await ready.put((chain, self._compose(chain.requests[0])))
-            await asyncio.sleep(0)  # others' turn: answers are read in the same loop
+            await asyncio.sleep(0)  # yield: answers are read in the same loop
         await ready.put(None)
 
     async def _run(self, max_chains: int | None, ready: asyncio.Queue[_Ready | None]) -> None:

@@ -1,4 +1,4 @@
-"""What became of one request: when it was due, sent and answered, and how it ended."""
+"""The outcome of one request: times, and how it ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Ending(StrEnum):
     UNREACHABLE = "no connection"
     TIMED_OUT = "timed out"
     INTERRUPTED = "interrupted"
-    """Stopped by the generator's user: counted, but held against nobody."""
+    """Stopped by the user: counted, but not as an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,15 @@ class Exchange:
     """Times at which events with output came."""
     usage: Usage = Usage()
     detail: str = ""
-    """What the server said, or what went wrong."""
+    """The server's message, or the error."""
     retry_after_s: float | None = None
 
 
 class LoadTarget(Protocol):
-    """What takes a body to a server and comes back with what was answered."""
+    """Sends a body to a server and returns the exchange."""
 
     async def ask(self, body: bytes) -> Exchange:
-        """Raises nothing; an answer that never comes is waited for until it is cancelled."""
+        """Never raises; waits for the answer until cancelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Outcome:
 
     @property
     def late_s(self) -> float:
-        """How late the generator itself was."""
+        """Seconds by which the generator sent too late."""
         return self.sent_s - self.due_s
 
     @property

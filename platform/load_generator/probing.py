@@ -1,6 +1,6 @@
-"""Asks an endpoint, before the load, what it takes: which fields, token ids, how long words are.
+"""Probes an endpoint before the load: accepted fields, token ids, tokens per word.
 
-fields   all optional ones at once; what it refuses is left out from then on
+fields   all optional ones at once; refused ones are left out from then on
 ids      /v1/completions with a few token ids, and whether it counts them as they are
 words    two prompts of known words: tokens a word, and what the server adds by itself
 """
@@ -26,12 +26,12 @@ from baton.platform.load_generator.prompts import (
 )
 
 HIGHEST_IDS = (30_000, 8_000, 2_000, 500)
-"""Tried one after the other where no tokenizer tells how many ids there are."""
+"""Vocabulary sizes to try, in order, if no tokenizer tells the number of ids."""
 FIRST_PLAIN_ID = 256
 """First id behind special tokens and bytes."""
 NUM_IDS = 8
 NUM_WORDS = 200
-"""Most words in the prompts that tell how many tokens words have."""
+"""The most words in the calibration prompts."""
 TIMES_ALL_WORDS = (1, 3)
 TRIES_WHEN_BUSY = 5
 TIMEOUT_S = 120.0
@@ -42,13 +42,13 @@ class Probed:
     dialect: Dialect
     writer: PromptWriter
     sizing: str
-    """How well prompts have the lengths that were asked for."""
+    """How exact the prompt lengths are."""
     is_exact: bool
     notes: tuple[str, ...] = ()
 
 
 class Probe:
-    """Raises InvalidConfig or Unavailable, with what the server said, if nothing can be asked."""
+    """Raises InvalidConfig or Unavailable, with the server's message, if no request succeeds."""
 
     def __init__(
         self, target: LoadTarget, dialect: Dialect, *, seed: int, tokenizer: Tokenizer | None = None
@@ -87,7 +87,7 @@ class Probe:
                 raise self._hopeless(exchange)
 
     def _gives_way(self, said: str) -> bool:
-        """Leave out what the server named, or else the next that not every server knows."""
+        """Drop the field that the server named, else the next optional one."""
         if "max_completion_tokens" in said and self._dialect.max_tokens_field == "max_tokens":
             self._dialect = replace(self._dialect, max_tokens_field="max_completion_tokens")
             return True
@@ -149,7 +149,7 @@ class Probe:
         return exchange.usage.prompt_tokens
 
     async def _ask(self, prompt: list[int] | str) -> Exchange:
-        """Try again while the server is busy with others."""
+        """Send a small request, retrying while the server is busy."""
         for _ in range(TRIES_WHEN_BUSY):
             try:
                 async with asyncio.timeout(TIMEOUT_S):

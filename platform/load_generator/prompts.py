@@ -1,4 +1,4 @@
-"""Writes the tokens that a planned prompt stands for, as ids or as words.
+"""Generates planned prompts, as token ids or as words.
 
 Equal segments give equal tokens in every run with the same seed, whichever prompt they are in;
 other segments are drawn anew, so that prompts part where their segments do.
@@ -31,14 +31,14 @@ COMMON_WORDS = """
     difference value building action model season society tax director position player record paper
     space ground form event matter center table court north south west east food land stage bank
 """
-"""Each is a token or two to most tokenizers."""
+"""Words that are one or two tokens in most tokenizers."""
 SPACES = ("\u0120", "\u2581")
-"""What a token that follows a space begins with: of byte-level tokenizers, and of SentencePiece."""
+"""The first character of tokens that follow a space, in byte-level and SentencePiece tokenizers."""
 MIN_WORDS = 64
-"""A tokenizer with fewer words that are one token each is not written in words of its own."""
+"""The fewest single-token words with which a tokenizer is used for prompts."""
 MAX_WORDS = 4096
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-"""SplitMix64 goes on by it from one number to the next."""
+"""The increment of SplitMix64."""
 
 
 class PromptWriter(Protocol):
@@ -47,7 +47,7 @@ class PromptWriter(Protocol):
 
 @dataclass(frozen=True)
 class IdWriter:
-    """Token ids, drawn evenly from those that are no special tokens."""
+    """Uniformly random token ids, without special tokens."""
 
     ids: np.ndarray[Any, np.dtype[np.int64]]
     seed: int
@@ -59,7 +59,7 @@ class IdWriter:
 
 @dataclass(frozen=True)
 class WordWriter:
-    """Words: `tokens_per_word` each, and `overhead` tokens that the server adds by itself."""
+    """Words of `tokens_per_word` tokens each; the server adds `overhead` tokens itself."""
 
     words: np.ndarray[Any, np.dtype[np.object_]]
     seed: int
@@ -80,7 +80,7 @@ class WordWriter:
 
 
 def _drawn(prompt: Sequence[Segment], seed: int, num: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """A number below `num` for each token, by its segment and its place there alone."""
+    """A number below `num` for each token, determined by its segment and position."""
     sizes = [segment.num_tokens for segment in prompt]
     keys = np.array([_key(segment, seed) for segment in prompt], dtype=np.uint64)
     starts = np.cumsum([0, *sizes[:-1]], dtype=np.uint64)
@@ -110,7 +110,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def plain_ids(tokenizer: Tokenizer) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Every id that is no added token: special ones end or split what they stand in."""
+    """All ids except added tokens, since special ones may end or split a prompt."""
     added = list(tokenizer.get_added_tokens_decoder())
     return np.setdiff1d(np.arange(tokenizer.get_vocab_size(with_added_tokens=False)), added)
 

@@ -30,7 +30,7 @@ LATENCIES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What was measured, and how."""
+    """The settings of the run."""
 
     url: str
     endpoint: str
@@ -40,13 +40,13 @@ class Setting:
     seed: int
     slo: Slo
     notes: Sequence[str]
-    """What the server does not take or tell."""
+    """Notes on fields that the server does not accept or report."""
 
 
 def show(
     console: Console, setting: Setting, summary: Summary, doubts: Sequence[str], why: Iterable[str]
 ) -> None:
-    """`why`: what requests that were missed were told."""
+    """`why`: messages of failed requests."""
     for line in (
         f"{setting.model} at {setting.url}, {setting.endpoint}: {setting.load}",
         f"prompts {setting.sizing}; seed {setting.seed}",
@@ -116,7 +116,7 @@ def _objectives(slo: Slo) -> str:
 
 
 def why_missed(outcomes: Iterable[Outcome]) -> list[str]:
-    """One sentence for each way to fail, with what the first one was told."""
+    """One sentence for each kind of failure, with the first message."""
     first: dict[Ending, str] = {}
     for outcome in outcomes:
         if not outcome.is_complete and outcome.detail:

@@ -1,4 +1,4 @@
-"""What makes a request a good one."""
+"""Objectives by which goodput is counted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from baton.platform.load_generator.outcome import Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """What a request must keep to be good. Seconds; None: no matter."""
+    """Limits in seconds that a good request must meet; None: no limit."""
 
     ttft_s: float | None = None
     itl_s: float | None = None
@@ -24,7 +24,7 @@ class Slo:
         return self == Slo()
 
     def is_met_by(self, outcome: Outcome) -> bool:
-        """Whether `outcome` meets the objectives; nothing that went wrong does, however fast."""
+        """Whether `outcome` meets the objectives; a failed request never does."""
         if not outcome.is_complete:
             return False
         kept = (

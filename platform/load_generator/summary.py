@@ -1,4 +1,4 @@
-"""What a run was: latencies, throughput, goodput, hit ratio, requests at once."""
+"""The summary of a run: latencies, throughput, goodput, hit ratio, concurrency."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Distribution:
 
 
 def distribution(values: Iterable[float]) -> Distribution | None:
-    """None of no values."""
+    """The distribution; None without values."""
     found = np.fromiter(values, dtype=np.float64)
     if not found.size:
         return None

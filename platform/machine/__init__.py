@@ -1,1 +1,1 @@
-"""What this machine is, and how its devices are joined."""
+"""Facts about this machine: devices, links, memory, cores."""

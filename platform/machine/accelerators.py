@@ -1,8 +1,8 @@
-"""Accelerators by their public data sheets: memory, how fast they read and multiply, their links.
+"""Accelerators by their public data sheets: memory, bandwidth, arithmetic, links.
 
-Rates are those of dense matrices, as makers promise them; what is reached is less, and another
-matter. GB of memory are taken as GiB, as drivers report them within 2 % (L4 and L40S keep 6 % for
-error correction). Links are one direction of one device.
+Rates are the makers' peaks for dense matrices. GB of memory are taken as GiB, as drivers report
+them within 2 % (L4 and L40S reserve 6 % for error correction). Links are one direction of one
+device.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from baton.core.errors import InvalidConfig
 
 NVIDIA = "https://www.nvidia.com/en-us/data-center/"
 OTHERS = frozenset({"D", "Laptop", "Max-Q", "MIG", "NVL", "PCIe"})
-"""Words of a device's name that make it another one, with other rates, or a part of one."""
+"""Words in a device's name that mark another model, or a slice of one."""
 NETWORK_GB_S = 50.0
-"""400 Gb/s a device, as machines of eight are sold."""
+"""400 Gb/s per device, as in common machines of eight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Accelerator:
     """Devices that are joined by the fast link."""
     source: str
     device_names: tuple[str, ...] = field(default=())
-    """Words, one behind the other, of the name that a driver gives it."""
+    """Consecutive words of the driver's device name."""
 
     @property
     def is_cpu(self) -> bool:
@@ -199,8 +199,8 @@ def accelerator(name: str) -> Accelerator:
 
 
 def of_device(device_name: str) -> Accelerator | None:
-    """The accelerator that a driver's device name stands for, or None if it has no data sheet here:
-    that of a device whose name is alike would be wrong."""
+    """The accelerator for a driver's device name; None if it has no data sheet here, since a
+    similar device's would be wrong."""
     words = device_name.split()
     for one in ACCELERATORS:
         if any(_is_called(part.split(), words) for part in one.device_names):

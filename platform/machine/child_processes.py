@@ -1,4 +1,4 @@
-"""The processes that this one has started, and those that they have, as Linux tells of them."""
+"""Descendants of this process, from Linux's /proc."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REPLICA = "ray::ServeReplica:"
 
 
 def descendants(pid: int) -> frozenset[int]:
-    """Ids of a process's descendants; none where the system does not tell."""
+    """Ids of a process's descendants; empty without /proc."""
     children: dict[int, list[int]] = {}
     for path in PROCESSES.glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
@@ -42,8 +42,7 @@ def replicas_below(pid: int) -> dict[int, str]:
 
 
 def end(pids: Iterable[int]) -> None:
-    """Kill processes at once. Those that have ended already, or are not ours to end, are left
-    out."""
+    """Kill processes at once, skipping those that have ended or belong to others."""
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)

@@ -1,10 +1,10 @@
-"""How many threads a replica computes with, when all replicas run on this machine.
+"""The number of compute threads of a replica when all replicas run on this machine.
 
     usable  |  decode  |  prefill  |       compiled operators: their threads give way to the gateway
             |  decode  | prefill  | gw |   torch's own: OpenMP's threads do not, so one core is left
 
-Which of the two it is, is known once the model is loaded. Who sets `resources.num_threads` is taken
-at their word. Where a machine has several NUMA nodes a rank has cores of its own: numa_seat.py.
+Which case applies is known once the model is loaded. `resources.num_threads` overrides the share.
+On a machine with several NUMA nodes each rank has its own cores: numa_seat.py.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ def num_ranks_of(config: DeploymentConfig) -> int:
 
 
 def limit_threads() -> None:
-    """Keep torch to the cores that this process may use; fewer, as in OMP_NUM_THREADS, stay fewer.
-
-    OpenMP counts cores by affinity, and so does not see the quota of a container.
+    """Limit torch's threads to the cores that this process may use; a lower OMP_NUM_THREADS holds.
+    OpenMP counts cores by affinity, and does not see a container's CPU quota.
     """
     torch.set_num_threads(min(torch.get_num_threads(), max(1, int(usable_cores()))))
 
 
 def num_left_to_gateway(device: str, dtype: str) -> int:
-    """Cores that replicas leave which compute on `device` in `dtype`."""
+    """Cores that replicas on `device` with `dtype` leave to the gateway."""
     return 1 if device == "cpu" and not is_compiled(dtype) else 0
 
 
 def is_compiled(dtype: str) -> bool:
-    """Whether what is computed in `dtype` on a CPU is computed by our operators."""
+    """Whether our operators compute `dtype` on a CPU."""
     return operators.runs(torch.empty(0, dtype=getattr(torch, dtype)))

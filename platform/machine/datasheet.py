@@ -1,4 +1,4 @@
-"""What makers of devices promise, to be read beside what is measured."""
+"""Peak rates from makers' data sheets, for comparison with measurements."""
 
 from __future__ import annotations
 

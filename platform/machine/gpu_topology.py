@@ -1,4 +1,4 @@
-"""How the GPUs and network cards of one machine are joined: `nvidia-smi topo -m`, read as text.
+"""Links between the GPUs and network cards of a machine, parsed from `nvidia-smi topo -m`.
 
             GPU0    GPU1    NIC0    CPU Affinity    NUMA Affinity   GPU NUMA ID
     GPU0     X      NV18    PIX     0-23,96-119     0               N/A
@@ -31,7 +31,7 @@ FAR = 5
 
 
 class TopologyUnreadable(ValueError):
-    """What was read is no topology matrix."""
+    """The text is no topology matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def parse_topology(text: str) -> GpuTopology:
 
 
 def _header(lines: Sequence[str]) -> tuple[int, list[str]]:
-    """Where it is, and the devices it names: those before the columns about CPUs."""
+    """The header line's index, and its devices: the columns before those about CPUs."""
     for number, line in enumerate(lines):
         words = line.split()
         if words and GPU.fullmatch(words[0]) and (len(words) == 1 or words[1] != "X"):

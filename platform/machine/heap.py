@@ -1,12 +1,12 @@
-"""Memory that this process has freed stays with it, to be used again.
+"""Keeps freed memory in the process, for reuse.
 
-A message of a few MiB is allocated, filled and freed; given back to the system each time, it comes
-back as new pages, each of which costs a fault and is zeroed first: more than to copy into it. KV of
-256 MiB by gRPC took 80,000 faults, and a third of the CPU of both ends.
+Messages of a few MiB are allocated, filled and freed. If the memory is returned to the system each
+time, it comes back as new pages, each of which costs a fault and zeroing: more than the copy. KV of
+256 MiB over gRPC took 80,000 faults, and a third of the CPU on both ends.
 
-The C library of GNU learns the same by itself from the first block of 32 MiB that is freed. It
-changes no answer, and concerns the whole process: it is for who owns one, and not where the
-environment says already what the library shall do.
+glibc does the same by itself after the first freed block of 32 MiB. The setting affects the whole
+process, so it is for programs, not libraries, and is skipped if the environment already configures
+malloc.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import os
 from collections.abc import Mapping
 
 MAPPED_FROM_BYTES = 8 << 20
-"""Larger blocks are mappings of their own, which go back at once. A piece of KV has 2 MiB."""
+"""Larger blocks are separate mappings, returned at once. A piece of KV has 2 MiB."""
 KEPT_BYTES = 2 * MAPPED_FROM_BYTES
-"""Free memory at the end of a heap, of which a process has one for each thread, or several. More
-of it goes back; a thread's heap ends after 64 MiB, and would keep all of so many."""
+"""The most free memory kept at the end of each heap (arena), of which a process has one per thread
+or more; an arena could otherwise keep up to 64 MiB."""
 BY_OPERATOR = (
     "GLIBC_TUNABLES",
     "MALLOC_ARENA_MAX",
     "MALLOC_MMAP_THRESHOLD_",
     "MALLOC_TRIM_THRESHOLD_",
 )
-"""Who has set one of these in the environment decides."""
+"""Environment variables by which an operator configures malloc."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 

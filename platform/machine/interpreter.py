@@ -1,7 +1,7 @@
-"""How the Python interpreter behaves in a process that serves, once it is up.
+"""Tunes Python's garbage collector in serving processes.
 
-It changes no answer, and concerns the whole process: so it is for who owns one
-(`platform/cluster/deploy.py`), never for a library.
+It affects the whole process, so only programs use it (`platform/cluster/deploy.py`), never
+libraries.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ Wait: TypeAlias = Callable[[], Awaitable[object]]
 
 
 def spare_what_stays() -> None:
-    """Let the garbage collector pass over what is there by now: modules, the model, the server.
-
-    A look through all of it stops every thread for a tenth of a second, and frees nothing.
+    """Freeze the present objects (modules, model, server) for the garbage collector: a full
+    collection would stop every thread for a tenth of a second and free nothing.
     """
     gc.collect()
     gc.freeze()
 
 
 async def spare_what_is_made(until_begun: Wait, until_over: Wait) -> None:
-    """Let the collector rest in between, and pass over what was made: nearly all of it is to stay,
-    as are a gateway's links to its replicas."""
+    """Disable the collector in between, and freeze the objects made, nearly all of which stay, such
+    as a gateway's links to replicas."""
     await until_begun()
     with collector_at_rest():
         await until_over()
@@ -33,11 +32,9 @@ async def spare_what_is_made(until_begun: Wait, until_over: Wait) -> None:
 
 @contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """Imports run here with the garbage collector off: they make a million objects, nearly all of
-    which stay.
-
-    A tenth of their time would be looks through them, as would be the first looks afterwards, which
-    free nothing to speak of: so it passes over them from now on.
+    """Context for imports, with the garbage collector off. Imports make a million objects, nearly
+    all of which stay; collections would take a tenth of the time and free little, so these objects
+    are frozen afterwards.
     """
     gc.disable()
     try:

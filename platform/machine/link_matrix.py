@@ -1,13 +1,13 @@
-"""How the processes that will be ranks are joined, pair by pair.
+"""Links between the processes that will be ranks, pair by pair.
 
     X      the same device: two slices of it, or two shares
     NV#    so many NVLinks
     HOST   the memory of one machine: ranks that compute on its CPUs
-    PIX PXB PHB NODE SYS      PCIe, farther and farther: platform/machine/gpu_topology.py
+    PIX PXB PHB NODE SYS      PCIe, with increasing distance: platform/machine/gpu_topology.py
     NET    a network: other machines
     ?      GPUs of one machine of which nothing could be read
 
-A process knows its GPU by an id alone, which is the same whatever CUDA or Ray number the GPU by.
+GPUs are identified by their UUID, which does not depend on CUDA's or Ray's numbering.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ GBPS = {
     SAME: 1000.0, HOST: 50.0, "PIX": 24.0, "PSB": 24.0, "PXB": 22.0, "PHB": 18.0, "NODE": 14.0,
     "SOC": 10.0, "SYS": 10.0, UNKNOWN: 10.0, NETWORK: 5.0,
 }  # fmt: skip
-"""Nominal, to tell what is faster than what; no bound on anything is made of them."""
+"""Nominal GB/s, only for comparisons."""
 GPU_ID = re.compile(r"\(UUID: (?:GPU|MIG)-([0-9a-fA-F-]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """What a process that will be a rank was given."""
+    """The machine and GPU of a process that will be a rank."""
 
     node: str
-    """The machine, by any name that it alone has."""
+    """A unique name of the machine."""
     gpu: str = ""
     """GPU's id, without its prefix in listings; empty: the replica computes on CPUs."""
 
@@ -61,7 +61,7 @@ def parse_links(topology: str, listing: str) -> NodeLinks:
 
 
 def link_matrix(seats: Sequence[Seat], links_by_node: Mapping[str, NodeLinks]) -> list[list[str]]:
-    """What joins each with each, in the order of `seats`."""
+    """The link of each pair, in the order of `seats`."""
     return [[_link(one, other, links_by_node) for other in seats] for one in seats]
 
 

@@ -1,9 +1,9 @@
-"""How much memory may still be had here: the machine's, or less where a control group limits it.
+"""Available memory: the machine's, or less if a control group limits it.
 
     version 2   memory.max              memory.current          memory.stat  inactive_file
     version 1   memory.limit_in_bytes   memory.usage_in_bytes   memory.stat  total_inactive_file
 
-Files that were read count as used until somebody else wants the room: those are no obstacle.
+Page cache counts as used, but the kernel reclaims it, so it is subtracted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class MemoryFacts:
     """Bytes, as are all here; 0: unknown."""
     available: int
     swap: int = 0
-    """What the machine can put aside."""
+    """Free swap."""
     limit: int | None = None
     """The limit of the control group (a container's), or of the one around it that leaves less;
     None: no limit."""
@@ -37,7 +37,7 @@ class MemoryFacts:
 
     @property
     def left(self) -> int:
-        """What may still be had before the kernel ends somebody."""
+        """Memory available before the OOM killer acts."""
         if self.limit is None:
             return self.available
         return max(0, min(self.available, self.limit - self.used_of_limit))
@@ -48,7 +48,7 @@ class MemoryFacts:
 
     @property
     def most(self) -> int:
-        """Most bytes that there can be, whoever else makes room."""
+        """The most bytes that could be available if other processes freed theirs."""
         return self.whole + self.swap
 
 
@@ -86,7 +86,7 @@ def _limit(limit: Path, used: Path, given_back: int) -> Iterator[tuple[int, int]
 
 
 def _num_killed(root: Path) -> int:
-    """Version 2 counts with a group those below it; of version 1 it is our own alone."""
+    """OOM kills of the group; in version 2 including its subgroups."""
     for folder in folders_of_version_2(root):
         if (folder / "memory.events").exists():
             return _sum(folder / "memory.events", ["oom_kill"])

@@ -1,6 +1,6 @@
-"""What one machine is, as far as Baton must know: plain facts, read by `read_node`.
+"""Facts about one machine, read by `read_node`.
 
-They travel from a replica to the doctor as JSON, so that what is judged is the machine that serves.
+Replicas send them to the doctor as JSON, so that the serving machine is judged.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class NodeFacts:
     num_cores: float
     """The cores that this process may use."""
     numa_cores: tuple[int, ...] = ()
-    """Physical cores of each NUMA node among them. Empty: nobody tells."""
+    """Physical cores of each NUMA node among them. Empty: unknown."""
     cpu_flags: tuple[str, ...] = ()
     kernels: str = ""
     """The best kind of CPU that compiled kernels are made for and this one is of; empty: none."""
@@ -74,7 +74,7 @@ class NodeFacts:
     rdma_devices: tuple[str, ...] = ()
     gpus: GpuFacts | None = None
     gpu_trouble: str = ""
-    """Why a driver that is there does not answer."""
+    """Why an installed driver does not answer."""
     disk_free: dict[str, int] = field(default_factory=dict)
     """The bytes free in the folders asked about; -1: one can be neither used nor made."""
 
@@ -83,7 +83,7 @@ class NodeFacts:
 
     @classmethod
     def from_json(cls, data: bytes) -> NodeFacts:
-        """Raises msgspec.DecodeError for what another version says in another way."""
+        """Raises msgspec.DecodeError for an incompatible version."""
         return msgspec.json.decode(data, type=cls)
 
 
@@ -123,7 +123,7 @@ def _versions() -> dict[str, str]:
 
 
 def _torch_cuda() -> str:
-    """CUDA's version in torch, which is not imported where nobody has: it takes seconds."""
+    """torch's CUDA version; torch is not imported for it, since that takes seconds."""
     torch = sys.modules.get("torch")
     if torch is not None:
         return str(torch.version.cuda or "")
@@ -162,7 +162,7 @@ def parse_gpus(listing: str, topology: str) -> tuple[GpuFacts | None, str]:
 
 
 def run_command(*command: str) -> str:
-    """What it prints. Raises OSError or SubprocessError."""
+    """The command's output. Raises OSError or SubprocessError."""
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True
     )

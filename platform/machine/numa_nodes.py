@@ -4,8 +4,8 @@
     /sys/devices/system/cpu/cpu0/topology/thread_siblings_list    0,32: CPUs that are one core
     /proc/self/status                                             memory that may be had
 
-A control group (cpuset) and `taskset` leave fewer CPUs: who may use those of one node alone has one
-node. The plan is a function of what was read; who takes which part of it: numa_seat.py.
+A cpuset or `taskset` may leave only the CPUs of one node. The plan is a function of these facts;
+numa_seat.py assigns its parts.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class NumaNode:
 
     @property
     def one_cpu_a_core(self) -> frozenset[int]:
-        """CPUs of which no two share a core."""
+        """One CPU per physical core."""
         return frozenset(core[0] for core in self.cores)
 
 
 def numa_nodes(root: Path = Path("/")) -> tuple[NumaNode, ...]:
-    """In their order, those with CPUs that this process may use. None where the system tells of
-    none, or lets the process have memory of some of them only: the others' lies there anyway."""
+    """The nodes with CPUs that this process may use, in order. None if the system reports none, or
+    restricts memory to some of them."""
     if not hasattr(os, "sched_getaffinity"):
         return ()
     return nodes_with(os.sched_getaffinity(0), root)
@@ -68,7 +68,7 @@ def nodes_with(allowed: Collection[int], root: Path = Path("/")) -> tuple[NumaNo
 
 
 def cpus_of(listed: str) -> set[int]:
-    """The numbers of a list as the kernel writes it, such as `0-3,8`."""
+    """The CPU numbers of a kernel list such as `0-3,8`."""
     found = set[int]()
     for part in listed.strip().split(","):
         first, _, last = part.partition("-")

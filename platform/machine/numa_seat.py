@@ -1,4 +1,4 @@
-"""Where a rank computes on a machine with several NUMA nodes: on cores beside its memory.
+"""Pins a rank to cores next to its memory on a machine with several NUMA nodes.
 
     ranks of this machine    rank 0   rank 1   rank 2     each takes the first seat that is free,
     seats     NUMA node 0    seat 0            seat 1     one a node before two on one
@@ -9,7 +9,7 @@ memory comes from the node of the core that first touches it: weights and KV lie
 read.
 A rank of several nodes has its weights in parts, each beside the threads that read it
 (kernels/cpu/thread_places.py); of its KV as much lies on another node as others wrote.
-Nothing of it is asked of libnuma or `mbind`, which a container may forbid.
+It does not need libnuma or `mbind`, which a container may forbid.
 
 A seat is a name that only one process of the machine can have at a time: an abstract socket, which
 the kernel lets go of with the process, however that ends. Containers with a network of their own do
@@ -50,7 +50,7 @@ class NumaSeat:
     nodes: tuple[NumaNode, ...]
     cores: int
     ranks: int
-    """`cores` are shared by so many ranks."""
+    """The number of ranks that share `cores`."""
     claims: tuple[Claim, ...] = ()
 
     def num_threads(self, *, num_left: int = 0) -> int:
@@ -58,7 +58,7 @@ class NumaSeat:
         return max(1, (self.cores - num_left) // self.ranks)
 
     def leave(self) -> None:
-        """Let others have it; threads stay where they are."""
+        """Release the seat for others; threads stay pinned."""
         for each in self.claims:
             each.close()
 

@@ -1,4 +1,4 @@
-"""Whether a port can be listened on, found out by trying."""
+"""Checks whether a port can be bound."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 
 def check_bindable(host: str, port: int) -> None:
-    """Raises OSError if the port cannot be bound, or is somebody else's."""
+    """Raises OSError if the port cannot be bound, or is in use."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]

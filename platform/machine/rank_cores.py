@@ -1,4 +1,4 @@
-"""The cores that one rank computes on, from before it has anything in memory.
+"""The cores of one rank, chosen before it allocates memory.
 
 one NUMA node    its share of all, wherever the system runs its threads (core_share.py)
 several          those of its seat, where its threads stay (numa_seat.py)
@@ -28,12 +28,11 @@ class RankCores:
         self._seat = take_seat(num_ranks_of(config), self._num_threads) if is_kept else None
 
     def use(self, *, num_left: int = 0) -> None:
-        """Compute with as many threads as there are cores, `num_left` of which the replicas leave
-        to the gateway."""
+        """Set the number of compute threads; replicas leave `num_left` cores to the gateway."""
         torch.set_num_threads(self._num_threads or self._share(num_left))
 
     def place_threads(self) -> None:
-        """Keep threads that compute beside what they will read. Compiles operators where there are
+        """Pin compute threads next to the memory that they read. Compiles operators if there are
         none yet, which takes a minute."""
         kernels = library()
         if self._seat is not None and kernels is not None:

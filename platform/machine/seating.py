@@ -1,11 +1,11 @@
-"""Seating of ranks on GPUs: those that talk most, on the best links. Pure.
+"""Assigns ranks to GPUs so that those that communicate most get the best links. Pure.
 
     seats     as they were given        0    1    2    3        NVLink joins 0-2 and 1-3
     ranks     tensor 2, pipeline 2      0    2    1    3        so 0-1 and 2-3 are tensor groups
 
-Axes count in the order in which they talk: of two seatings the better one has the better worst link
-of any tensor group, then the better links of them in all, then likewise of the next axis. Groups of
-a pipeline talk from stage to stage, all others each with each.
+Axes count in the order of their traffic. Of two seatings, the better one has the better worst link
+within tensor groups, then the better links in total, then the same for the next axis. Pipeline
+stages communicate with their neighbours, other groups all to all.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ def _pairs(mesh: Mesh, axis: Axis) -> Iterator[tuple[int, int]]:
 
 
 def seating_cost(axes: Sequence[Pairs], slow: Slowness, seating: Sequence[int]) -> Cost:
-    """Smaller is better: of each axis its worst link, and all of them, in whatever order."""
+    """The cost to minimise: for each axis its worst link, then all links."""
     links = [[slow[seating[one]][seating[other]] for one, other in pairs] for pairs in axes]
     return tuple((max(each, default=0.0), fsum(each)) for each in links)
 
 
 def _greedy(axes: Sequence[Pairs], slow: Slowness) -> tuple[int, ...]:
-    """Rank by rank, each on the seat that is nearest to those it talks to most."""
+    """A greedy seating: each rank on the seat nearest to the ranks it communicates with most."""
     seating = [0]
     free = set(range(1, len(slow)))
     while free:
@@ -97,7 +97,7 @@ def _greedy(axes: Sequence[Pairs], slow: Slowness) -> tuple[int, ...]:
 
 
 def _exchanged(axes: Sequence[Pairs], slow: Slowness, seating: tuple[int, ...]) -> tuple[int, ...]:
-    """Two ranks at a time exchange their seats, as long as that is better for all."""
+    """Swap pairs of seats while that lowers the cost."""
     best, cost = list(seating), seating_cost(axes, slow, seating)
     num_tried, is_better = 0, True
     while is_better and num_tried < MAX_TRIED:

@@ -1,4 +1,4 @@
-"""What the planner is told: the promise, the limits, how steady it is to be."""
+"""The planner's settings: the SLO, the limits, the pace."""
 
 from __future__ import annotations
 
@@ -10,52 +10,53 @@ from baton.core.config_node import ConfigNode, Count, NonNegative, Seconds
 from baton.core.replicas import Role
 
 PATIENCE = 2.0
-"""Times a cold start that replicas may take to come."""
+"""Cold starts that a new replica may take before it counts as late."""
 
 Share = Annotated[float, msgspec.Meta(ge=0.5, lt=1)]
 
 
 class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
-    """How many replicas there are, set by what arrives and what was promised."""
+    """The planner, which sets numbers of replicas by load and SLO."""
 
     enabled: bool = False
-    """Decide while the deployment serves; `baton explain planner` tells what and why. The pools'
-    `replicas` are the numbers to begin with then."""
+    """Plan while the deployment serves; `baton explain planner` shows its decisions. The pools'
+    `replicas` are then the initial numbers."""
     mode: Literal["observe", "scale"] = "scale"
-    """`observe` only tells what it would do. `scale` does it, to what `baton deploy` started."""
+    """`observe` only reports what it would do. `scale` does it, for applications of `baton
+    deploy`."""
     held_until: dict[Role, float] = msgspec.field(default_factory=dict)
-    """Unix time until which a role's number stays as it is, by the registry's clock; `baton scale`
-    sets it."""
+    """Unix time until which a role's number is held, by the registry's clock; `baton scale` sets
+    it."""
     hold_s: float = 600.0
-    """Seconds for which the number that `baton scale` sets stays, unless it says `--hold`."""
+    """Seconds for which a number set by `baton scale` is held, unless it is given `--hold`."""
     nodes: Literal["fixed", "kuberay"] = "fixed"
-    """What adds and removes nodes. `fixed`: nothing, they are there. `kuberay`: worker groups
-    follow the numbers of replicas (`baton k8s follow`, which the chart then runs), and the planner
-    adds replicas once their nodes are there."""
+    """How nodes are added and removed. `fixed`: they are not. `kuberay`: worker groups follow the
+    numbers of replicas (`baton k8s follow`, which the chart then runs), and the planner adds
+    replicas once their nodes exist."""
     groups_url: str = ""
-    """Where `baton k8s follow` tells what it does and why, for `baton explain planner`:
-    `http://HOST:9480`. The chart sets it."""
+    """The URL of `baton k8s follow`, whose state `baton explain planner` shows: `http://HOST:9480`.
+    The chart sets it."""
     asked_prefill: NonNegative = 0
-    """Prefill replicas that nodes are asked for; the planner sets it."""
+    """Prefill replicas for which nodes are requested; the planner sets it."""
     asked_decode: NonNegative = 0
-    """Decode replicas that nodes are asked for; the planner sets it."""
+    """Decode replicas for which nodes are requested; the planner sets it."""
     ttft_s: Seconds = 1.0
-    """A first token is promised within it."""
+    """The SLO of the time to first token, in seconds."""
     itl_s: Seconds = 0.1
-    """Each further token is promised within it."""
+    """The SLO of the time between output tokens, in seconds."""
     share: Share = 0.9
-    """Share of requests for which both limits are to hold."""
+    """Share of requests that must meet both SLOs."""
     min_prefill: NonNegative = 1
-    """Prefill replicas that there are at least."""
+    """The fewest prefill replicas."""
     max_prefill: NonNegative = 8
-    """Prefill replicas that there are at most. 0: decode replicas compute prompts."""
+    """The most prefill replicas. 0: decode replicas compute prompts."""
     min_decode: NonNegative = 1
-    """Decode replicas that there are at least."""
+    """The fewest decode replicas."""
     max_decode: Count = 8
-    """Decode replicas that there are at most."""
+    """The most decode replicas."""
     idle_s: float = 0.0
-    """Seconds without a request after which both pools go to zero; one that comes then waits for a
-    cold start. 0: never. A change from or to 0 starts processes anew."""
+    """Seconds without a request after which both pools scale to zero; the next request then waits
+    for a cold start. 0: never. A change from or to 0 restarts processes."""
     is_asleep: bool = False
     """Both pools are at zero; the planner sets it."""
     cold_start_s: Seconds = 30.0
@@ -65,7 +66,7 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
     window_s: Seconds = 60.0
     """Seconds of traffic from which rates and trends are estimated."""
     steady_s: Seconds = 120.0
-    """A pool is made smaller only to what was enough for so long."""
+    """A pool shrinks only to a number that was enough for this many seconds."""
 
     def __post_init__(self) -> None:
         for role in ("prefill", "decode"):
@@ -100,8 +101,7 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
         return self.max_prefill if role is Role.PREFILL else self.max_decode
 
     def held_s(self, role: Role, now: float) -> float:
-        """Seconds for which a role's number still stays as it is; 0 for one that is free. Unix
-        time."""
+        """Seconds for which a role's number is still held; 0 if it is not. `now`: Unix time."""
         return max(self.held_until.get(role, 0.0) - now, 0.0)
 
     def asked(self, role: Role) -> int:
@@ -109,10 +109,11 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
 
     @property
     def sets_counts(self) -> bool:
-        """Whether it does what it decides."""
+        """Whether it carries out its decisions."""
         return self.enabled and self.mode == "scale"
 
     @property
     def wakes(self) -> bool:
-        """Whether replicas are started for who waits, where there are none."""
+        """Whether it starts replicas for waiting requests, where there are none (scale from
+        zero)."""
         return self.sets_counts and self.idle_s > 0

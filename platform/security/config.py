@@ -1,6 +1,6 @@
-"""How the connections between Baton's own processes are secured: the `security` branch.
+"""Security of the connections between Baton's own processes: the `security` branch.
 
-Every process reads the files on its own node. What they hold is never part of the configuration.
+Every process reads the files on its own node. Their contents are never part of the configuration.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from baton.core.config_node import ConfigNode
 
 class SecurityConfig(ConfigNode, frozen=True, kw_only=True):
     tls_cert_file: str = ""
-    """PEM certificate chain of this node's processes. Empty: replicas and gateways talk plain
-    text."""
+    """PEM certificate chain of this node's processes. Empty: no TLS between replicas and
+    gateways."""
     tls_key_file: str = ""
     """PEM private key of the certificate."""
     tls_ca_file: str = ""
-    """PEM certificates of the authority that vouches for all processes of this cluster."""
+    """PEM certificates of the authority that signs the certificates of all processes."""
     require_client_cert: bool = True
-    """Callers of a replica must have a certificate of the authority, too (mutual TLS)."""
+    """Require a certificate of the authority from callers of a replica, too (mutual TLS)."""
     tls_server_name: str = "baton"
-    """The name that all certificates bear, so that one fits replicas on any address."""
+    """The DNS name in all certificates, so that one certificate fits any address."""
     token_file: str = ""
-    """The cluster's token, without which no call between its processes is served. Empty: the
-    variable BATON_CLUSTER_TOKEN, if it is set. Of several lines the first is sent, to who
-    refuses it the next, and all are accepted."""
+    """A file with the cluster's token, which every call between its processes needs. Empty: the
+    variable BATON_CLUSTER_TOKEN, if it is set. Of several lines all are accepted; the first is
+    sent, and the next if that is refused, so that a token can be rotated."""
     default_token: Literal["auto", "ray", "permissive", "none"] = "auto"
-    """The token where none is given. `ray`: one derived from Ray's own. `permissive`: the same is
-    accepted, but not asked for. `none`: whoever reaches a replica's port is served. `auto`: `ray`
-    where Ray itself asks for its token, else `none`."""
+    """The token where none is given. `ray`: one derived from Ray's own. `permissive`: that one is
+    accepted, but not required. `none`: any process that reaches a replica's port is served. `auto`:
+    `ray` if Ray uses token authentication, else `none`."""
 
     def __post_init__(self) -> None:
         files = (self.tls_cert_file, self.tls_key_file, self.tls_ca_file)

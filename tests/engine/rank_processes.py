@@ -21,6 +21,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.mesh.mesh import Mesh
 from baton.engine.mesh.ranks import Rendezvous, join, listen
+from baton.engine.ranks.assemble import Introduce
 from baton.engine.ranks.lead import LeadRunner
 
 HOST = "127.0.0.1"
@@ -76,16 +77,20 @@ def engine_on_ranks(
     mesh: Mesh,
     *,
     follower_folder: Path | None = None,
+    introduce: Introduce | None = None,
     **options: Any,
 ) -> Iterator[tuple[Engine, list[Follower]]]:
-    """An engine on the ranks of a mesh, and those that follow it, or what another folder has."""
+    """An engine on the ranks of a mesh, and those that follow it, or what another folder has.
+
+    `introduce`, which must be a module's own function, is called in the followers' processes.
+    """
     followers = processes.some(mesh.size - 1)
     listener = listen(HOST)
     meeting = Rendezvous(host=HOST, port=listener.getsockname()[1], mesh=mesh, backend="gloo")
     for rank, follower in enumerate(followers, start=1):
         while follower.orders.poll():  # how leads ended that nobody has asked about
             follower.orders.recv()
-        follower.orders.send((meeting, rank, follower_folder or folder, config, options))
+        follower.orders.send((meeting, rank, follower_folder or folder, config, introduce, options))
     groups = join(meeting, 0, listener)
     engine = assemble_engine(folder, config, groups=groups, device="cpu", **options)
     assert isinstance(engine.runner, LeadRunner)
@@ -104,9 +109,10 @@ def engine_on_ranks(
 def _follow_leads(orders: Connection) -> None:
     torch.set_num_threads(1)
     while True:
-        meeting, rank, folder, config, options = orders.recv()
+        meeting, rank, folder, config, introduce, options = orders.recv()
+        groups = join(meeting, rank)
         try:
-            follow_lead(folder, config, join(meeting, rank), device="cpu", **options)
+            follow_lead(folder, config, groups, introduce=introduce, device="cpu", **options)
         except Exception as error:
             orders.send(repr(error))
         else:

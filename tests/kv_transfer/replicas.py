@@ -22,6 +22,7 @@ from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import Holder, HolderKind
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.memory.kv_cache import KvCache
+from baton.engine.ranks.assemble import Introduce
 from baton.kv_transfer.handoff.auditor import AuditReport, audit
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.reservation import KvSource, Reservation, WantedKv
@@ -89,11 +90,17 @@ def request_holder(request_id: str) -> Holder:
     return Holder(HolderKind.REQUEST, request_id)
 
 
-def cache_of(layout: KvLayout, num_ranks: int, num_blocks: int, device: str) -> Any:
+def cache_of(
+    layout: KvLayout,
+    num_ranks: int,
+    num_blocks: int,
+    device: str,
+    introduce: Introduce | None = None,
+) -> Any:
     """A KvCache, or that of a lead of several ranks."""
     if num_ranks == 1:
         return KvCache(layout, num_blocks, device)
-    return in_tensor_ranks(layout, num_ranks, num_blocks)
+    return in_tensor_ranks(layout, num_ranks, num_blocks, introduce)
 
 
 class PrefillReplica:
@@ -105,9 +112,11 @@ class PrefillReplica:
         config: SenderConfig | None = None,
         num_ranks: int = 1,
         device: str = "cpu",
+        introduce: Introduce | None = None,
     ) -> None:
+        """`introduce`: how ranks but the first introduce their memory to D, if they do."""
         self.layout = layout
-        self.cache: KvCache = cache_of(layout, num_ranks, num_blocks, device)
+        self.cache: KvCache = cache_of(layout, num_ranks, num_blocks, device, introduce)
         self.pool = BlockPool(self.cache)
         self.on_ended: Callable[[TransferId], None] = lambda _: None
         self.sender = Sender(

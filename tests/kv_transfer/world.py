@@ -20,6 +20,7 @@ from tests.kv_transfer.replicas import (
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
 from baton.core.owner_thread import OneThread
+from baton.engine.ranks.assemble import Introduce
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.reservation import Reservation
 from baton.kv_transfer.handoff.transport import SendingHalf, Transport
@@ -237,10 +238,11 @@ async def connected_ranks(
     *,
     alter: Alter = unaltered,
     decode_layout: KvLayout | None = None,
+    introduce: Introduce | None = None,
 ) -> AsyncIterator[World]:
     """`num_ranks`: tensor ranks of P and of D. Pieces are of all planes, and each pair of ranks may
-    have a stream of its own."""
-    prefill = PrefillReplica(layout=layout, num_ranks=num_ranks[0])
+    have a stream of its own. `introduce`: see `PrefillReplica`."""
+    prefill = PrefillReplica(layout=layout, num_ranks=num_ranks[0], introduce=introduce)
     split = ReceiverConfig(min_stream_bytes=1)
     decode = DecodeReplica(layout=decode_layout or layout, config=split, num_ranks=num_ranks[1])
     async with serving(World(name, alter, prefill, decode, joins_planes=True)) as it:

@@ -1,4 +1,4 @@
-"""/v1/batches: requests in a file, answered when nobody else needs the replicas."""
+"""/v1/batches: requests in a file, answered with capacity that interactive requests leave."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class BatchesApi:
         page = page_of(request, default=DEFAULT_PAGE, most=MAX_PAGE)
         found: list[Batch] = []
         for batch_id in page.of(await batches.ids(owner)):
-            with suppress(NotKept):  # it has just been deleted, or its time is over
+            with suppress(NotKept):  # just deleted, or expired
                 found.append(await batches.get(batch_id, owner))
             if len(found) > page.limit:
                 break

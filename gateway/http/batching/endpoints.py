@@ -1,4 +1,4 @@
-"""The paths of files and batches, described for readers."""
+"""The paths of files and batches, for the OpenAPI document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/files: what batches are made of, and what they end with."""
+"""/v1/files: inputs and outputs of batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BATCH: Final = "batch"
 MAX_FIELD_BYTES = 1024
 """The most bytes of a form field other than its file."""
 MAX_OTHER_BYTES = 64 << 10
-"""The most bytes of all that a form has beside its file."""
+"""The most bytes of all form fields other than the file."""
 MAX_NAME_CHARS = 512
 WRITTEN_AT_ONCE = 1 << 20
 DEFAULT_PAGE = MAX_PAGE = 10_000
@@ -82,7 +82,7 @@ class FilesApi:
             try:
                 info = await files.info(file_id, owner)
             except NotKept:
-                continue  # it has just been deleted
+                continue  # just deleted
             if purpose in (None, info.purpose):
                 found.append(info)
             if len(found) > page.limit:
@@ -126,7 +126,7 @@ class FilesApi:
 
 
 def kept_service(service: BatchService | None) -> BatchService:
-    """Raises InvalidRequest where nothing is kept."""
+    """The batch service. Raises InvalidRequest where storage is off."""
     if service is None:
         raise InvalidRequest(
             "files and batches are not kept here: the operator has to give gateway.storage a "
@@ -136,7 +136,7 @@ def kept_service(service: BatchService | None) -> BatchService:
 
 
 class _Upload:
-    """One form, as it comes: fields may stand before the file and behind it."""
+    """One form, read as it arrives: fields may come before or after the file."""
 
     def __init__(self, files: Files, caller: Caller, max_bytes: int, keep_s: float) -> None:
         self._files = files

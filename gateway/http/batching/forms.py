@@ -1,4 +1,4 @@
-"""Reading a multipart form as it comes: nothing of it is held but what has just been read."""
+"""Reads a multipart form as a stream; only the current chunk is in memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MAX_PARTS = 32
 
 @dataclass(frozen=True, slots=True)
 class FormPart:
-    """What follows until the next one is its content."""
+    """The beginning of a part; its content follows, up to the next FormPart."""
 
     name: str
     filename: str | None
 
 
 class _Reader:
-    """Collects what the parser finds."""
+    """Collects the parser's events."""
 
     def __init__(self, boundary: bytes) -> None:
         self.found: list[FormPart | bytes] = []

@@ -14,15 +14,15 @@ MAX_DIGITS = 9
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Which part of a list is asked for."""
+    """The requested part of a list."""
 
     limit: int
     after: str
-    """The id before its first; empty: from the beginning."""
+    """The id before its first entry; empty: from the beginning."""
     is_newest_first: bool
 
     def of(self, ids: Sequence[str]) -> list[str]:
-        """The rest of the list, from the page's first on; `ids` are the oldest first."""
+        """The entries from the page's first on; `ids` are sorted, oldest first."""
         if self.is_newest_first:
             return [one for one in reversed(ids) if not self.after or one < self.after]
         return [one for one in ids if one > self.after]

@@ -1,4 +1,4 @@
-"""A request from a batch's line: the endpoints that clients call, without a connection."""
+"""Runs a batch's line through the endpoints that clients call, without a connection."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _request(endpoint: str, body: bytes, caller: Caller, request_id: str) -> Req
     async def receive() -> Message:
         if messages:
             return messages.pop()
-        await asyncio.Event().wait()  # it stays until it has its answer
+        await asyncio.Event().wait()  # never disconnects
         raise AssertionError
 
     return Request(scope, receive)

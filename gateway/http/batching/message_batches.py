@@ -1,7 +1,7 @@
-"""/v1/messages/batches: the batches of /v1/batches, in Anthropic's words.
+"""/v1/messages/batches: the same batches as /v1/batches, in Anthropic's format.
 
 requests  --> a file of lines for /v1/messages, and a batch of it
-results   <-- its output and error file; of what was not run, the lines of its input
+results   <-- its output and error file, and the input's lines that were not run
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ ENDPOINT = "/v1/messages"
 CUSTOM_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 DEFAULT_PAGE, MAX_PAGE = 20, 1000
 FAILED = 500
-"""What a batch has failed with that could not be read."""
+"""The status of lines in a batch whose input could not be read."""
 
 
 class BatchedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     custom_id: str
-    """1 to 64 letters, digits, `_` and `-`; of no other request of the batch."""
+    """1 to 64 letters, digits, `_` and `-`; unique in the batch."""
     params: Annotated[msgspec.Raw, Meta(description="A body of `/v1/messages`.")]
 
 
@@ -118,7 +118,7 @@ class MessageBatchesApi:
         )
         try:
             batch = await service.batches.create(asked, caller)
-        except BaseException:  # nobody was told of the file
+        except BaseException:  # no client knows the file
             with suppress(NotKept, StorageUnavailable):
                 await service.files.delete(writing.file_id, owner)
             raise
@@ -164,7 +164,7 @@ class MessageBatchesApi:
         )
 
     async def delete(self, request: Request) -> Response:
-        """Delete the batch with its results, and what was asked."""
+        """Delete the batch with its results and its input."""
         service, owner = kept_service(self._service), request.state.caller.owner
         batch = await self._find(request)
         await service.batches.delete(batch.id, owner)
@@ -184,7 +184,8 @@ class MessageBatchesApi:
         return StreamingResponse(lines, media_type=JSON_LINES)
 
     async def _results(self, batch: Batch, owner: str) -> AsyncIterator[bytes]:
-        """Raises StorageUnavailable. What has been deleted or has expired is left out."""
+        """The result lines, without files that were deleted or have expired. Raises
+        StorageUnavailable."""
         answered: set[str] = set()
         for file_id in (batch.output_file_id, batch.error_file_id):
             async for data in self._lines(file_id, owner):
@@ -194,7 +195,7 @@ class MessageBatchesApi:
         if batch.status == "completed":
             return
         async for data in self._lines(batch.input_file_id, owner):
-            custom_id = told_id(data)  # of a file that was uploaded, some lines may be no requests
+            custom_id = told_id(data)  # an uploaded file may have lines that are not requests
             if custom_id is not None and custom_id not in answered:
                 answered.add(custom_id)
                 yield _line(custom_id, _not_run(batch))
@@ -213,7 +214,7 @@ class MessageBatchesApi:
             yield rest
 
     async def _find(self, request: Request) -> Batch:
-        """Raises NotKept, StorageUnavailable; InvalidRequest where nothing is kept."""
+        """Raises NotKept, StorageUnavailable; InvalidRequest where storage is off."""
         batch_id = request.path_params["batch_id"]
         batch = await self._batches.get(batch_id, request.state.caller.owner)
         if batch.endpoint != ENDPOINT:

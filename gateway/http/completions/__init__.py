@@ -1,1 +1,1 @@
-"""POST /v1/completions and /v1/chat/completions, and what other APIs read like them."""
+"""POST /v1/completions and /v1/chat/completions, and fields that other APIs share with them."""

@@ -34,7 +34,7 @@ class UsageAnswer(msgspec.Struct):
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Parallel lists, one entry a token. None: of the first token of an echoed prompt."""
+    """Parallel lists with one entry per token; None for the first token of an echoed prompt."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -50,7 +50,8 @@ class PromptLogprob(msgspec.Struct):
 
 
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
-"""Logprobs by token of the prompt: itself and its alternatives by id; None for the first token."""
+"""One entry per token of the prompt: logprobs of it and its alternatives, by id; None for the
+first."""
 
 
 class TopLogprob(msgspec.Struct):
@@ -91,7 +92,7 @@ class CustomCall(msgspec.Struct, kw_only=True):
 
 
 class ToolCall(msgspec.Struct, kw_only=True):
-    """Whole, or what a chunk adds: id, type and name in the first of a call."""
+    """A call, or a chunk's addition to it; id, type and name are in the first chunk of a call."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -136,7 +137,7 @@ class Answer(msgspec.Struct, kw_only=True):
     model: str
     usage: UsageAnswer | UnsetType | None = UNSET
     baton: Receipt | Sequence[Receipt] | UnsetType = UNSET
-    """The receipt; those of several choices, by index."""
+    """The receipt; for several choices a list, by index."""
     prompt_progress: PromptProgress | UnsetType = UNSET
     """The prompt's progress, in a chunk before the first token, with `return_progress`."""
 

@@ -128,17 +128,17 @@ def conversation_of(body: ChatBody, gateway: Gateway) -> Conversation:
 
 
 def fields_without_effect(body: ChatBody, template: ChatTemplate) -> tuple[str, ...]:
-    """The fields that the template has no variables for. Raises InvalidRequest."""
+    """Fields for which the template has no variable. Raises InvalidRequest."""
     return _variables(body, template)[1]
 
 
 def _variables(body: ChatBody, template: ChatTemplate) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """And the fields that the template has none for. Raises InvalidRequest."""
+    """The template's variables, and the fields for which it has none. Raises InvalidRequest."""
     return template_variables(chat_switches(body), body.chat_template_kwargs, template.source)
 
 
 def _template(body: ChatBody, gateway: Gateway, *, has_tools: bool) -> ChatTemplate:
-    """The model's, or what the request asks for. Raises InvalidRequest."""
+    """The model's chat template, or the one that the request asks for. Raises InvalidRequest."""
     if not body.chat_template:
         return gateway.model.require_chat_template(has_tools=has_tools)
     gateway.model.check_generates()

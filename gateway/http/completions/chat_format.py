@@ -43,7 +43,7 @@ class ChatFormat:
         plan: ChatPlan,
         prompt: Prompt,
     ) -> None:
-        """`prompt` is what was computed, which may be less than was planned."""
+        """`prompt` is the prompt as computed, which may be shorter than planned."""
         self._id = id
         self._created = created
         self._model = model
@@ -53,7 +53,7 @@ class ChatFormat:
         self._prompt = prompt
         self._reader_by_index: dict[int, ChoiceReader] = {}
         self._is_opened = False
-        """Each choice has had a chunk of its own that says whose it is."""
+        """Whether each choice has had its opening chunk, with the role."""
 
     def whole(self, choices: Sequence[ChoiceDelta]) -> ChatAnswer:
         answer = self._answer("chat.completion", choices[0])
@@ -61,7 +61,8 @@ class ChatFormat:
         return answer
 
     def opening(self, num_choices: int) -> Iterable[ChatAnswer]:
-        """Several choices begin in order: OpenAI's client counts them by who comes first."""
+        """Opening chunks of several choices, in order: OpenAI's client numbers choices by
+        arrival."""
         self._is_opened = num_choices > 1
         for index in range(num_choices if self._is_opened else 0):
             message = ChatMessage(role="assistant", content="")
@@ -129,7 +130,7 @@ class ChatFormat:
         return choice
 
     def _choice(self, part: ChoiceDelta) -> ChatChoice:
-        """The choice as far as it has been read, without its message."""
+        """The choice so far, without its message."""
         delta, body = part.delta, self._body
         finish_reason: str | None = self._reader_by_index[part.index].finish_reason(delta)
         if finish_reason == "tool_calls" and body.functions:
@@ -145,7 +146,7 @@ class ChatFormat:
         return with_function_call(message) if self._body.functions else message
 
     def _answer(self, kind: str, part: ChoiceDelta | None) -> ChatAnswer:
-        """What is said of the prompt goes with the first part of the first choice."""
+        """A chunk or answer; the first one of the first choice also has the prompt's fields."""
         answer = ChatAnswer(id=self._id, object=kind, created=self._created, model=self._model.name)
         if part is not None and part.is_first and part.index == 0:
             if self._body.return_token_ids:

@@ -1,4 +1,4 @@
-"""What APIs of completions read alike: who asks, and the extras of an answer."""
+"""Fields that all generation APIs read alike: the caller, and extras of the answer."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ FALSE_WORDS = ("", "0", "false")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """What is known of a request before its body is read."""
+    """Context of a request, known before its body is read."""
 
     request_id: str
-    """The public one."""
+    """The public request id."""
     caller: Caller
     session_id: str | None
     created: int
-    """Unix seconds: when it came, wherever that was."""
+    """Unix seconds of its arrival, at whichever gateway."""
 
     def session(self, prompt_cache_key: str | None) -> str:
-        """What it calls its conversation. Raises InvalidRequest."""
+        """The request's session key. Raises InvalidRequest."""
         return session_key(
             (SESSION_HEADER, self.session_id), ("prompt_cache_key", prompt_cache_key)
         )
@@ -45,7 +45,8 @@ class RequestContext:
 def request_context(
     request: Request, *, is_resumable: bool = False, is_kept: bool = False
 ) -> RequestContext:
-    """`is_resumable`: its body wants the stream to be. `is_kept`: the answer is, by one gateway."""
+    """`is_resumable`: the body asks for a resumable stream. `is_kept`: one gateway stores the
+    answer."""
     caller, created = request.state.caller, int(time.time())
     resumption = resumption_if_any(request.scope)
     if resumption is not None:
@@ -82,14 +83,14 @@ def wants_receipt(request: Request, field: bool | None) -> bool:
 
 
 def answered_id(body: GenerationBody, who: RequestContext) -> str:
-    """What the answer's id is made of. Raises InvalidRequest."""
+    """The id from which the answer's id is made. Raises InvalidRequest."""
     if body.request_id is None:
         return who.request_id
     return public_request_id(body.request_id, field="request_id")
 
 
 class OpenEnded(Protocol):
-    """Bodies that say how a prompt ends."""
+    """Fields that say how a prompt ends."""
 
     @property
     def continue_final_message(self) -> bool | None: ...
@@ -109,5 +110,6 @@ def check_open_end(body: OpenEnded) -> None:
 def shown_special(
     body: GenerationBody, model: ServedModel, for_parsers: Set[int] = frozenset()
 ) -> Set[int]:
-    """Special tokens that show as text; `for_parsers`, which take them out again."""
+    """Special tokens that are shown as text; `for_parsers`: those that the parsers need and
+    remove."""
     return for_parsers if body.skip_special_tokens is not False else model.tokenizer.special

@@ -1,4 +1,4 @@
-"""OpenAI's deprecated `functions`, in the words that came after them, and answers in theirs.
+"""Translates OpenAI's deprecated `functions` to `tools`, and answers back.
 
 functions, function_call                     tools, tool_choice; one call an answer
 assistant's function_call                    tool_calls
@@ -81,7 +81,7 @@ def _with_tool_calls(messages: Sequence[Message], has_text_arguments: bool) -> I
 
 
 def with_function_call(message: ChatMessage) -> ChatMessage:
-    """An answer to who knows of no tools."""
+    """The message with `function_call` in place of `tool_calls`."""
     if message.tool_calls is not UNSET:
         message.function_call, message.tool_calls = message.tool_calls[0].function, UNSET
     return message

@@ -21,7 +21,7 @@ MIN_LOGPROB = -9999.0
 
 
 class TokenNames(Protocol):
-    """How a token is called in an answer."""
+    """The names of tokens in an answer."""
 
     def token_text(self, token: int) -> str: ...
 
@@ -29,7 +29,8 @@ class TokenNames(Protocol):
 
 
 class NamesById:
-    """vLLM's `return_tokens_as_token_ids`: texts of different tokens may be equal."""
+    """Names like `token_id:7`, for vLLM's `return_tokens_as_token_ids`: texts of tokens may be
+    ambiguous."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.token_bytes = tokenizer.token_bytes
@@ -45,7 +46,8 @@ def token_names(tokenizer: TextTokenizer, *, by_id: bool | None) -> TokenNames:
 def completion_logprobs(
     delta: TextDelta, tokenizer: TokenNames, num_top: int
 ) -> CompletionLogprobs:
-    """`top_logprobs` always holds the token itself as well. An echoed prompt comes first."""
+    """Logprobs in the completions format. `top_logprobs` always includes the token itself. An
+    echoed prompt comes first."""
     tokens, offsets = delta.tokens, delta.text_offsets
     entries: list[TokenLogprob | None] = [*delta.logprobs]
     if delta.echo is not None:

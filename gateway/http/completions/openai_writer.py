@@ -1,6 +1,6 @@
-"""OpenAI's way of writing completions and chats: chunks, then usage, then [DONE].
+"""Writes completions and chats in OpenAI's format: chunks, then usage, then [DONE].
 
-What a choice looks like is its API's business (`ChunkFormat`).
+The API in question formats the choices (`ChunkFormat`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class ChunkFormat(Protocol):
     def usage(self, usage: Usage) -> UsageAnswer: ...
 
     def opening(self, num_choices: int) -> Iterable[Answer]:
-        """Chunks before the first that has something to show."""
+        """Chunks before the first one with output."""
 
     def chunk(self, part: ChoiceDelta) -> Answer | None:
-        """None if the part has nothing to show."""
+        """None if the part shows nothing."""
 
     def waiting(self) -> Answer:
-        """A chunk whose one choice has nothing yet, to carry progress."""
+        """A chunk with an empty choice, to carry progress."""
 
     def closing(self) -> Answer:
         """A chunk without choices, to carry usage."""

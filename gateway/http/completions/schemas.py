@@ -1,9 +1,9 @@
 """The bodies of OpenAI's requests, with the extras that vLLM made common.
 
-Fields Baton does not know are ignored, and a header names them. Fields it knows and need not act on
-are accepted; fields that would change the answer in ways it cannot are refused unless they ask for
-nothing (requests/unsupported.py). The types say which are which, to readers of the OpenAPI document
-as well.
+Unknown fields are ignored, and a header names them. Known fields without effect are accepted.
+Fields that would change the answer in ways that Baton cannot are refused, unless their value asks
+for nothing (requests/unsupported.py). The field types tell which is which, also in the OpenAPI
+document.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RequestBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     """What a stream tells besides."""
     max_completion_tokens: int | None = None
-    """The newer name of `max_tokens`, which gives way to it."""
+    """The newer name of `max_tokens`, which it overrides."""
     response_format: ResponseFormat | None = None
     """The output must be JSON, or fit a JSON schema."""
     return_progress: bool | None = None
@@ -50,11 +50,11 @@ class RequestBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def max_name(self) -> str:
-        """The field that says how long the output may be."""
+        """The name of the field that limits the output."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     def rule(self) -> OutputRule | None:
-        """What the output must be. Raises InvalidRequest."""
+        """The rule for the output. Raises InvalidRequest."""
         return self.rule_beside(output_rule(self.response_format, None), "response_format")
 
 

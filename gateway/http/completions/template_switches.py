@@ -1,4 +1,4 @@
-"""What clients call the switches of chat templates: reasoning or none, how much, how many words.
+"""Maps clients' fields to variables of chat templates: thinking, its effort, verbosity.
 
 enable_thinking: true               Qwen, GLM        --+
 thinking: true, {"type": ...}       DeepSeek, Anthropic +--> enable_thinking, thinking
@@ -19,7 +19,7 @@ Switch = tuple[str, dict[str, Any]]
 
 
 class ThinkingSwitches(Protocol):
-    """The switches for thinking, in a body that has vLLM's and DeepSeek's."""
+    """The fields of a body that switch thinking."""
 
     @property
     def enable_thinking(self) -> bool | None: ...
@@ -33,9 +33,8 @@ IS_ON_BY_TYPE = {"enabled": True, "adaptive": True, "auto": True, "disabled": Fa
 def template_variables(
     switches: Iterable[Switch], given: Mapping[str, Any] | None, template: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Variables for the template, and the fields that it has none for: they have no effect.
-
-    Those that are `given` by their own names go before the rest.
+    """Variables for the template, and the fields without effect, for which it has none. Variables
+    `given` by their own names override the others.
     """
     variables: dict[str, Any] = {}
     ignored: list[str] = []

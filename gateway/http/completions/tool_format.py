@@ -1,5 +1,5 @@
-"""Tells, in each answer's headers, that tools are offered in words (and once in the log), and that
-calls are not held to their schemas."""
+"""Response headers that tell when tools are described as text (also logged once), and when calls
+are not constrained to their schemas."""
 
 from __future__ import annotations
 

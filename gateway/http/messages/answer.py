@@ -1,4 +1,4 @@
-"""What POST /v1/messages and /v1/messages/count_tokens answer."""
+"""The answers of POST /v1/messages and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
 class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
     thinking: str = ""
     signature: str = ""
-    """A signature of the text, for clients that want one; it is ignored when it comes back."""
+    """A placeholder signature, for clients that require one; ignored in requests."""
 
 
 class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
@@ -40,14 +40,14 @@ class ThinkingTokens(msgspec.Struct):
 
 
 class MessageUsage(msgspec.Struct, kw_only=True):
-    """The prompt's tokens are the first three together."""
+    """The prompt's tokens are the sum of the first three fields."""
 
     input_tokens: int
-    """Prompt tokens neither found in a prefix cache nor kept in one for a cache point."""
+    """Prompt tokens neither read from a prefix cache nor written to one for a cache point."""
     cache_creation_input_tokens: int
     """Prompt tokens before a cache point, and not in a cache until now."""
     cache_read_input_tokens: int
-    """Prompt tokens found in a prefix cache, whether there was a cache point or not."""
+    """Prompt tokens found in a prefix cache, with or without a cache point."""
     output_tokens: int
     output_tokens_details: ThinkingTokens | UnsetType = UNSET
 
@@ -72,7 +72,7 @@ class MessageAnswer(msgspec.Struct, kw_only=True):
 
 class TokenCountAnswer(msgspec.Struct):
     input_tokens: int
-    """Tokens of the whole prompt, whatever is cached of it."""
+    """Tokens of the whole prompt, cached or not."""
 
 
 def message_usage(usage: Usage, num_thinking: int) -> MessageUsage:

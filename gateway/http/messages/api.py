@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API for the same conversations."""
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -126,14 +126,15 @@ class MessagesApi:
 
 
 def conversation_of(body: MessagesBody, model: ServedModel) -> tuple[Conversation, tuple[str, ...]]:
-    """And the fields that the chat template has no switch for. Raises InvalidRequest."""
+    """The conversation, and the fields for which the chat template has no switch. Raises
+    InvalidRequest."""
     tools = _tools(body)
     template = model.require_chat_template(has_tools=tools.mode is not ToolMode.NONE)
     messages, marks = input_messages(body, has_text_arguments=template.has_text_arguments)
     variables, ignored = template_variables(
         _switches(body, template.source), body.chat_template_kwargs, template.source
     )
-    if body.thinking is None and body.enable_thinking is None:  # which with Anthropic means none
+    if body.thinking is None and body.enable_thinking is None:  # Anthropic's default: no thinking
         variables = {**thinking_variables(False, "thinking"), **variables}
     conversation = Conversation(
         messages=messages,
@@ -188,7 +189,7 @@ def _switches(body: MessagesBody, template: str) -> Iterator[Switch]:
 
 
 def _effort(effort: str, template: str) -> str:
-    """Templates may know no more than high."""
+    """Templates may not know an effort above high."""
     return "high" if effort in ("xhigh", "max") and effort not in template else effort
 
 
@@ -208,7 +209,7 @@ def _thinking_shown(body: MessagesBody) -> ThinkingShown:
 
 
 def _options(body: MessagesBody, room: int) -> SamplingOptions:
-    """An answer may ask for more than the context has left, and then ends there."""
+    """`max_tokens` may exceed the rest of the context; it is cut to that."""
     max_tokens = body.max_tokens
     if max_tokens is not None and max_tokens > room > 0:
         max_tokens = room

@@ -1,4 +1,4 @@
-"""The content of an answer: blocks that start, grow and stop, one after the other.
+"""The content blocks of an answer, streamed one after the other: start, deltas, stop.
 
 thinking   start, thinking_delta ..., signature_delta, stop
 text       start, text_delta ..., stop
@@ -21,24 +21,24 @@ from baton.gateway.output.pieces import CallArguments, CallStart, Content, Piece
 Event = dict[str, Any]
 """Its type, and what it says."""
 NOT_AN_OBJECT = "INVALID_JSON"
-"""Anthropic's name for what a model wrote in place of a JSON object."""
+"""Anthropic's key for tool input that is not a JSON object."""
 
 
 class ThinkingShown(Enum):
     ALL = "all"
     SIGNED = "signed"
-    """The answer shows that there was thinking, but not its text."""
+    """The signature of thinking; it shows that there was thinking where its text is omitted."""
     NOTHING = "nothing"
 
 
 class OutputBlocks:
     def __init__(self, shown: ThinkingShown) -> None:
         self.blocks: list[OutputBlock] = []
-        """All but the last are whole."""
+        """All but the last are complete."""
         self._shown = shown
         self._is_open = False
         self._texts: list[str] = []
-        """What the last block is made of, once it is closed."""
+        """Texts of the last block, joined when it is closed."""
 
     def read(self, pieces: Sequence[Piece]) -> Iterator[Event]:
         for piece in pieces:
@@ -54,7 +54,7 @@ class OutputBlocks:
                     yield self._delta(text, type="input_json_delta", partial_json=text)
 
     def close(self) -> Iterator[Event]:
-        """The last block, if there is one."""
+        """Close the last block, if there is one."""
         if not self._is_open:
             return
         text = "".join(self._texts)
@@ -80,7 +80,7 @@ class OutputBlocks:
                 self._texts.append(text)
 
     def _goes_on(self, kind: type[TextBlock | ThinkingBlock]) -> Iterator[Event]:
-        """The last block, if it is of that kind; else a new one."""
+        """Continue the last block if it is of that kind; else begin a new one."""
         if not (self._is_open and isinstance(self.blocks[-1], kind)):
             yield from self._start(kind())
 
@@ -92,7 +92,7 @@ class OutputBlocks:
         yield {"type": "content_block_start", "index": index, "content_block": block}
 
     def _delta(self, text: str, /, **delta: str) -> Event:
-        """`text` is what it adds to the last block."""
+        """An event that adds `text` to the last block."""
         self._texts.append(text)
         index = len(self.blocks) - 1
         return {"type": "content_block_delta", "index": index, "delta": delta}

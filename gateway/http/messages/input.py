@@ -1,4 +1,4 @@
-"""Messages as Anthropic writes them, as the messages that chat templates want.
+"""Converts Anthropic's messages to messages for chat templates.
 
 system, text       {"role": ..., "content": ...}; what one side says in a row is one message
 tool_use           a call of the assistant's message
@@ -29,7 +29,8 @@ from baton.gateway.requests.unsupported import unsupported_part
 
 Message = dict[str, Any]
 BILLING = "x-anthropic-billing-header:"
-"""A system block of Anthropic's own agent, another with each request: no part of the prompt."""
+"""A system block of Anthropic's own agent that changes with each request; left out of the
+prompt."""
 FAILED = "Error: "
 TYPES_BY_ROLE = {
     "system": ("text",),
@@ -66,13 +67,13 @@ def input_messages(
 
 
 def is_prefilled(messages: Sequence[Message]) -> bool:
-    """The assistant has the last word, and the answer goes on with it."""
+    """Whether the last message is the assistant's, which the answer continues."""
     return bool(messages[-1]["role"] == "assistant")
 
 
 @dataclass(slots=True)
 class _Turn:
-    """One of the messages, as far as it has been read."""
+    """One message, as far as it has been read."""
 
     role: str
     texts: list[str] = field(default_factory=list)
@@ -81,7 +82,7 @@ class _Turn:
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     call_id: str | None = None
-    """Which it answers, of a tool's."""
+    """The call that a tool's message answers."""
 
     def say(self, text: str) -> None:
         if text:
@@ -105,11 +106,11 @@ class _Turns:
         self.turns: list[_Turn] = []
         self._has_text_arguments = has_text_arguments
         self._points: list[tuple[CacheControl, str, int, int]] = []
-        """Cache points: each with its path, the turn it is behind, and the characters of that
+        """Cache points: each with its path, the turn that it follows, and the characters of that
         turn's content so far."""
 
     def of(self, role: str) -> _Turn:
-        """The last one goes on if it is of that role."""
+        """The last turn if it has that role; else a new one."""
         if not self.turns or self.turns[-1].role != role:
             self.turns.append(_Turn(role))
         return self.turns[-1]
@@ -125,7 +126,7 @@ class _Turns:
         self.turns[-1].say(text)
 
     def mark(self, control: CacheControl | None, path: str) -> None:
-        """Behind what has been said."""
+        """Add a cache point after the content so far."""
         if control is not None and self.turns:
             self._points.append((control, path, len(self.turns) - 1, self.turns[-1].num_chars))
 
@@ -144,7 +145,7 @@ class _Turns:
         )
 
     def _part_end(self, turn: _Turn, end: int) -> int | None:
-        """None if the turn says nothing behind it."""
+        """Characters up to the point; None if nothing follows it in the turn."""
         is_all = end == turn.num_chars and (end or turn.role != "user")
         return None if is_all else end
 

@@ -1,8 +1,7 @@
-"""The body of /v1/messages and of /v1/messages/count_tokens: a conversation as Anthropic writes it,
-with vLLM's options of sampling beside its own.
+"""The body of /v1/messages and of /v1/messages/count_tokens: Anthropic's fields, and vLLM's
+sampling options.
 
-Nothing is kept between requests and nothing runs here but the model, so what would need Anthropic's
-own servers is refused.
+Requests are stateless and only the model runs here, so features of Anthropic's servers are refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A message as it comes, in Anthropic's events, or at once.
+"""Writes a message as Anthropic's events, or whole.
 
 message_start, ping, events of the blocks ..., message_delta, message_stop  |  error
 """
@@ -25,7 +25,7 @@ from baton.gateway.text.output_text import TextDelta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerTerms:
-    """What of the answer the request decides."""
+    """The parts of the answer that the request sets."""
 
     id: str
     model: str
@@ -48,7 +48,7 @@ class MessagesWriter:
         self._terms = terms
         self._blocks = OutputBlocks(terms.thinking)
         self._last: TextDelta | None = None
-        """Once the answer has ended."""
+        """The last delta, once the answer has ended."""
         self._tokens: list[int] = []
         """Token ids of the output so far."""
 
@@ -108,7 +108,7 @@ class MessagesWriter:
         return message_usage(self._completion.usage, self._reader.num_reasoning_tokens)
 
     def _stop(self) -> tuple[StopReason, str | None]:
-        """Why the answer has ended, and with which of the stop sequences."""
+        """The stop reason, and the stop sequence if one matched."""
         assert self._last is not None, "an answer ends with a reason"
         if self._last.stop_string is not None:
             return "stop_sequence", self._last.stop_string

@@ -1,4 +1,4 @@
-"""What the admin port serves, for readers, and the pages that both ports have."""
+"""The admin port's endpoints, and the pages of both ports, for the OpenAPI document."""
 
 from __future__ import annotations
 

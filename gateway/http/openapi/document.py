@@ -1,4 +1,5 @@
-"""The OpenAPI 3.1 document of an HTTP port, made of the structs that read and write its bodies."""
+"""The OpenAPI 3.1 document of an HTTP port, generated from the structs that read and write its
+bodies."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ Every answer carries `x-request-id`: your own, if the request had one. Errors ar
 def openapi_document(
     endpoints: Sequence[Endpoint], *, version: str, needs_key: bool
 ) -> dict[str, Any]:
-    """`needs_key`: whether guarded paths can be used without one."""
+    """`needs_key`: whether guarded paths need an API key."""
     kinds = [kind for endpoint in endpoints for kind in (endpoint.body, endpoint.answer) if kind]
     kinds += [error_shape(endpoint.path).body for endpoint in endpoints]
     kinds = list(dict.fromkeys(kinds))
@@ -138,7 +139,7 @@ def _add_attribute_docs(components: dict[str, Any], kinds: Iterable[type]) -> No
 
 
 def _classes(found: Iterable[Any]) -> dict[str, type]:
-    """All structs and dataclasses that are part of these types, by their names."""
+    """All structs and dataclasses within these types, by name."""
     classes: dict[str, type] = {}
     waiting = list(found)
     while waiting:

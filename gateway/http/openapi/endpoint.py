@@ -1,4 +1,4 @@
-"""One path of an HTTP port, described for readers."""
+"""One endpoint of an HTTP port, for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Endpoint:
     media: str = "application/json"
     status: int = 200
     others: Mapping[int, type] = field(default_factory=dict)
-    """Answers by status, beside errors and the usual one."""
+    """Further answers by status, besides errors and the usual one."""
     is_streamed: bool = False
     """Answers with server-sent events if the body asks for `stream`."""
     headers: tuple[str, ...] = ()

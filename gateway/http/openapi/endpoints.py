@@ -1,6 +1,6 @@
-"""What the public port serves, for readers: each path, what it takes and what it answers.
+"""The public port's endpoints, for the OpenAPI document: paths, bodies and answers.
 
-`app.py` says which code runs; the OpenAPI document (`document.py`) and its page are made of this.
+`app.py` has the routes; `document.py` generates the OpenAPI document and its page from this.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What browsers are shown: front page, console, the description of the API."""
+"""Web pages: front page, console, API documentation."""

@@ -1,8 +1,8 @@
-"""GET /console: the page where people try the model and see where a request ran, and why.
+"""GET /console: a page to try the model and to see where a request ran, and why.
 
-The page is as open as /docs; what it shows it asks for with the key that its reader gives it. It is
-HTML, CSS and ES modules of the folder `console`, as they are: nothing is built, and nothing comes
-from another host. What models write is text to it, and its headers let nothing else run.
+The page needs no key, like /docs; it fetches its data with the key that its user enters. It
+consists of the HTML, CSS and ES modules in the folder `console`, without a build step or other
+hosts. Model output is inserted as text only, and its headers let no other script run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StaticFile(NamedTuple):
     content: bytes
     media: str
     tag: str
-    """Changes with the content."""
+    """The ETag, which changes with the content."""
 
 
 class ConsoleApi:
@@ -45,14 +45,14 @@ class ConsoleApi:
         return self._answer(request, PAGE)
 
     async def part(self, request: Request) -> Response:
-        """A file of the page, by its name alone: there are no paths to wander."""
+        """A file of the page, by name: no path can leave the folder."""
         return self._answer(request, request.path_params["name"])
 
     def _answer(self, request: Request, name: str) -> Response:
         file = _file_by_name().get(name)
         if file is None or not self._gateway.config.console:
             raise HTTPException(404)
-        # Asked for anew each time, as a gateway of another version may have its own.
+        # Revalidated each time, since a gateway of another version may answer.
         headers = {**WITH_OWN_SCRIPTS, "etag": file.tag, "cache-control": "no-cache"}
         if file.tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
@@ -61,7 +61,7 @@ class ConsoleApi:
 
 @cache
 def _file_by_name() -> Mapping[str, StaticFile]:
-    """Read once for both ports."""
+    """The page's files, read once for both ports."""
     return {path.name: _read(path) for path in FOLDER.iterdir() if path.suffix in MEDIA_BY_SUFFIX}
 
 

@@ -1,4 +1,4 @@
-"""GET /openapi.json and GET /docs: what an HTTP port serves, for programs and for people."""
+"""GET /openapi.json and GET /docs: the API documentation of a port."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Docs(NamedTuple):
 
 
 class DocsApi:
-    """Both are made when first asked for, on another thread: that takes a while."""
+    """Both are generated at the first request, on another thread, since that is slow."""
 
     def __init__(self, gateway: Gateway, endpoints: Sequence[Endpoint]) -> None:
         self._gateway = gateway
@@ -56,7 +56,7 @@ class DocsApi:
 
 
 def render(document: dict[str, Any]) -> str:
-    """One page that needs nothing else: no scripts, no fonts, no other hosts."""
+    """A self-contained page: no scripts, no fonts, no other hosts."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["type"] = type_name
     environment.filters["told"] = told
@@ -75,7 +75,7 @@ class DescribedFields(NamedTuple):
 
 
 def told(schema: dict[str, Any], example: Mapping[str, Any]) -> DescribedFields:
-    """The properties of a body, in the order in which a reader wants to know of them."""
+    """The properties of a body, the most important first."""
     fields: dict[str, Any] = {}
     names_of_others: dict[str, list[str]] = {}
     for name, field in schema["properties"].items():

@@ -1,4 +1,4 @@
-"""GET / and /version: what answers here, and where to go on; for people and for programs."""
+"""GET / and /version: the server's name, version and links."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ class FrontAnswer(msgspec.Struct, kw_only=True):
     name: str = "baton"
     version: str
     links: dict[str, str]
-    """Paths of this port, by what they are."""
+    """Paths of this port, by purpose."""
     admin_port: int | None = None
-    """Where metrics are, if not here."""
+    """The port of the metrics, if not this one."""
 
 
 class FrontPage:
     def __init__(self, gateway: Gateway, paths: Set[str]) -> None:
-        """`paths`: what the port has whose front page it is."""
+        """`paths`: the paths of its port."""
         self._gateway = gateway
         self._links = [link for link in LINKS if link.path in paths]
         self._version = _own_version()
 
     async def page(self, request: Request) -> Response:
-        """HTML for who asks for it by name, as browsers do."""
+        """HTML if the Accept header names it, as browsers do; else JSON."""
         has_console = self._gateway.config.console
         links = [link for link in self._links if has_console or link.name != "console"]
         has_metrics = any(link.name == "metrics" for link in links)
@@ -82,6 +82,6 @@ def _own_version() -> str:
 
 @cache
 def _template() -> Template:
-    """Compiled for the first browser that comes, once for both ports."""
+    """The page's template, compiled at the first request, once for both ports."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.from_string(TEMPLATE.read_text())

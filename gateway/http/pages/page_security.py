@@ -1,7 +1,7 @@
-"""What a browser lets the gateway's own pages do: nothing but what is named here.
+"""Security headers of the gateway's own pages: all is forbidden but what is named here.
 
-No page is framed, sends forms, or asks another host; text that models or clients wrote could not
-run there even if it became markup.
+Pages cannot be framed, send forms, or contact other hosts; text of models or clients could not run
+even if it became markup.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _headers(*allowed: str) -> Mapping[str, str]:
 
 
 WITHOUT_SCRIPTS = _headers("style-src 'unsafe-inline'")
-"""Headers of pages that bring their style and need nothing else."""
+"""Headers of pages with inline style and no scripts."""
 
 WITH_OWN_SCRIPTS = _headers(
     "script-src 'self'",
@@ -37,4 +37,4 @@ WITH_OWN_SCRIPTS = _headers(
     "require-trusted-types-for 'script'",
     "trusted-types 'none'",
 )
-"""Headers of pages made of several files of this gateway; none may turn a text into markup."""
+"""Headers of pages with scripts of this gateway, which may not turn text into markup."""

@@ -1,1 +1,1 @@
-"""An HTTP port: who comes in, how long one waits for whom, and how it ends."""
+"""An HTTP port: its connections, their time limits, and its shutdown."""

@@ -1,11 +1,11 @@
-"""Where connections come in: each has a place from when it is accepted.
+"""Accepts connections; each counts against the limit from the moment it is accepted.
 
     accepted --> a place --> handshake, if encrypted --> its protocol, which gives the place back
         no place: closed         late, or fails: closed, and the place is given back
 
-An event loop's own server makes encrypted connections known once hands are shaken: until then
-nobody would count them, and whoever opens them without a word would take the process's files. And
-when it is closed, it drops those that were opened and have yet to be accepted.
+asyncio's own server announces TLS connections only after the handshake: until then they would not
+be counted, and clients that never send could use up the process's open files. When closed, it also
+drops connections that were opened but not yet accepted.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 PAUSE_S = 1.0
-"""Seconds to pause after a connection that could not be accepted, for want of files."""
+"""Seconds to pause after a connection could not be accepted because of the limit of open files."""
 
 
 class Entry:
-    """The entry of one listening socket. It is closed as asyncio's servers are."""
+    """Accepts on one listening socket; closed like an asyncio server."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Entry:
         tls: TlsIdentity | None,
         limit_s: float,
     ) -> None:
-        """Hands are shaken within `limit_s`, and it is closed as soon."""
+        """`limit_s`: time limit of a TLS handshake, and of its shutdown."""
         self._listener = listener
         self._make_protocol = make_protocol
         self._tls = tls
@@ -52,8 +52,8 @@ class Entry:
         self._go_on()
 
     def close(self, grace_s: float = 0.0) -> None:
-        """Accept who is at the door, and then nobody; let go of those who have not shaken hands
-        after `grace_s`. The listener is to be closed at once."""
+        """Accept the connections that are already open, then no more; drop those whose handshake is
+        not over after `grace_s`. The caller closes the listener right after."""
         self._is_closed = True
         if self._pause is not None:
             self._pause.cancel()
@@ -69,13 +69,13 @@ class Entry:
         self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> bool:
-        """Whether there was one."""
+        """Accept one connection; whether there was one."""
         try:
             connection, address = self._listener.accept()
         except BlockingIOError:
             return False
         except (InterruptedError, ConnectionAbortedError):
-            return True  # that one has gone
+            return True  # the client has already disconnected
         except OSError as error:
             if not self._is_closed:
                 log.error("no connection can be accepted for %g s: %s", PAUSE_S, error)
@@ -102,12 +102,12 @@ class Entry:
                 ssl_handshake_timeout=self._limit_s,
                 ssl_shutdown_timeout=self._limit_s,
             )
-        except (ssl.SSLError, ConnectionAbortedError):  # the latter: it is late
+        except (ssl.SSLError, ConnectionAbortedError):  # TimeoutError: the handshake is late
             protocol.note(Refusal.HANDSHAKE)
         except OSError:
-            pass  # it has gone
+            pass  # already disconnected
         finally:
-            if protocol.transport is None:  # it will not hear of its end
+            if protocol.transport is None:  # its `connection_lost` will not be called
                 protocol.leave()
         if self._is_closed and protocol.transport is not None:
             protocol.shutdown()

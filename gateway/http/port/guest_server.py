@@ -1,4 +1,4 @@
-"""uvicorn as a guest in somebody else's event loop and process, which it leaves at rest."""
+"""uvicorn within an event loop and a process that it does not own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 import uvicorn
 
 TICK_S = 1.0
-"""How often the `Date` of its answers is set."""
+"""Seconds between updates of the `Date` header."""
 
 
 class GuestServer(uvicorn.Server):
@@ -18,12 +18,12 @@ class GuestServer(uvicorn.Server):
         self._is_ending = asyncio.Event()
 
     def end(self) -> None:
-        """Accept nothing more; `serve` returns when what runs has ended."""
+        """Accept nothing more; `serve` returns when all requests have ended."""
         self.should_exit = True
         self._is_ending.set()
 
     async def main_loop(self) -> None:
-        """uvicorn itself would look ten times a second whether it is to end."""
+        """Wait for the end; uvicorn itself would poll for it ten times a second."""
         while not await self.on_tick(0):  # the count at which it sets the date
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
@@ -31,5 +31,5 @@ class GuestServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to whoever owns the process."""
+        """Leave signal handlers to the process's owner."""
         yield

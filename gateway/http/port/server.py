@@ -1,4 +1,4 @@
-"""An HTTP port: uvicorn, run inside somebody else's event loop and process."""
+"""An HTTP port: uvicorn, run inside the gateway's event loop."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class HttpServer:
         )
         self._task: asyncio.Task[None] | None = None
         self.port = 0
-        """The bound one, once started."""
+        """The bound port, once started."""
 
     async def start(self, listener: socket.socket) -> None:
-        """Take what comes in there; it is closed at the end."""
+        """Serve the listener's connections; it is closed at the end."""
         self.port = listener.getsockname()[1]
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
         while not self._server.started and not self._task.done():
@@ -61,10 +61,9 @@ class HttpServer:
             await self._task
 
     async def stop(self, grace_s: float) -> None:
-        """Accept nothing more, and return when all requests have ended, at most after `grace_s`.
-
-        Who has a connection may ask once more for a moment, and is told that it was the last time:
-        a successor is behind the same port, and nobody's request is lost on the way.
+        """Accept nothing more, and return when all requests have ended, at most after `grace_s`. A
+        client with an open connection may send one more request shortly, which is answered with
+        `connection: close`: no request is lost, and a successor serves the same port.
         """
         if self._task is None:
             return

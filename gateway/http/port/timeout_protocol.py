@@ -1,18 +1,18 @@
-"""Connections that do not wait for ever for a client, neither to say what it wants nor to read.
+"""HTTP connections with time limits: for requests to arrive, and for answers to be read.
 
     opened, or asks again --> its headers are in --> its body is in --> answered --> asks again
     |<-- header_timeout_s -->|<- request_body.py -->|              |<- keep_alive_s ->|
 
-uvicorn has a time limit for idle connections alone, which any byte calls off. A client that is
-answered before all of its body has come has `body_timeout_s` for the rest, which nobody reads.
-An answer that is not taken holds what uvicorn and the system buffer of it, and its request: from
-time to time each connection is looked at, and aborted if it is behind and too little was taken.
+uvicorn only limits idle connections, and any byte cancels that limit. A client that is answered
+before its whole body has arrived has `body_timeout_s` to send the rest, which is discarded. An
+unread answer keeps its buffers and its request in memory, so each connection is checked at
+intervals, and aborted if output waits and too little of it was read.
 
-HTTP/1.0 has no chunks, which uvicorn sends all the same: an answer of no known length is sent as it
-is, and ends with the connection.
+HTTP/1.0 has no chunked encoding, although uvicorn would send it: there, an answer of unknown length
+is sent unencoded and ends with the connection.
 
-A body in chunks may have fields behind it (trailers), which the parser tells as it tells headers.
-They are counted with the headers and dropped: what a proxy sets or strips does not come in there.
+A chunked body may have trailers, which the parser reports like headers. They are counted with the
+headers and dropped, so that they cannot bypass a proxy that sets or strips headers.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from baton.gateway.http.errors import error_body
 from baton.gateway.http.translations import translate
 
 MAX_PIPELINED = 16
-"""Requests sent before the first of them is answered: each costs more here than it did to send."""
+"""Pipelined requests: each costs more here than it did to send."""
 
 CLOSE_GRACE_S = 2.0
-"""How long a connection on which nothing is asked outlives the wish to close it: a request may be
-on its way already. It is answered, with `connection: close`."""
+"""Seconds that an idle connection stays open after the shutdown began, since a request may already
+be on its way. It is answered with `connection: close`."""
 
 uvicorns_log = logging.getLogger("uvicorn.error.connections")
-uvicorns_log.setLevel(logging.ERROR)  # or every malformed request would write a line
+uvicorns_log.setLevel(logging.ERROR)  # otherwise every malformed request would write a line
 
 
 class HeadersTooLarge(InvalidRequest):
@@ -63,8 +63,8 @@ class TooManyPipelined(InvalidRequest):
 
 
 class TimeoutProtocol(HttpToolsProtocol):
-    """One connection. At most one of its timers runs: ours, or uvicorn's for idle ones; and the one
-    for looking after what is not read."""
+    """One connection. At most one of two timers runs, ours or uvicorn's for idle connections,
+    besides the timer that checks for unread output."""
 
     def __init__(self, gateway: GatewayConfig, connections: Connections, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
@@ -74,39 +74,39 @@ class TimeoutProtocol(HttpToolsProtocol):
         self._address = ""
         self._is_counted = False
         self._why: Refusal | None = None
-        """It was refused, and what for."""
+        """Why it was refused, if it was."""
         self._timer: asyncio.TimerHandle | None = None
         self._look: asyncio.TimerHandle | None = None
         self._unread: int | None = None
-        """Bytes that waited for the client when it was looked at last, if it has been behind."""
+        """Unread bytes at the last check; None if there were none."""
         self._is_in_body = False
-        """Headers are in, and the end of what follows them is not."""
+        """Whether the headers have arrived and the body has not ended."""
         self._num_fields = self._num_field_bytes = 0
-        """Headers of the request whose body is to come, and what came behind it."""
+        """Headers and trailers of the current request: their number and bytes."""
         self._num_beside = 0
-        """Bytes since a request began, or a piece of its body came: of headers that are not in yet,
-        of a chunk's size, or of a field behind the body."""
+        """Bytes since the request began or its last piece of body: of incomplete headers, a chunk's
+        size line, or a trailer."""
         self._has_asked = False
-        """Something of the next request's headers has come."""
+        """Whether a part of the next request's headers has arrived."""
         self._is_leaving = False
         """The next answer is the last."""
 
     def enter(self, address: str) -> Refusal | None:
-        """Take a place, or say why there is none. A connection that has none takes one when it is
-        made, and gives back what it has when it is lost."""
+        """Take a place, or return why there is none. Without a call of this, the connection takes
+        one when it is made; a place is given back when the connection is lost."""
         self._address = address
         why = self._connections.open(address)
         self._is_counted = why is None
         return why
 
     def leave(self) -> None:
-        """Give back its place. Safe to repeat."""
+        """Give its place back. Safe to repeat."""
         if self._is_counted:
             self._is_counted = False
             self._connections.close(self._address)
 
     def note(self, why: Refusal) -> None:
-        """It is refused, or cut off."""
+        """Note why it is refused or cut off."""
         self._connections.refuse(why, self._address)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -175,7 +175,7 @@ class TimeoutProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
-        """Called by the parser, which says nothing more of what it met."""
+        """Called by the parser, which does not tell the fault."""
         self.note(self._why or Refusal.MALFORMED)
         if self._is_being_answered:
             self.transport.close()
@@ -186,7 +186,7 @@ class TimeoutProtocol(HttpToolsProtocol):
         self._is_in_body = self._has_asked = False
         self._num_beside = 0
         super().on_message_complete()
-        if self._is_answered:  # that was the rest of a body which nobody has read
+        if self._is_answered:  # it was the rest of a discarded body
             self._stop_waiting()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -208,12 +208,12 @@ class TimeoutProtocol(HttpToolsProtocol):
         self._is_leaving = True
         if self._is_answered:
             self._close_soon()
-        elif not self.cycle.response_started:  # or its headers have promised to keep it alive
+        elif not self.cycle.response_started:  # otherwise its headers have promised keep-alive
             self.cycle.keep_alive = False
 
     def _close_soon(self) -> None:
         self._unset_keepalive_if_required()
-        if not self._has_asked:  # or the rest of a request is awaited, with a limit of its own
+        if not self._has_asked:  # else the rest of a request is awaited, which has its own limit
             self._stop_waiting()
             self._wait(close_grace_s(self.config), self._on_close_grace)
 
@@ -228,15 +228,14 @@ class TimeoutProtocol(HttpToolsProtocol):
 
     @property
     def _is_being_answered(self) -> bool:
-        """Whether another answer would stand within one, or behind the one to the same request."""
+        """Whether an answer has begun, so that an error answer would be a second one."""
         if self.cycle is None or not self.cycle.response_started:
             return False
         return self._is_in_body or not self.cycle.response_complete
 
     def _look_after(self) -> None:
-        """Abort if the client has taken too little since the last look.
-
-        While it is behind, or the connection is to close, nothing is added to what waits.
+        """Abort if the client has read too little since the last check. While output waits, or the
+        connection is closing, no more is buffered.
         """
         period_s = self._limits.unread_timeout_s
         is_behind = self.flow.write_paused or self.transport.is_closing()
@@ -250,8 +249,8 @@ class TimeoutProtocol(HttpToolsProtocol):
         self._look = self.loop.call_later(period_s, self._look_after)
 
     def _num_waiting(self) -> int:
-        """Bytes that the client has not taken. Those that the system keeps count as well, or a slow
-        one would seem to take nothing until a large part of them is gone."""
+        """Bytes that the client has not read, including the kernel's buffer: without it, a slow
+        client would seem to read nothing until a large part of the buffer is sent."""
         num_kept = 0
         with suppress(OSError, ValueError):  # it may be closed by now
             kept = ioctl(self.transport.get_extra_info("socket").fileno(), TIOCOUTQ, bytes(4))
@@ -259,7 +258,7 @@ class TimeoutProtocol(HttpToolsProtocol):
         return self.transport.get_write_buffer_size() + num_kept
 
     def _num_unseen(self) -> int:
-        """Bytes that came, and that nobody has read yet: closing would throw them away."""
+        """Received bytes that were not read yet: closing would discard them."""
         with suppress(OSError, ValueError):  # it may be closed by now
             came = ioctl(self.transport.get_extra_info("socket").fileno(), FIONREAD, bytes(4))
             return int.from_bytes(came, sys.byteorder)
@@ -295,12 +294,12 @@ class TimeoutProtocol(HttpToolsProtocol):
 
 
 def close_grace_s(config: uvicorn.Config) -> float:
-    """At most what is left for the requests under way."""
+    """CLOSE_GRACE_S, but at most the grace period of open requests."""
     return min(CLOSE_GRACE_S, config.timeout_graceful_shutdown or 0.0)
 
 
 def timeout_protocol(gateway: GatewayConfig, connections: Connections) -> type[TimeoutProtocol]:
-    """A class, as that is what uvicorn wants: it makes one of it for each connection."""
+    """A protocol class for uvicorn, which makes one instance per connection."""
 
     class Protocol(TimeoutProtocol):
         def __init__(self, **uvicorns: Any) -> None:
@@ -310,7 +309,7 @@ def timeout_protocol(gateway: GatewayConfig, connections: Connections) -> type[T
 
 
 def _without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-    """`app`, whose answers are sent as they are if their length is not known before."""
+    """`app` without chunked encoding: answers of unknown length are sent unencoded."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         is_of_known_length = False
@@ -331,7 +330,7 @@ def _without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
 
 
 def _refusal(error: BatonError) -> bytes:
-    """There is no request yet that the application could answer."""
+    """The raw answer to a malformed request, which never reaches the application."""
     body = msgspec.json.encode(error_body(error))
     status = HTTPStatus(translate(error).status)
     head = (

@@ -1,4 +1,4 @@
-"""What POST /v1/responses answers."""
+"""The answer of POST /v1/responses."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ResponseAnswer(msgspec.Struct, kw_only=True):
     previous_response_id: str | None
     reasoning: dict[str, str | None]
     store: bool
-    """It is kept; false at the end if that failed."""
+    """Whether it is stored; false at the end if that failed."""
     temperature: float
     text: TextConfig
     tool_choice: str | dict[str, Any]
@@ -87,7 +87,7 @@ class ResponseAnswer(msgspec.Struct, kw_only=True):
 def begun_answer(
     body: ResponsesBody, model: ServedModel, *, id: str, created: int, is_kept: bool
 ) -> ResponseAnswer:
-    """Before anything is known of its output."""
+    """An answer in progress, without output."""
     defaults = model.sampling
     reasoning = body.reasoning
     return ResponseAnswer(
@@ -131,7 +131,7 @@ def response_usage(usage: Usage, num_reasoning: int) -> ResponseUsage:
 class InputTokensAnswer(msgspec.Struct, kw_only=True):
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int
-    """Tokens of the whole prompt, whatever is cached of it."""
+    """Tokens of the whole prompt, cached or not."""
 
 
 class DeletedAnswer(msgspec.Struct, kw_only=True):

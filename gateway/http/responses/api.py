@@ -1,4 +1,4 @@
-"""POST /v1/responses, OpenAI's newer API: a conversation, or the next turn of one that is kept."""
+"""POST /v1/responses, OpenAI's Responses API: a conversation, or the next turn of a stored one."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class ResponsesApi:
         return body
 
     def _is_kept(self, body: ResponsesBody, caller: Caller) -> bool:
-        """Lines of a batch keep nothing unasked. Raises InvalidRequest."""
+        """Whether to store the answer; in a batch's line only if asked. Raises InvalidRequest."""
         if body.store and not self._kept.is_possible:
             raise InvalidRequest(
                 "store: nothing is kept here (gateway.storage); leave it out, or send false",
@@ -177,7 +177,7 @@ class ResponsesApi:
             raise InvalidRequest(f"background {why}", field="background")
 
     async def _earlier(self, body: ResponsesBody, owner: str) -> list[InputItem]:
-        """What stands before the input, whose references become what they refer to. Raises NotKept,
+        """The earlier turns, and the input with its item references resolved. Raises NotKept,
         InvalidRequest, StorageUnavailable."""
         if not isinstance(body.input, str):
             body.input = await self._kept.with_referred(body.input, owner)
@@ -231,7 +231,7 @@ def conversation_of(
 def _variables(
     body: ResponsesBody, template: ChatTemplate
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """And the fields that the template has none for."""
+    """The template's variables, and the fields for which it has none."""
     return template_variables(_switches(body), body.chat_template_kwargs, template.source)
 
 

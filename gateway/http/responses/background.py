@@ -1,17 +1,17 @@
-"""Responses in the background: each runs without its client, who asks for it later.
+"""Background responses: each runs without its client, which fetches it later.
 
-create    kept as in_progress, a sign of life beside it; then it is answered, and runs here
-running   the sign changes at each renewal, as long as what is kept is in_progress
-ended     kept as completed, incomplete or failed; nothing interrupts that
+create    stored as in_progress, with a sign of life; then the client is answered, and it runs here
+running   the sign changes at each renewal, while the stored status is in_progress
+ended     stored as completed, incomplete or failed; nothing interrupts that
 cancel    kept as cancelled, by any gateway, unless it was kept as ended before; where it runs it
           stops, at the next renewal at the latest
-restart   a gateway that stops keeps what it has not done as failed. Of one that was killed the
-          sign does not change any more: who has seen that for a while, by its own clock, says so
-          in place of the sign, and all gateways tell that it failed
+restart   a gateway that stops stores its unfinished ones as failed. If it was killed, the
+          sign stops changing: a gateway that sees that for a while, by its own clock, replaces
+          the sign with a notice, and all gateways report that it failed
 
-What is kept is changed by the gateway that runs it and by a cancel alone. So a gateway that was
-only thought to be dead loses nothing: its next sign makes the response in_progress again, and what
-it keeps at the end holds.
+Only the gateway that runs a response, and a cancel, change what is stored. So a gateway that was
+wrongly thought dead loses nothing: its next sign makes the response in_progress again, and the end
+that it stores holds.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ log = logging.getLogger(__name__)
 
 SIGN_KIND = "response_run"
 SIGN_TTL_S = 86_400.0
-"""Only tidies up: hosts need not agree about the time."""
+"""Expiry of signs, only for cleaning up: hosts' clocks need not agree."""
 RENEW_S = 5.0
 NOBODY_RUNS = b"interrupted"
-"""What stands in place of the sign of a gateway that was killed."""
+"""The notice that replaces the sign of a gateway that was killed."""
 KEEP_S = 15.0
-"""The most seconds that a stop or a cancel waits for an end that is being kept."""
+"""The most seconds that a stop or a cancel waits for an end that is being stored."""
 KEEP_TRIES = 12
-"""The times that keeping an end is tried while the storage does not answer."""
+"""Attempts to store an end while the storage does not answer."""
 MAX_RUNNING = 1024
-"""The most that one gateway runs; connections limit requests that somebody waits for."""
+"""Background responses that one gateway runs. Other requests are limited by connections."""
 OWNER_PART = 4
-"""Where there are several owners, one may have this part of them, and no more than are left: a
-few together leave room for those who come later."""
+"""With several owners, one may have 1/OWNER_PART of them, and no more than are left, so that a few
+owners cannot take all the room."""
 INTERRUPTED = ResponseError(
     "interrupted", "the gateway that ran it ended before it was done; send it again"
 )
@@ -62,16 +62,16 @@ INTERRUPTED = ResponseError(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackgroundRun:
-    """One of them. Its answer becomes what it is as it runs."""
+    """A background response. Its answer is updated as it runs."""
 
     answer: ResponseAnswer
     given: Sequence[InputItem]
-    """All that it was given."""
+    """Its whole input, earlier turns included."""
     owner: str
     work: Callable[[], Awaitable[object]]
-    """Completes the answer."""
+    """Runs it and completes the answer."""
     fail: Callable[[Exception], object]
-    """Makes it one that failed."""
+    """Turns the answer into a failed one."""
 
     @property
     def place(self) -> Place:
@@ -88,19 +88,19 @@ class BackgroundResponses:
         num_owners: Callable[[], int] = lambda: 1,
         clock: Clock = monotonic,
     ) -> None:
-        """`num_owners`: how many there may be now."""
+        """`num_owners`: the current number of owners."""
         self.kept = kept
         self._num_owners = num_owners
         self._num_by_owner: Counter[str] = Counter()
         """The responses that run here or are about to."""
         self._running: dict[Place, asyncio.Task[None]] = {}
         self._keeping: set[Place] = set()
-        """Responses that have ended, and whose end is being kept."""
+        """Responses that have ended, and whose end is being stored."""
         self._watch = SignWatch(clock)
         self._is_closing = False
 
     async def begin(self, run: BackgroundRun) -> None:
-        """It is kept, and runs. Raises Overloaded, StorageFull, StorageUnavailable."""
+        """Store the response and run it. Raises Overloaded, StorageFull, StorageUnavailable."""
         self._take_room(run.owner)
         try:
             await self._sign(run.place)
@@ -114,8 +114,8 @@ class BackgroundResponses:
         task.add_done_callback(lambda _: self._end(run.place))
 
     async def find(self, response_id: str, owner: str, field: str) -> KeptResponse:
-        """What is kept of it; it has failed if it is said to run and nobody does. Raises NotKept,
-        StorageUnavailable."""
+        """The stored response; as failed, if it is in progress but no gateway runs it. Raises
+        NotKept, StorageUnavailable."""
         kept = await self.kept.find(response_id, owner, field)
         place = Place(KIND, owner, response_id)
         if not kept.is_in_progress:
@@ -129,7 +129,7 @@ class BackgroundResponses:
         return kept.changed(status="failed", error=INTERRUPTED)
 
     async def cancel(self, response_id: str, owner: str, field: str) -> KeptResponse:
-        """As it is then: what has ended stays as it ended. Raises NotKept, InvalidRequest,
+        """Cancel it, unless it has ended, and return it. Raises NotKept, InvalidRequest,
         StorageFull, StorageUnavailable."""
         kept = await self.find(response_id, owner, field)
         if not kept.is_background:
@@ -143,7 +143,7 @@ class BackgroundResponses:
         place = Place(KIND, owner, response_id)
         await self._stop(place)
         now = await self.kept.end(place, lambda kept: kept.changed(status="cancelled"))
-        return now or await self.kept.find(response_id, owner, field)  # which says that it is gone
+        return now or await self.kept.find(response_id, owner, field)  # raises NotKept
 
     async def delete(self, response_id: str, owner: str, field: str) -> None:
         """Raises NotKept, StorageUnavailable."""
@@ -151,7 +151,7 @@ class BackgroundResponses:
         await self.kept.delete(response_id, owner, field)
 
     async def close(self, grace_s: float) -> None:
-        """Wait for those that run; what has not ended by then is kept as failed."""
+        """Wait for running responses; store those that have not ended by then as failed."""
         if not self._running:
             return
         await asyncio.wait(tuple(self._running.values()), timeout=grace_s)
@@ -192,7 +192,7 @@ class BackgroundResponses:
         self._give_room(place.owner)
 
     async def _stop(self, place: Place) -> None:
-        """It does not run here any more then. An end that is being kept is kept before."""
+        """Stop it if it runs here, after an end that is being stored."""
         if (task := self._running.get(place)) is None:
             return
         if place not in self._keeping:
@@ -206,7 +206,7 @@ class BackgroundResponses:
         try:
             await run.work()
         except asyncio.CancelledError:
-            if not self._is_closing:  # who cancelled it keeps what is to be said of it
+            if not self._is_closing:  # the canceller stores its end
                 renewing.cancel()
                 await self._remove_sign(run.place)
                 raise
@@ -217,7 +217,7 @@ class BackgroundResponses:
             run.fail(error)
         finally:
             renewing.cancel()
-        self._keeping.add(run.place)  # from here on only a storage that hangs ends this task
+        self._keeping.add(run.place)  # from here on only a hanging storage can end this task early
         try:
             await self._keep(run)
         finally:
@@ -260,7 +260,7 @@ class BackgroundResponses:
             await self.kept.storage.delete(_sign_of(place))
 
     async def _is_alive(self, place: Place) -> bool:
-        """Whether a gateway runs it, as far as is known here. Raises StorageUnavailable."""
+        """Whether a gateway seems to run it. Raises StorageUnavailable."""
         try:
             sign = await self.kept.storage.get(_sign_of(place))
         except StorageUnavailable:

@@ -1,4 +1,4 @@
-"""The items of a request to /v1/responses, as the messages that chat templates want.
+"""Converts the items of a request to /v1/responses to messages for chat templates.
 
 message                 {"role": ..., "content": ...}
 function_call           joins the assistant's message before it, or begins one
@@ -58,7 +58,7 @@ def input_messages(
 
 
 def _marks(item: InputItem, message: int, path: str) -> Iterator[MarkedMessage]:
-    """The marks of the item, which was read without complaint: behind its parts, and behind it."""
+    """The cache points of a valid item: after its parts, and after itself."""
     name = "output" if str(item.get("type")).endswith("_output") else "content"
     parts = item.get(name)
     texts: list[str] = []
@@ -114,7 +114,8 @@ class _Reading:
         self.messages.append(message)
 
     def _add_reasoning(self, item: InputItem) -> None:
-        """What has no text, such as what is encrypted, is left out."""
+        """Add the text of a reasoning item; one without text, such as an encrypted one, is left
+        out."""
         parts = item.get("content")
         texts = [
             part.get("text")

@@ -1,4 +1,4 @@
-"""The output of a response: items that open, grow and close, one after the other.
+"""The output items of a response, streamed one after the other.
 
 reasoning   added, part added, text delta ..., text done, part done, done
 message     added, part added, text delta ..., text done, part done, done
@@ -94,7 +94,7 @@ class OutputItems:
                     yield from self._add_arguments(text)
 
     def close(self, *, is_complete: bool) -> Iterator[Event]:
-        """An output without anything is an empty message."""
+        """Close the last item. An empty output becomes an empty message."""
         if not self.items:
             yield from self._add_text("", ())
         yield from self._close_last("completed" if is_complete else "incomplete")

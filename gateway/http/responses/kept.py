@@ -1,7 +1,7 @@
-"""Responses that are kept: what each was given, all turns before it included, and what it answered.
+"""Stored responses: each with its whole input, earlier turns included, and its answer.
 
-A turn needs the one before it and no other: those may have expired or been deleted. An item has its
-response's id in its own, so that a client may refer to it.
+A turn needs only the one before it; earlier ones may have expired or been deleted. An item's id
+contains its response's id, so that a client may refer to it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 KIND = "response"
 REFERRED = re.compile(r"(?:msg|rs|fc|ctc)_(?P<base>.+)_(?P<index>[0-9]{1,4})")
 MAX_REFERRED = 256
-"""Responses that one request may refer to, each of which is read."""
+"""Responses that one request may refer to; each is read from storage."""
 ITEM_PREFIXES = {
     "function_call": "fc",
     "function_call_output": "fco",
@@ -37,7 +37,7 @@ ITEM_PREFIXES = {
 
 class KeptResponse(msgspec.Struct, frozen=True):
     answer: msgspec.Raw
-    """As it was sent."""
+    """The answer as it was sent."""
     input: msgspec.Raw
     """Items."""
 
@@ -61,7 +61,7 @@ class KeptResponse(msgspec.Struct, frozen=True):
         return KeptResponse(msgspec.Raw(msgspec.json.encode(answer)), self.input)
 
     def context(self) -> list[InputItem]:
-        """What a next turn goes on from. A call that was cut short is none that can be answered."""
+        """The context of the next turn, without calls that were cut short."""
         output = self.output_items()
         return [*self.input_items(), *(item for item in output if not _is_cut_call(item))]
 
@@ -98,14 +98,14 @@ class KeptResponses:
         return kept
 
     async def look(self, place: Place) -> KeptResponse | None:
-        """None if it is not there any more. Raises StorageUnavailable."""
+        """The stored response; None if it is gone. Raises StorageUnavailable."""
         return _kept(await self.storage.get(place))
 
     async def end(
         self, place: Place, ended: Callable[[KeptResponse], KeptResponse]
     ) -> KeptResponse | None:
-        """Keep it as `ended` has it, if it is in progress: the first end holds. What is kept then;
-        None if it is not there any more. Raises StorageFull, StorageUnavailable."""
+        """Store `ended` if the response is in progress: the first end holds. Return what is stored
+        then; None if it is gone. Raises StorageFull, StorageUnavailable."""
 
         def changed(data: bytes | None) -> bytes | None:
             kept = _kept(data)
@@ -123,7 +123,8 @@ class KeptResponses:
             raise self._not_kept(response_id, field)
 
     async def keep(self, answer: ResponseAnswer, given: Sequence[InputItem], owner: str) -> bool:
-        """Whether that was possible; if not, the log says why. `given`: all that it was given."""
+        """Store an answer; return whether that worked. If not, the log says why. `given`: its whole
+        input."""
         if not self.is_possible:
             return False
         try:
@@ -146,7 +147,7 @@ class KeptResponses:
         await self.storage.put(place, value, ttl_s=ttl_s, evicts=True)
 
     async def with_referred(self, given: Sequence[InputItem], owner: str) -> list[InputItem]:
-        """The input with the items themselves in place of references to them. Raises NotKept,
+        """The input with item references resolved. Raises NotKept,
         InvalidRequest, StorageUnavailable."""
         items: list[InputItem] = []
         outputs: dict[str, list[InputItem]] = {}
@@ -191,7 +192,7 @@ class KeptResponses:
 
 
 def kept_response(answer: ResponseAnswer, given: Sequence[InputItem]) -> KeptResponse:
-    """`given`: all that it was given."""
+    """`given`: its whole input."""
     encode = msgspec.json.encode
     return KeptResponse(msgspec.Raw(encode(answer)), msgspec.Raw(encode(given)))
 
@@ -199,12 +200,12 @@ def kept_response(answer: ResponseAnswer, given: Sequence[InputItem]) -> KeptRes
 def _kept(data: bytes | None) -> KeptResponse | None:
     try:
         return None if data is None else msgspec.json.decode(data, type=KeptResponse)
-    except msgspec.DecodeError:  # kept by a version that wrote it in another way
+    except msgspec.DecodeError:  # stored by another version
         return None
 
 
 def named_items(given: str | Sequence[InputItem], base: str) -> list[InputItem]:
-    """`given` as a list shows it: with ids, made of `base`, and texts as parts."""
+    """The items of `given` as the API lists them: with ids made of `base`, and texts as parts."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     return list(_named(given, base))

@@ -1,4 +1,4 @@
-"""What is kept of responses: GET and DELETE /v1/responses/{response_id}, and what was its input."""
+"""Stored responses: GET and DELETE /v1/responses/{response_id}, and its input items."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The body of POST /v1/responses: a conversation in OpenAI's newer words, or the next turn of one
-that is kept.
-"""
+"""The body of POST /v1/responses: a conversation, or the next turn of a stored one."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ class ResponsesTool(msgspec.Struct, kw_only=True):
     """The rule for the text that a custom tool is given. Any text by default."""
 
     def shown(self) -> dict[str, Any]:
-        """As the answer gives it back."""
+        """The tool as the answer repeats it."""
         fields = msgspec.to_builtins(self)
         if self.type == "custom":
             return {name: value for name, value in fields.items() if value is not None}

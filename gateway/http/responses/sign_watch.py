@@ -1,4 +1,4 @@
-"""Who is alive, told by signs that change: no two hosts need agree about the time."""
+"""Liveness by signs that change, so that hosts' clocks need not agree."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from baton.core.clock import Clock
 from baton.gateway.storage.folder import Place
 
 STILL_S = 30.0
-"""A sign that has not changed for so long is that of a process that was killed."""
+"""A process whose sign has not changed for this many seconds counts as killed."""
 MAX_WATCHED = 16 * 1024
 
 
 class SignWatch:
-    """Since when signs have not changed, on a clock of this process."""
+    """How long each sign has been unchanged, by this process's clock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._seen: dict[Place, tuple[bytes | None, float]] = {}
-        """The sign that was seen last, and when it was first; who was asked for last is last."""
+        """By place: its last sign, and when that was first seen; in order of the last query."""
 
     def is_still(self, place: Place, sign: bytes | None) -> bool:
-        """Whether this sign has been there for STILL_S."""
+        """Whether this sign has been unchanged for STILL_S."""
         now = self._clock()
         seen = self._seen.pop(place, None)
         if seen is None or seen[0] != sign:
@@ -33,5 +33,5 @@ class SignWatch:
         self._seen.pop(place, None)
 
     def begin_again(self) -> None:
-        """Nothing that was seen counts any more: signs could not be renewed meanwhile."""
+        """Forget all observations, since signs could not be renewed meanwhile."""
         self._seen.clear()

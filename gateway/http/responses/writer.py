@@ -1,4 +1,4 @@
-"""A response as it comes, in OpenAI's events, or at once.
+"""Writes a response as OpenAI's events, or whole.
 
 created, in_progress, events of the items ..., completed | incomplete | failed
 """
@@ -31,7 +31,7 @@ from baton.gateway.text.output_text import TextDelta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerTerms:
-    """What of the answer the request decides."""
+    """The parts of the answer that the request sets."""
 
     names: TokenNames
     """Names of the tokens that have logprobs."""
@@ -59,7 +59,7 @@ class ResponsesWriter:
             answer.prompt_token_ids, answer.token_ids = terms.prompt_tokens, []
         self._items = OutputItems(answer.id.removeprefix(ID_PREFIX))
         self._waiting: deque[tuple[int, ChatLogprob]] = deque()
-        """Text offsets and logprobs of tokens that are not known to have written the answer."""
+        """Text offsets and logprobs of tokens not yet assigned to the answer."""
         self._sequence_number = 0
 
     def whole(self, choices: Sequence[ChoiceDelta]) -> ResponseAnswer:
@@ -81,7 +81,7 @@ class ResponsesWriter:
         yield self._encoded({"type": f"response.{self._answer.status}", "response": self._answer})
 
     def fail(self, error: Exception) -> None:
-        """The answer is one that failed, with what has come of it."""
+        """Mark the answer as failed, with its output so far."""
         detail = error_body(error).error
         self._answer.status = "failed"
         self._answer.error = ResponseError(detail.code or detail.type, detail.message)
@@ -107,8 +107,8 @@ class ResponsesWriter:
             self._answer.status = "completed" if is_complete else "incomplete"
 
     def _logprobs_of(self, content: Content) -> Sequence[ChatLogprob]:
-        """Logprobs of the tokens that wrote it; those of reasoning, of calls and of marks between
-        them are dropped on the way."""
+        """Logprobs of the tokens of this content. Those of reasoning, calls and marks before it are
+        dropped."""
         found: list[ChatLogprob] = []
         for begin, end in content.spans:
             while self._waiting and self._waiting[0][0] < end:
@@ -118,7 +118,7 @@ class ResponsesWriter:
         return found
 
     def complete(self) -> None:
-        """Once the completion's usage is final. Safe to repeat."""
+        """Complete the answer, once the completion's usage is final. Safe to repeat."""
         if self._answer.status == "incomplete":
             self._answer.incomplete_details = IncompleteDetails("max_output_tokens")
         self._answer.output = self._items.items
@@ -134,5 +134,5 @@ class ResponsesWriter:
 
 
 def _num_chars(entry: ChatLogprob) -> int:
-    """Whole characters of the token alone."""
+    """Complete characters of the token alone."""
     return len(bytes(entry.bytes).decode(errors="ignore"))

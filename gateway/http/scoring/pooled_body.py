@@ -1,4 +1,4 @@
-"""What bodies of /v1/classify, /v1/score and /v1/rerank have in common."""
+"""Fields that bodies of /v1/classify, /v1/score and /v1/rerank share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /v1/score as vLLM has it, and /v1/rerank as Jina, Cohere and vLLM have it."""
+"""POST /v1/score, compatible with vLLM, and /v1/rerank, compatible with Jina, Cohere and vLLM."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class ScoresApi:
         return AwaitedResponse(self._ranked(_order(request, body, query, documents), body, texts))
 
     async def _read(self, texts: tuple[str, ...], body: RerankBody) -> tuple[str, ...]:
-        """What is read of the documents. Raises InvalidRequest."""
+        """The documents, cut to `max_tokens_per_doc`. Raises InvalidRequest."""
         limit = body.max_tokens_per_doc
         if limit is None or len(texts) > MAX_INPUTS:
             return texts
@@ -130,7 +130,7 @@ class ScoresApi:
         read = []
         for text in texts:
             read.append(await self._gateway.beginning(text, limit))
-            await asyncio.sleep(0)  # many texts take a while; streams of others go on meanwhile
+            await asyncio.sleep(0)  # many texts take long: let other streams run in between
         return tuple(read)
 
     async def _scored(self, order: ScoreRequest) -> ScoreAnswer:

@@ -1,1 +1,1 @@
-"""How answers go out: awaited or streamed, given up with their client, taken up again."""
+"""Sends answers: whole or streamed, cancelled with their client, resumed."""

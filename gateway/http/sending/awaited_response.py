@@ -1,4 +1,4 @@
-"""An answer that takes a while, and is given up when its client goes away."""
+"""A slow answer that is cancelled when its client disconnects."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ class AwaitedResponse:
         try:
             answer = await while_connected(receive, self._answer)
         except Cancelled:
-            return  # nobody is left to be told
+            return  # the client is gone
         await json_response(answer)(scope, receive, send)

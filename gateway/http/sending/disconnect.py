@@ -1,4 +1,4 @@
-"""Work that is only worth doing while the client waits for it."""
+"""Runs work only while its client is connected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled, and Cancelled raised, if the client goes away.
+    """The result of `work`. If the client disconnects, `work` is cancelled and Cancelled raised.
 
     The request's body must have been read before.
     """

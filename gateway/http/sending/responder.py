@@ -31,7 +31,7 @@ SENDING_GRACE_S = 10.0
 
 
 class AnswerWriter(Protocol):
-    """How an API writes one answer. Used for one request, so it may remember what it has written.
+    """Writes one answer in an API's format. One per request, so it may have state.
 
     Events are encoded: see `sse`. The usage of the completion is final in `whole` and `ending`.
     """
@@ -70,7 +70,7 @@ class Responder:
         progress: Progress | None = None,
         settle: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`settle` is what the end of the answer waits for."""
+        """`settle` is awaited before the end of the answer is sent."""
         self._completion = completion
         self._writer = writer
         self._is_streamed = is_streamed
@@ -78,7 +78,7 @@ class Responder:
         self._progress = progress
         self._settle = settle
         self._is_open = False
-        """A delta has come."""
+        """Whether a delta has come."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         allowed_s = self._completion.time_left_s
@@ -91,7 +91,7 @@ class Responder:
                     answer = await while_connected(receive, self.whole())
                     await json_response(answer)(scope, receive, send)
         except Cancelled:
-            return  # nobody is left to be told
+            return  # the client is gone
 
     async def events(self) -> AsyncGenerator[bytes]:
         """The encoded events of a stream. Raises what fails before the first of them."""
@@ -107,7 +107,7 @@ class Responder:
             for event in self._writer.ending():
                 yield event
         except StreamMoved:
-            raise  # to be told by the connection alone: events are those of the other gateway
+            raise  # a broken connection shows it: events must be those of the other gateway
         except Exception as error:
             if not has_begun:
                 raise
@@ -115,7 +115,7 @@ class Responder:
                 yield event
 
     async def whole(self) -> msgspec.Struct:
-        """Run to the end; nobody need be connected."""
+        """Run to the end, with or without a client."""
         choices = await self._completion.whole()
         answer = self._writer.whole(choices)
         if self._settle is not None:

@@ -1,15 +1,15 @@
-"""Resumable streams over HTTP: every event carries an id, and a client may come back with the last.
+"""Resumable streams over HTTP: every event has an id, from which a client may resume.
 
     POST /v1/completions, `resumable: true`     -> 200, id: <stream>:1, id: <stream>:2, ...
     POST to the same path, Last-Event-ID: ...:2 -> 200, id: <stream>:3, ...    (its body is ignored)
     GET  /v1/streams, Last-Event-ID: ...:2      -> the same
     DELETE /v1/streams/<stream>                 -> 204; the generation is stopped
 
-A stream that this gateway does not hold is asked for among replicas
-(`resumable/parked_request.py`): its request then takes the same way again as the one that began it,
-up to the writing of events, and the client is sent those that it lacks.
+If this gateway does not hold a stream, it asks the replicas (`resumable/parked_request.py`), then
+handles the original request again up to the writing of events, and sends the client those that it
+lacks.
 
-Who has received the last event gets 204, which tells an EventSource to stop coming back.
+A client that has the last event gets 204, which tells an EventSource to stop reconnecting.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ STATE_KEY = "resumption"
 STREAMS = "/v1/streams"
 RETRY_AFTER_S = "1"
 KEPT_HEADERS = ("x-baton-receipt", "x-session-id")
-"""Headers that an answer depends on."""
+"""Request headers on which the answer depends."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Resumption:
-    """What a resumable stream of this HTTP request would need."""
+    """State for a resumable stream of this HTTP request."""
 
     keeper: StreamKeeper
     owner: bytes
@@ -77,15 +77,15 @@ class Resumption:
     created: int = field(default_factory=lambda: int(time.time()))
     headers: dict[str, str] = field(default_factory=dict)
     body: bytearray = field(default_factory=bytearray)
-    """As far as it has come, and a little more than may be parked."""
+    """The body so far, up to a little more than may be parked."""
     parked: ParkedStream | None = None
     """Set: the stream began at another gateway."""
     last_sequence: int = 0
     on_held: Callable[[], None] = lambda: None
-    """Called once its keeper has it."""
+    """Called once the keeper holds the stream."""
 
     def caller(self, caller: Caller, request_id: str) -> Caller:
-        """The caller, with what it takes to find the stream again."""
+        """The caller, with the parking data of the stream."""
         if self.parked is not None:
             return replace(caller, parking=self.parked.request.parking, parked=self.parked)
         order = ParkedRequest(
@@ -126,13 +126,13 @@ def resumption_of(scope: Scope) -> Resumption:
 
 
 def resumption_if_any(scope: Scope) -> Resumption | None:
-    """None where no stream begins."""
+    """The resumption of this request; None where no stream begins."""
     resumption: Resumption | None = scope.get("state", {}).get(STATE_KEY)
     return resumption
 
 
 class ResumableRequests:
-    """Serves clients that come back, whatever API they come back to, and prepares the others."""
+    """Middleware that resumes streams of any API, and prepares new ones."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app
@@ -151,7 +151,7 @@ class ResumableRequests:
                 await self._resume(last_event_id, paths, scope, receive, send)
             except BatonError as error:
                 response = error_response(error, scope["path"])
-                if isinstance(error, Unavailable):  # who has the stream may answer in a moment
+                if isinstance(error, Unavailable):  # its replica may answer soon
                     response.headers["retry-after"] = RETRY_AFTER_S
                 await response(scope, receive, send)
             return
@@ -185,7 +185,7 @@ class ResumableRequests:
                 stream_id, owner=owner, kinds=paths, last_sequence=last_sequence
             )
         except InvalidRequest as error:
-            error.field = LAST_EVENT_ID  # where the stream's id and the sequence stand here
+            error.field = LAST_EVENT_ID  # the stream's id and the sequence
             raise
         if reading is not None:
             limit_s = self._gateway.config.request_timeout_s
@@ -214,7 +214,7 @@ class ResumableRequests:
 
 
 def _scope_of(scope: Scope, order: ParkedRequest, resumption: Resumption) -> Scope:
-    """The request that began the stream, asked by who comes back for it."""
+    """The scope of the original request, with the headers of the resuming client."""
     headers = {
         **dict(Headers(scope=scope).items()),
         **order.headers,
@@ -234,7 +234,8 @@ def _scope_of(scope: Scope, order: ParkedRequest, resumption: Resumption) -> Sco
 
 
 def _receive_of(order: ParkedRequest, receive: Receive) -> Receive:
-    """The body of the order; then what the client does, its own body aside."""
+    """A `receive` that yields the original body, then the resuming client's messages without its
+    body."""
     is_read = False
 
     async def received() -> Message:
@@ -254,14 +255,14 @@ class StreamsApi:
         self._gateway = gateway
 
     async def resume(self, request: Request) -> ASGIApp:
-        """Refuse: with the header, `ResumableRequests` has answered."""
+        """Refuse, since the header is missing; with it, `ResumableRequests` has answered."""
         raise InvalidRequest(
             f"{LAST_EVENT_ID} is missing: send the id of the last event you have received",
             field=LAST_EVENT_ID,
         )
 
     async def end(self, request: Request) -> Response:
-        """Wherever it is."""
+        """End the stream at whichever gateway has it."""
         stream_id, owner = request.path_params["stream_id"], owner_of(shown_key(request.headers))
         try:
             self._gateway.keeper.end(stream_id, owner=owner, kinds=PATHS)
@@ -273,7 +274,7 @@ class StreamsApi:
 
 
 class ResumedResponse:
-    """An ASGI response: what follows an event, live if the stream still runs."""
+    """An ASGI response: the events after a given one, live if the stream still runs."""
 
     def __init__(self, reading: StreamReading, limit_s: float) -> None:
         self._reading = reading
@@ -287,7 +288,7 @@ class ResumedResponse:
             async with asyncio.timeout(self._limit_s):
                 await while_connected(receive, send_reading(self._reading, send))
         except (Cancelled, TimeoutError):
-            return  # the client left or is too slow, or the stream was ended: cut the connection
+            return  # the client left or is too slow, or the stream was ended: close the connection
 
 
 async def send_reading(reading: StreamReading, send: Send) -> None:
@@ -305,7 +306,7 @@ async def send_reading(reading: StreamReading, send: Send) -> None:
         except StreamMoved:
             if not is_started:
                 raise
-            return  # no event says so: who comes back goes on behind the last one, so it is cut
-    if not is_started:  # begun at another gateway, and read there to its end
+            return  # not sent as an event, so that the client can resume after the last one
+    if not is_started:  # begun at another gateway, and already read to its end
         await send({"type": "http.response.start", "status": 204, "headers": []})
     await send({"type": "http.response.body", "body": b""})

@@ -7,12 +7,12 @@ import msgspec
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would hold events back
+    (b"x-accel-buffering", b"no"),  # otherwise nginx would buffer events
 ]
 DONE = b"data: [DONE]\n\n"
 
 
 def event(content: object, *, name: str | None = None) -> bytes:
-    """JSON holds no line breaks, so one `data` line does."""
+    """One event. JSON has no line breaks, so one `data` line is enough."""
     data = b"data: " + msgspec.json.encode(content) + b"\n\n"
     return data if name is None else f"event: {name}\n".encode() + data

@@ -5,8 +5,8 @@
                               +- choice 2 -->       the prompt's KV: the others start there, if
     prompt 1   choice 3  --o-o---->                 there is room, and share its blocks.
 
-What is drawn comes out as one stream, each delta with the index of its choice. One choice that
-fails ends all, with its error; closing the stream stops all.
+All choices form one stream; each delta has the index of its choice. The first choice that fails
+ends all with its error; closing the stream stops all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from baton.gateway.text.output_text import TextDelta, merge
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """What one update adds to one choice. After the last one the choice's receipt is final."""
+    """An addition to one choice. After the last one the choice's receipt is final."""
 
     index: int
     delta: TextDelta
@@ -44,7 +44,7 @@ class PromptChoices:
         echo: EchoedPrompt | None = None,
         is_prompt_only: bool = False,
     ) -> None:
-        """`is_prompt_only`: what is generated is not wanted, only what is known of the prompt."""
+        """`is_prompt_only`: drop the output; only the prompt's echo and logprobs are wanted."""
         self.streams = streams
         self._echo = echo
         self._is_prompt_only = is_prompt_only
@@ -58,7 +58,7 @@ class PromptChoices:
         return replace(first, output_tokens=0 if self._is_prompt_only else num_output)
 
     async def draw(self, number: int) -> AsyncGenerator[TextDelta]:
-        """Choices but the first wait until their prompt is cached."""
+        """Run one choice; all but the first wait until the prompt is cached."""
         if number:
             await self._is_cached.wait()
         is_first = True
@@ -85,12 +85,12 @@ class PromptChoices:
 
 
 class Completion:
-    """One request under way. `deltas` runs it; usage and receipts are final once that has ended."""
+    """A running request. `deltas` runs it; usage and receipts are final once that has ended."""
 
     def __init__(
         self, prompts: Sequence[PromptChoices], *, num_returned: int, keeps_logprobs: bool = True
     ) -> None:
-        """The best `num_returned` of each prompt's choices are given, all if that is how many."""
+        """Return the best `num_returned` choices of each prompt."""
         self._prompts = prompts
         self._num_returned = num_returned
         self._keeps_logprobs = keeps_logprobs
@@ -117,7 +117,7 @@ class Completion:
 
     @property
     def usage(self) -> Usage:
-        """Each prompt counts once, what was drawn counts whether it is shown or not."""
+        """Usage: each prompt counts once; all generated tokens count, shown or not."""
         usages = [prompt.usage for prompt in self._prompts]
         return Usage(
             prompt_tokens=sum(usage.prompt_tokens for usage in usages),
@@ -155,7 +155,8 @@ class Completion:
                 is_first = False
 
     async def _merged(self) -> AsyncGenerator[ChoiceDelta]:
-        """A bounded queue: choices do not run ahead of a client that reads slowly."""
+        """Merge the choices through a bounded queue, so that they do not run ahead of a slow
+        client."""
         queue: asyncio.Queue[ChoiceDelta | Exception | None] = asyncio.Queue(len(self._shown))
         tasks = [asyncio.create_task(self._feed(queue, index)) for index in range(len(self._shown))]
         try:
@@ -187,7 +188,7 @@ class Completion:
             await queue.put(None)
 
     async def _best(self) -> AsyncGenerator[ChoiceDelta]:
-        """Draw all, then give the best of each prompt, best first."""
+        """Run all choices, then yield the best of each prompt, best first."""
         async with aclosing(self._drawn()) as deltas:
             drawn = [merge(parts) for parts in await _by_index(deltas, len(self._shown))]
         chosen: list[int] = []
@@ -195,7 +196,7 @@ class Completion:
             order = sorted(
                 range(start, start + self._num_drawn),
                 key=lambda index: mean_logprob(drawn[index]),
-                reverse=True,  # equal ones stay in order
+                reverse=True,  # a stable sort
             )
             chosen.extend(order[: self._num_returned])
         self._shown = [self._shown[index] for index in chosen]
@@ -212,7 +213,7 @@ async def _by_index(deltas: AsyncIterator[ChoiceDelta], num: int) -> list[list[T
 
 
 def mean_logprob(delta: TextDelta) -> float:
-    """The mean over the sampled tokens. An output without any is the worst."""
+    """Mean logprob of the sampled tokens; minus infinity without any."""
     if not delta.logprobs:
         return -math.inf
     return sum(entry.logprob for entry in delta.logprobs) / len(delta.logprobs)

@@ -1,4 +1,4 @@
-"""From an order to the generations it takes: checked, numbered, and each with its own id.
+"""Plans the generations of an order: checked, numbered, each with its own id.
 
 order: P prompts, n, best_of  ->  P x max(n, best_of) generations, of which P x n are given back
 """
@@ -28,12 +28,12 @@ from baton.gateway.requests.session_keys import session_of
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionPlan:
     generations: tuple[tuple[Generation, ...], ...]
-    """The choices of each prompt. The others are placed near the first, whose blocks they share."""
+    """The choices of each prompt. All are placed near the first, whose blocks they share."""
     stops: tuple[str, ...]
     num_returned: int
-    """Choices that are given of each prompt."""
+    """Choices returned for each prompt."""
     is_prompt_only: bool
-    """`max_tokens` 0 with `echo`: a token is drawn because that runs the prompt, and dropped."""
+    """`max_tokens` 0 with `echo`: one token is generated, to run the prompt, and dropped."""
 
 
 def plan_completion(
@@ -100,7 +100,7 @@ def _choices(
     )
     first = _as_parked(first, order)
     yield first
-    # The prompt's logprobs are the same for all choices, and cost a computation of all of it.
+    # The prompt's logprobs are the same for all choices, and need all of it computed.
     sampling = replace(sampling, num_prompt_logprobs=None)
     while True:
         sampling = replace(sampling, choice=sampling.choice + 1)
@@ -109,10 +109,10 @@ def _choices(
 
 
 def _as_parked(first: Generation, order: CompletionRequest) -> Generation:
-    """The generation with what it takes to go on elsewhere, or from elsewhere. Only of what one
-    generation alone decides can a stream be written anew, event by event."""
+    """The generation with its parking data, or with the state parked at another gateway. Only a
+    stream of a single generation can be rewritten event by event."""
     parked = order.caller.parked
-    if parked is not None:  # as it was resolved there, the seed included
+    if parked is not None:  # as resolved at the first gateway, including the seed
         request = parked.request
         first = replace(first, prompt=request.prompt, sampling=request.sampling, parked=parked)
     is_alone = len(order.prompts) == 1 and (order.options.n or 1) == 1
@@ -126,7 +126,7 @@ def _as_parked(first: Generation, order: CompletionRequest) -> Generation:
 def _drawn_options(
     order: CompletionRequest, is_prompt_only: bool, *, is_ranked: bool
 ) -> SamplingOptions:
-    """What must be drawn to give what was asked for."""
+    """Sampling options for the generation, given what is returned."""
     options = order.options
     if is_prompt_only:
         options = msgspec.structs.replace(options, max_tokens=1)

@@ -1,4 +1,4 @@
-"""One choice under way: token updates in, text out, and at the end what it cost."""
+"""One running choice: token updates in, text deltas out, usage at the end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CompletionStream:
 
     @property
     def usage(self) -> Usage:
-        """What the client has been given so far; final once closed."""
+        """Usage so far; final once closed."""
         receipt = self.receipt
         return Usage(
             prompt_tokens=len(self.generation.prompt),
@@ -48,12 +48,12 @@ class CompletionStream:
 
     @property
     def num_delivered(self) -> int:
-        """Tokens the client has been given; `usage` tells the same, and costs a receipt."""
+        """Tokens given to the client; cheaper than `usage`, which builds a receipt."""
         return self._run.num_delivered
 
     @property
     def receipt(self) -> Receipt:
-        """The best known; final once closed."""
+        """The receipt so far; final once closed."""
         return self._run.receipt
 
     async def __aenter__(self) -> CompletionStream:

@@ -1,8 +1,8 @@
-"""The seam between the gateway's faces and whatever finds replicas for their requests.
+"""The interface between the gateway's APIs and the dispatcher, which finds replicas.
 
-    face (HTTP, gRPC) -- Generation --> Dispatcher -- TokenUpdates --> face
+    API (HTTP, gRPC) -- Generation --> Dispatcher -- TokenUpdates --> API
 
-A face knows text and status codes; the dispatcher knows replicas. Both know only tokens here.
+An API handles text and status codes, the dispatcher replicas; between them pass only tokens.
 """
 
 from __future__ import annotations
@@ -26,77 +26,74 @@ from baton.router.speeds.prediction_errors import Interval
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimits:
-    """How long a caller lets a request take."""
+    """Time limits of a request."""
 
     time_left_s: float
-    """Seconds until the deadline of the last token."""
+    """Seconds until the last token must have come."""
     max_wait_s: float | None
-    """The most seconds to wait for a place; None: as long as for all of it."""
+    """The most seconds to wait for a place; None: until the deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What a face asks of the dispatcher."""
+    """One generation, as the dispatcher is asked for it."""
 
     request_id: RequestId
     prompt: tuple[int, ...]
     sampling: SamplingParams
     salt: bytes = b""
     tenant: str = ""
-    """The tenant on whose account its blocks are."""
+    """The tenant to which its blocks are charged."""
     owner: str = ""
-    """The owner id of the caller; callers with the same one may ask what became of it."""
+    """The owner id of the caller; callers with the same id may query it."""
     cache_points: tuple[CachePoint, ...] = ()
     priority: int = 0
     """Smaller comes first."""
     slo: Slo = NO_SLO
-    """The objective of its tokens' times."""
+    """Its latency objective."""
     pooling: Pooling | None = None
-    """Set: the only update is an embedding of the prompt."""
+    """Set: the only update is the prompt's embedding."""
     session: str = ""
-    """The conversation it belongs to; empty: found by what it begins with."""
+    """The key of its conversation; empty: identified by its prefix."""
     near: RequestId | None = None
-    """A request whose prompt this one shares (another choice of it): best placed beside it."""
+    """Another choice of the same prompt, beside which it is best placed."""
     time_left_s: float | None = None
     max_wait_s: float | None = None
-    """It would rather be refused than wait longer for a place."""
+    """The longest wait for a place; it is refused if it would wait longer. None: no limit."""
     call: TracedCall = UNTRACED
-    """What its spans are within."""
+    """The traced call, parent of its spans."""
     parking: Parking | None = None
-    """Its stream may go on at another gateway, which writes it anew from its tokens."""
+    """Set: another gateway may resume its stream, rewriting it from its tokens."""
     parked: ParkedStream | None = None
-    """Its stream began at another gateway, and had come so far."""
+    """Set: its stream began at another gateway; this is its state there."""
 
     @property
     def known_output(self) -> tuple[int, ...]:
-        """Tokens that were drawn before this gateway had it."""
+        """Tokens generated before this gateway had it."""
         return () if self.parked is None else self.parked.request.output
 
 
 class RunningGeneration(Protocol):
-    """One request under way.
-
-    Iterating yields updates, each token exactly once over all attempts; the last one has a finish
-    reason. Raises Overloaded, Unavailable, DeadlineExceeded or InvalidRequest.
+    """A running request. Iterating yields updates, each token exactly once over all attempts; the
+    last one has a finish reason. Raises Overloaded, Unavailable, DeadlineExceeded or
+    InvalidRequest.
     """
 
     def __aiter__(self) -> AsyncIterator[TokenUpdate]: ...
 
     @property
     def receipt(self) -> Receipt:
-        """The best known; complete in its prompt part from the first token on."""
+        """The receipt so far; complete for the prompt from the first token on."""
 
     async def stop(self, num_delivered: int, *, is_finished: bool = False) -> None:
-        """End the request, of which the client got `num_delivered` tokens. Safe to repeat.
-        `is_finished`: they are all it wants.
-
-        Called in every case: at the normal end, when the client has gone, at a stop string.
+        """End the request; the client has `num_delivered` tokens. Safe to repeat. `is_finished`: it
+        needs no more. Always called: at the normal end, after a disconnect, at a stop string.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a request would see if it came now. Nothing is kept for it."""
+    """Predictions for a request that would arrive now. Nothing is reserved."""
 
     num_cached_tokens: int
     """Prompt tokens in the cache of the replica that would compute the prompt."""
@@ -110,80 +107,81 @@ class Estimate:
     """Seconds to compute the prompt."""
     ttft_s: Interval
     itl_s: Interval | None
-    """None while the replica that would decode it has measured no steps."""
+    """Predicted seconds between tokens; None while that replica has measured no steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeRoom:
-    """Places to decode, for whoever takes only what others leave."""
+    """Decode places, for work that uses only what interactive requests leave."""
 
     num_places: int
     """Decode places that this gateway may take."""
     num_taken: int
     """Decode places taken by this gateway's requests."""
     num_awaited: int
-    """Places of `num_taken` whose requests somebody waits for."""
+    """Places of `num_taken` with interactive requests."""
     num_waiting: int
-    """Requests without a place that somebody waits for."""
+    """Interactive requests without a place."""
 
 
 class Dispatcher(Protocol):
     @property
     def decisions(self) -> Decisions:
-        """Where requests went of late, and why."""
+        """Recent placement decisions."""
 
     def captured(self) -> Iterator[bytes]:
-        """What GET /debug/decisions answers: lines of JSON."""
+        """The answer of GET /debug/decisions: lines of JSON."""
 
     async def estimate(self, generation: Generation) -> Estimate:
-        """Raises Unavailable if nothing can be told of it."""
+        """Raises Unavailable if no prediction is possible."""
 
     def progress(self, generation: Generation) -> PromptProgress | None:
-        """How far the prompt is. None once its first token is there, and if nothing is known."""
+        """Progress of the prompt; None after its first token, and if unknown."""
 
     async def start(self, generation: Generation) -> RunningGeneration:
         """Raises Overloaded at once, before any work is done."""
 
     async def take_stream(self, wanted: TakeStream) -> ParkedStream | None:
-        """What replicas know of a stream of another gateway; it ends where it runs."""
+        """Take over a stream of another gateway from the replicas; it ends where it runs."""
 
     def leave(self) -> None:
-        """This gateway stops: streams that others can go on with are not taken back from now on."""
+        """This gateway stops: resumable streams are no longer cancelled, so that others can take
+        over."""
 
     @property
     def max_model_len(self) -> int:
         """Tokens of prompt and output together on the replicas known now; 0 while there is none."""
 
     def room(self) -> DecodeRoom:
-        """How much is left for what nobody waits for."""
+        """The capacity that is left for background work."""
 
     def is_ready(self) -> bool:
-        """Whether at least one decode replica takes requests, or is started for who waits."""
+        """Whether a decode replica accepts requests, or is started for waiting ones."""
 
     def trouble(self) -> str:
-        """Why no requests are taken, while none are; for everybody."""
+        """Why no requests are accepted, in words safe for clients; empty while some are."""
 
     def missing(self, wanted: Wanted) -> tuple[Missing, ...]:
-        """Roles that have fewer ready replicas than are wanted, and what each waits for."""
+        """Roles with fewer ready replicas than wanted, and the reasons."""
 
     async def leaks(self) -> dict[str, Any]:
-        """What GET /debug/leaks answers."""
+        """The answer of GET /debug/leaks."""
 
     async def status(self) -> dict[str, Any]:
-        """What GET /debug/status answers."""
+        """The answer of GET /debug/status."""
 
     async def drain(self, replica_id: str, *, is_forced: bool) -> dict[str, Any]:
-        """What POST /debug/drain does and answers. Raises InvalidRequest, Unavailable."""
+        """Handles POST /debug/drain. Raises InvalidRequest, Unavailable."""
 
     async def undrain(self, replica_id: str) -> dict[str, Any]:
-        """What POST /debug/undrain does and answers. Raises InvalidRequest, Unavailable."""
+        """Handles POST /debug/undrain. Raises InvalidRequest, Unavailable."""
 
     async def flip(self, replica: str, to: str) -> dict[str, Any]:
-        """What POST /debug/flip does and answers. Raises InvalidRequest, Unavailable."""
+        """Handles POST /debug/flip. Raises InvalidRequest, Unavailable."""
 
     async def reset_prefix_cache(self, replica_id: str) -> dict[str, int]:
-        """Have a replica, or all if it is empty, forget what is cached: how many blocks each.
-        Raises InvalidRequest, Unavailable."""
+        """Empty the prefix cache of a replica, or of all if the id is empty; return the blocks
+        dropped. Raises InvalidRequest, Unavailable."""
 
     def metrics(self) -> Iterator[Family]:
-        """What it has to tell Prometheus besides what is counted of requests."""
+        """The dispatcher's Prometheus metrics."""

@@ -1,4 +1,4 @@
-"""One generation under way, from its start to its last update, counted and traced.
+"""One generation from start to last update, with metrics and a span.
 
 made -> entered: it has a place -> updates ... -> closed
             | the caller leaves early, the dispatcher raises (its deadline passed, say)
@@ -37,12 +37,12 @@ class GenerationRun:
         model: str = "",
         clock: Clock = monotonic,
     ) -> None:
-        """`spend` hears of each token that is given to the caller. `model`: its public name."""
+        """`spend` is called for each token given to the caller. `model`: its public name."""
         self.generation = generation
         self.num_delivered = 0
-        """Tokens the client was given; whoever gives them counts them."""
+        """Tokens given to the client; counted by the code that delivers them."""
         self.is_complete = False
-        """Set by whoever reads the updates, when no more are wanted."""
+        """Set by the reader when it needs no more updates."""
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._spend = spend
@@ -54,12 +54,12 @@ class GenerationRun:
         self._outcome = "cancelled"
         self.is_closed = False
         self._num_known = len(generation.known_output)
-        """Tokens yet to come that were spent at another gateway."""
+        """Known tokens, already charged at another gateway, that will come first."""
         self._singles: deque[TokenUpdate] = deque()
 
     @property
     def receipt(self) -> Receipt:
-        """The best known; final once closed."""
+        """The receipt so far; final once closed."""
         return Receipt() if self._running is None else self._running.receipt
 
     async def __aenter__(self) -> Self:
@@ -122,7 +122,7 @@ class GenerationRun:
         await self.close()
 
     def _as_dispatched(self) -> Generation:
-        """The limit counts from the moment the request came, which may be a while ago."""
+        """The generation with the time left: its limit counts from the request's arrival."""
         generation, limit_s = self._span.within(self.generation), self.generation.time_left_s
         if limit_s is None:
             return generation
@@ -141,8 +141,8 @@ class GenerationRun:
 
 
 def one_by_one(update: TokenUpdate) -> Iterator[TokenUpdate]:
-    """Each token alone, the end with the last: what is written of tokens that come alone does not
-    depend on how fast they came, so another gateway writes the same."""
+    """Split an update into one per token, the finish reason with the last. The written stream then
+    does not depend on timing, so that another gateway writes the same."""
     *before, last = range(len(update.tokens))
     for place in before:
         yield replace(

@@ -1,7 +1,7 @@
-"""The span of one generation: what was asked of the model, what came of it, and its receipt.
+"""The span of one generation: request, outcome and receipt.
 
-Attributes are those of OpenTelemetry's conventions for generative AI, and the receipt's as
-`baton.*`. Nothing of prompts and outputs is among them.
+Attributes follow OpenTelemetry's conventions for generative AI, with the receipt as `baton.*`.
+Prompts and outputs are not recorded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class GenerationSpan:
             self._span.set(self._asked())
 
     def within(self, generation: Generation) -> Generation:
-        """Return the generation, with its attempts within this span."""
+        """Return the generation with this span as the parent of its attempts."""
         if self._span is NO_SPAN:
             return generation
         return replace(generation, call=generation.call._replace(span=self._span))
@@ -34,7 +34,7 @@ class GenerationSpan:
         self._span.record("first token", 0.0)
 
     def end(self, outcome: str, receipt: Receipt) -> None:
-        """Safe to repeat, and where it never began."""
+        """End the span. Safe to repeat, and if it never began."""
         if self._span.is_recording:
             said = {f"baton.{key}": value for key, value in asdict(receipt).items()}
             said |= {

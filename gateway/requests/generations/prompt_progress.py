@@ -1,7 +1,7 @@
-"""How far a prompt is until its first token, for streams that ask (`return_progress`).
+"""Progress of a prompt until its first token, for streams with `return_progress`.
 
-deltas:    ................ first delta, second ...
-told:      progress, progress, first delta, second ...     one each half a second until then
+deltas:    ................ first delta, second ... sent:      progress, progress, first delta,
+second ...     twice a second until then
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ EACH_S = 0.5
 
 
 class PromptProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """llama.cpp's names, and three more: state, position and eta_ms."""
+    """llama.cpp's fields, and state, position and eta_ms."""
 
     state: Literal["queued", "starting", "in_line", "computed"]
-    """It has no place; no replica is there either, and one starts for it; it waits for a prefill
-    replica; one has it, and computes it in turn."""
+    """Waiting for a place; for a replica that starts; for a prefill replica; being computed."""
     position: int
-    """How many should go first."""
+    """Requests before it."""
     total: int
     """The prompt's tokens."""
     cache: int = 0
-    """Prompt tokens found in a cache, once that is known."""
+    """Prompt tokens found in a cache; 0 until known."""
     processed: int = 0
-    """Prompt tokens cached or computed by now, by prediction."""
+    """Predicted prompt tokens cached or computed by now."""
     time_ms: float = 0.0
-    """Milliseconds since it was asked for."""
+    """Milliseconds since the request arrived."""
     eta_ms: float
-    """Milliseconds until its first token, by prediction."""
+    """Predicted milliseconds until its first token."""
 
 
 async def told_until_first(
@@ -43,7 +42,8 @@ async def told_until_first(
     tell: Callable[[], PromptProgress | None],
     each_s: float | None = None,
 ) -> AsyncGenerator[T | PromptProgress]:
-    """All of `deltas`, which it closes, and before the first of them what is told each `each_s`."""
+    """Yields progress every `each_s` seconds until the first delta, then all of `deltas`, which it
+    closes."""
     each_s = EACH_S if each_s is None else each_s
     clock = asyncio.get_running_loop().time
     began_s = clock()

@@ -1,4 +1,4 @@
-"""Prompts to embeddings: what both faces share of them."""
+"""Prompts to embeddings, for HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from baton.gateway.requests.pooling.pooled import PoolingRequest, run_pooled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRequest(PoolingRequest):
-    """What a face has understood of a request, not yet checked."""
+    """An embedding request as an API has read it, not yet checked."""
 
     inputs: tuple[Prompt, ...]
     is_normalized: bool = True
     dimensions: int | None = None
-    """The first so many, taken before normalising; None: all."""
+    """Keep only the first dimensions, cut before normalising; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Embeddings:
 
 
 def pooling_of(gateway: Gateway, asked: str | None) -> Pooling:
-    """As asked for, else as the model's authors do, else the mean."""
+    """The pooling asked for, else the model authors', else the mean."""
     return Pooling(asked) if asked else gateway.model.pooling.pooling or Pooling.MEAN
 
 
@@ -45,7 +45,7 @@ async def embed(gateway: Gateway, order: EmbeddingRequest) -> Embeddings:
 
 
 def _check_dimensions(gateway: Gateway, num: int) -> None:
-    """Raises InvalidRequest, too, where a model's embeddings are not to be cut."""
+    """Raises InvalidRequest, also if the model's embeddings may not be cut."""
     if num < 1:
         raise InvalidRequest(f"dimensions must be at least 1; got {num}", field="dimensions")
     model = gateway.model
@@ -64,7 +64,7 @@ def _check_dimensions(gateway: Gateway, num: int) -> None:
 
 
 def fitted(embedding: Sequence[float], order: EmbeddingRequest) -> list[float]:
-    """Cut and scaled as asked for."""
+    """The embedding, cut and normalised as asked for."""
     num = order.dimensions
     if num is not None and num > len(embedding):
         raise InvalidRequest(

@@ -3,8 +3,8 @@
     pair   the model's template for a query and a document         if it has one, else
            text_1 text_2, joined by the tokenizer as pairs are     or without anything between them
 
-What is too long loses the end of its (second) text, and nothing that is around it: templates of
-rerankers end with what the answer is read from.
+A prompt that is too long loses the end of its (second) text, never of the template: the score is
+read after the template's last tokens.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from baton.gateway.text.classifier import Classifier
 from baton.gateway.text.tokenizer import CHARS_PER_TOKEN
 
 Encode = Callable[[str], Awaitable[tuple[int, ...]]]
-"""The tokens of all of a prompt, of which a text is what may be shortened."""
+"""Tokenises a whole prompt around the text that may be shortened."""
 TRUNCATE = "truncate_prompt_tokens"
 
 
 def max_tokens_of(gateway: Gateway, asked: int | None) -> int | None:
-    """The most tokens of a prompt; None: nothing is cut. Raises InvalidRequest."""
+    """The most tokens of a prompt; None: no truncation. Raises InvalidRequest."""
     if asked is None:
         return None
     if asked == 0 or asked < -1:
@@ -82,7 +82,7 @@ async def pair_prompts(
     instruction: str | None,
     max_tokens: int | None,
 ) -> tuple[Prompt, ...]:
-    """`pairs` are each with the field of its second text. Raises InvalidRequest."""
+    """`pairs`: each with the field name of its second text. Raises InvalidRequest."""
     template = classifier.pair_template
     if instruction is not None and template is None:
         raise InvalidRequest(
@@ -104,7 +104,7 @@ async def pair_prompts(
             return await gateway.encode(first, second, add_special_tokens=True, prompt_field=field)
 
         prompts.append(await _fitted(gateway, second, field, encode, max_tokens))
-        await asyncio.sleep(0)  # many pairs take a while; streams of others go on meanwhile
+        await asyncio.sleep(0)  # many pairs take long: let other streams run in between
     return tuple(prompts)
 
 
@@ -117,7 +117,7 @@ async def _fitted(
     tokens = await encode(text)
     while len(tokens) > max_tokens:
         shorter = await gateway.beginning(text, max_tokens - len(tokens))
-        text = shorter[: len(text) - 1]  # shorter it is in any case, whatever the tokenizer adds
+        text = shorter[: len(text) - 1]  # certainly shorter, whatever the tokenizer adds
         if not text:
             raise InvalidRequest(
                 f"{TRUNCATE} is {max_tokens}, which what is around {field} takes already; raise it",

@@ -1,6 +1,6 @@
-"""Prompts to vectors: what embeddings, labels and scores have in common, whatever the face.
+"""Prompts to vectors: the shared part of embeddings, labels and scores.
 
-Every input is a generation of its own that generates nothing; some of them run at the same time.
+Every input is a generation without output; several run concurrently.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from baton.gateway.requests.request_ids import unique_request_id
 from baton.gateway.requests.sampling_options import check_tokens
 
 MAX_INPUTS = 2048
-"""As many as OpenAI takes."""
+"""OpenAI's limit."""
 MAX_RUNNING = 32
-"""Inputs of one request that run at once: it shares the replicas with other requests."""
+"""Inputs of one request that run at once, so that it shares the replicas with others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingRequest:
-    """Not yet checked."""
+    """A request for vectors, not yet checked."""
 
     request_id: str
     """The public one."""

@@ -3,7 +3,7 @@
     a classifier with one label      a prompt for each pair; the label's logit, through a sigmoid
     a model that embeds              a prompt for each text; cosines of their embeddings
 
-Other models do neither, and say so. Whoever names a pooling has hidden states compared of any.
+Other models refuse. If the request names a pooling, any model compares hidden states.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """The first, or the second, texts of pairs."""
+    """The first or the second texts of pairs."""
 
     texts: tuple[str, ...]
     field: str
@@ -40,15 +40,15 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRequest:
-    """What a face has understood of a request, not yet checked."""
+    """A score request as an API has read it, not yet checked."""
 
     first: Side
-    """One text, which is with each of the others; or as many as there are others."""
+    """One text, paired with each of the second ones; or as many texts as those."""
     second: Side
     asked: PoolingRequest
-    """The order of the prompts and their caller; how they are pooled is found out here."""
+    """Caller and options of the prompts; the pooling is decided here."""
     pooling: Pooling | None = None
-    """The pooling of hidden states to be compared, as the caller names it."""
+    """The pooling of hidden states that the caller names."""
     instruction: str | None = None
     is_activated: bool = True
     truncate_prompt_tokens: int | None = None
@@ -147,5 +147,5 @@ async def _compared(gateway: Gateway, order: ScoreRequest) -> Scores:
 
 
 def _pairs(first: Sequence[T], second: Sequence[T]) -> list[tuple[T, T]]:
-    """1 x N, or N x N."""
+    """Pairs of 1 and N texts, or of N and N."""
     return list(zip(first if len(first) > 1 else list(first) * len(second), second, strict=True))

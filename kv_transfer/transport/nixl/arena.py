@@ -1,53 +1,178 @@
-"""P's memory, as D must know it to read from it by itself."""
+"""P's memory, as D must know it to read from it by itself: one memory, or that of each rank.
+
+block b of plane p   | heads 0 1 | heads 2 3 |
+                       rank 0      rank 1         a piece of all heads: one part of each rank,
+                                                  which land side by side; of heads 2 3 alone:
+                                                  one part, of rank 1
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import msgspec
 
+from baton.core.errors import TransferCut
 from baton.kv_transfer.transport.block_tickets import read_ticket
 from baton.kv_transfer.transport.control.client import AnnouncedPiece
-from baton.kv_transfer.transport.nixl.reads import Grid
+from baton.kv_transfer.transport.nixl.reading import Grid, Name, Reading, ReadPart
+
+MAX_KNOWN = 1 << 12
+"""Parts of a peer's planes of which it is kept who keeps them."""
 
 
-class Arena(msgspec.Struct, frozen=True):
-    """P's answer: how to reach its memory."""
+class Registered(msgspec.Struct, frozen=True):
+    """Memory that a process has registered, as it says."""
 
     agent: bytes
+    """Its agent's metadata."""
     planes: list[int]
     """Addresses."""
-    num_blocks: int
-    block_bytes: list[int]
-    """Bytes of a block, by plane."""
     mem_type: str
     device: int
 
-    def where(self, announced: AnnouncedPiece) -> tuple[Grid, list[int]]:
-        """The memory that the planes of a piece lie in, and which of its stretches the blocks are.
 
-        Raises TransferCut for what is not in the arena.
-        """
-        ticket = read_ticket(announced, num_blocks=self.num_blocks, block_bytes=self.block_bytes)
-        first = announced.message.plane
-        stop = first + announced.num_planes
-        first_alike, stop_alike = self._alike(first)
+class RankArena(msgspec.Struct, frozen=True):
+    """What one rank keeps of each block, in some consecutive planes."""
+
+    agent: int
+    """Number of the agent that has registered it, among the arena's."""
+    planes: list[int]
+    """Addresses."""
+    block_bytes: list[int]
+    """Bytes that it keeps of one block, by plane."""
+    starts: list[int]
+    """Where these begin in a block of the whole, by plane."""
+    mem_type: str
+    device: int
+    first_plane: int = 0
+
+    def span(self, plane: int) -> range:
+        """The bytes that it keeps of a block of that plane; none of one that it does not have."""
+        own = plane - self.first_plane
+        if not 0 <= own < len(self.planes):
+            return range(0)
+        return range(self.starts[own], self.starts[own] + self.block_bytes[own])
+
+    def grid(self, plane: int, span: range, num_blocks: int) -> tuple[Grid, range]:
+        """These bytes of all blocks, and the planes whose rows the grid has: `plane` and those
+        around it that are alike, which one grid serves."""
+        own = plane - self.first_plane
+        alike = list(zip(self.block_bytes, self.starts, strict=True))
+        first, stop = own, own + 1
+        while first and alike[first - 1] == alike[own]:
+            first -= 1
+        while stop < len(alike) and alike[stop] == alike[own]:
+            stop += 1
+        inner = span.start - self.starts[own]
         grid = Grid(
-            starts=tuple(start + ticket.offset for start in self.planes[first_alike:stop_alike]),
-            count=self.num_blocks,
-            size=ticket.size,
-            stride=self.block_bytes[first],
+            starts=tuple(address + inner for address in self.planes[first:stop]),
+            count=num_blocks,
+            size=len(span),
+            stride=self.block_bytes[own],
             mem_type=self.mem_type,
             device=self.device,
         )
-        rows = range(
-            (first - first_alike) * self.num_blocks, (stop - first_alike) * self.num_blocks
-        )
-        return grid, [row + block for row in rows[:: self.num_blocks] for block in ticket.blocks]
+        return grid, range(self.first_plane + first, self.first_plane + stop)
 
-    def _alike(self, plane: int) -> tuple[int, int]:
-        """The planes around this one whose blocks are as long: one grid serves all of them."""
-        sizes, first, stop = self.block_bytes, plane, plane + 1
-        while first and sizes[first - 1] == sizes[plane]:
-            first -= 1
-        while stop < len(sizes) and sizes[stop] == sizes[plane]:
-            stop += 1
-        return first, stop
+
+class Arena(msgspec.Struct, frozen=True):
+    """P's answer: how to reach its memory. Of one in pieces `agent` and `planes` are empty: a D
+    that knows nothing of ranks finds no agent."""
+
+    agent: bytes
+    planes: list[int]
+    num_blocks: int
+    block_bytes: list[int]
+    """Bytes of a block of all heads, by plane."""
+    mem_type: str
+    device: int
+    agents: list[bytes] = []
+    """Metadata of the agents that have registered the ranks' memory."""
+    ranks: list[RankArena] = []
+
+    @property
+    def all_agents(self) -> list[bytes]:
+        return self.agents if self.ranks else [self.agent]
+
+    @property
+    def all_ranks(self) -> list[RankArena]:
+        """An arena that is whole is that of one rank."""
+        if self.ranks:
+            return self.ranks
+        starts = [0] * len(self.planes)
+        return [RankArena(0, self.planes, self.block_bytes, starts, self.mem_type, self.device)]
+
+
+class PeerMemory:
+    """The memory of one P, as its agents are known here."""
+
+    def __init__(self, arena: Arena, names: Sequence[Name]) -> None:
+        """`names` are those of the arena's agents, in order."""
+        self.names = names
+        self._arena = arena
+        self._ranks = arena.all_ranks
+        self._known: dict[tuple[int, range], list[tuple[int, range]]] = {}
+
+    def reading(self, announced: AnnouncedPiece) -> Reading:
+        """How to read a piece. Raises TransferCut for what is not in the arena."""
+        arena, first = self._arena, announced.message.plane
+        ticket = read_ticket(announced, num_blocks=arena.num_blocks, block_bytes=arena.block_bytes)
+        wanted = range(ticket.offset, ticket.offset + ticket.size)
+        planes_by_source: dict[tuple[int, range], list[int]] = {}
+        for plane in range(first, first + announced.num_planes):
+            for source in self._sources(plane, wanted):
+                planes_by_source.setdefault(source, []).append(plane)
+        parts = [
+            part
+            for source, planes in planes_by_source.items()
+            for part in self._parts(source, planes, ticket.blocks, first, wanted.start)
+        ]
+        return Reading(parts, ticket.size, announced.num_planes * len(ticket.blocks))
+
+    def _parts(
+        self,
+        source: tuple[int, range],
+        planes: Sequence[int],
+        blocks: Sequence[int],
+        first_plane: int,
+        first_byte: int,
+    ) -> Iterator[ReadPart]:
+        """These bytes of the blocks in all of these planes, for a piece that begins with that plane
+        and that byte of each block."""
+        number, span = source
+        rank, count, num_blocks = self._ranks[number], len(blocks), self._arena.num_blocks
+        while planes:
+            grid, alike = rank.grid(planes[0], span, num_blocks)
+            together = [plane for plane in planes if plane in alike]
+            planes = planes[len(together) :]  # they are in order
+            starts = [(plane - alike.start) * num_blocks for plane in together]
+            rows = [(plane - first_plane) * count for plane in together]
+            yield ReadPart(
+                peer=self.names[rank.agent],
+                grid=grid,
+                numbers=[start + block for start in starts for block in blocks],
+                rows=[row + index for row in rows for index in range(count)],
+                offset=span.start - first_byte,
+            )
+
+    def _sources(self, plane: int, wanted: range) -> list[tuple[int, range]]:
+        """Ranks to read these bytes of a block from, by number, and which of them from each.
+
+        What several ranks keep is read from the first: the sender's checksums are of its memory,
+        and others may write theirs a moment later. Raises TransferCut for bytes that no rank keeps.
+        """
+        if (plane, wanted) in self._known:
+            return self._known[plane, wanted]
+        found, at = [], wanted.start
+        while at < wanted.stop:
+            spans = enumerate(rank.span(plane) for rank in self._ranks)
+            number, span = next(((each, span) for each, span in spans if at in span), (0, range(0)))
+            if at not in span:
+                raise TransferCut(f"no rank of the sender keeps byte {at} of plane {plane}")
+            found.append((number, range(at, min(span.stop, wanted.stop))))
+            at = span.stop
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[plane, wanted] = found
+        return found

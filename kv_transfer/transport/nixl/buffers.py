@@ -55,13 +55,23 @@ def bind_thread(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The same bytes of each of the rows that lie in a buffer end to end."""
+
+    offset: int
+    """Where in its row the first of them is."""
+    size: int
+    row_bytes: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
     memory: Tensor
     registered: Any
     """What `register_memory` answered."""
-    cut_by: dict[int, Any] = field(default_factory=dict)
-    """NIXL's prepared lists of what lies in it end to end, by the length of each."""
+    cut_by: dict[Cut, Any] = field(default_factory=dict)
+    """NIXL's prepared lists of what lies in it."""
 
     @property
     def num_bytes(self) -> int:
@@ -96,15 +106,16 @@ class Buffers:
         self.num_bytes += capacity
         return Buffer(memory, registered)
 
-    def cut(self, agent: Registrar, buffer: Buffer, size: int) -> Any:
-        """The prepared list of stretches of `size` bytes that lie in the buffer end to end."""
-        if size not in buffer.cut_by:
+    def prepared(self, agent: Registrar, buffer: Buffer, cut: Cut) -> Any:
+        """NIXL's list of these bytes, row by row."""
+        if cut not in buffer.cut_by:
             if len(buffer.cut_by) >= MAX_CUTS:
                 buffer.cut_by.clear()
-            start, count = buffer.memory.data_ptr(), buffer.num_bytes // size
-            grid = np.array([(start, size, self._index, size, count)], dtype=np.uint64)
-            buffer.cut_by[size] = agent.prep_xfer_dlist(OWN, grid, self._mem_type)
-        return buffer.cut_by[size]
+            start, count = buffer.memory.data_ptr() + cut.offset, buffer.num_bytes // cut.row_bytes
+            grid = (start, cut.size, self._index, cut.row_bytes, count)
+            rows = np.array([grid], dtype=np.uint64)
+            buffer.cut_by[cut] = agent.prep_xfer_dlist(OWN, rows, self._mem_type)
+        return buffer.cut_by[cut]
 
     def keep(self, agent: Registrar, buffer: Buffer) -> None:
         """Nothing writes to it, and nobody reads it, any more."""

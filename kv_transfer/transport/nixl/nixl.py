@@ -1,9 +1,14 @@
 """The transport through NIXL: D reads P's memory one-sided, over whatever UCX finds between them.
 
     D: NixlTransport -- Meet ------------------> NixlSending: P     once for an incarnation of P
-                     <-- agent, where its KV is -                   P's arena is registered, whole
+                     <-- agents, where its KV is                    P's arena is registered, whole
        read <----------- a ticket for each piece, on the control stream
             =============> P's memory                               P's processor has no part in it
+
+If P is several ranks, each process registers the memory that is its own: a rank on a GPU with an
+agent of its own (`RegisteredMemory`), whose metadata its lead tells; on CPUs the lead has the
+memory of all ranks mapped, and registers it. D reads each rank's heads from that rank's memory
+(arena.py).
 
 Both sides register the memory where their KV is, so between two GPUs bytes go from device to
 device. P computes checksums there before it announces pieces (`reads_in_place`); D reads pieces
@@ -23,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,41 +39,25 @@ import torch
 from baton.core.block_views import BlockViews, DeviceBlocks
 from baton.core.errors import TransferCut, TransferError, TransportFailed
 from baton.core.ids import Epoch
-from baton.core.kv_arena import KvArena
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
-from baton.kv_transfer.handoff.transport import LentPiece, Parcel
-from baton.kv_transfer.transport.block_tickets import ticket_of
 from baton.kv_transfer.transport.control.ahead import ahead
 from baton.kv_transfer.transport.control.client import AnnouncedPiece, ControlClient
-from baton.kv_transfer.transport.daemon import DaemonThread
-from baton.kv_transfer.transport.nixl.arena import Arena
-from baton.kv_transfer.transport.nixl.buffers import BuffersInUse, bind_thread, place_of
-from baton.kv_transfer.transport.nixl.reads import (
-    Agent,
-    Name,
-    NixlReads,
-    ReadResult,
-    new_agent,
-)
+from baton.kv_transfer.transport.nixl.arena import Arena, PeerMemory
+from baton.kv_transfer.transport.nixl.buffers import BuffersInUse
+from baton.kv_transfer.transport.nixl.reading import Name
+from baton.kv_transfer.transport.nixl.reads import CreateAgent, NixlReads, ReadResult, new_agent
 
 PATIENCE_S = 10.0
 """Seconds for one piece."""
 MAX_PEERS = 64
 """Beyond it the one that was not used for longest is forgotten, unless it is in use."""
 
-CreateAgent = Callable[[str], Agent]
-
-
-class _Peer(msgspec.Struct, frozen=True):
-    name: Name
-    arena: Arena
-
 
 @dataclass(slots=True, eq=False)
 class _Meeting:
     """An incarnation of P that was met, or is being met."""
 
-    meeting: asyncio.Task[_Peer]
+    meeting: asyncio.Task[PeerMemory]
     num_streams: int = 0
     """Streams that read from it, or wait to."""
     is_idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -78,7 +67,7 @@ class _Meeting:
     """Nothing may come over this connection any more: nobody else begins on it."""
 
     @asynccontextmanager
-    async def used(self) -> AsyncIterator[_Peer]:
+    async def used(self) -> AsyncIterator[PeerMemory]:
         self.num_streams += 1
         self.is_idle.clear()
         try:
@@ -94,7 +83,7 @@ class _Meeting:
             if not self.num_streams:
                 self.is_idle.set()
 
-    async def _peer(self) -> _Peer:
+    async def _peer(self) -> PeerMemory:
         try:
             return await asyncio.shield(self.meeting)
         except asyncio.CancelledError:
@@ -141,7 +130,7 @@ class NixlTransport:
                 reads = self._agent()
 
                 def start(announced: AnnouncedPiece) -> asyncio.Future[ReadResult]:
-                    return reads.read(peer.name, *peer.arena.where(announced))
+                    return reads.read(peer.reading(announced))
 
                 announcements = self._control.open(address, request, self.name)
                 async with aclosing(ahead(announcements, start, _drop)) as arrivals:
@@ -191,14 +180,23 @@ class NixlTransport:
         self._meetings.move_to_end(sender)
         return found
 
-    async def _meet(self, address: str, request: OpenTransfer) -> _Peer:
+    async def _meet(self, address: str, request: OpenTransfer) -> PeerMemory:
         sender, receiver = request.sender_epoch, request.receiver_epoch
         answer = await self._control.meet(address, self.name, sender, receiver)
         try:
             arena = msgspec.msgpack.decode(answer, type=Arena)
         except msgspec.DecodeError as error:
             raise TransportFailed(f"an answer that cannot be read: {error}") from error
-        return _Peer(await self._agent().add_peer(arena.agent), arena)
+        if any(rank.agent >= len(arena.all_agents) for rank in arena.all_ranks):
+            raise TransportFailed("an answer that names an agent which it does not introduce")
+        names: list[Name] = []
+        try:
+            for agent in arena.all_agents:
+                names.append(await self._agent().add_peer(agent))
+        except BaseException:
+            self._forget_agents(names)
+            raise
+        return PeerMemory(arena, names)
 
     def _forget_unused(self) -> None:
         """Peers whose streams broke, and those used longest ago where there are too many."""
@@ -208,76 +206,16 @@ class NixlTransport:
             if number < num_excess or self._meetings[sender].was_cut:
                 self._forget(self._meetings.pop(sender).meeting)
 
-    def _forget(self, meeting: asyncio.Task[_Peer]) -> None:
+    def _forget(self, meeting: asyncio.Task[PeerMemory]) -> None:
         """The next transfer meets it anew, if it is still there."""
         if not meeting.done() or meeting.cancelled():
             meeting.cancel()
         elif meeting.exception() is None:
-            self._agent().forget_peer(meeting.result().name)
+            self._forget_agents(meeting.result().names)
 
-
-class NixlSending:
-    max_piece_bytes = 0
-    carry = None
-
-    def __init__(
-        self,
-        arena: KvArena,
-        create: CreateAgent = new_agent,
-        *,
-        is_on_device: bool | None = None,
-    ) -> None:
-        """`is_on_device`: whether pieces are summed up where they lie. None: on any device but a
-        CPU."""
-        is_elsewhere = torch.device(arena.device).type != "cpu"
-        self.reads_in_place = is_elsewhere if is_on_device is None else is_on_device
-        self._arena = arena
-        self._create = create
-        self._thread: DaemonThread | None = None
-        self._introduction: asyncio.Future[bytes] | None = None
-        self._agent: Agent | None = None
-
-    async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
-        return Parcel(ticket=ticket_of(piece).pack())
-
-    async def meet(self, receiver_epoch: Epoch, payload: bytes) -> bytes:
-        if self._introduction is None:
-            self._thread = DaemonThread("nixl registers")
-            self._introduction = self._thread.call(self._introduce)
-        try:
-            return await asyncio.shield(self._introduction)
-        except Exception as error:
-            raise TransportFailed(f"NIXL does not work at the sender: {error}") from error
-
-    async def close(self) -> None:
-        self._agent = None  # unregisters the arena
-        if self._thread is not None:
-            self._thread.stop()
-
-    def _introduce(self) -> bytes:
-        """On the thread: to start UCX and register much memory takes a while."""
-        arena = self._arena
-        device = torch.device(arena.device)
-        bind_thread(device)
-        mem_type, index = place_of(device)
-        addresses = [plane.data_ptr() for plane in arena.planes]
-        agent = self._create(f"baton-{secrets.token_hex(8)}")
-        sizes = [arena.num_blocks * size for size in arena.block_bytes]
-        stretches = [
-            (address, size, index, "") for address, size in zip(addresses, sizes, strict=True)
-        ]
-        agent.register_memory(stretches, mem_type)
-        self._agent = agent
-        return msgspec.msgpack.encode(
-            Arena(
-                agent=agent.get_agent_metadata(),
-                planes=addresses,
-                num_blocks=arena.num_blocks,
-                block_bytes=list(arena.block_bytes),
-                mem_type=mem_type,
-                device=index,
-            )
-        )
+    def _forget_agents(self, names: Iterable[Name]) -> None:
+        for name in names:
+            self._agent().forget_peer(name)
 
 
 async def _awaited(reading: asyncio.Future[ReadResult]) -> ReadResult:

@@ -6,6 +6,8 @@
                  v
             QUARANTINED --- local completion ---> its memory may be used again
 
+What several ranks of a peer keep is one read of several parts, each from another agent, side by
+side into one buffer: it lands when all of them are over, and fails with the first that does.
 Memory that a read may still write to is never used for anything else: an abandoned read stays, with
 its buffer, until NIXL says that it is over. All calls of an agent are made on one thread, because
 some block while a peer is being connected to, and completions have to be polled for.
@@ -19,9 +21,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -35,9 +37,11 @@ from baton.kv_transfer.transport.nixl.buffers import (
     CPU,
     Buffer,
     Buffers,
+    Cut,
     Registrar,
     bind_thread,
 )
+from baton.kv_transfer.transport.nixl.reading import Grid, Name, Reading, ReadPart
 
 MIN_POLL_S, MAX_POLL_S = 0.0001, 0.002
 CLOSING_S = 1.0
@@ -45,7 +49,6 @@ CLOSING_S = 1.0
 T = TypeVar("T")
 MAX_GRIDS = 256
 """Prepared lists of one peer: a plane has as many as there are ways of taking heads from it."""
-Name: TypeAlias = str | bytes
 
 
 class Agent(Registrar, Protocol):
@@ -62,31 +65,15 @@ class Agent(Registrar, Protocol):
     def release_xfer_handle(self, handle: Any) -> None: ...
 
 
+CreateAgent: TypeAlias = Callable[[str], Agent]
+"""Given the name that it is to have."""
+
+
 def new_agent(name: str) -> Agent:
     from nixl._api import nixl_agent, nixl_agent_config
 
     agent: Agent = nixl_agent(name, nixl_agent_config(backends=["UCX"]))
     return agent
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Equally long stretches of a peer's memory, numbered row by row."""
-
-    starts: tuple[int, ...]
-    """Address of the first one of each row."""
-    count: int
-    """Stretches of each row."""
-    size: int
-    """Bytes of a stretch."""
-    stride: int
-    """From where one begins in a row to where the next does."""
-    mem_type: str = "DRAM"
-    device: int = 0
-
-    def rows(self) -> list[tuple[int, int, int, int, int]]:
-        """The grid as NIXL takes it."""
-        return [(start, self.size, self.device, self.stride, self.count) for start in self.starts]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,13 +92,15 @@ class ReadResult:
 
 @dataclass(slots=True, eq=False)
 class _Read:
-    peer: Name
+    peers: frozenset[Name]
     num_bytes: int
     landed: asyncio.Future[ReadResult]
     buffer: Buffer
-    handle: Any = None
-    lists: tuple[Any, ...] = ()
+    handles: list[Any] = field(default_factory=list)
+    """NIXL's transfers of its parts that are not over."""
+    lists: list[Any] = field(default_factory=list)
     """The prepared lists that it is made of: they last as long as it does."""
+    has_failed: bool = False
 
 
 class NixlReads:
@@ -150,14 +139,14 @@ class NixlReads:
         with suppress(TransportFailed):
             self._post(partial(self._leaving.add, peer))
 
-    def read(self, peer: Name, grid: Grid, numbers: Sequence[int]) -> asyncio.Future[ReadResult]:
-        """Fetch these stretches of the peer's memory, end to end.
+    def read(self, reading: Reading) -> asyncio.Future[ReadResult]:
+        """Fetch these stretches of peers' memory.
 
         Cancelling gives the read up; its memory stays taken until it is over. Raises
         TransportFailed, by itself or through the future, and BuffersInUse through the future.
         """
         landed: asyncio.Future[ReadResult] = self._loop.create_future()
-        self._post(partial(self._start, peer, grid, numbers, landed))
+        self._post(partial(self._start, reading, landed))
         return landed
 
     async def close(self) -> None:
@@ -207,40 +196,50 @@ class NixlReads:
             self._settle(added, name)
 
     def _forget_leaving(self) -> None:
-        for peer in self._leaving - {read.peer for read in self._in_flight}:
+        for peer in self._leaving.difference(*(read.peers for read in self._in_flight)):
             self._leaving.remove(peer)
             self._grids.pop(peer, None)
             with suppress(Exception):  # it is gone already
                 self._ready().remove_remote_agent(peer)
 
-    def _start(
-        self,
-        peer: Name,
-        grid: Grid,
-        numbers: Sequence[int],
-        landed: asyncio.Future[ReadResult],
-    ) -> None:
+    def _start(self, reading: Reading, landed: asyncio.Future[ReadResult]) -> None:
         if landed.cancelled():
             return
         try:
-            agent, num_bytes = self._ready(), grid.size * len(numbers)
-            buffer = self._buffers.take(agent, num_bytes)
+            agent = self._ready()
+            buffer = self._buffers.take(agent, reading.num_bytes)
         except Exception as error:
             return self._fail(landed, error)
-        read = _Read(peer, num_bytes, landed, buffer)
+        peers = frozenset(part.peer for part in reading.parts)
+        read = _Read(peers, reading.num_bytes, landed, buffer)
         try:
-            remote = self._prepared(agent, peer, grid)
-            local = self._buffers.cut(agent, buffer, grid.size)
-            read.lists = local, remote
-            targets = np.arange(len(numbers), dtype=np.int32)
-            sources = np.array(numbers, dtype=np.int32)
-            read.handle = agent.make_prepped_xfer("READ", local, targets, remote, sources)
-            self._in_flight.append(read)
-            agent.transfer(read.handle)  # what it says, `_poll` hears again
+            for part in reading.parts:
+                read.handles.append(self._made(agent, read, part, reading.row_bytes))
         except Exception as error:
             self._fail(landed, error)
-            if read.handle is None:
-                self._keep(buffer)
+            _release_unposted(agent, read.handles)
+            return self._keep(buffer)
+        self._in_flight.append(read)
+        num_posted = 0
+        try:
+            for handle in read.handles:
+                num_posted += 1
+                agent.transfer(handle)  # what it says, `_poll` hears again
+        except Exception as error:
+            read.has_failed = True
+            self._fail(landed, error)
+            _release_unposted(agent, read.handles[num_posted:])
+            del read.handles[num_posted:]
+
+    def _made(self, agent: Agent, read: _Read, part: ReadPart, row_bytes: int) -> Any:
+        """NIXL's transfer of one part."""
+        remote = self._prepared(agent, part.peer, part.grid)
+        cut = Cut(part.offset, part.grid.size, row_bytes)
+        local = self._buffers.prepared(agent, read.buffer, cut)
+        read.lists += (local, remote)
+        targets = np.array(part.rows, dtype=np.int32)
+        sources = np.array(part.numbers, dtype=np.int32)
+        return agent.make_prepped_xfer("READ", local, targets, remote, sources)
 
     def _prepared(self, agent: Agent, peer: Name, grid: Grid) -> Any:
         grids = self._grids.setdefault(peer, {})
@@ -260,25 +259,34 @@ class NixlReads:
 
     def _is_over(self, read: _Read) -> bool:
         """And if so, see to its buffer."""
+        read.handles = [handle for handle in read.handles if not self._is_done(read, handle)]
+        if read.handles:
+            return False
+        if read.has_failed:
+            self._keep(read.buffer)
+        else:
+            give_back = partial(self._give_back, read.buffer)
+            memory = read.buffer.memory[: read.num_bytes]
+            self._tell(partial(_hand_over, read.landed, ReadResult(memory, give_back)))
+        return True
+
+    def _is_done(self, read: _Read, handle: Any) -> bool:
+        """Whether NIXL writes nothing any more for this part."""
         agent = self._ready()
         try:
-            state = agent.check_xfer_state(read.handle)
+            state = agent.check_xfer_state(handle)
         except Exception as error:
             state = "ERR"
             self._fail(read.landed, error)
         if state == "PROC":
             return False
+        if state != "DONE":
+            read.has_failed = True
+            self._fail(read.landed, TransportFailed("NIXL: a read failed"))
         try:
-            agent.release_xfer_handle(read.handle)
+            agent.release_xfer_handle(handle)
         except Exception:
             return False  # NIXL still works on it: quarantined, asked again later
-        if state == "DONE":
-            give_back = partial(self._give_back, read.buffer)
-            memory = read.buffer.memory[: read.num_bytes]
-            self._tell(partial(_hand_over, read.landed, ReadResult(memory, give_back)))
-        else:
-            self._fail(read.landed, TransportFailed("NIXL: a read failed"))
-            self._keep(read.buffer)
         return True
 
     def _keep(self, buffer: Buffer) -> None:
@@ -299,6 +307,13 @@ class NixlReads:
         if not isinstance(error, TransferCut):  # the library's own
             error = TransportFailed(f"NIXL: {str(error) or type(error).__name__}")
         self._tell(partial(_set_failure, future, error))
+
+
+def _release_unposted(agent: Agent, handles: Iterable[Any]) -> None:
+    """Nothing was ever written for them."""
+    for handle in handles:
+        with suppress(Exception):
+            agent.release_xfer_handle(handle)
 
 
 def _text(peer: Name) -> str:

@@ -1,1 +1,1 @@
-"""The commands: their words and options."""
+"""The commands and their options."""

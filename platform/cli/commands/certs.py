@@ -1,4 +1,4 @@
-"""`baton certs`: what the `security` section of a configuration wants, made on the spot."""
+"""`baton certs`: makes the certificates and token for the `security` section of a configuration."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def _known_authority(folder: Path) -> Issued:
 
 
 def _write_all(folder: Path, name: str, issued: Issued) -> None:
-    """The key first: a process that reads in between finds two that do not fit, and waits."""
+    """Write the key first: a process that reads in between finds a mismatch, and waits."""
     _write(folder / f"{name}.key", issued.key_pem, 0o600)
     _write(folder / f"{name}.pem", issued.certificate_pem, 0o644)
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """Whole or not at all: processes may be reading the earlier one."""
+    """Replace the file atomically: processes may be reading the old one."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:

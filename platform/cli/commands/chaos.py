@@ -1,4 +1,4 @@
-"""`baton chaos`: what scenarios there are, and what becomes of a live deployment in one."""
+"""`baton chaos`: lists scenarios, and runs one against a live deployment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from baton.platform.security.ray_token import settled
 from baton.proto.channels import Channels
 
 PATIENT = RetryPolicy(max_attempts=40, max_delay_s=1.0)
-"""Longer than a gateway takes to come back: what becomes of its streams is the question."""
+"""Retries for longer than a gateway takes to restart, since its streams must resume."""
 
 app = typer.Typer(
     help="Make faults on purpose in a live deployment, and see what holds.", no_args_is_help=True
@@ -67,9 +67,9 @@ def run(  # noqa: PLR0913 - one parameter an option
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> None:
-    """Ask a deployment with `chaos.enabled` the same while all goes wrong; exit 1 if it shows.
+    """Run a scenario against a deployment with `chaos.enabled`; exit 1 if its faults show.
 
-    Every answer must equal the one given before the chaos, none may hang or be lost, and afterwards
+    Every answer must equal the one given without faults, none may hang or be lost, and afterwards
     every KV block and every token must be accounted for.
     """
     with told_in_one_line("baton chaos"):

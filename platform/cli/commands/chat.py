@@ -55,7 +55,7 @@ def chat(  # noqa: PLR0913 - one parameter an option
                 with client.stream_chat(messages, **options) as stream:
                     for delta in stream:
                         answer.append(delta.text)
-                        console.file.write(delta.text)  # rich makes other text of some
+                        console.file.write(delta.text)  # rich would interpret some text as markup
                         console.file.flush()
             except KeyboardInterrupt:
                 console.print(" [dim](stopped)[/dim]", end="")
@@ -71,12 +71,11 @@ def chat(  # noqa: PLR0913 - one parameter an option
 
 
 GRPC_NAME = re.compile(r"(dns|ipv4|ipv6|unix|unix-abstract|vsock):(?!\d+$)")
-"""Names that gRPC resolves itself, in its own notation."""
+"""Targets in gRPC's own notation, which gRPC resolves itself."""
 
 
 def grpc_target(url: str) -> tuple[str, bool]:
-    """What gRPC connects to, and whether the URL wants it encrypted; other commands are given URLs,
-    too."""
+    """The gRPC target of a URL, and whether the URL asks for TLS."""
     if GRPC_NAME.match(url):
         return url, False
     scheme, separator, rest = url.rpartition("://")

@@ -1,4 +1,4 @@
-"""`baton config`: what would be served, and what may be set."""
+"""`baton config`: shows the resulting configuration, or its schema."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _mask(node: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _masked(secret: str | list[str]) -> str | list[str]:
-    """What is not set may be seen not to be."""
+    """Mask a secret, but show if it is not set."""
     return [MASK] * len(secret) if isinstance(secret, list) else MASK * bool(secret)
 
 
@@ -98,7 +98,7 @@ def _yaml_lines(node: dict[str, Any], prefix: str, *, marks_defaults: bool) -> I
             yield f"{indent}{_scalar(key)}:"
             yield from _yaml_lines(value, f"{path}.", marks_defaults=marks_defaults)
             continue
-        setting = settings().get(path)  # none of what has a name of the operator's choosing
+        setting = settings().get(path)  # no setting below names that the operator chooses
         is_default = setting is not None and value == msgspec.to_builtins(setting.default)
         mark = "  # default" if marks_defaults and is_default else ""
         yield f"{indent}{key}: {_scalar(value)}{mark}"

@@ -1,4 +1,4 @@
-"""`baton deploy`: a deployment on a Ray cluster that stays when this command ends."""
+"""`baton deploy`: a deployment on a Ray cluster, which outlives this command."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def deploy(
         bool, typer.Option("--wait/--no-wait", help="Return when all of it serves.")
     ] = True,
 ) -> None:
-    """Deploy to a Ray cluster, or bring what runs there to another configuration, in place if
-    nothing of it needs a restart."""
+    """Deploy to a Ray cluster, or change the configuration of a running deployment: in place,
+    unless a setting needs a restart."""
     with told_in_one_line("baton deploy"), StartCheck() as check:
         config = configure(config_file, changes if model is None else {**changes, "model": model})
         wanted = application(config)
@@ -59,10 +59,9 @@ def deploy(
 
 
 def _judge(config: DeploymentConfig, check: StartCheck) -> None:
-    """Judge the start as `baton serve` does: nothing is sent to the cluster that no node could
-    serve. Of a model that this machine does not have, its nodes find out.
-
-    Raises CheckpointError or InvalidConfig. Memory and devices are the nodes'.
+    """Check the start as `baton serve` does, so that nothing is sent that no node could serve;
+    memory and devices, and a model that is not here, are left to the nodes. Raises CheckpointError
+    or InvalidConfig.
     """
     folder = local_folder(config.model)
     if folder is None:

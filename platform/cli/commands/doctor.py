@@ -1,4 +1,4 @@
-"""`baton doctor`: looks before traffic does, and says what to do about what it finds."""
+"""`baton doctor`: examines machines and deployments, and names remedies."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ def doctor(
     ] = MAX_PAIRS,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Check this machine, and a running deployment if there is one: is it fit for traffic?
-
-    Every way KV can take between replicas is measured, of many replicas for some pairs. Exits with
-    1 if anything will not work.
+    """Check this machine, and a running deployment if there is one, for problems. Every KV
+    transport between replicas is measured; with many replicas, for some pairs. Exits with 1 if
+    anything will not work.
     """
     with told_in_one_line("baton doctor"), warnings_silenced():
         config = configure(config_file, {})
@@ -52,13 +51,13 @@ def doctor(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
     is_asked: bool
-    """Whether a running deployment is examined, too."""
+    """Whether to examine a running deployment, too."""
     sample: int
     as_json: bool
 
 
 async def _examine(config: DeploymentConfig, pages: GatewayPages, asked: _Asked) -> bool:
-    # Here, so that `baton --help` need not wait for torch.
+    # Imported here, so that `baton --help` does not wait for torch.
     from baton.platform.doctor import report
     from baton.platform.doctor.finding import fail, is_healthy, skipped
     from baton.platform.doctor.run import examine_here, examine_live, examine_security
@@ -88,7 +87,7 @@ async def _examine(config: DeploymentConfig, pages: GatewayPages, asked: _Asked)
 
 
 async def _status(pages: GatewayPages) -> tuple[dict[str, Any] | None, str]:
-    """The gateway's /debug/status, or why there is none."""
+    """The gateway's /debug/status, or why it is not available."""
     try:
         return await asyncio.to_thread(pages.get, "/debug/status"), ""
     except Unavailable as error:

@@ -1,4 +1,4 @@
-"""`baton drain`: empties a replica, so that it can be taken away without anybody noticing."""
+"""`baton drain`: empties a replica, so that it can be removed without failed requests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def drain(
 
 
 def _wait_until_empty(ask: Callable[[], int], replica: str, num_open: int, limit_s: float) -> None:
-    """Raises DeadlineExceeded; the replica goes on draining."""
+    """Raises DeadlineExceeded; the replica continues to drain."""
     deadline = time.monotonic() + limit_s
     num_told = -1
     while num_open:

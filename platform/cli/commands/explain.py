@@ -1,4 +1,4 @@
-"""`baton explain`: why a request ran where it ran; why there are so many replicas."""
+"""`baton explain`: explains a request's placement, or the planner's decisions."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def explain(
         bool, typer.Option("--json", help="For programs: times in seconds.")
     ] = False,
 ) -> None:
-    """Show each replica that was considered for a request, what was predicted, and what came; or
-    what the planner decided of late, and why."""
+    """Show each replica that was considered for a request, with predictions and outcome; or the
+    planner's recent decisions and their reasons."""
     is_planner = subject == PLANNER
     path = "/debug/planner" if is_planner else f"/v1/requests/{quote(subject, safe='')}"
     with told_in_one_line("baton explain"):

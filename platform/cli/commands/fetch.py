@@ -1,4 +1,4 @@
-"""`baton fetch`: a model on this node before anybody serves it."""
+"""`baton fetch`: downloads a model to this node before it is served."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fetch(
         bool, typer.Option("--verify", help="Read all of it again, and compare digests.")
     ] = False,
 ) -> None:
-    """Fetch a model to this node, as replicas would, and print its folder."""
+    """Fetch a model to this node, as a replica would, and print its folder."""
     with told_in_one_line("baton fetch"):
         with download_bars() as bars:
             folder = find_model(model, wants_weights=weights, report=bars)
@@ -40,7 +40,7 @@ def fetch(
 
 
 def _verify(model: str, folder: Path) -> None:
-    """Raises CheckpointError for what is not what was fetched, which is taken away."""
+    """Verify the files' digests. Raises CheckpointError for a damaged file, after deleting it."""
     listing = listing_of(folder)
     if listing is None:
         raise CheckpointError(f"{model} was not fetched by Baton: nothing is known to compare with")

@@ -1,4 +1,4 @@
-"""`baton flip`: a replica serves in the other role, with the weights and the KV that it has."""
+"""`baton flip`: a replica changes its role, and keeps its weights and cached KV."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def flip(
         float, typer.Option(min=0, help="Seconds to wait until it is done; 0 returns at once.")
     ] = 120.0,
 ) -> None:
-    """Let a replica drain, and serve in the other role. It loads nothing anew."""
+    """Drain a replica, then let it serve in the other role, without reloading."""
     began_s = time.monotonic()
     with told_in_one_line("baton flip"):
         pages = admin_pages(url, api_key, ca_file)
@@ -49,7 +49,7 @@ def flip(
 
 
 def _wait_until_done(pages: GatewayPages, replica_id: str, to: Role, deadline: float) -> None:
-    """Raises Unavailable if it stays what it is, DeadlineExceeded if that is not known yet."""
+    """Raises Unavailable if it keeps its role, DeadlineExceeded if that is not known yet."""
     while True:
         row = _row(pages, replica_id, to)
         if row.get("is_ready"):
@@ -66,7 +66,8 @@ def _wait_until_done(pages: GatewayPages, replica_id: str, to: Role, deadline: f
 
 
 def _row(pages: GatewayPages, replica_id: str, to: Role) -> dict[str, Any]:
-    """What is said of it in the role `to`, or of its flip in the other; nothing while it turns."""
+    """Its status row in the role `to`, or in the other role while it drains; None while it
+    changes."""
     for role, rows in pages.get("/debug/status")["pools"].items():
         for row in rows:
             if row["replica"] == replica_id:

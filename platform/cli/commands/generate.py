@@ -1,4 +1,4 @@
-"""`baton generate`: a model, some prompts, their continuations; one process, no server."""
+"""`baton generate`: continues prompts in one process, without a server."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def generate(  # noqa: PLR0913 - one parameter an option
 
 
 def _grammar(json_schema: Path | None, regex: str | None) -> Grammar | None:
-    """Raises InvalidRequest, in the words of the API."""
+    """Raises InvalidRequest, with the API's messages."""
     if json_schema is None and regex is None:
         return None
     if json_schema is not None and regex is not None:
@@ -95,8 +95,8 @@ def _grammar(json_schema: Path | None, regex: str | None) -> Grammar | None:
 
 
 def texts_of(prompts: Iterable[str], stdin: TextIO) -> Iterator[str]:
-    """Prompts, with `-` replaced by the lines of standard input. A hint is printed if that is a
-    terminal: else nothing seems to happen."""
+    """Prompts, with `-` replaced by the lines of standard input. If that is a terminal, a hint is
+    printed."""
     for prompt in prompts:
         if prompt != "-":
             yield prompt

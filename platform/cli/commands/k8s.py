@@ -1,4 +1,4 @@
-"""`baton k8s`: what operators and pods of a Kubernetes cluster need."""
+"""`baton k8s`: commands for operators and pods of a Kubernetes cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from baton.platform.kubernetes.upgrade import (
 app = typer.Typer(help="On Kubernetes, with KubeRay.", no_args_is_help=True)
 
 WIDEST = 60
-"""Characters of a value that are shown."""
+"""The most characters shown of a value."""
 
 
 @app.command()
@@ -46,7 +46,7 @@ def diff(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of lines.")] = False,
 ) -> None:
-    """What KubeRay would make of a change: in place, another cluster, or nothing."""
+    """Predict how KubeRay applies a change: in place, with a new cluster, or not at all."""
     with told_in_one_line("baton k8s diff"):
         before, after = (read_service(files_of(one), chart) for one in (old, new))
         _check_configuration(after.spec, new)
@@ -70,7 +70,8 @@ def leave(
         bool, typer.Option("--head", help="The head: stay while other nodes leave, then go.")
     ] = False,
 ) -> None:
-    """Empty this Ray node before its pod ends: replicas come up elsewhere, requests move there."""
+    """Empty this Ray node before its pod ends: replicas start elsewhere, and requests move
+    there."""
     from baton.platform.cluster.nodes.node_departure import (
         ANSWERED_WITHIN_S,
         hard_limit,
@@ -86,7 +87,7 @@ def leave(
         complain(command, "no answer from Ray in the time that this node has; it ends as it is")
         os._exit(1)
 
-    # What went wrong is told before the connection is closed, which may hang as well.
+    # The error is printed before the connection is closed, since that may hang, too.
     with hard_limit(seconds, end), ExitStack() as connection, told_in_one_line(command):
         with hard_limit(ANSWERED_WITHIN_S if head else seconds, end):
             node = connection.enter_context(own_node(end))

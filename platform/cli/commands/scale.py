@@ -1,4 +1,4 @@
-"""`baton scale`: other numbers of replicas, nobody else notices."""
+"""`baton scale`: sets numbers of replicas."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def scale(
         bool, typer.Option("--wait/--no-wait", help="Return when all of them serve.")
     ] = True,
 ) -> None:
-    """Give pools other numbers of replicas. Those that leave are drained: no request is lost."""
+    """Set the numbers of replicas of pools. Removed replicas are drained: no request is lost."""
     with told_in_one_line("baton scale"):
         wanted = dict(map(_count, counts))
         with connected(address):

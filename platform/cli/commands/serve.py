@@ -1,4 +1,4 @@
-"""`baton serve`: checks what can be checked at once, then runs the deployment."""
+"""`baton serve`: checks the configuration, then runs the deployment."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def serve(
             check_folder(folder, wants_weights=wants_weights)
             files = ModelFiles.read(folder, needs_tokenizer=config.wants_weights)
             files.pooling.judging_as(config.gateway.reranker)
-            if is_alone:  # else they are needed where the gateway is placed
+            if is_alone:  # otherwise needed only where the gateway is placed
                 _check_chat_templates(files, config.gateway.chat_template)
                 tls_identity(config.gateway)
                 known = msgspec.structs.replace(config.security, default_token="none")
@@ -84,8 +84,7 @@ def serve(
 
 
 def _for_all_nodes(config: DeploymentConfig) -> DeploymentConfig:
-    """`config` as other nodes need it, which find or borrow models: folders by their whole
-    paths."""
+    """`config` for other nodes, with absolute paths of model folders."""
     draft = config.decode.speculation.model
     changes = {
         "model": whole_name(config.model),
@@ -96,7 +95,7 @@ def _for_all_nodes(config: DeploymentConfig) -> DeploymentConfig:
 
 
 def _with_whole_path(config: DeploymentConfig) -> DeploymentConfig:
-    """`config` with an absolute chat template path: the gateway reads it from another folder."""
+    """`config` with an absolute chat template path, since the gateway runs in another folder."""
     setting = config.gateway.chat_template
     if not setting or is_inline(setting):
         return config
@@ -105,7 +104,7 @@ def _with_whole_path(config: DeploymentConfig) -> DeploymentConfig:
 
 def _check_chat_templates(files: ModelFiles, setting: str) -> None:
     """Raises CheckpointError and InvalidConfig."""
-    from baton.gateway.text.chat_templates import ChatTemplates  # Jinja takes a while
+    from baton.gateway.text.chat_templates import ChatTemplates  # Jinja is slow to import
 
     ChatTemplates.compile(files.chat_templates, files.special_tokens, instead=setting)
 
@@ -119,7 +118,8 @@ def _check_transport(config: DeploymentConfig) -> None:
 
 
 def _check_ports(config: DeploymentConfig) -> None:
-    """Gateways share their port with successors (SO_REUSEPORT); strangers must not, unnoticed."""
+    """Raises InvalidConfig if a port is taken: SO_REUSEPORT, for gateways' successors, would hide
+    that."""
     for option, port in (
         ("--port", config.gateway.port),
         ("--grpc-port", config.gateway.grpc_port),

@@ -1,4 +1,4 @@
-"""`baton simulate`: a recorded load against the router, on replicas that are arithmetic."""
+"""`baton simulate`: replays a recorded load through the router on simulated replicas."""
 
 from __future__ import annotations
 
@@ -145,12 +145,12 @@ def simulate(  # noqa: PLR0913 - one parameter an option
         of_output(min=1, help="Processes.", show_default="a core each"),
     ] = None,
 ) -> None:
-    """Routing policies side by side: which replica each prompt of a trace is sent to, and when.
+    """Compare routing policies: when and where each prompt of a trace is computed.
 
-    The router, its index and its line are the gateway's own; replicas are arithmetic: prompts one
-    after the other at a constant rate, and a prefix cache. With --decode they are the engine's
-    scheduler and blocks, handoffs included, and only the time of a step is arithmetic. A trace of
-    sessions is played as a closed loop: a turn comes after the answer before it, and its gap.
+    The router, its index and its line are the gateway's own code; a simulated replica computes
+    prompts one after the other at a constant rate, and has a prefix cache. With --decode, replicas
+    are the engine's scheduler and blocks, with handoffs; only step times are modelled. A trace of
+    sessions is a closed loop: a turn comes a gap after the previous answer.
     """
     with told_in_one_line("baton simulate"):
         from baton.platform.cli.runs.simulate import Job, play_pool, run  # numpy from here on

@@ -1,4 +1,4 @@
-"""`baton status`: what the gateway knows of the pools, as a table."""
+"""`baton status`: the pools and replicas as the gateway knows them."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def status(
 
 MIB = 1 << 20
 OLD_S = 60.0
-"""A prediction from steps older than this says so."""
+"""Seconds from which a prediction is marked as based on old steps."""
 SLOW = 1.5
-"""So do recent steps that took so many times what was predicted."""
+"""Ratio of recent step times to the prediction from which they are marked as slow."""
 COLUMNS = (
     "running",
     "waiting",
@@ -59,8 +59,9 @@ def _table(report: dict[str, Any]) -> Table:
     )
     table.add_column("replica", no_wrap=True)
     table.add_column("state", no_wrap=True)
-    for name in COLUMNS:
+    for name in COLUMNS[:-1]:
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column(COLUMNS[-1], justify="right")  # words: they may break, where numbers must not
     for pool, replicas in report["pools"].items():
         for replica in replicas:
             table.add_row(replica["replica"], *_cells(replica, pool))
@@ -84,7 +85,7 @@ def _cells(replica: dict[str, Any], pool: str) -> list[str]:
 
 
 def _state(replica: dict[str, Any], pool: str) -> str:
-    """Its name tells the role that it was started in: another is told here."""
+    """Its state, with its role if that is not the one in its name (after a flip)."""
     flip = replica.get("flip")
     if flip and not flip["failure"]:
         return f"[yellow]to {flip['to']}[/yellow]"
@@ -94,7 +95,7 @@ def _state(replica: dict[str, Any], pool: str) -> str:
 
 
 def _pace(metrics: dict[str, float], pool: str) -> str:
-    """What its own fit predicts, of prompts or of decoding as it does now; and what to doubt."""
+    """The speed that its step-time fit predicts, with warnings."""
     rate = metrics.get(f"{pool}_tokens_per_second")
     if rate is None:
         return "-"
@@ -105,7 +106,7 @@ def _pace(metrics: dict[str, float], pool: str) -> str:
 
 
 def _engines(report: dict[str, Any]) -> list[str]:
-    """How the replicas compute: a line for each way that a pool's have, most often one a pool."""
+    """Lines that describe the replicas' engines; usually one per pool."""
     said = [
         f"{pool}: {_engine(replica['engine'])}"
         for pool, replicas in report["pools"].items()
@@ -116,7 +117,7 @@ def _engines(report: dict[str, Any]) -> list[str]:
 
 
 def _huge_pages(report: dict[str, Any]) -> list[str]:
-    """How much KV is on huge pages, where it may be."""
+    """How much KV is on huge pages, if they are used."""
     told = [
         f"{replica['replica']} {replica['metrics']['kv_huge_page_bytes'] / MIB:.0f} MiB"
         for replicas in report["pools"].values()
@@ -127,7 +128,7 @@ def _huge_pages(report: dict[str, Any]) -> list[str]:
 
 
 def _registries(report: dict[str, Any]) -> list[str]:
-    """Whether each of several registries is heard by the gateway that was asked."""
+    """Whether the gateway hears each of several registries."""
     said = [
         f"{one['registry']} knows {one['num_replicas']} replicas"
         if one["is_heard"]

@@ -1,4 +1,4 @@
-"""`baton top`: the applications of a Ray cluster, by the word of Serve and of their gateways."""
+"""`baton top`: the applications of a Ray cluster, by Serve and by their gateways."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print it once, and return.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Once, as JSON.")] = False,
 ) -> None:
-    """Show what runs on a Ray cluster: replicas, where they are, how they are, what they do."""
+    """Show the applications of a Ray cluster: replicas, their nodes, state and load."""
     console = Console()
     with told_in_one_line("baton top"), connected(address):
         if as_json:
@@ -88,7 +88,7 @@ def _look(app_name: str) -> list[dict[str, Any]]:
 def _row(
     one: Any, told: dict[str, dict[str, Any]], registries: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
-    """What Serve knows of a replica, and below it what its gateway does."""
+    """Serve's view of a replica, with its gateway's."""
     replica_id = f"{one.deployment.lower()}-{one.unique_id}"
     return {
         "replica": replica_id,

@@ -1,4 +1,4 @@
-"""`baton trace`: one forward pass, stage by stage."""
+"""`baton trace`: shows one forward pass, stage by stage."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def trace(  # noqa: PLR0913 - one parameter an option
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="All of it as one JSON object.")] = False,
 ) -> None:
-    """Show what happens to a prompt in the model: its tokens, the shapes that they take, what each
-    stage costs, where the last token looks, which experts are chosen, what each layer would say.
+    """Show a prompt's forward pass: tokens, shapes, the cost of each stage, the last token's
+    attention, chosen experts, and each layer's prediction (logit lens).
     """
     with told_in_one_line("baton trace"):
         config = configure(None, {**changes, "model": model})

@@ -1,4 +1,4 @@
-"""`baton undeploy`: ends one application of a Ray cluster, and nothing beside it."""
+"""`baton undeploy`: ends one application of a Ray cluster, and no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`baton verify`: a table of what was tried, and an exit status."""
+"""`baton verify`: checks that disaggregated serving gives the tokens of one engine."""
 
 from __future__ import annotations
 
@@ -52,16 +52,14 @@ def verify(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
 ) -> None:
-    """Compare prefill and decode apart with one engine alone: tokens must be equal.
+    """Compare disaggregated prefill and decode with a single engine: tokens must be equal. Every KV
+    transport is tried: cold, on a prefix hit, in chunks, short of blocks, greedy and seeded, and
+    with repetitive outputs; after each case every block must be accounted for. With --speculate the
+    decoding side drafts as much as it can and the single engine does not; with repetitive outputs
+    some drafts must be accepted. Exits with 1 on any difference.
 
-    Every KV transport is tried, cold, on a prefix hit, in chunks, without room for all, greedy and
-    with a seed, and with outputs that repeat themselves; after each case every block must be
-    accounted for. With --speculate the decoding side drafts, always as much as it may, and the
-    engine alone does not; where outputs repeat, some drafts must be right. Exits with 1 if anything
-    is off.
-
-    In float32 unless --dtype says otherwise: narrower numbers round differently in other batches,
-    which changes tokens where two are nearly as probable.
+    The dtype is float32 unless --dtype is given: narrower dtypes round differently in other
+    batches, which can change a token where two are nearly equally probable.
     """
     with told_in_one_line("baton verify"):
         config = configure(None, {"dtype": "float32", **changes, "model": model})

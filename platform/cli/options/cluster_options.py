@@ -1,4 +1,4 @@
-"""Options that commands which ask a Ray cluster have in common."""
+"""Options of commands that use a Ray cluster."""
 
 from __future__ import annotations
 

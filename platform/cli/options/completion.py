@@ -1,4 +1,4 @@
-"""What the shell offers for a half-typed model name: no network, nothing slow is imported."""
+"""Shell completion of model names; no network, no slow imports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def complete_model(incomplete: str) -> list[str]:
 
 
 def cached_ids() -> list[str]:
-    """Read off the names of the cache's folders: models--org--name."""
+    """Model ids in the cache, from its folder names: models--org--name."""
     parts = (path.name.split("--") for path in cache_folder().glob("models--*--*"))
     return sorted(f"{org}/{'--'.join(name)}" for _, org, *name in parts)
 

@@ -1,4 +1,4 @@
-"""Settings of the configuration tree as options of commands: one line of a table each.
+"""Command-line options for settings of the configuration tree: one line of a table each.
 
 Type, limits, default and help text are the setting's own, so an option says what `baton config
 schema` says.
@@ -24,9 +24,9 @@ class ConfigOption:
     panel: str
     """Heading under which `--help` lists it."""
     paths: tuple[str, ...]
-    """What it sets; several at once for what both pools must, or usually do, agree on."""
+    """The settings that it sets; several where both pools usually have the same value."""
     variable: str | None = None
-    """An environment variable that stands for it: secrets do not belong into a command line."""
+    """An environment variable in place of the option, for secrets."""
 
     @property
     def parameter(self) -> str:
@@ -138,7 +138,7 @@ _OF_SIZE = (
     "--dtype", "--quantize", "--block-size", "--kv-cache-dtype", "--cache-gib", "--cache-fraction",
 )  # fmt: skip
 SIZE_OPTIONS = tuple(option for option in SERVE_OPTIONS if option.flag in _OF_SIZE)
-"""The options of what a replica keeps: the rest is for `baton plan size` to say."""
+"""Options about a replica's memory; `baton plan size` chooses the rest."""
 
 
 def with_config_options(

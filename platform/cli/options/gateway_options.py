@@ -1,4 +1,4 @@
-"""Options that commands which ask a running deployment have in common."""
+"""Options of commands that query a running deployment."""
 
 from __future__ import annotations
 

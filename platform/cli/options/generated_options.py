@@ -1,4 +1,4 @@
-"""Options of commands made from types and docs that exist elsewhere, so that nothing is said twice.
+"""Generates command-line options from existing types and docstrings.
 
 command(model, values)  --with_options("values", [...])-->  what typer sees: model, --a, --b
 """

@@ -1,4 +1,4 @@
-"""Options that commands which play a load have in common, and the panels they are shown in."""
+"""Options of commands that generate load, and their help panels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 
 def panel(title: str) -> Callable[..., Any]:
-    """What makes an option of this panel; its arguments are those of `typer.Option`."""
+    """A factory of options in this panel, with the arguments of `typer.Option`."""
     return partial(typer.Option, rich_help_panel=title)
 
 

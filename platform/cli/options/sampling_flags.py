@@ -1,4 +1,4 @@
-"""The options of sampling as options of a command: those of the API, in its words."""
+"""Sampling options of the API as command-line options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PANEL = "Sampling"
 NOT_FLAGS = frozenset(
     {"allowed_token_ids", "best_of", "logit_bias", "logprobs", "n", "priority", "prompt_logprobs"}
 )
-"""What only a program would give, or what a terminal does not show."""
+"""API options that make no sense on a command line."""
 NAMES = tuple(name for name in SamplingOptions.__struct_fields__ if name not in NOT_FLAGS)
 
 

@@ -1,1 +1,1 @@
-"""What the commands do once the model is found."""
+"""The implementation of the commands."""

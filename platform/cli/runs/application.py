@@ -1,6 +1,6 @@
-"""What is done to an application on a Ray cluster: deployed, scaled, ended.
+"""Deploys, scales and ends an application on a Ray cluster.
 
-To be called while connected (`cluster_session.py`).
+Requires a connection (`cluster_session.py`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ STATUS_TIMEOUT_S = 10.0
 
 
 def told_before(wanted: Plain, name: str) -> list[str]:
-    """What a deployment of `wanted` would do to what runs, in lines. Raises InvalidConfig if the
-    name is another's."""
+    """Lines that tell what deploying `wanted` would change. Raises InvalidConfig if the name is
+    taken."""
     from baton.platform.cluster.applications.applications import check_name, deployed, registry_time
     from baton.platform.cluster.applications.serve_document import difference, with_planned
 
@@ -46,7 +46,7 @@ def told_before(wanted: Plain, name: str) -> list[str]:
 
 
 def deploy_document(wanted: Plain, config: DeploymentConfig, *, waits: bool) -> None:
-    """Bring the application to what is wanted, and tell how it goes. Raises as `come_up`."""
+    """Deploy the document, and report the progress. Raises as `come_up`."""
     from baton.platform.cluster.applications.applications import apply
     from baton.platform.cluster.applications.serve_document import configuration
 
@@ -59,7 +59,7 @@ def deploy_document(wanted: Plain, config: DeploymentConfig, *, waits: bool) -> 
 
 
 def follow_up(config: DeploymentConfig) -> Ports:
-    """Return the ports once all of it is as it is to be."""
+    """Return the ports once the application has the configured state."""
     on_cluster = override(config, {"ray.address": config.ray.address or "auto"})
     with start_bars() as bars:
         say: Callable[[str], None] = (lambda line: None) if bars.are_drawn else typer.echo
@@ -69,9 +69,8 @@ def follow_up(config: DeploymentConfig) -> Ports:
 
 
 def scale(name: str, counts: dict[str, int], *, hold_s: float | None, waits: bool) -> None:
-    """`hold_s`: for so long a planner leaves them so; None: as it is configured.
-
-    Raises InvalidConfig for what is no pool, or no number of replicas of it.
+    """`hold_s`: seconds for which a planner leaves these numbers; None: as configured. Raises
+    InvalidConfig for an unknown pool, or an invalid number.
     """
     from baton.platform.cluster.applications.applications import apply_scaled
     from baton.platform.cluster.applications.serve_document import configuration

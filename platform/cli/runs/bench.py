@@ -1,4 +1,4 @@
-"""What `baton bench engine` does once its model is found: load, measure, tell."""
+"""`baton bench engine`: loads the model, measures, reports."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _speculation(
 
 
 def _sizes(job: Job) -> list[int]:
-    """The tokens of all requests together, at each point."""
+    """The total tokens of all requests, at each point."""
     decoding = [n * (context + 2 * MAX_STEPS) for n in job.batches for context in job.contexts]
     drafting = [n * REQUEST_TOKENS for n in job.batches]
     return [*decoding, *drafting, *(length + 1 for length in job.lengths)]

@@ -1,4 +1,4 @@
-"""What `baton bench serve` does: ask what the endpoint takes, send the load, tell what came."""
+"""`baton bench serve`: probes the endpoint, sends the load, reports."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class BenchRun:
 
 
 def run(job: Job) -> Record:
-    """Raises InvalidConfig or Unavailable. What was measured until Ctrl-C is told, too."""
+    """Raises InvalidConfig or Unavailable. Ctrl-C reports what was measured so far."""
     for file, option in (
         (job.json_file, "--json"),
         (job.raw_file, "--raw"),
@@ -118,7 +118,7 @@ async def _warm_up(
     endpoint: Endpoint,
     compose: Callable[[PlannedRequest], bytes],
 ) -> None:
-    """Requests that are not counted, one after the other."""
+    """Send warm-up requests, which are not counted, one after the other."""
     firsts = (request for chain in plan(job.load, trace).chains for request in chain.requests)
     for request in warmup_requests(firsts, job.num_warmup):
         async with asyncio.timeout(job.send.timeout_s):
@@ -152,6 +152,6 @@ def _tell(job: Job, ran: BenchRun) -> None:
 
 
 def _allow_many_connections() -> None:
-    """An open loop has as many sockets as there are answers under way."""
+    """Raise the limit of open files: an open loop has a socket per running answer."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

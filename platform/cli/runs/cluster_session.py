@@ -1,4 +1,4 @@
-"""A process as a driver of a Ray cluster that is there already, for as long as a command runs."""
+"""Connects a command to an existing Ray cluster, as a driver."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def connected(address: str) -> Iterator[None]:
     import ray
 
     importlib.import_module("ray.serve")
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells of every step
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # too verbose
     try:
         ray.init(
             address=address or THIS_CLUSTER,

@@ -1,14 +1,15 @@
-"""Bringing the application up in Ray, and knowing when it never will be.
+"""Starts the application in Ray, and detects when it cannot come up.
 
-    gateway    answers `ports` when it listens, `lacks` what it still waits for
-    registry   says meanwhile how far the replicas are, or why one gave up
-    Serve      says when it has tried often enough, and when all gateways run
+    gateway    `ports` answers when it listens, `lacks` names what it waits for
+    registry   reports the replicas' progress, or why one failed
+    Serve      reports when it gives up, and when all gateways run
 
-Ray is imported inside functions: its environment is set first.
+Ray is imported inside functions, since its environment must be set first.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable
@@ -18,21 +19,24 @@ from typing import TYPE_CHECKING, Any
 from baton.core.errors import InvalidConfig
 from baton.core.replicas import Membership
 from baton.gateway.requests.readiness import missing
+from baton.platform.cli.terminal.replica_news import ReplicaNews
 from baton.platform.cli.terminal.start_report import StartReport
 from baton.platform.config.deployment import DeploymentConfig
 
 if TYPE_CHECKING:  # Ray is imported once its environment is set
     from ray.serve.schema import ApplicationStatusOverview
 
+log = logging.getLogger(__name__)
+
 Ports = tuple[int, int, int]
 """Ports of HTTP, gRPC and the operators' API; 0 where there is none."""
 
 PATIENCE_S = 0.5
-"""How often the registry is looked at while replicas come up."""
+"""Seconds between looks at the registry while replicas start."""
 LOOK_S = 0.1
-"""How long that may hold up what is waited for."""
+"""The most seconds for one look, which delays the wait."""
 STATUS_PERIOD_S = 1.0
-"""How often Serve is asked whether it has given up."""
+"""Seconds between questions whether Serve has given up."""
 
 
 def deploy(
@@ -41,8 +45,8 @@ def deploy(
     report: StartReport,
     watch: Callable[[], None] = lambda: None,
 ) -> Ports:
-    """Return the ports when requests would be answered; `watch` is called now and then. Raises
-    RuntimeError if that cannot be, and InvalidConfig if the application's name or a port is
+    """Return the ports once requests are answered; `watch` is called periodically. Raises
+    RuntimeError if it cannot come up, and InvalidConfig if the application's name or a port is
     taken."""
     from ray import serve
 
@@ -72,7 +76,7 @@ def deploy(
 def come_up(
     config: DeploymentConfig, report: StartReport, watch: Callable[[], None] = lambda: None
 ) -> Ports:
-    """Follow an application that Serve was told of; as `deploy`."""
+    """Wait for an application that was handed to Serve; raises as `deploy`."""
     from ray import serve
 
     from baton.platform.config.live import GATEWAY, REGISTRY
@@ -100,15 +104,37 @@ def come_up(
     while lacking := wait_for(gateway.lacks.remote, look):
         report.wait_for(lacking)
     is_one_of_several = config.gateway.replicas > 1 or config.ray.address != ""
-    while is_one_of_several and not _runs(name):  # it answers for itself, and may have a successor
+    while is_one_of_several and not _runs(name):  # it may be replaced meanwhile
         report.wait_for("Serve to bring up, or to replace, the others")
         look()
         time.sleep(PATIENCE_S)
     return ports
 
 
+class Watch:
+    """Says which replicas went and came since the last look, as the registry has it."""
+
+    def __init__(self, config: DeploymentConfig) -> None:
+        from ray import serve
+
+        from baton.platform.config.live import REGISTRY
+
+        registry = serve.get_deployment_handle(REGISTRY, config.ray.app_name)
+        self._known = _Answer(registry.membership.remote)
+        self._news = ReplicaNews(config.wanted_replicas)
+
+    def look(self) -> None:
+        try:
+            lines = self._news.lines(self._known.take()) if self._known.has_come(LOOK_S) else []
+        except Exception as error:  # of Ray, whose head may be away: no reason to end what serves
+            log.debug("the registry could not be asked: %s", error)
+            return
+        for line in lines:
+            log.warning("%s", line)
+
+
 def wait_for(ask: Callable[[], Any], look: Callable[[], None]) -> Any:
-    """The answer of an actor, with a `look` at something else from time to time."""
+    """The answer of an actor; `look` is called periodically while waiting."""
     answer = _Answer(ask)
     while not answer.has_come(PATIENCE_S):
         look()
@@ -116,7 +142,8 @@ def wait_for(ask: Callable[[], Any], look: Callable[[], None]) -> Any:
 
 
 def follow(known: Membership, config: DeploymentConfig, report: StartReport) -> None:
-    """Say how far replicas are. Raises InvalidConfig for what a new attempt would meet again."""
+    """Report the replicas' progress. Raises InvalidConfig for a failure that a retry would
+    repeat."""
     for one in known.starting:
         if one.is_final:
             raise InvalidConfig(f"{one.replica_id} failed while {one.stage}: {one.failure}")
@@ -126,7 +153,8 @@ def follow(known: Membership, config: DeploymentConfig, report: StartReport) -> 
 
 
 class _Answer:
-    """The answer of an actor that may not be there yet, or be replaced: then it is asked anew."""
+    """The answer of an actor that may not exist yet, or be replaced; then the question is
+    repeated."""
 
     def __init__(self, ask: Callable[[], Any]) -> None:
         self._ask = ask
@@ -147,7 +175,7 @@ class _Answer:
         return True
 
     def take(self) -> Any:
-        """What has come. Then another answer may be waited for."""
+        """Take the answer, and reset for another one."""
         self._response = None
         return self._value
 
@@ -174,7 +202,7 @@ def _overview(name: str) -> ApplicationStatusOverview:
 
 
 def _reason(overview: ApplicationStatusOverview) -> str:
-    """What Serve says of the deployments that failed, without its traces."""
+    """Serve's messages of failed deployments, without tracebacks."""
     failed = {
         name: deployment.message
         for name, deployment in overview.deployments.items()
@@ -186,7 +214,7 @@ def _reason(overview: ApplicationStatusOverview) -> str:
 
 
 def cause_of(message: str) -> str:
-    """The one sentence that matters in what Serve says of a replica that does not come up."""
+    """The relevant sentence of Serve's message about a replica that fails to start."""
     _, _, error = message.rpartition("Error:\n")
     lines = [line for line in (error or message).splitlines() if line.strip()]
     if any("Traceback" in line for line in lines):

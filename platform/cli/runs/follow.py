@@ -1,4 +1,4 @@
-"""`baton k8s follow`: the adapter between pools and worker groups, until it is stopped."""
+"""`baton k8s follow`: runs the adapter between pools and worker groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from baton.platform.worker_groups.following import Following
 
 PORT = 9480
-"""Port of /metrics, /healthz and /readyz; when run by hand, the first that is free of the next 16.
+"""Port of /metrics, /healthz and /readyz; if taken, the first free one of the next 16.
 """
 TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
 TOKEN_FILE_VARIABLE = "RAY_AUTH_TOKEN_PATH"

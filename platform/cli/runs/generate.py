@@ -1,7 +1,7 @@
-"""What `baton generate` does once its model is found: load it, run the prompts, print.
+"""`baton generate`: loads the model, runs the prompts, prints.
 
-standard output    the text as it is drawn, prompt after prompt; or a JSON line each
-standard error     progress, what failed, and at the end what it took
+standard output    the text as it is generated, prompt after prompt; or a JSON line each
+standard error     progress, errors, and at the end statistics
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Job:
 
 @dataclass(slots=True)
 class Outcome:
-    """What is known at the end."""
+    """Statistics of the run."""
 
     receipts: list[Receipt] = field(default_factory=list)
     exit_status: int = 0
-    """The worst of what happened."""
+    """The exit status: the worst of all prompts."""
 
 
 async def run(config: DeploymentConfig, folder: Path, job: Job) -> int:
@@ -97,7 +97,7 @@ async def _begin(gateway: Gateway, job: Job, number: int) -> Completion:
 
 
 async def _print(continuation: Continuation, job: Job, number: int, outcome: Outcome) -> None:
-    """Print one prompt's text as it comes, or all of it as JSON."""
+    """Print one prompt's text as it is generated, or as JSON at its end."""
     is_one_of_many = len(job.prompts) > 1
     if is_one_of_many and not job.is_json:
         typer.echo(f"> {job.prompts[number]}")

@@ -1,9 +1,9 @@
-"""Starts that were judged well, and are not judged again, which would take half a second or more.
+"""A cache of starts that were checked successfully, since a check takes half a second or more.
 
-    what is judged    the files of the models by size and time, the settings, Baton's version
-    what is kept      the memory it wants, in BATON_CACHE or ~/.cache/baton, a file each
+    key        the models' files by size and time, the settings, Baton's version
+    value      the memory it needs, in a file of BATON_CACHE or ~/.cache/baton
 
-Memory is looked at anew each time. Where nothing can be kept everything is judged.
+Free memory is read each time. Where nothing can be cached, every start is checked.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ LOOKED_AT = (
     "prefill", "decode", "tiers", "dtype", "quantize", "deterministic", "load_format", "device",
     "attention_window", "attention_sinks",
 )  # fmt: skip
-"""Settings of which the verdict may depend; of `ray` only whether a cluster is joined."""
+"""Settings on which the verdict may depend; of `ray` only whether a cluster is joined."""
 
 
 class Needs(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of this machine's memory."""
+    """Memory that a start needs on this machine, in bytes."""
 
     start_bytes: int = 0
-    """Bytes without which nothing comes up."""
+    """Bytes needed to start at all."""
     full_bytes: int = 0
-    """Once all caches are full."""
+    """Bytes once all caches are full."""
 
     def fit(self, memory: MemoryFacts) -> bool:
-        """Nothing is to be said."""
+        """Whether the memory is enough, so that there is nothing to warn of."""
         return max(self.start_bytes, self.full_bytes) <= memory.left
 
 
 class JudgedStart:
-    """One start, by all that it is judged by."""
+    """One start, identified by everything the check depends on."""
 
     def __init__(self, config: DeploymentConfig, folder: Path) -> None:
         settings = msgspec.to_builtins(config)
@@ -54,7 +54,7 @@ class JudgedStart:
         self._file = _cache_folder() / f"{name}.json"
 
     def is_known(self, memory: MemoryFacts) -> bool:
-        """It was judged well, and has room today."""
+        """Whether it was checked successfully, and has enough memory now."""
         try:
             return msgspec.json.decode(self._file.read_bytes(), type=Needs).fit(memory)
         except (OSError, msgspec.DecodeError):

@@ -1,8 +1,8 @@
-"""Processes that the kernel ended for want of memory: who dies so leaves no word of its own.
+"""Detects processes that the kernel's OOM killer ended, which log nothing themselves.
 
-Counted are those of our control group, or, where there is none, of the machine. Who of ours is gone
-since we looked before is named: Serve replaces it, so that this is a warning, and a reason once
-Serve gives up.
+The kernel counts them per control group, or for the machine. Replicas that have disappeared since
+the last look are named: Serve replaces them, so this is a warning, and the reason if Serve gives
+up.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class OutOfMemory:
         read: Callable[[], MemoryFacts] = read_memory,
         replicas: Callable[[], Mapping[int, str]] = replicas_here,
     ) -> None:
-        """`replicas`: ours that live, by process."""
+        """`replicas`: our live replicas, by process id."""
         self._read = read
         self._replicas = replicas
         self._known = replicas()
         self._num_killed = read().num_killed
         self.latest = ""
-        """What was said last."""
+        """The last message."""
 
     def warn(self) -> None:
         if news := self.news():
             log.warning("%s", news)
 
     def news(self) -> str:
-        """What is to be said since the last time; may be empty."""
+        """The message since the last call; empty if nothing happened."""
         memory, before = self._read(), self._known
         self._known = self._replicas()
         number = memory.num_killed - self._num_killed

@@ -1,4 +1,4 @@
-"""What `baton plan layout` does once its model is found: plan each layout, show them."""
+"""`baton plan layout`: plans each layout and shows them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from baton.platform.machine.gpu_topology import (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     is_given: bool
-    """One layout, that of the configuration; else all."""
+    """Plan only the configuration's layout; else all."""
     num_ranks: int
     traffic: Traffic
     device_gib: float | None = None
@@ -38,7 +38,7 @@ class Job:
 
 
 def run(config: DeploymentConfig, folder: Path, job: Job) -> None:
-    """Raises CheckpointError, or InvalidConfig, also if the one layout that is given is refused."""
+    """Raises CheckpointError, or InvalidConfig, also if the configured layout is not possible."""
     topology, method = _topology(job.topology), config.decode.speculation.method
     model, device = read_config(folder), find_device(config.device)
     wanted = [config.prefill.parallel.mesh]

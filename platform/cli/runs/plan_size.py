@@ -1,4 +1,4 @@
-"""What `baton plan size` does: find the model's shape and the accelerator, ask, show the answer."""
+"""`baton plan size`: finds the model's shape and the accelerator, computes and shows the size."""
 
 from __future__ import annotations
 
@@ -135,7 +135,8 @@ def _question(job: Job) -> Question:
 
 
 def _model(job: Job) -> tuple[DeploymentConfig, ModelConfig, int | None]:
-    """A known shape stands for the model of its id. With the bits that its files have."""
+    """The model's configuration, known by name or read from its files, with the bits of its
+    weights."""
     shape = NAMED_SHAPES.get(job.model)
     if shape is not None:
         config = configure(None, {**job.changes, "model": shape.model})

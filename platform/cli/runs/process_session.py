@@ -1,10 +1,10 @@
-"""Running a function in a process session of its own, and leaving none of it behind.
+"""Runs a function in its own process session, and leaves no process behind.
 
-Ray starts a dozen processes, and some outlive an abrupt end of their parent. All of them belong to
-the session of the process that started Ray; so that process is a child with its own session, and
-whatever remains of the session at the end is ended with it.
+Ray starts a dozen processes, some of which outlive an abrupt end of their parent. All belong to the
+session of the process that started Ray; so that process is a child with its own session, and the
+rest of the session is ended with it.
 
-The child is a fork: what its parent has imported it need not import again.
+The child is a fork, so that it need not import modules again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from types import FrameType
 
 PR_SET_PDEATHSIG = 1
 PARENT_PID = "BATON_PARENT_PID"
-"""The environment variable that tells a child who started it."""
+"""The environment variable with the parent's process id."""
 PROC = Path("/proc")
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOOK_S = 0.5
-"""How often the parent looks whether it was told to stop at once; an end of the child it hears."""
+"""Seconds between checks for a second signal; the end of the child is noticed at once."""
 POLL_S = 0.1
 TERM_GRACE_S = 3.0
 
@@ -49,7 +49,7 @@ def run_in_session(run: Callable[[], int], *, stop_grace_s: float) -> int:
         asked_at = asked_at or time.monotonic()
         child.terminate()
 
-    # From the fork on a signal is for both: one that comes before it is handled waits.
+    # Signals are blocked across the fork, so that none is lost before both have handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     child.start()
     assert child.pid is not None
@@ -73,18 +73,18 @@ def run_in_session(run: Callable[[], int], *, stop_grace_s: float) -> int:
 
 
 def _lead(run: Callable[[], int], parent: int) -> None:
-    """Be the child: `run` as the leader of a session."""
+    """In the child: `run` as the leader of a session."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
     os.setsid()
     os.environ[PARENT_PID] = str(parent)
     status = run()
-    if is_orphan():  # nobody else is left to end what it leaves behind
+    if is_orphan():  # no other process would end the remaining ones
         end_session(os.getsid(0))
     sys.exit(status)
 
 
 def end_with_parent() -> None:
-    """Let this process get SIGTERM when its parent dies, however it dies (Linux only)."""
+    """Let the kernel send this process SIGTERM when its parent dies (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if is_orphan():  # the parent died before it could be watched
@@ -104,7 +104,7 @@ def end_session(session_id: int) -> None:
     while _members(session_id) and time.monotonic() < deadline:
         time.sleep(POLL_S / 2)
     deadline = time.monotonic() + TERM_GRACE_S
-    while _members(session_id):  # looking alone may take longer than that
+    while _members(session_id):  # listing processes may take longer than that
         _signal_all(session_id, signal.SIGKILL)  # repeated: one may have forked meanwhile
         if time.monotonic() > deadline:
             break
@@ -113,14 +113,13 @@ def end_session(session_id: int) -> None:
 
 def _signal_all(session_id: int, signum: int) -> None:
     for pid in _members(session_id):
-        with suppress(ProcessLookupError, PermissionError):  # it has just ended; it is not ours
+        with suppress(ProcessLookupError, PermissionError):  # already ended; or not ours
             os.kill(pid, signum)
 
 
 def _members(session_id: int) -> list[int]:
-    """Living processes of the session but this one.
-
-    Where there is no /proc, the process group of its leader.
+    """Live processes of the session except this one. Without /proc, the process group of its
+    leader.
     """
     if not PROC.is_dir():
         return _leaders_group(session_id)

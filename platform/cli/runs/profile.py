@@ -1,4 +1,4 @@
-"""What `baton profile` does once its model is found: load, run, tell."""
+"""`baton profile`: loads the model, runs it, reports."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _check(loaded: LoadedEngine, job: Job) -> None:
 def _run_requests(
     loaded: LoadedEngine, watch: StepWatch, job: Job, max_tokens: int, name: str
 ) -> list[StepTime]:
-    """All at once; every step until the last is done."""
+    """Run all requests at once, until the last is done."""
     for index in range(job.num_requests):
         loaded.add(job.prompt_tokens, f"{name} {index}", max_tokens)
     steps = []

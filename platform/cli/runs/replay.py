@@ -1,4 +1,4 @@
-"""What `baton replay` does: play the capture under each policy, show what would have come."""
+"""`baton replay`: simulates a capture under each policy, and compares."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _show(console: Console, capture: Capture, found: Sequence[Replayed]) -> None
 
 
 def table_of(found: Sequence[Replayed]) -> Table:
-    """A row for what was captured, and one a policy."""
+    """A row for the capture, and one per policy."""
     first = found[0]
     table = Table("policy", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for title in ("in time", "gained", "lost", "median s", "p99 s"):

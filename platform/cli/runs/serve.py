@@ -1,12 +1,12 @@
-"""The process behind `baton serve`: a Ray cluster, the application in it, and the way back.
+"""The process behind `baton serve`: starts Ray and the application, and stops both.
 
-It has a process session of its own (`process_session.py`). SIGTERM ends it, and everything it
-started.
+It has its own process session (`process_session.py`). SIGTERM ends it, and everything it started.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import logging
 import os
 import signal
@@ -25,7 +25,7 @@ from rich.console import Console
 from baton.core.cores import usable_cores
 from baton.core.errors import BatonError
 from baton.gateway.text.model_files import ModelFiles
-from baton.platform.cli.runs.deploy import Ports, deploy
+from baton.platform.cli.runs.deploy import Ports, Watch, deploy
 from baton.platform.cli.runs.out_of_memory import OutOfMemory
 from baton.platform.cli.runs.process_session import end_with_parent
 from baton.platform.cli.runs.start_check import StartCheck
@@ -51,14 +51,16 @@ from baton.platform.observe.logs import Lines, start_log
 log = logging.getLogger(__name__)
 console = Console(highlight=False)
 RAY_STARTS = 2
-"""Attempts to start Ray on a loaded machine. Ray's node gives its agents 15 s, which no setting
-makes more: they may need longer, and find in memory the next time what they read."""
+"""Attempts to start Ray. Ray gives its agents a fixed 15 s, which may be too short on a loaded
+machine; the second time their files are in memory."""
 WATCH_PERIOD_S = 1.0
-"""How often it is looked whether the kernel had to end somebody."""
+"""Seconds between checks for processes ended by the OOM killer."""
+REPLICAS_PERIOD = 3
+"""Every how many such checks the registry is asked which replicas there are."""
 
 
 class _Stop(BaseException):
-    """SIGTERM, wherever the main thread is."""
+    """Raised in the main thread by SIGTERM."""
 
 
 def run(config: DeploymentConfig, folder: Path, check: StartCheck, *, is_verbose: bool) -> int:
@@ -88,15 +90,13 @@ def run(config: DeploymentConfig, folder: Path, check: StartCheck, *, is_verbose
                     WorkerLog(out, config.log_format, shows_all=is_verbose),
                     NodeLog(shows_all=is_verbose),
                 )
-                signal.signal(signal.SIGTERM, _raise_stop)  # Ray has put its own in place
+                signal.signal(signal.SIGTERM, _raise_stop)  # Ray has installed its own handlers
                 is_started = True
                 lent = None if config.ray.address else folder
                 ports = deploy(config, lent, report, watch)
         _announce(config, folder, ports, time.monotonic() - started)
-        while True:
-            time.sleep(WATCH_PERIOD_S)
-            watch()
-    except (_Stop, SystemExit):  # the latter from Ray's own handler, while it starts
+        _watch_on(Watch(config), watch)
+    except (_Stop, SystemExit):  # SystemExit by Ray's own handler, while it starts
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         return 0
     except BatonError as error:
@@ -117,13 +117,21 @@ def run(config: DeploymentConfig, folder: Path, check: StartCheck, *, is_verbose
     return 0
 
 
+def _watch_on(replicas: Watch, watch: Callable[[], None]) -> None:
+    for second in itertools.count():
+        time.sleep(WATCH_PERIOD_S)
+        watch()
+        if second % REPLICAS_PERIOD == 0:
+            replicas.look()
+
+
 def _unwatched() -> None:
     pass
 
 
 def _start_log(config: DeploymentConfig, bars: StartBars, is_verbose: bool) -> Lines:
-    """Where it goes: above the bars, which show the stages, so that only warnings are worth a
-    line there; or to a file that standard output is."""
+    """Start the log: on a terminal only warnings, printed above the bars, which show the stages;
+    into a file, everything."""
     is_file = not sys.stdout.isatty()
     out: Lines = sys.stdout if is_file else bars
     shows_stages = is_file or is_verbose or not bars.are_drawn or config.log_format == "json"
@@ -140,7 +148,7 @@ def _complain(config: DeploymentConfig, error: Exception) -> None:
 
 
 def _in_background(function: Callable[[], None]) -> Future[None]:
-    """Run it on a thread that nobody has to wait for."""
+    """Run a function on a daemon thread."""
     future: Future[None] = Future()
 
     def call() -> None:
@@ -159,7 +167,7 @@ def _start_ray(config: DeploymentConfig, worker_log: WorkerLog, node_log: NodeLo
         importing = _in_background(_import_serve)
         try:
             _join_or_start(config)
-        except Exception as error:  # Ray raises what it has
+        except Exception as error:  # Ray raises various exceptions
             raise RuntimeError(in_one_line(f"{type(error).__name__}: {error}")) from error
         follow_workers(worker_log, node_log)
         importing.result()
@@ -187,7 +195,7 @@ def _join_or_start(config: DeploymentConfig) -> None:
                 raise
             log.warning("Ray did not come up in time, on a machine that is overloaded: once more")
             ray.shutdown()
-            end(descendants(os.getpid()) - before)  # of a node that it did not get, it ends nobody
+            end(descendants(os.getpid()) - before)  # without its own node, it ends nothing
         else:
             return
 
@@ -197,7 +205,7 @@ def _is_overloaded() -> bool:
 
 
 def _import_serve() -> None:
-    """Half a second of work, done while Ray's own processes come up."""
+    """Import Serve, which takes half a second, while Ray's processes start."""
     importlib.import_module("baton.platform.cluster.deploy")
     logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells of every step
 

@@ -1,4 +1,4 @@
-"""What `baton simulate` does: read the traces, play every case, show what came of it."""
+"""`baton simulate`: reads the traces, simulates every case, shows the results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Job:
 
 
 Played = tuple[list[Row], dict[str, Any]]
-"""Rows, and what is written of them as JSON."""
+"""Rows, and their JSON document."""
 
 
 def run(job: Job, play_job: Callable[[Job, Console], Played]) -> None:
@@ -88,7 +88,7 @@ def all_rows(cases: Sequence[C], num_jobs: int, play_one: Callable[[C], Row]) ->
 
 
 def policies_of(names: Sequence[str]) -> tuple[str, ...]:
-    """Each once, in the order in which they were named."""
+    """Policies without repetitions, in the given order."""
     known = {**POLICIES, **ABLATIONS}
     for name in names:
         if name not in known and name not in GROUPS:

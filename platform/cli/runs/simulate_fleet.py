@@ -1,4 +1,4 @@
-"""What `baton simulate --decode` does: the same on a fleet of prefill and decode replicas."""
+"""`baton simulate --decode`: simulates a fleet of prefill and decode replicas."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from baton.platform.simulator.fleet.tenants import SimulatedTenant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOptions:
-    """What a fleet has beside what every simulation has."""
+    """Options of a fleet, besides those of every simulation."""
 
     num_prefill: int
     num_decode: int

@@ -1,4 +1,4 @@
-"""What `baton simulate --planner` does: a trace on pools that follow it, others do not."""
+"""`baton simulate --planner`: simulates a trace with planned and with fixed pools."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from baton.router.defaults import DEFAULT_POLICY
 MINUTE_S = 60.0
 HOUR_S = 3600.0
 NAME_WIDTH = 10
-"""Width of names, of which longer ones go on in a second line: a table fits into 80 columns."""
+"""Width of names; longer ones wrap, so that a table fits into 80 columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

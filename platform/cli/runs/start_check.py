@@ -1,11 +1,11 @@
-"""A process that judges a deployment beside the one that prepares its start.
+"""Checks a deployment in a second process while the first prepares the start.
 
     serve    -> check    the configuration and the model folder, JSON, on its standard input
-    check    -> serve    the verdict, JSON, on its standard output; nothing: it could not judge
+    check    -> serve    the verdict, JSON, on its standard output; nothing if it could not judge
 
-It has no torch, which would take it longer than all the rest, but the shapes that models are
-told by (`baton.platform.doctor.torch_of_shapes`); what these do not tell is judged with torch.
-What was judged well before, and has room, is not judged again.
+It does not import torch, which would take longer than the check, but a substitute with shapes only
+(`baton.platform.doctor.torch_of_shapes`); cases that need more are checked with torch. A start that
+was checked before, and has enough memory, is not checked again.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     refusal: str = ""
     is_of_model: bool = False
-    """Whether that is the model's fault; else it is the configuration's."""
+    """Whether the refusal is about the model; else it is about the configuration."""
     warning: str = ""
     needs: Needs | None = None
     """The needs of a start that is neither refused nor warned of."""
 
 
 class StartCheck:
-    """The process. It is asked once, and ends with its answer or with this context."""
+    """The checking process. It answers one question, and ends at the latest with this context."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -62,7 +62,7 @@ class StartCheck:
 
     @property
     def is_known(self) -> bool:
-        """No process was begun: such a start was judged before."""
+        """Whether the start was checked before, so that no process was started."""
         return self._process is None
 
     def ask(self, config: DeploymentConfig, folder: Path, memory: MemoryFacts) -> None:
@@ -75,15 +75,15 @@ class StartCheck:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is ours to take
+            start_new_session=True,  # the parent handles Ctrl-C
         )
         assert self._process.stdin is not None, "it is a pipe"
         self._process.stdin.write(msgspec.json.encode(question) + b"\n")
         self._process.stdin.flush()
 
     def warning(self) -> str:
-        """Wait for the verdict; also in a fork of the process that asked. Raises CheckpointError or
-        InvalidConfig where nothing may be started."""
+        """Wait for the verdict; works in a fork of the asking process, too. Return a warning, if
+        any. Raises CheckpointError or InvalidConfig if the start is refused."""
         if self._process is None or self._start is None:
             return ""
         assert self._process.stdout is not None, "it is a pipe"
@@ -112,14 +112,14 @@ def judge(question: Question) -> Verdict:
 
 
 def judge_by_shapes(question: Question) -> Verdict | None:
-    """The verdict of a process that has not imported torch, and cannot any more; None if it takes
-    torch to know."""
+    """The verdict without torch, which this process cannot import afterwards; None if torch is
+    needed."""
     torch_of_shapes.install()
     try:
         if question.config.device == "auto" and not question.config.ray.address:
-            torch_of_shapes.is_available()  # asked before modules are imported in vain
+            torch_of_shapes.is_available()  # checked first, to avoid useless imports
         return judge(question)
-    except (torch_of_shapes.NeedsTorch, Exception):  # whatever modules did with what is not there
+    except (torch_of_shapes.NeedsTorch, Exception):  # any error caused by the substitute
         return None
 
 
@@ -132,7 +132,7 @@ def _begin_again_with_torch(line: bytes) -> NoReturn:
 
 
 def _nameless_file() -> IO[bytes]:
-    """In memory where the system has that: a container may have no folder to write to."""
+    """An anonymous file, in memory if possible, since a container may have no writable folder."""
     if sys.platform == "linux":
         return os.fdopen(os.memfd_create("baton-start-check"), "w+b")
     return TemporaryFile()

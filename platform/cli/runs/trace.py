@@ -1,4 +1,4 @@
-"""What `baton trace` does once its model is found: load, run one pass, show it."""
+"""`baton trace`: loads the model, runs one pass, shows it."""
 
 from __future__ import annotations
 

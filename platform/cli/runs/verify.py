@@ -1,4 +1,4 @@
-"""What `baton verify` does once its model is found: load it once, try all cases, print."""
+"""`baton verify`: loads the model once, runs all cases, prints the table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from baton.platform.verify.verdict import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What was asked for; where nothing was, everything is tried."""
+    """The cases and transports asked for; all by default."""
 
     transports: Sequence[str] = ()
     cases: Sequence[str] = ()
@@ -43,7 +43,7 @@ class Trial:
 
 
 def run(config: DeploymentConfig, folder: Path, trial: Trial, *, is_json: bool) -> bool:
-    """Whether all is well. Raises CheckpointError or InvalidConfig."""
+    """Run the trial; whether every case passed. Raises CheckpointError or InvalidConfig."""
     transports = _chosen("--transport", trial.transports, usable_transports())
     names = _chosen("--case", trial.cases, [case.name for case in CASES])
     device = find_device(config.device)
@@ -110,7 +110,7 @@ async def _collect(verifying: AsyncIterator[Verdict]) -> list[Verdict]:
 
 
 def show(console: Console, verdicts: Sequence[Verdict], title: str) -> None:
-    """A row a case, and what was wrong with some below, where there is room for it."""
+    """Show a row per case, and the problems of failed cases below the table."""
     console.print(_table(verdicts, title))
     for one in verdicts:
         found = [*one.problems, *([str(one.first_difference)] if one.first_difference else [])]

@@ -1,1 +1,1 @@
-"""Errors, progress bars and files, as a terminal shows them."""
+"""Terminal output: errors, progress bars, tables."""

@@ -13,7 +13,7 @@ COLUMNS = ("runs", "waits", "queued\ntokens", "KV\nused")
 
 
 def application_table(application: dict[str, Any]) -> Table:
-    """The application as `baton top` knows it: by Serve's word, and by its gateway's."""
+    """The table of `baton top`: an application by Serve and by its gateway."""
     troubles = [
         f"{row['replica']}: {trouble}"
         for row in application["replicas"]
@@ -44,7 +44,7 @@ def application_table(application: dict[str, Any]) -> Table:
 
 
 def _state(row: dict[str, Any]) -> str:
-    """State of a process: of one that Serve calls running, as the gateway sees it."""
+    """State of a process: Serve's, or for a running one the gateway's."""
     said, state = row["says"], row["state"].lower()
     if state == "running" and said.get("is_heard") is False:
         return "[red]not heard[/red]"

@@ -1,7 +1,7 @@
-"""What goes wrong, told in one line on standard error, with the remedy in it.
+"""Prints errors in one line on standard error, with the remedy.
 
-exit 2     the command, the configuration or the model folder must be changed
-exit 1     it failed on the way
+exit 2     usage: the command, the configuration or the model folder must be changed
+exit 1     a failure at run time
 exit 130   Ctrl-C
 """
 
@@ -26,7 +26,7 @@ THE_USERS_OWN = (InvalidConfig, CheckpointError, InvalidRequest)
 
 
 class OneLineErrors(TyperGroup):
-    """Typer draws a box around usage errors; a line can be searched for, and copied."""
+    """Prints usage errors in one line, where Typer would draw a box."""
 
     def main(
         self,
@@ -49,7 +49,7 @@ class OneLineErrors(TyperGroup):
         except TyperException as error:
             context: Any = getattr(error, "ctx", None)  # usage errors have one
             name = "baton" if context is None else context.command_path
-            if message := error.format_message():  # none where the help text has been shown instead
+            if message := error.format_message():  # empty if the help text was shown instead
                 complain(name, f"{message.rstrip('.')}; see `{name} --help`")
             sys.exit(error.exit_code)
         except typer.Abort:
@@ -65,7 +65,7 @@ def complain(command: str, text: str) -> None:
 
 @contextmanager
 def warnings_silenced() -> Iterator[None]:
-    """Silence the services' log, which is for operators, in commands whose own output is better."""
+    """Silence the services' log in commands with their own output."""
     log = logging.getLogger("baton")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -81,14 +81,14 @@ def status_of(error: BatonError) -> int:
 
 @contextmanager
 def told_in_one_line(command: str) -> Iterator[None]:
-    """Turn what Baton raises on purpose into a line and an exit status."""
+    """Turn Baton's errors into one line and an exit status."""
     try:
         yield
     except BatonError as error:
         complain(command, str(error))
         raise typer.Exit(status_of(error)) from None
     except OSError as error:
-        if isinstance(error, BrokenPipeError):  # who reads our output has gone: typer knows
+        if isinstance(error, BrokenPipeError):  # the reader of our output is gone; typer handles it
             raise
         complain(command, str(error))
         raise typer.Exit(1) from None

@@ -1,4 +1,4 @@
-"""A request's decisions for people: a table of candidates for each, and what came of it."""
+"""Shows a request's decisions: a table of candidates for each, and the outcome."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _show(console: Console, decision: Mapping[str, Any]) -> None:
 def _predictions(candidates: Sequence[Mapping[str, Any]]) -> Table:
     table = _table("replica", "first token", "wait", "work", "held", "age", "cost")
     for one in candidates:
-        in_s = bool(one["terms"])  # a cost that is made of seconds is one
+        in_s = bool(one["terms"])  # a cost in seconds is a duration
         first_s = one["wait_s"] + one["work_s"] + one["latency_s"]
         cost = one["cost"]
         cells = (
@@ -62,8 +62,8 @@ def _predictions(candidates: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _decoders(candidates: Sequence[Mapping[str, Any]]) -> Table:
-    """Candidate decode replicas, and what each would have cost all requests that decode there.
-    Terms that are 0 for all of them are left out: 80 columns are too few for all there are."""
+    """Candidate decode replicas with their costs. Terms that are 0 for all of them are left out, to
+    fit into 80 columns."""
     terms = [
         name for name in candidates[0]["terms"] if any(one["terms"][name] for one in candidates)
     ]
@@ -75,7 +75,7 @@ def _decoders(candidates: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _terms(candidates: Sequence[Mapping[str, Any]]) -> Table | None:
-    """What costs are made of, where the policy says it: beside the rest, 80 columns are too few."""
+    """The terms of the costs, if the policy gives them; below the table, which has 80 columns."""
     terms = list(dict.fromkeys(name for one in candidates for name in one["terms"]))
     terms = [name for name in terms if name not in SHOWN_ANYWAY]
     if not terms:

@@ -1,4 +1,4 @@
-"""A load while it runs, on standard error: redrawn on a terminal, else a line every few seconds."""
+"""Shows a running load on standard error: redrawn on a terminal, else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from baton.platform.load_generator.outcome import Ending, Outcome
 REDRAW_S = 0.25
 LINE_S = 5.0
 WINDOW_S = 10.0
-"""What is told of latencies and rates is of so long."""
+"""Seconds of history in the shown latencies and rates."""
 
 
 @asynccontextmanager
@@ -82,7 +82,7 @@ class _View:
         return Text(" | ".join(said))
 
     def _read(self, now: float) -> None:
-        """Take in what has ended since the last time."""
+        """Take in the requests that ended since the last call."""
         new = self._record.outcomes[self._num_read :]
         self._num_read += len(new)
         self._endings.update(outcome.ending for outcome in new)

@@ -1,4 +1,4 @@
-"""Files that a command writes when its work is done: looked at before it begins."""
+"""Checks output files before a command begins its work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_writable(file: Path, option: str) -> None:
 
 
 def check_plots(option: str) -> None:
-    """Raises InvalidConfig, saying what to install, if nothing can be drawn here."""
+    """Raises InvalidConfig, naming the package to install, if plots cannot be drawn."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:

@@ -1,4 +1,4 @@
-"""What the planner decided, for people: the pools, its last word, then changes, newest first."""
+"""Shows the planner's state: the pools, its last decision, then changes, newest first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ OFF = (
 SHOWN = 20
 COLUMNS = ("planned", "wanted", "ready", "draining")
 OF_NODES = ("asked", "places")
-"""Replicas that nodes are asked for, and those that the nodes hold which are there."""
+"""Columns for managed nodes: replicas for which nodes are requested, and places on existing
+nodes."""
 
 
 def show_planner(console: Console, told: Mapping[str, Any]) -> None:
@@ -59,7 +60,7 @@ def show_planner(console: Console, told: Mapping[str, Any]) -> None:
 
 
 def _show_groups(console: Console, groups: Mapping[str, Any]) -> None:
-    """Show what `baton k8s follow` answers, or why it does not."""
+    """Show the state of `baton k8s follow`, or why it is not available."""
     if "trouble" in groups:
         console.print(f"worker groups: {escape(groups['trouble'])}\n")
         return

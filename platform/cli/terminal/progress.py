@@ -1,6 +1,6 @@
-"""Bars on standard error for what takes long: downloads, reading weights, replicas coming up.
+"""Progress bars on standard error: downloads, weights, starting replicas.
 
-Nothing is drawn where nobody looks: when standard error is no terminal.
+Nothing is drawn if standard error is no terminal.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def download_bars() -> Iterator[DownloadBars]:
 
 @contextmanager
 def weights_bar(name: str) -> Iterator[Callable[[int, int], None]]:
-    """Yields what to call with (bytes read, bytes in all)."""
+    """Yields a function to call with (bytes read, total bytes)."""
     with _bars() as bars:
         task = bars.add_task(f"reading {name}", total=None)
 
@@ -59,7 +59,7 @@ def weights_bar(name: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def counting_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Yields what to call whenever one more of `total` is done."""
+    """Yields a function to call for each of `total` that is done."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     )  # fmt: skip
@@ -72,7 +72,7 @@ def counting_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 class StartBars:
-    """A deployment coming up: what is being waited for, and how far each replica has loaded."""
+    """Bars of a starting deployment: its stage, and how far each replica has loaded."""
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
@@ -81,14 +81,14 @@ class StartBars:
         self._task_by_replica: dict[str, TaskID] = {}
 
     def write(self, text: str) -> None:
-        """Print `text` above the bars, as it is."""
+        """Print `text` above the bars, unchanged."""
         self._bars.console.out(text, end="", highlight=False)
 
     def flush(self) -> None:
-        """No-op for callers that take this for a stream; what is written is seen at once."""
+        """Does nothing: output is immediate. For callers that use this as a stream."""
 
     def show(self, stage: str, fractions: Mapping[str, float]) -> None:
-        """Replicas that are not in `fractions` any more have loaded."""
+        """Update the bars. Replicas missing in `fractions` have loaded."""
         self._bars.update(self._stage, description=stage)
         for replica in self._task_by_replica.keys() - fractions.keys():
             self._bars.remove_task(self._task_by_replica.pop(replica))

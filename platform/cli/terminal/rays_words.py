@@ -1,7 +1,7 @@
-"""What Ray says of itself, in one line each and with what to do; or not at all.
+"""Translates Ray's messages to one line each, with a remedy, or drops them.
 
-Ray writes paragraphs: each is known by a phrase of it. What is not known is shown as far as its
-first sentence, and where the rest is.
+Known paragraphs are recognised by a phrase. Of others the first sentence is shown, and where to
+find the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ MEMORY = (
     "quantize the weights (--quantize int8), start fewer replicas, or keep smaller caches "
     "(--cache-gib, --max-model-len)"
 )
-"""What helps where there is too little of it."""
+"""The remedy for too little memory."""
 ALL_OF_IT = "-v shows all of it, and so do the logs in /tmp/ray/session_latest/logs"
 LATE = r"timed out during startup|failed to start.*(GCS|raylet)|did not start"
 SAYINGS: Sequence[tuple[str, str]] = (
@@ -21,7 +21,7 @@ SAYINGS: Sequence[tuple[str, str]] = (
         r"memory pressure|low on memory|OutOfMemory",
         f"Ray ended a process, for the machine's memory is nearly full; {MEMORY}",
     ),
-    (r"worker processes have been started", ""),  # as many as replicas: meant
+    (r"worker processes have been started", ""),  # as many workers as replicas: intended
     (
         r"worker died or was killed",
         "a process died unasked; Serve starts another, and its last words are in its log (-v)",
@@ -57,12 +57,12 @@ _PREFIX = re.compile(r"^\((raylet|autoscaler)[^)]*\)\s*")
 
 
 def came_late(error: Exception) -> bool:
-    """Whether Ray gave up because one of its own processes was not there in time."""
+    """Whether Ray gave up because one of its own processes started too late."""
     return re.search(LATE, " ".join(str(error).split())) is not None
 
 
 def in_one_line(text: str) -> str:
-    """Empty where nobody needs to know."""
+    """The message in one line; empty if it is irrelevant."""
     plain = _PREFIX.sub("", " ".join(_COLOUR.sub("", text).split()))
     for phrase, line in SAYINGS:
         if re.search(phrase, plain):

@@ -1,4 +1,4 @@
-"""What `baton serve` says while a deployment comes up: a line a stage, and what it waits for.
+"""Progress lines of `baton serve` while a deployment starts: each stage, and what is awaited.
 
 starting Ray
 starting 1 prefill and 1 decode replica
@@ -25,7 +25,7 @@ TICK_S = 1.0
 
 
 class StartReport:
-    """`say` gets each line once; the bars always show the newest."""
+    """`say` is called once per line; the bars always show the newest state."""
 
     def __init__(
         self, say: Callable[[str], None], bars: StartBars, clock: Clock = monotonic
@@ -41,7 +41,7 @@ class StartReport:
         self._lock = threading.Lock()
 
     def enter(self, stage: str) -> None:
-        """A stage of the whole deployment."""
+        """Enter a stage of the whole deployment."""
         with self._lock:
             self._stage = stage
             self._tell(stage)
@@ -52,7 +52,7 @@ class StartReport:
         starting: Sequence[StartingReplica],
         missing: Sequence[Missing],
     ) -> None:
-        """What the registry knows by now."""
+        """Take in the registry's current state."""
         stages = {one.replica_id: _stage(one) for one in starting}
         stages |= {info.replica_id: "ready" for info in ready}
         with self._lock:
@@ -69,13 +69,13 @@ class StartReport:
             self._show()
 
     def wait_for(self, what: str) -> None:
-        """Wait for what is no stage: only said if it lasts."""
+        """Wait for something that is not a stage; reported only if it takes long."""
         with self._lock:
             self._stage = what
             self._show()
 
     def tick(self) -> None:
-        """Repeat what is waited for if nothing has been said for a while."""
+        """Repeat what is awaited if nothing was printed for a while."""
         with self._lock:
             now = self._clock()
             if now - self._said_at >= REPEAT_S:
@@ -85,7 +85,7 @@ class StartReport:
 
     @contextmanager
     def ticking(self) -> Iterator[None]:
-        """Tick on a thread of its own, for the main one may be held up by what it waits for."""
+        """Tick on another thread, since the main one may block."""
         is_over = threading.Event()
 
         def run() -> None:
@@ -101,7 +101,8 @@ class StartReport:
             thread.join()
 
     def _waiting_for(self) -> str:
-        """Once the registry misses nobody, it is the gateway that has not reached all."""
+        """What is awaited: replicas, or once the registry has all, the gateway's connections to
+        them."""
         return self._missing or self._stage
 
     def _tell(self, line: str) -> None:

@@ -1,9 +1,9 @@
-"""What replicas and gateways log, shown by `baton serve`.
+"""Shows the logs of replicas and gateways in `baton serve`.
 
     replica --stderr--> Ray's log monitor --batches of lines--> WorkerLog --> our standard error
 
-Ray's workers also print what is of no use to an operator; that is shown with --verbose only. What
-Ray's node says, such as of a worker that was killed, becomes a line of our log (`rays_words.py`).
+Other output of Ray's workers is shown with --verbose only. Messages of Ray's node, for example
+about a killed worker, become lines of our log (`rays_words.py`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from baton.core.clock import Clock, monotonic
 from baton.platform.cli.terminal.rays_words import in_one_line
 from baton.platform.observe.logs import CONTINUED, Lines, LogFormat, as_info, level_of
 
 log = logging.getLogger(__name__)
+
+AGAIN_S = 5.0
+"""The same line after so long is about something else, such as another process that died."""
 
 
 class WorkerLog:
@@ -27,7 +31,7 @@ class WorkerLog:
         self._min_level = logging.INFO if shows_all else logging.WARNING
         self._shows_all = shows_all
         self._is_shown_by_stream: dict[tuple[Any, ...], bool] = {}
-        """Whether the record written last there was shown: its further lines then are."""
+        """By process: whether its last record was shown, since further lines of it follow that."""
 
     def __call__(self, batch: Mapping[str, Any]) -> None:
         lines: Sequence[str] = batch.get("lines", ())
@@ -48,22 +52,25 @@ class WorkerLog:
 
 
 class NodeLog:
-    """Takes the place of Ray's printing: says each thing once until another is said."""
+    """Replaces Ray's printing; drops repeated messages."""
 
-    def __init__(self, *, shows_all: bool) -> None:
+    def __init__(self, *, shows_all: bool, clock: Clock = monotonic) -> None:
         self._shows_all = shows_all
+        self._clock = clock
         self._last = ""
+        self._said_at = 0.0
 
     def __call__(self, data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
         for text in data.get("lines", ()):
             line = text.strip() if self._shows_all else in_one_line(text)
-            if line and line != self._last:
+            now = self._clock()
+            if line and (line != self._last or now - self._said_at >= AGAIN_S):
                 log.warning("%s", line)
-                self._last = line
+                self._last, self._said_at = line, now
 
 
 def follow_workers(worker_log: WorkerLog, node_log: NodeLog) -> None:
-    """Take the place of Ray's own printing, once `ray.init(log_to_driver=True)` has returned."""
+    """Replace Ray's own printing, after `ray.init(log_to_driver=True)` has returned."""
     from ray._private import worker
     from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 

@@ -1,1 +1,1 @@
-"""The applications that Ray Serve runs: described, listed, changed one at a time."""
+"""Ray Serve applications: their documents, and changes, one at a time."""

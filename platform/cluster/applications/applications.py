@@ -1,7 +1,7 @@
-"""The applications that Serve runs on the cluster this process is connected to.
+"""Reads and changes the Serve applications of the connected cluster.
 
-Those of a document (`serve deploy`, a RayService, `baton deploy`) are known by that document, and
-Serve takes all of them at once: whoever changes one sends the others as they are.
+Applications that were deployed by document (`serve deploy`, a RayService, `baton deploy`) are known
+by it. Serve takes all documents at once, so a change of one sends the others unchanged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.live import GATEWAY, REGISTRY, Plain, is_registry
 
 LEAVING = "DELETING"
-"""The status of an application that is on its way out."""
+"""Serve's status of an application that is being deleted."""
 PORTS_TIMEOUT_S = 5.0
 REGISTRY_TIMEOUT_S = 5.0
 FLIP_TIMEOUT_S = 10.0
@@ -56,13 +56,12 @@ class ServedReplica:
     node_ip: str
     pid: int | None
     log_file: str
-    """Log file, below the logs of its node."""
+    """The log file, relative to the node's log folder."""
 
 
 def start_serve(*, is_own_cluster: bool = False) -> None:
-    """Where it does not run yet. Gateways bind ports of their own: no proxies.
-
-    Processes of our own cluster have the environment already, and the workers that stand by there
+    """Start Serve if it does not run, without proxies, since gateways bind their own ports. In our
+    own cluster no runtime environment is set: processes have it already, and prestarted workers
     could not be used with another.
     """
     start = partial(
@@ -73,12 +72,12 @@ def start_serve(*, is_own_cluster: bool = False) -> None:
     )
     try:
         start()
-    except ActorAlreadyExistsError:  # somebody else has started it since we looked
+    except ActorAlreadyExistsError:  # started by another process meanwhile
         start()
 
 
 def served() -> dict[str, Plain]:
-    """What Serve says of its applications, by name; nothing where Serve does not run."""
+    """Serve's status of its applications, by name; empty where Serve does not run."""
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is None:
         return {}
@@ -93,7 +92,7 @@ def deployed(name: str) -> Plain | None:
 
 
 def _standing(name: str) -> Plain | None:
-    """What `deployed` gives, but only of an application that is to stay."""
+    """As `deployed`, but None for an application that is being deleted."""
     details = served().get(name, {})
     document: Plain | None = details.get("deployed_app_config")
     return None if details.get("status") == LEAVING else document
@@ -116,10 +115,8 @@ def known_document(name: str) -> Plain:
 
 
 def apply(document: Plain) -> Plain:
-    """Let Serve bring one application to what `document` says, but for numbers that a planner has
-    set; others stay as they are. Returns what was sent.
-
-    Raises InvalidConfig if its name is somebody else's, or its ports are those of another.
+    """Deploy `document`, except numbers that a planner has set; other applications are unchanged.
+    Returns what was sent. Raises InvalidConfig if its name or a port is taken.
     """
     start_serve()
     with sole_change():
@@ -131,11 +128,9 @@ def apply(document: Plain) -> Plain:
 
 
 def apply_scaled(name: str, counts: Mapping[str, int], hold_s: float | None = None) -> Plain:
-    """Give pools of an application other numbers of replicas, and return its new document. Its
-    planner leaves them so for `hold_s`; None: for as long as it is configured. What holds of other
-    pools stays.
-
-    Raises InvalidConfig for what is no pool, or no number of replicas of it.
+    """Set numbers of replicas of an application's pools, and return its new document. Its planner
+    holds them for `hold_s`; None: as configured. Other pools' holds stay. Raises InvalidConfig for
+    an unknown pool, or an invalid number.
     """
     with sole_change():
         known = known_document(name)
@@ -155,11 +150,9 @@ def apply_planned(
     counts: Mapping[Role, int],
     asked: Mapping[Role, int],
 ) -> bool:
-    """Give pools of an application the numbers of replicas that its planner decided on, and tell
-    for how many it asks for nodes; False if they are not `before` any more, or are held: somebody
-    else was faster.
-
-    Raises InvalidConfig for an application without a document.
+    """Set the numbers of replicas that the planner decided on, and those for which it requests
+    nodes; False if the numbers are not `before` any more, or are held. Raises InvalidConfig for an
+    application without a document.
     """
     with sole_change():
         known = known_document(name)
@@ -176,8 +169,8 @@ def apply_planned(
 
 
 def registry_time(name: str) -> float:
-    """Unix time by the clock that an application's holds are kept by: of the first of its
-    registries that answers, as that one plans. By our own if none does."""
+    """Unix time by the clock for an application's holds: that of the first of its registries that
+    answers, which also plans; else our own."""
     for registry in _registries(name):
         try:
             handle = serve.get_deployment_handle(registry, name)
@@ -188,19 +181,19 @@ def registry_time(name: str) -> float:
 
 
 def _registries(name: str) -> list[str]:
-    """The deployments of an application's registries, in the order in which they are asked."""
+    """Names of an application's registry deployments, in the order of asking."""
     known = served().get(name, {}).get("deployments", {})
     return sorted(filter(is_registry, known)) or [REGISTRY]
 
 
 def messages(name: str) -> dict[str, str]:
-    """What Serve says of the deployments of an application, by their names."""
+    """Serve's messages of an application's deployments, by name."""
     deployments = served().get(name, {}).get("deployments", {})
     return {one: details.get("message") or "" for one, details in deployments.items()}
 
 
 def remove(name: str) -> None:
-    """Have one application end; others stay. It drains first."""
+    """Delete one application, which drains first; others stay."""
     with sole_change():
         if deployed(name) is None:
             serve.delete(name, _blocking=False)
@@ -209,7 +202,8 @@ def remove(name: str) -> None:
 
 
 def check_name(document: Plain) -> None:
-    """Raises InvalidConfig if an application has this name that `baton deploy` did not make."""
+    """Raises InvalidConfig if the name belongs to an application that was not made by `baton
+    deploy`."""
     name = document["name"]
     details = served().get(name)
     if details is None or details["status"] == LEAVING:
@@ -224,8 +218,8 @@ def check_name(document: Plain) -> None:
 
 
 def check_ports(config: DeploymentConfig) -> None:
-    """Raises InvalidConfig for a port of another application: gateways share theirs with their
-    successors, so on one node clients of the one would meet the other's model."""
+    """Raises InvalidConfig for a port of another application: with SO_REUSEPORT both could bind it
+    on one node, and clients would reach the wrong model."""
     own = {"gateway.port": config.gateway.port, "gateway.grpc_port": config.gateway.grpc_port}
     for name, details in served().items():
         if name == config.ray.app_name or details["status"] == LEAVING:
@@ -261,23 +255,23 @@ def gateway_ports(name: str, timeout_s: float) -> tuple[int, int]:
 
 
 def gateway_status(name: str, timeout_s: float) -> dict[str, Any]:
-    """What a gateway answers to /debug/status, asked through Ray. Raises what Ray raises."""
+    """A gateway's /debug/status, through Ray. Raises what Ray raises."""
     handle = serve.get_deployment_handle(GATEWAY, name)
     status: dict[str, Any] = handle.status.remote().result(timeout_s=timeout_s)
     return status
 
 
 async def flip_any(name: str, giver: Role, taker: Role) -> ReplicaId:
-    """Have a gateway choose who of a role takes the other. Raises what Ray raises, and what
-    gateways do."""
+    """Let a gateway flip the least loaded replica of `giver` to `taker`. Raises Ray's and gateways'
+    errors."""
     handle = serve.get_deployment_handle(GATEWAY, name)
     told = await asyncio.wait_for(handle.flip.remote(giver.value, taker.value), FLIP_TIMEOUT_S)
     return ReplicaId(told["replica"])
 
 
 def read_log(replica: ServedReplica, offset: int, num_lines: int) -> tuple[str, int]:
-    """What a replica has logged from `offset` on, and where that ends; from the beginning of its
-    last lines if `offset` is negative. Raises what Ray raises if its node is gone."""
+    """A replica's log from `offset` on, and its end offset; the last `num_lines` if `offset` is
+    negative. Raises what Ray raises if its node is gone."""
     there = NodeAffinitySchedulingStrategy(node_id=replica.node_id, soft=False)
     ask = ray.remote(num_cpus=0)(_tail).options(
         scheduling_strategy=there, name=f"baton logs {replica.unique_id}"
@@ -309,8 +303,7 @@ def _ports_of(name: str, details: Plain) -> tuple[int, ...]:
 
 
 def _bound_ports(name: str) -> tuple[int, ...]:
-    """Ports of an application without a document; none if it does not say, as it does not listen
-    yet."""
+    """Ports of an application without a document; none before it listens."""
     try:
         return gateway_ports(name, PORTS_TIMEOUT_S)
     except (TimeoutError, RayError, RayServeException):
@@ -318,8 +311,8 @@ def _bound_ports(name: str) -> tuple[int, ...]:
 
 
 def _put(document: Plain) -> None:
-    """Send a document. To be called in a `sole_change`: others are sent as they were when they were
-    read."""
+    """Send a document with the others unchanged. Call it within `sole_change`, since the others are
+    sent as read before."""
     check_ports(configuration(document))
     _send([*_others(document["name"]), document])
 

@@ -1,8 +1,8 @@
-"""A deployment as what Ray Serve deploys: the document of `serve deploy`, and of a RayService.
+"""The Serve document of a deployment, for `serve deploy` and RayService.
 
     name, import_path, runtime_env
-    args            what processes are started with: another value starts all of them anew
-    deployments     for each: how many replicas, and what those that run are told
+    args            arguments of the processes: another value restarts all of them
+    deployments     for each: the number of replicas, and live settings (user_config)
 
 `baton deploy` sends the same. Pure: nothing here knows a cluster.
 """
@@ -37,20 +37,20 @@ from baton.platform.security.secrets import check_named
 
 IMPORT_PATH = "baton.platform.serve_app:app"
 SHUTDOWN_SLACK_S = 5.0
-"""What Serve allows on top of the drain before it kills."""
+"""Seconds after the drain until Serve kills a replica."""
 CONTROLLER_OPTIONS: Plain = {
     "runtime_env": {"env_vars": {"RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1"}}
 }
-"""A replica that fails its health checks is not asked to leave in its own time first."""
+"""A replica that fails its health checks is killed without a drain."""
 POOLS = {"prefill": PREFILL, "decode": DECODE, "gateway": GATEWAY}
-"""What may be scaled, and the name of its deployment."""
+"""Pools that can be scaled, with the names of their deployments."""
 BOUNDS = "autoscaling_config"
 OF_THE_DRIVER = ("address", "app_name", "runtime_env", "dashboard")
-"""Settings of `ray` that processes of the deployment have no use for."""
+"""Settings of `ray` that only the driver needs."""
 
 
 def document(config: DeploymentConfig) -> Plain:
-    """A whole file for `serve deploy`. Raises InvalidConfig for secrets that stand in `config`."""
+    """The complete file for `serve deploy`. Raises InvalidConfig if `config` contains secrets."""
     return {
         "proxy_location": "Disabled",
         "controller_options": CONTROLLER_OPTIONS,
@@ -59,7 +59,7 @@ def document(config: DeploymentConfig) -> Plain:
 
 
 def application(config: DeploymentConfig) -> Plain:
-    """One application of it. The same of equal configurations, always."""
+    """One application of the document; equal for equal configurations."""
     check_named(config.gateway)
     division = divide(config)
     args = dict(division.fixed)
@@ -81,7 +81,7 @@ def application(config: DeploymentConfig) -> Plain:
 
 
 def configuration(deployed: Plain) -> DeploymentConfig:
-    """The reverse: what a deployed application has been told. Raises InvalidConfig."""
+    """The configuration of a deployed application. Raises InvalidConfig."""
     config = parse_config(deployed.get("args", {}))
     for deployment in deployed.get("deployments", ()):
         config = with_live(config, deployment.get("user_config") or {})
@@ -96,17 +96,16 @@ def scaled(
     held_until: Mapping[Role, float] | None = None,
     asked: Mapping[Role, int] | None = None,
 ) -> Plain:
-    """The application's document with other numbers of replicas, by pool; nobody is started anew.
-
-    `held_until`: the planner, if there is one, leaves these roles so until then. `asked`: for so
-    many replicas it asks for nodes. Raises InvalidConfig for what cannot be in place.
+    """The application's document with other numbers of replicas, by pool, without restarts.
+    `held_until`: until when the planner holds these roles. `asked`: replicas for which nodes are
+    requested. Raises InvalidConfig for a change that is not possible in place.
     """
     before = configuration(deployed)
     _check_counts(before, counts)
     rules: Plain = {f"asked_{role.value}": number for role, number in (asked or {}).items()}
     if held_until is not None:
         rules["held_until"] = {role.value: at for role, at in held_until.items()}
-    if before.planner.is_asleep:  # all wake, and those that are not counted as they were
+    if before.planner.is_asleep:  # all pools wake; those not named get their earlier number
         rules["is_asleep"] = False
         counts = {**{role.value: before.pool(role).replicas for role in _roles(before)}, **counts}
     told = {pool: {"replicas": count} for pool, count in counts.items()}
@@ -133,7 +132,7 @@ def scaled(
 def asleep(deployed: Plain) -> Plain:
     """The application's document without prefill and decode replicas, until it is `scaled`.
 
-    Raises InvalidConfig for a document whose numbers are no bounds: it would start all anew.
+    Raises InvalidConfig for a document without bounds, in which this would restart everything.
     """
     before, result = configuration(deployed), deepcopy(deployed)
     pools = {POOLS[role.value] for role in _roles(before)}
@@ -166,18 +165,18 @@ def _check_counts(before: DeploymentConfig, counts: Mapping[str, int]) -> None:
 def with_planned(
     deployed: Plain | None, wanted: Plain, clock: Callable[[], float] = time.time
 ) -> Plain:
-    """A document that is deployed over another, as the planner of both would have it: numbers that
-    follow the load stay as they are, within the new limits, and so does a hold of them. Those that
-    are held stay whatever the limits are: so the planner, too, leaves them.
+    """The document `wanted`, with the numbers that a planner has set in `deployed`, clipped to the
+    new limits, and with their holds. Held numbers stay outside the limits, too, as with the
+    planner.
 
-    `clock`: the one that holds are kept by.
+    `clock`: of the holds.
     """
     after = configuration(wanted)
     if deployed is None or not after.planner.sets_counts:
         return wanted
     try:
         before = configuration(deployed)
-    except InvalidConfig:  # it is of another version
+    except InvalidConfig:  # written by another version
         return wanted
     if not before.planner.sets_counts:
         return wanted
@@ -197,10 +196,10 @@ def with_planned(
 
 
 def with_numbers_of(deployed: Plain, told: Plain) -> Plain:
-    """`told`, the document of the same application that somebody else keeps, with the numbers that
-    `deployed` has by now: of replicas, and what its planner was told of them.
+    """`told`, another copy of the application's document, with the current numbers of `deployed`:
+    of replicas, and of its planner.
 
-    The same object where they are the same. Raises InvalidConfig if either cannot be read.
+    Returns `told` itself if nothing differs. Raises InvalidConfig if either cannot be read.
     """
     now, then = configuration(deployed), configuration(told)
     if _numbers(now) == _numbers(then):
@@ -213,16 +212,16 @@ def with_numbers_of(deployed: Plain, told: Plain) -> Plain:
 
 
 def difference(deployed: Plain, wanted: Plain) -> tuple[list[Change], bool]:
-    """What another document would change, and whether that starts all processes anew."""
+    """The changes from one document to another, and whether they restart all processes."""
     keys = ("args", "import_path", "runtime_env")
     restarts = any((deployed.get(key) or {}) != (wanted.get(key) or {}) for key in keys)
-    if _bounded(deployed) != _bounded(wanted):  # Serve takes that for other code
+    if _bounded(deployed) != _bounded(wanted):  # Serve treats that as other code
         restarts = True
     return changes(configuration(deployed), configuration(wanted)), restarts
 
 
 def drain_limit_s(config: DeploymentConfig, name: str) -> float:
-    """What Serve gives a replica of this deployment to leave."""
+    """Seconds that Serve gives a replica of this deployment to drain."""
     return SHUTDOWN_SLACK_S + (0.1 if is_registry(name) else config.health.drain_s)
 
 
@@ -234,7 +233,7 @@ def _names(config: DeploymentConfig) -> list[str]:
 
 
 def _kind(name: str) -> str:
-    """The deployment whose live settings one of this name has."""
+    """The kind of deployment, whose live settings one of this name has."""
     return REGISTRY if is_registry(name) else name
 
 
@@ -265,8 +264,8 @@ def _bounded(deployed: Plain) -> int:
 
 
 def _number(count: int, *, is_bounded: bool) -> Plain:
-    """What Serve is told of a number of replicas. None it takes only as the bounds of its own
-    autoscaler, which leave that no choice; and bounds only if they were there before."""
+    """A number of replicas for Serve. Serve accepts 0 only as equal bounds of its autoscaler, and
+    bounds only if the deployment had them before."""
     if not is_bounded:
         return {"num_replicas": count}
     return {
@@ -275,7 +274,7 @@ def _number(count: int, *, is_bounded: bool) -> Plain:
 
 
 def _counted(one: Plain) -> int | None:
-    """The reverse; None if it says nothing, as of pools that sleep."""
+    """The number of replicas in a document; None if it has none, as for sleeping pools."""
     if bounds := one.get(BOUNDS):
         return bounds.get("min_replicas") or None
     count: int | None = one.get("num_replicas")

@@ -1,7 +1,7 @@
-"""One change of a cluster's applications at a time, whoever makes it and wherever.
+"""A cluster-wide lock for changes of applications.
 
-The turn is an actor's name, which Ray gives to one only and takes back with the driver that had it:
-whoever dies in the middle keeps nobody else out. The actor itself does nothing.
+The lock is an actor's name, which is unique in Ray and freed when its driver ends, so that a
+crashed holder does not block others. The actor itself does nothing.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from baton.core.errors import Unavailable
 TURN, NAMESPACE = "change of applications", "baton"
 POLL_S = 0.1
 LIMIT_S = 60.0
-"""A turn is as long as Serve takes to answer twice."""
+"""The most seconds to wait for the lock, which is held while Serve answers twice."""
 
 
 @contextmanager
 def sole_change() -> Iterator[None]:
-    """A lock to be held from reading what is deployed until what follows from it is sent.
-
-    Raises Unavailable where others do not come to an end.
+    """Hold the lock from reading the deployed documents until sending the change. Raises
+    Unavailable if others hold it too long.
     """
 
     class Turn:
-        """Defined here it goes to the worker whole: nodes may have another Baton, or none."""
+        """Defined locally, so that Ray pickles it by value: nodes may have another Baton, or
+        none."""
 
     ask: Any = ray.remote(num_cpus=0, max_restarts=0)(Turn).options(name=TURN, namespace=NAMESPACE)
     deadline = time.monotonic() + LIMIT_S

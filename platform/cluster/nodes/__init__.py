@@ -1,1 +1,1 @@
-"""Nodes of Ray: the model that each has, the replicas that it holds, how it leaves."""
+"""Nodes of Ray: models, places for replicas, departure."""

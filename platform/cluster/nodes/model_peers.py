@@ -1,9 +1,9 @@
-"""Models from other nodes of the cluster, over Ray's object store.
+"""Copies models from other nodes over Ray's object store.
 
     this process --- one actor on each of some nodes ---> has this version? which files? bytes 4 MiB
                  <--- objects, a few at a time, each let go when it is written down ---
 
-The actors are this process's own: they end when it has what it wants, or when it ends itself.
+The actors belong to this process: they end when it has its files, or when it ends.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ from baton.platform.models.peers import Answers, NoPeers, Peers
 log = logging.getLogger(__name__)
 
 NUM_ASKED = 8
-"""Nodes that are asked at once; others once none of them has it."""
+"""Nodes asked at once; further ones if none of them has the model."""
 MOST_ASKED = 32
-"""Most nodes asked for what its source has, too. A folder of one of them is looked for on all."""
+"""The most nodes asked for a model that can also be downloaded. For a folder of one node, all are
+asked."""
 PATIENCE_S = 30.0
 """Seconds for an actor to start, or to answer."""
 NUM_AHEAD = 2
-"""Chunks of a file that are under way: all that a node borrows at once is 32 MiB, which the
-smallest object store holds."""
+"""Chunks of a file in flight. A node thus has 32 MiB in flight, which fits the smallest object
+store."""
 
 
 def peers_of(config: DeploymentConfig) -> Peers:
-    """The other nodes of this process's cluster, if it may have some."""
+    """The other nodes of this process's cluster, if there may be some."""
     return RayPeers() if config.ray.address and config.ray.lend_models else NoPeers()
 
 
@@ -64,8 +65,8 @@ def _having(model: str, version: str, is_lent: bool) -> Iterator[Answers]:
 
 
 def _find(model: str, version: str, is_lent: bool) -> tuple[list[_NodePeer], bool]:
-    """Whoever has something of it among the first nodes of which one has; the one whose folder it
-    is, if it is lent, and who was asked before that one. And whether all answered."""
+    """Peers that have the model, from the first group of nodes with any; for a lent folder, its
+    owner and those asked before. And whether all answered."""
     found: list[_NodePeer] = []
     num_silent = 0
     nodes = _other_nodes()
@@ -91,7 +92,7 @@ def _other_nodes() -> list[dict[str, Any]]:
 
 
 def _ask(model: str, version: str, nodes: Sequence[dict[str, Any]]) -> Iterator[_NodePeer | None]:
-    """One peer for each node that answers: None if it has nothing of the model."""
+    """One peer per node that answers; None if it has nothing of the model."""
     lender: Any = ray.remote(Lender)
     actors = [
         lender.options(
@@ -107,7 +108,7 @@ def _ask(model: str, version: str, nodes: Sequence[dict[str, Any]]) -> Iterator[
         name = f"node {node['NodeManagerAddress']}"
         try:
             lent = ray.get(answer, timeout=0)
-        except Exception as error:  # Ray's own, or what looking there raised
+        except Exception as error:  # Ray's error, or one raised there
             log.warning("%s does not say whether it has %s: %s", name, model, _first_line(error))
             ray.kill(actor)
             continue
@@ -148,7 +149,7 @@ class _NodePeer:
     def _get(self, answer: Any, patience_s: float | None = PATIENCE_S) -> Any:
         try:
             return ray.get(answer, timeout=patience_s)
-        except Exception as error:  # whatever Ray raises for what failed there, or on the way
+        except Exception as error:  # any error there, or on the way
             raise OriginUnreachable(f"{self.name}: {_first_line(error)}") from error
 
 

@@ -1,16 +1,15 @@
-"""A node of Ray leaves: its replicas come up elsewhere, and drain, before its pod ends.
+"""Removes a Ray node before its pod ends: its replicas start elsewhere, and drain.
 
-told                        Ray places nothing more there; Serve starts replacements elsewhere
-they run, or time is short  Serve stops the node's replicas, and each drains: requests move with
-                            their KV
+announced                   Ray places nothing more there; Serve starts replacements elsewhere
+they run, or time is short  Serve stops the node's replicas; each drains, and requests move with KV
 no actor is left            the node may go
 
-A whole cluster ends pod by pod, at the same time: its head, without which nobody drains, stays
-until the others have gone.
+When a whole cluster ends, all pods end at the same time; the head, without which replicas cannot
+drain, stays until the others are gone.
 
-Ray's GCS may hang meanwhile, or be gone. A call that it does not answer is made again: by a
-worker's node as long as it has time, since a GCS can come back; by the head for a few seconds, as
-it helps nobody without one. What hangs inside of Ray ends with the process.
+Ray's GCS may hang or be gone meanwhile. Unanswered calls are repeated: by a worker node while it
+has time, since the GCS can come back; by the head for a few seconds only. Calls that hang inside
+Ray end with the process.
 """
 
 from __future__ import annotations
@@ -31,26 +30,26 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 REASON = "DRAIN_NODE_REASON_PREEMPTION"
-"""The one that Ray never declines."""
+"""The drain reason that Ray never declines."""
 TOLD_WITHIN_S = 15.0
-"""Seconds within which each of several pods that end together has told Ray: its command starts an
-interpreter first."""
+"""Seconds within which pods that end together have all told Ray, since each starts an interpreter
+first."""
 ANSWERED_WITHIN_S = 10.0
-"""Seconds in which the head's own GCS must answer, or the head goes."""
+"""Seconds in which the head's own GCS must answer; then the head leaves."""
 CALL_S = 5.0
-"""Seconds for one answer of Ray's."""
+"""Seconds for one call to Ray."""
 CLOSED_WITHIN_S = 2.0
-"""The connection to Ray, which asks the GCS once more."""
+"""Seconds to close the connection to Ray, which calls the GCS once more."""
 
 
 class NoAnswer(Unavailable):
-    """Ray's GCS did not answer, or is gone; safe to ask again."""
+    """Ray's GCS did not answer; safe to retry."""
 
 
 @contextmanager
 def hard_limit(seconds: float, end: Callable[[], object]) -> Iterator[None]:
-    """Calls `end`, on another thread, if the block takes longer: to leave the process, as nothing
-    interrupts a call into Ray."""
+    """Calls `end`, on another thread, if the block takes longer, to exit the process, since a call
+    into Ray cannot be interrupted."""
     timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()
@@ -65,7 +64,7 @@ class LeavingNode(Protocol):
         """Raises NoAnswer, or Unavailable if Ray declines."""
 
     def num_actors(self) -> int:
-        """Actors that are alive on the node. Raises NoAnswer."""
+        """Live actors on the node. Raises NoAnswer."""
 
 
 def wait_until_empty(
@@ -102,7 +101,7 @@ def wait_until_empty(
 
 class Head(Protocol):
     def num_leaving(self) -> int:
-        """Other nodes that have been announced and still are there. Raises NoAnswer."""
+        """Other nodes that have announced their departure and still exist. Raises NoAnswer."""
 
 
 def wait_for_others(
@@ -112,8 +111,8 @@ def wait_for_others(
     clock: Clock = monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Returns when no node leaves any more; those that stay are not waited for. Raises
-    DeadlineExceeded, or NoAnswer once it has asked in vain for ANSWERED_WITHIN_S."""
+    """Returns when no other node is leaving; staying nodes are not awaited. Raises
+    DeadlineExceeded, or NoAnswer after ANSWERED_WITHIN_S without an answer."""
     began = answered = clock()
     num_told = num_leaving = 0
     is_known = False
@@ -176,7 +175,7 @@ class RayNode:
 
 @contextmanager
 def _answers() -> Iterator[None]:
-    """Raises NoAnswer for what Ray raises of a call that had none."""
+    """Raises NoAnswer for Ray's errors of unanswered calls."""
     from ray.exceptions import RpcError
     from ray.util.state.exception import RayStateApiException
 
@@ -188,8 +187,8 @@ def _answers() -> Iterator[None]:
 
 @contextmanager
 def own_node(end: Callable[[], object]) -> Iterator[RayNode]:
-    """Raises Unavailable where no Ray node runs. Calls `end`, to leave the process, if Ray does not
-    let go of it afterwards."""
+    """The local Ray node. Raises Unavailable where none runs. Calls `end`, to exit the process, if
+    closing the connection hangs."""
     import ray
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
 

@@ -1,7 +1,7 @@
-"""The model on the node of this process: found, or fetched, and told how far that is.
+"""Finds or fetches the model on this node, and reports the progress.
 
-fetching the model 42%            of the replica; one process of a node does it
-waiting for the model             which another process of the node fetches
+fetching the model 42%            by one process of the node
+waiting for the model             while another process of the node fetches it
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class FetchStages:
-    """A `DownloadReport` that is a replica's startup. Fetching happens in another thread."""
+    """A `DownloadReport` that updates a replica's startup. Called from another thread."""
 
     def __init__(self, startup: Startup) -> None:
         self._startup = startup
@@ -51,7 +51,7 @@ class FetchStages:
         self._soon(self._startup.enter, stage)
 
     def _soon(self, tell: Callable[[T], None], what: T) -> None:
-        """Call `tell` in the loop's thread, one after the other."""
+        """Call `tell` in the loop's thread, in order."""
         self._loop.call_soon_threadsafe(tell, what)
 
 
@@ -70,7 +70,7 @@ async def find_on_node(
 async def model_here(
     config: DeploymentConfig, role: Role, report: DownloadReport | None = None
 ) -> tuple[DeploymentConfig, Path]:
-    """The model's folder, and the configuration with the folder of what drafts for it. Raises
+    """The model's folder, and the configuration with the draft model's folder. Raises
     CheckpointError, and InvalidConfig if the two do not fit."""
     from baton.platform.models.draft_folder import with_draft
 
@@ -90,7 +90,7 @@ def own_node() -> str:
 
 
 async def assigned_here(assignment: Assignment, startup: Startup | None = None) -> Assignment:
-    """The assignment with this node's copy of the model: the first rank may be on another node.
+    """The assignment with this node's model folder, since the first rank may be on another node.
     Raises as `model_here`."""
     if assignment.node in ("", own_node()):
         return assignment

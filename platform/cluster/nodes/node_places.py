@@ -1,4 +1,4 @@
-"""How many replicas of each role the nodes of the cluster hold that are there."""
+"""How many replicas of each role fit on the existing nodes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def node_places(config: DeploymentConfig) -> dict[Role, int]:
 
 
 def places_of(nodes: Iterable[Mapping[str, Any]], config: DeploymentConfig) -> dict[Role, int]:
-    """Replicas that the nodes have room for, by role. Counts what each node has, not what is free:
-    a pool's nodes are its own, and replicas that leave make room."""
+    """Replicas that fit on the nodes, by role. Counts total, not free, resources: a pool does not
+    share its nodes, and leaving replicas make room."""
     engines = dict.fromkeys(Role, 0)
     for node in nodes:
         if not node["Alive"]:

@@ -1,1 +1,1 @@
-"""A replica that is spread over ranks: whether it can be, where each is seated, its processes."""
+"""Replicas with several ranks: checks, placement, processes."""

@@ -1,7 +1,7 @@
-"""One rank of a replica that is spread over several, in a process of its own.
+"""One rank of a replica with several, in its own process.
 
-    lead      the first rank of an engine: it serves, as a replica of its own name and address
-    follow    a share of the model that a lead computes with; no port
+    lead      the first rank of an engine: it serves, as a replica with its own name and address
+    follow    a further rank of an engine; no port
 
 Rank 0 is the replica itself: `platform/cluster/replica_actor.py`.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class RankActor:
-    """One rank; its process does nothing else but answer that it is there, and well."""
+    """One rank. Its other methods only answer that it is alive and healthy."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -41,11 +41,11 @@ class RankActor:
         self._has_left = asyncio.Event()
 
     def __repr__(self) -> str:
-        """What Ray puts before its lines in logs, and shows as the actor's."""
+        """The name of the actor in Ray's logs and dashboard."""
         return self._name
 
     async def follow(self, assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
-        """Returns when its lead lets go, and raises when a rank is gone."""
+        """Compute until the lead ends; raises when a rank is gone."""
         start_actor_log(assignment.config, f"{assignment.replica_id}:rank-{rank}")
         assignment = await assigned_here(assignment)
         await asyncio.to_thread(_follow, assignment, meeting, rank)
@@ -70,18 +70,18 @@ class RankActor:
         await self._has_left.wait()
 
     async def reconfigure(self, config: DeploymentConfig) -> None:
-        """Go by `config`'s live settings from now on."""
+        """Use `config`'s live settings from now on."""
         set_level(config.log_level)
         if self._life is not None:
             self._life.reconfigure(config)
 
     async def drain(self) -> None:
-        """Drain what this rank leads."""
+        """Drain the engine that this rank leads."""
         if self._life is not None:
             await self._life.drain()
 
     async def leave(self) -> None:
-        """Leave, as a lead that is drained; it takes part until all leave."""
+        """Leave, as a drained lead; it takes part in passes until all leave."""
         if self._life is not None and self._life.is_serving:
             await self._life.leave()
             await asyncio.to_thread(closing(self._life.engine.runner))
@@ -94,7 +94,7 @@ class RankActor:
         return read_links()
 
     async def is_there(self) -> None:
-        """Raises EngineFailed if what it leads has."""
+        """Raises EngineFailed if its engine has failed."""
         if self._life is not None:
             self._life.check_health()
 
@@ -102,6 +102,7 @@ class RankActor:
 def _follow(assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
     from baton.engine.assemble import find_device, follow_lead
     from baton.engine.mesh.ranks import join
+    from baton.kv_transfer.transports import registering
     from baton.platform.machine.rank_cores import RankCores
     from baton.platform.replica.replica import engine_config
 
@@ -111,10 +112,13 @@ def _follow(assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
     cores.use()
     if is_on_cpu:
         cores.place_threads()
+    # On CPUs the lead has this rank's memory mapped; of equal replicas it lends its own.
+    is_lent_here = not (is_on_cpu or meeting.mesh.engine.has_whole_models)
     follow_lead(
         assignment.folder,
         engine_config(config, role),
         join(meeting, rank),
+        introduce=registering(config.kv_ways) if is_lent_here else None,
         dtype=config.dtype,
         device=config.device,
         load_format=config.load_format,
@@ -125,7 +129,7 @@ def _follow(assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
 
 
 def closing(runner: Runner) -> Callable[[], None]:
-    """How the lead of several ranks lets go of them."""
+    """Ends the other ranks of a lead."""
     from baton.engine.ranks.lead import LeadRunner
     from baton.engine.ranks.lockstep import LockstepRunner
 

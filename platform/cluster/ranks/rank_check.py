@@ -1,4 +1,4 @@
-"""Whether a model can be spread over the ranks that a deployment asks for, before they start."""
+"""Checks before the start whether a model can be split over the configured ranks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from baton.kv_transfer.transports import AUTO, TRANSPORTS
 from baton.platform.config.deployment import DeploymentConfig
 
 MOST_NAMED = 16
-"""Ranks that are tried when others must be named."""
+"""The most ranks tried when suggesting other sizes."""
 
 
 def check_ranks(config: DeploymentConfig, folder: Path) -> None:
-    """Raises InvalidConfig with the key, the reason and what would do; CheckpointError."""
+    """Raises InvalidConfig with the key, the reason and valid sizes; CheckpointError."""
     _check_context(config)
     _check_gpus(config)
     _check_transport(config)
@@ -51,7 +51,7 @@ def _check_pool(model: ModelConfig, mesh: Mesh, key: str) -> None:
 
 
 def _sizes(model: ModelConfig, mesh: Mesh, axis: Axis) -> Iterator[int]:
-    """The sizes that an axis may have, all others as they are; whole experts go with tensors."""
+    """Valid sizes of an axis, with the others unchanged; expert ranks follow tensor ranks."""
     of_tensor = mesh.expert // mesh.tensor if axis is Axis.TENSOR else 0
     for size in range(1, MOST_NAMED + 1):
         with suppress(InvalidConfig):
@@ -61,7 +61,8 @@ def _sizes(model: ModelConfig, mesh: Mesh, axis: Axis) -> Iterator[int]:
 
 
 def _check_context(config: DeploymentConfig) -> None:
-    """Raises InvalidConfig where there are no prompts to share, or not in that way."""
+    """Raises InvalidConfig where context parallelism has no prompts to share, or is not
+    supported."""
     prefill, decode = config.prefill, config.decode
     for pool, key in ((prefill, "prefill"), (decode, "decode")):
         try:
@@ -86,7 +87,7 @@ def _check_context(config: DeploymentConfig) -> None:
 
 
 def _check_gpus(config: DeploymentConfig) -> None:
-    """Raises InvalidConfig where Ray would put two ranks of a replica on one GPU."""
+    """Raises InvalidConfig if two ranks of a replica would share a GPU."""
     for pool, key in ((config.prefill, "prefill"), (config.decode, "decode")):
         share = pool.resources.num_gpus
         if pool.replicas and pool.parallel.size > 1 and 0 < share <= 0.5:
@@ -97,7 +98,7 @@ def _check_gpus(config: DeploymentConfig) -> None:
 
 
 def _check_transport(config: DeploymentConfig) -> None:
-    """Raises InvalidConfig if what several ranks prefill could never be handed over."""
+    """Raises InvalidConfig if no transport could hand over KV of several prefill ranks."""
     if not config.prefill.replicas or config.prefill.parallel.mesh.engine.has_whole_models:
         return
     transfer = config.transfer
@@ -105,7 +106,9 @@ def _check_transport(config: DeploymentConfig) -> None:
     names: tuple[str, ...] = (transfer.transport,)
     if transfer.transport == AUTO:
         key, names = "require", transfer.require
-    carries = [name for name, kind in TRANSPORTS.items() if not kind.reads_arena]
+    carries = [
+        name for name, kind in TRANSPORTS.items() if kind.reads_shares or not kind.reads_arena
+    ]
     if names and not set(names) & set(carries):
         raise InvalidConfig(
             f"transfer.{key}: {', '.join(names)} would read KV where it lies, and that of "
@@ -115,8 +118,8 @@ def _check_transport(config: DeploymentConfig) -> None:
 
 
 def _check_rounding(config: DeploymentConfig, folder: Path) -> None:
-    """Raises InvalidConfig for a checkpoint that comes quantised, and stays so where matrices are
-    whole: pools of which only one cuts them would compute different KV, and never hand it over."""
+    """Raises InvalidConfig for a quantised checkpoint of which only one pool splits the matrices:
+    that pool would widen them, compute different KV, and could never hand it over."""
     layouts = [pool.parallel for pool in (config.prefill, config.decode) if pool.replicas]
     are_cut = {parallel.tensor > 1 for parallel in layouts}
     is_mixed = len(are_cut) > 1
@@ -137,7 +140,7 @@ def _check_rounding(config: DeploymentConfig, folder: Path) -> None:
 
 
 def why_not(model: ModelConfig, mesh: Mesh) -> str:
-    """Empty if it can be."""
+    """Why the model cannot be split so; empty if it can."""
     try:
         share_of(model, mesh)
     except InvalidConfig as error:

@@ -1,10 +1,10 @@
-"""Where the processes of a replica's ranks have come to be, and which of them is which rank.
+"""Assigns ranks to the processes of a replica by how their GPUs are connected.
 
-    every process    says its machine and its GPU             Ray chose both
-    one a machine    reads how that machine's GPUs are joined, if two ranks are there
+    every process    reports its machine and its GPU          chosen by Ray
+    one per machine  reads the links of that machine's GPUs, if two ranks are there
     the lead         numbers them: platform/machine/seating.py
 
-What cannot be read is no reason not to serve: the ranks then are as Ray put them.
+If the links cannot be read, ranks keep Ray's order.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 
 FAR = "NODE"
 SHOWN = 8
-"""The digits shown of an id, which has many."""
+"""Digits shown of a long id."""
 
 
 def own_seat(device: str) -> Seat:
-    """The seat of this process, which Ray started. It computes on `device`: `cpu` or `cuda`."""
+    """The machine and GPU of this process. `device`: `cpu` or `cuda`."""
     node: str = ray.get_runtime_context().get_node_id()
     if device != "cuda":
         return Seat(node)
@@ -42,7 +42,7 @@ def own_seat(device: str) -> Seat:
 
 
 def read_links() -> tuple[str, str]:
-    """What `parse_links` reads; empty where there is no nvidia-smi, or it does not answer."""
+    """The input of `parse_links`; empty without a working nvidia-smi."""
     try:
         return run_command("nvidia-smi", "topo", "-m"), run_command("nvidia-smi", "-L")
     except (OSError, subprocess.SubprocessError) as error:
@@ -53,8 +53,8 @@ def read_links() -> tuple[str, str]:
 async def by_rank(mesh: Mesh, device: str, own: Seat, actors: Sequence[Any]) -> list[Any]:
     """`actors` in the order of the ranks 1.. that they are to be; rank 0 is the caller, at `own`.
 
-    Each answers `seat` and `read_links` with what the functions here say of its process. Raises
-    what Ray raises if one does not.
+    Each has the methods `seat` and `read_links`, which call the functions here. Raises Ray's error
+    if one fails.
     """
     seats = [own, *await asyncio.gather(*(actor.seat.remote(device) for actor in actors))]
     matrix = link_matrix(seats, await _links_by_node(seats, actors))
@@ -66,12 +66,13 @@ async def by_rank(mesh: Mesh, device: str, own: Seat, actors: Sequence[Any]) -> 
 
 
 def is_far(links: Mapping[Axis, Sequence[str]]) -> bool:
-    """Whether ranks that talk in every layer do so over several host bridges, or a network."""
+    """Whether ranks that communicate in every layer do so across host bridges, or over a
+    network."""
     return any(slowness(link) >= slowness(FAR) for link in links.get(Axis.TENSOR, ()))
 
 
 def told(seats: Sequence[Seat], links: Mapping[Axis, Sequence[str]], seating: Sequence[int]) -> str:
-    """What was placed where, and why, in a line."""
+    """A line that tells the placement and its reason."""
     moved = "as Ray put them" if list(seating) == sorted(seating) else "by their links"
     places = ", ".join(f"{rank} {_name(seats[seat])}" for rank, seat in enumerate(seating))
     return f"ranks are placed {moved}: {links_told(links)}. Rank {places}"
@@ -82,7 +83,7 @@ def _name(seat: Seat) -> str:
 
 
 async def _links_by_node(seats: Sequence[Seat], actors: Sequence[Any]) -> Mapping[str, NodeLinks]:
-    """The links of the machines that have several of the GPUs."""
+    """Links of the machines with several of the GPUs."""
     counts = Counter(node for node, gpu in {(seat.node, seat.gpu) for seat in seats} if gpu)
     asked = {seat.node: actor for seat, actor in zip(seats[1:], actors, strict=True)}
     nodes = [node for node in asked if counts[node] > 1]

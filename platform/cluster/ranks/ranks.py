@@ -1,16 +1,16 @@
-"""The other ranks of a replica that is spread over several: actors in its placement group.
+"""The further ranks of a replica: actors in its placement group.
 
     replica   rank 0, leads: engine, worker, server          first bundle
-    rank 1..  follow: a share of the model, no port          one bundle each, on the same node;
+    rank 1..  follow: further ranks, no port                 one bundle each, on the same node;
                                                              by its links:
                                                              platform/machine/seating.py
 
     data 2    the first rank of each engine leads: it serves beside the replica, under a name and at
               an address of its own          one bundle an engine: they may be on unlike nodes
 
-Nothing of a pass goes through Ray. What a rank cannot load is told as the replica's own failure.
-Once the replica serves, a rank that ends or falls silent takes it along within moments: their
-shares are worth nothing without each other, and Serve starts all anew.
+No part of a pass goes through Ray. A rank's failure to load is reported as the replica's. Once the
+replica serves, a rank that ends or falls silent ends all of them, since they are useless alone, and
+Serve restarts the replica.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ if TYPE_CHECKING:
     from baton.engine.passes.runner import Runner
 
     Meeting = tuple[socket.socket, Rendezvous]
-    """The lead's listening socket, and where the ranks meet."""
+    """The lead's listening socket, and the rendezvous address."""
 
 log = logging.getLogger(__name__)
 NAMESPACE = "baton"
-"""The namespace of the actors' names, in Ray's terms."""
+"""The Ray namespace of the actors' names."""
 T = TypeVar("T")
 
 CALL_PERIOD_S = 1.0
 SILENT_S = 20.0
-"""Seconds after which a rank that does not answer is taken for gone."""
+"""Seconds after which an unresponsive rank counts as gone."""
 PARTING_S = 5.0
-"""Seconds for a rank to end that was let go, or to say why it failed."""
+"""Seconds for a rank to end, or to report why it failed."""
 
 
 class Others(Protocol):
     async def first_end(self, patience_s: float | None = None) -> str:
-        """What those say that end before the others; nothing if none does in that time."""
+        """Errors of the ranks that end first; empty if none ends within `patience_s`."""
 
 
 class OtherRanks:
-    """All ranks of a replica but the first, watched."""
+    """All ranks of a replica except the first, monitored."""
 
     def __init__(self, assignment: Assignment, meeting: Meeting, actors: Sequence[Any]) -> None:
         """`actors` are to be the ranks 1.., in this order."""
@@ -75,7 +75,7 @@ class OtherRanks:
         self._fate: asyncio.Task[None] | None = None
 
     async def join(self) -> MeshGroups:
-        """Be the first of them."""
+        """Join them as rank 0."""
         from baton.engine.mesh.ranks import join
 
         return await asyncio.to_thread(join, self._meeting, 0, self._listener)
@@ -87,26 +87,26 @@ class OtherRanks:
         return "; ".join(end.result() for end in done)
 
     def share_fate(self) -> None:
-        """From now on this process ends as soon as one of them does."""
+        """From now on this process ends as soon as one of them ends."""
         self._fate = asyncio.create_task(self._end_with_them())
 
     async def reconfigure(self, config: DeploymentConfig) -> None:
-        """One that is gone takes all of them along anyway."""
+        """Reconfigure the leads; a rank that is gone ends all of them anyway."""
         told = [actor.reconfigure.remote(config) for actor in self._actors]
         await asyncio.gather(*told, return_exceptions=True)
 
     async def drain(self) -> None:
-        """Drain those that lead; one that is gone has nothing to drain."""
+        """Drain the leads; a rank that is gone has nothing to drain."""
         drains = [lead.drain.remote() for lead in self._leads]
         await asyncio.gather(*drains, return_exceptions=True)
 
     async def let_go(self, runner: Runner) -> None:
-        """Whoever has not ended by himself then is ended."""
+        """End the ranks, by force if they do not end by themselves."""
         if self._fate is not None:
             self._fate.cancel()
         for lead in self._leads:
             lead.leave.remote()
-        with suppress(RuntimeError, TimeoutError):  # one is gone already, or not listening
+        with suppress(RuntimeError, TimeoutError):  # already gone, or unresponsive
             await asyncio.wait_for(asyncio.to_thread(closing(runner)), PARTING_S)
         await asyncio.wait(self._ends, timeout=PARTING_S)
         for actor in self._actors:
@@ -123,7 +123,8 @@ class OtherRanks:
 
 
 async def call_others(assignment: Assignment, host: str) -> OtherRanks | None:
-    """None for a replica of one rank. Raises what Ray raises if one of its processes fails."""
+    """Start the other ranks; None for a replica of one rank. Raises Ray's error if a process
+    fails."""
     from baton.engine.assemble import find_device
     from baton.engine.mesh.ranks import Rendezvous, listen
 
@@ -143,18 +144,19 @@ async def call_others(assignment: Assignment, host: str) -> OtherRanks | None:
 
 
 def bundles_of(mesh: Mesh) -> tuple[int, int]:
-    """The ranks of a bundle, and the number of bundles: those of an engine share memory, so each
-    of several engines is one bundle."""
+    """Ranks per bundle, and the number of bundles: one bundle per engine with several engines,
+    since an engine's ranks must share a node."""
     return (1, mesh.size) if mesh.data == 1 else (mesh.engine.size, mesh.data)
 
 
 def strategy_of(mesh: Mesh) -> str:
-    """Ray keeps a bundle on one node; of several engines each may be on another."""
+    """The placement strategy: Ray keeps a bundle on one node, and several engines may be on
+    different nodes."""
     return "STRICT_PACK" if mesh.data == 1 else "PACK"
 
 
 def _start_actors(assignment: Assignment) -> list[Any]:
-    """All but the first, whose room is that of the replica itself."""
+    """Start all ranks except the first, which is the replica itself."""
     pool = assignment.pool
     group = get_current_placement_group()
     assert group is not None, "Serve places replicas of several ranks in groups"
@@ -175,14 +177,14 @@ def _start_actors(assignment: Assignment) -> list[Any]:
 
 
 async def together(others: Others | None, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` gives. Raises RuntimeError with what a rank says that ends before it."""
+    """The result of `work`. Raises RuntimeError with a rank's error if one ends before."""
     if others is None:
         return await work
     own, end = asyncio.create_task(work), asyncio.create_task(others.first_end())
     await asyncio.wait((own, end), return_when=asyncio.FIRST_COMPLETED)
     end.cancel()
     if not own.done() or isinstance(own.exception(), RuntimeError):
-        reason = await others.first_end(PARTING_S)  # the one that broke it knows best why
+        reason = await others.first_end(PARTING_S)  # the rank that failed first knows the cause
         if reason:
             raise RuntimeError(reason)
     return await own

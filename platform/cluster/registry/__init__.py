@@ -1,1 +1,1 @@
-"""The registry as an actor, the planner in it, and the lines by which others reach it."""
+"""The registry actor, with the planner, and the clients by which others reach it."""

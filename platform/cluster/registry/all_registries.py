@@ -1,11 +1,9 @@
-"""A replica's lines to several registries: each hears all that it says of itself.
+"""A replica's client of several registries, which reports everything to each of them.
 
-heartbeat      to each as often as that one says; one that hangs keeps none of the others waiting
-farewell       to all; who does not hear it finds the replica silent, and meanwhile a gateway
-               goes by who did
-starting       to all
-may it leave?  more than half must answer, and none object: of any two replicas that ask, one
-               registry at least hears both, so that they do not both leave as the last
+heartbeat      to each at its own interval; a hanging one does not delay the others
+farewell       to all; a registry that misses it drops the silent replica later starting       to
+all may it leave?  more than half must answer, and none object: at least one registry then hears any
+two replicas that ask, so that they do not both leave as the last
 """
 
 from __future__ import annotations
@@ -26,18 +24,18 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BEAT_S = 1.0
-"""Seconds for which a heartbeat waits for the answers; later ones are heard with the next."""
+"""Seconds that a heartbeat waits for answers; later answers are taken with the next one."""
 FAREWELL_S = 0.8
-"""Likewise of a farewell: less than who leaves has for it."""
+"""The same for a farewell: less than a leaving replica allows for it."""
 SPARE_S = 1.5
-"""Likewise of the question whether one may leave: less than who asks has for it."""
+"""The same for the question whether a replica may leave: less than the caller allows for it."""
 STARTING_S = 2.0
 EARLY = 0.15
-"""Share of its interval by which a heartbeat may come too early, as callers spread theirs."""
+"""Share of the interval by which a heartbeat may be early, since callers add jitter."""
 
 
 class Line(Protocol):
-    """One registry, as a replica reaches it."""
+    """A client of one registry, for a replica."""
 
     @property
     def is_cut(self) -> bool: ...
@@ -52,7 +50,7 @@ NOW = float("-inf")
 
 @dataclass(slots=True, eq=False)
 class _Pulse:
-    """What one registry was told last."""
+    """The last report to one registry."""
 
     number: int
     asked: ReplicaInfo | None = None
@@ -67,8 +65,8 @@ class _Pulse:
 
 
 class AllRegistries:
-    """Belongs to an event loop; a pickled one keeps its lines alone. Raises only what the last of
-    them raised where none has answered."""
+    """Belongs to an event loop; pickling keeps only the clients. Raises the last error if none has
+    answered."""
 
     def __init__(self, lines: Sequence[Line], clock: Clock = monotonic) -> None:
         self._lines = tuple(lines)
@@ -85,7 +83,8 @@ class AllRegistries:
         )
 
     async def heartbeat(self, info: ReplicaInfo) -> float:
-        """Tell those for whom one is due. Returns the seconds until the next is."""
+        """Report to the registries for which a heartbeat is due. Returns the seconds until the
+        next."""
         started = [
             self._tell(line, pulse, info)
             for line, pulse in zip(self._lines, self._pulses, strict=True)
@@ -119,35 +118,35 @@ class AllRegistries:
     async def _beat(self, line: Line, pulse: _Pulse, info: ReplicaInfo) -> None:
         try:
             beat_s, trouble = await line.heartbeat(info), None
-        except Exception as error:  # whatever Ray raises
+        except Exception as error:  # any error of Ray's
             beat_s, trouble = HEARTBEAT_S, error
             if pulse.trouble is None:
                 log.warning("registry %d does not answer: %r", pulse.number, error)
-        if info is pulse.asked:  # else it has been overtaken
+        if info is pulse.asked:  # otherwise overtaken by a newer report
             pulse.beat_s, pulse.trouble = beat_s, trouble
             pulse.due_s = self._clock() + beat_s
 
     async def leave(self, epoch: Epoch) -> None:
         for pulse in self._pulses:
-            pulse.asked = None  # one that stays after all, or is another by now, is told at once
+            pulse.asked = None  # a replica that stays, or has changed, reports at once
             if pulse.telling is not None:
-                pulse.telling.cancel()  # or a slow one would hear it behind the farewell
+                pulse.telling.cancel()  # otherwise a slow registry would get it after the farewell
         await self._of_all(lambda line: line.leave(epoch), FAREWELL_S)
 
     async def report_starting(self, starting: StartingReplica) -> float:
-        """Returns the seconds until it is to say how much further it is."""
+        """Returns the seconds until the next progress report."""
         rests = await self._of_all(lambda line: line.report_starting(starting), STARTING_S)
         return min(rests.values())
 
     async def spare(self, epoch: Epoch, may_be_last: bool) -> str:
-        """Raises Unavailable where too few answer to be sure."""
+        """Raises Unavailable if too few registries answer."""
         answers = await self._of_all(lambda line: line.spare(epoch, may_be_last), SPARE_S)
         objection = next((why for why in answers.values() if why), "")
         num_all = len(self._lines)
         if not objection and 2 * len(answers) > num_all:
             return ""
         for number, why in answers.items():
-            if not why:  # it counts on this replica no more: tell it anew
+            if not why:  # it counts the replica as leaving: report again
                 self._pulses[number].due_s = NOW
         if objection:
             return objection
@@ -157,7 +156,7 @@ class AllRegistries:
         )
 
     async def _of_all(self, ask: Callable[[Line], Awaitable[T]], patience_s: float) -> dict[int, T]:
-        """The answers that come in time, by registry. Raises what one raised if none came."""
+        """The answers in time, by registry. Raises an error of one of them if there are none."""
 
         async def answer(line: Line) -> T:
             async with asyncio.timeout(patience_s):

@@ -1,12 +1,10 @@
-"""A gateway's lines to several registries, for what is not told by a watch.
+"""A gateway's client of several registries, except for watches.
 
-shares of limits   reported to all; the least share that any gives is the gateway's. Two
-                   gateways that reach one registry in common stay within the limit, whichever
-                   others each of them reaches, or have just begun
-the planner        told to the first, in their order, that answers: it is the one that plans. For
-                   a moment two may be told, by different gateways: neither makes a pool smaller
-                   meanwhile, as it does not hear all gateways, and a change is made in turns and
-                   only of the numbers that were looked at
+shares of limits   reported to all; the least share that any gives is the gateway's. Two gateways
+that reach a common registry stay within the limit, whatever others each of them reaches the planner
+reports go to the first, in order, that answers: that one plans. For a moment two may get reports of
+different gateways: neither shrinks a pool, since it does not hear all gateways, and a change holds
+a lock and only applies to the numbers that were read
 """
 
 from __future__ import annotations
@@ -29,18 +27,18 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SHARES_S = 0.5
-"""Seconds for which a report of demand waits for the answers; later ones count with the next."""
+"""Seconds that a demand report waits for answers; later answers count with the next one."""
 FIRST_S = 2.5
-"""Seconds for one registry to answer before the next is asked, which then is the planner."""
+"""Seconds for one registry to answer before the next is asked, which then plans."""
 AGAIN_S = 1.0
-"""Likewise of one that did not answer before: the one that plans by now would else take the gateway
-for silent, and begin anew."""
+"""The same for one that did not answer before: otherwise the planning registry would count the
+gateway as silent."""
 AVOIDED_S = 10.0
-"""Seconds for which one that did not answer is left out."""
+"""Seconds for which an unresponsive registry is skipped."""
 
 
 class Line(Protocol):
-    """One registry, as a gateway calls it through Serve."""
+    """A client of one registry, through Serve."""
 
     async def share_limits(
         self, gateway: Epoch, demand: Mapping[str, float]
@@ -51,7 +49,7 @@ class Line(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Said:
-    """What one registry said of shares last."""
+    """The last shares from one registry."""
 
     shares: Mapping[str, float] = field(default_factory=dict)
     at_s: float = float("-inf")
@@ -60,7 +58,7 @@ class _Said:
 
 
 class GatewayRegistries:
-    """Belongs to an event loop. Raises what the last of them raised where none answers."""
+    """Belongs to an event loop. Raises the last error if none answers."""
 
     def __init__(self, lines: Sequence[Line], clock: Clock = monotonic) -> None:
         self._lines = tuple(lines)
@@ -68,7 +66,7 @@ class GatewayRegistries:
         self._said = tuple(_Said() for _ in lines)
         self._avoided_until_s = [float("-inf")] * len(lines)
         self._planner = 0
-        """The number of the registry that answered for the planner last."""
+        """The index of the registry that last answered for the planner."""
 
     async def share_limits(self, gateway: Epoch, demand: Mapping[str, float]) -> dict[str, float]:
         asked = [
@@ -109,7 +107,7 @@ class GatewayRegistries:
         return await self._of_first(lambda line: line.explain_planner())
 
     async def _of_first(self, ask: Callable[[Line], Awaitable[T]]) -> T:
-        """The answer of the first that answers."""
+        """The answer of the first registry that answers."""
         now = self._clock()
         numbers = range(len(self._lines))
         asked = [n for n in numbers if self._avoided_until_s[n] <= now] or list(numbers)

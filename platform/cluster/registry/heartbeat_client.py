@@ -1,4 +1,4 @@
-"""Heartbeats that say nothing new, from a replica to the registry's own port (`registry_port.py`).
+"""Unchanged heartbeats of a replica, sent to the registry's own port (`registry_port.py`).
 
     replica --- all of it, through Serve ---> registry
             <-- the address of its port -----  and how often it is to be heard
@@ -7,7 +7,7 @@
             === Stay ======================== held where beats are seldom. When it breaks, a beat is
                                               due at once, or the replica has ended
 
-A call through Serve takes both sides many times the CPU. Without this port, or a way to it, every
+A call through Serve takes many times the CPU on both sides. If the port is not reachable, every
 heartbeat goes through Serve.
 """
 
@@ -32,14 +32,13 @@ from baton.proto.replica_pb2_grpc import RegistryStub
 log = logging.getLogger(__name__)
 
 ANSWER_S = 0.5
-"""Seconds to wait for an answer: nothing is heard from a port behind a firewall, and a heartbeat is
-not late by more."""
+"""Timeout in seconds, the most by which a heartbeat is late if a firewall drops the call."""
 AVOIDED_S = 30.0
-"""Seconds for which an address is not tried again after nobody answered."""
+"""Seconds for which an unresponsive address is not tried again."""
 
 
 class HeartbeatClient:
-    """A replica's end. Belongs to an event loop; a pickled one keeps its security alone."""
+    """The replica's side. Belongs to an event loop; pickling keeps only its security."""
 
     def __init__(self, security: SecurityConfig, clock: Clock = monotonic) -> None:
         self._security = security
@@ -51,23 +50,24 @@ class HeartbeatClient:
         self._address = ""
         self._staying: asyncio.Task[None] | None = None
         self.is_cut = False
-        """The call that was held has ended since the last heartbeat: one is due."""
+        """Whether the held call has ended since the last heartbeat, so that one is due at once."""
         self._avoided_until_s = self._told_at_s = float("-inf")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return HeartbeatClient, (self._security,)
 
     def next_telling(self) -> int:
-        """The number of what is told now through Serve, where calls may overtake each other."""
+        """The sequence number of the next report through Serve, where calls may overtake each
+        other."""
         self._num_tellings += 1
         return self._num_tellings
 
     def has_told(
         self, info: ReplicaInfo, telling: int, address: str, intervals: ReportIntervals
     ) -> None:
-        """The registry has heard all of it, and listens there; empty: nowhere."""
+        """The registry has the full report, and listens at `address`; empty: at no port."""
         if telling < self._telling:
-            return  # what was told later has been answered before
+            return  # a later report was answered earlier
         if address != self._address:
             self._avoided_until_s, self._channel = float("-inf"), None
             self.hang_up()
@@ -75,8 +75,8 @@ class HeartbeatClient:
         self._address, self._intervals = address, intervals
 
     async def beat(self, info: ReplicaInfo) -> ReportIntervals | None:
-        """How often from now on; None: the registry is to be told all of it. It is so now and then
-        as Serve may know of another registry by now."""
+        """The new intervals; None: a full report through Serve is due, also periodically, since
+        Serve may have a new registry."""
         self.is_cut = False
         now = self._clock()
         if info != self._told or now - self._told_at_s >= self._intervals.whole_s:
@@ -93,7 +93,7 @@ class HeartbeatClient:
         except (grpc.aio.AioRpcError, InvalidConfig) as error:
             log.debug("the registry is told through Serve: %r", error)
             self._avoided_until_s = self._clock() + AVOIDED_S
-            self._channel = None  # its connection may be dead, which nobody is told of
+            self._channel = None  # its connection may be dead without an error
             return None
         if not reply.is_known:
             return None
@@ -104,7 +104,7 @@ class HeartbeatClient:
         return self._intervals
 
     def hang_up(self) -> None:
-        """It leaves, or is to be heard elsewhere. Safe to repeat."""
+        """Close the connection. Safe to repeat."""
         if self._staying is not None:
             self._staying.cancel()
             self._staying = None

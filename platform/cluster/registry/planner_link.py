@@ -1,4 +1,4 @@
-"""The link of a gateway to the planner, which is in the registry: traffic there, decisions back."""
+"""A gateway's link to the planner in the registry: traffic there, decisions back."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from baton.platform.planner.traffic_watch import REPORTS_S, SILENT_S
 log = logging.getLogger(__name__)
 
 FRESH_S = SILENT_S - 0.5 * REPORTS_S
-"""The planner's metrics go from this gateway's page before another, once this one is not heard any
-more, gets them for its own."""
+"""Seconds after which this gateway drops the planner's metrics, before another gateway exports
+them."""
 
 
 class PlannerRegistry(Protocol):
-    """Raises whatever Ray raises while it is away."""
+    """Raises Ray's errors while the registry is away."""
 
     async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> PlannerReply: ...
 
@@ -41,20 +41,20 @@ class PlannerLink:
         clock: Clock = monotonic,
     ) -> None:
         self.wanted = wanted
-        """Replicas, as configured at the moment."""
+        """The currently configured numbers of replicas."""
         self.has_followed_groups = False
-        """Worker groups are to follow the numbers of replicas, whoever sets those."""
+        """Whether worker groups follow the numbers of replicas."""
         self._dispatcher = dispatcher
         self._clock = clock
         self._told = PlannerReply()
         self._told_s = -inf
         self._registry: PlannerRegistry | None = None
         self.explained_by: PlannerRegistry | None = None
-        """The registry to ask for the planner's reasons; None: there are none."""
+        """The registry to ask for the planner's reasons; None: no planner."""
         self._reporting: asyncio.Task[None] | None = None
 
     def follow(self, registry: PlannerRegistry | None) -> None:
-        """Report there from now on; None: to nobody. Safe to repeat."""
+        """Report to this registry from now on; None: to none. Safe to repeat."""
         if registry is self._registry:
             return
         self._registry, self._told = registry, PlannerReply()
@@ -96,8 +96,8 @@ class PlannerLink:
             yield from self._told.families
 
     async def _report(self, registry: PlannerRegistry) -> None:
-        """Report traffic for ever. What is not heard is in the next report, which does not wait for
-        longer if the one before took its time."""
+        """Report traffic for ever. A lost report is covered by the next; a slow one does not delay
+        it."""
         is_away = False
         while True:
             began_s = self._clock()

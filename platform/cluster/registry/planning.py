@@ -1,10 +1,11 @@
-"""The planner at work in the registry: one decision a period, carried out through Serve.
+"""Runs the planner in the registry: one decision per period, carried out through Serve.
 
-    propose --> as it is | only told | held | flipped | nodes asked for | scaled | not done: why
+    propose --> unchanged | only reported | held | flipped | nodes requested | scaled | not done:
+    why
 
-The registry is one process that Serve starts anew; of several the one plans that gateways tell of
-traffic, the first that they reach. A change is made in turns and only of the numbers that were
-looked at (`applications.py`): two planners, for a moment, change nothing twice.
+Of several registries, the one plans that gateways report to: the first that they reach. A change
+holds a lock and only applies to the numbers that were read (`applications.py`), so two planners,
+for a moment, change nothing twice.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ FAILED = "could not decide"
 OVERTAKEN = "not done: others changed the numbers meanwhile"
 OVERTAKEN_FLIPS = "done in part: a gateway has yet to hear of the flip that it was asked for before"
 WAKE_S = 1.0
-"""A period of pools that sleep, at most: somebody may wait."""
+"""The longest period while the pools sleep, since a request may wait."""
 LOOK_AT_SERVE_S = 30.0
-"""How often Serve is asked why replicas do not come."""
+"""Seconds between questions to Serve why replicas do not come."""
 FLIP_SLACK_S = 10.0
-"""Most seconds that a replica takes after its drain to begin in the other role."""
+"""The most seconds from a replica's drain to its start in the other role."""
 
 Scale = Callable[[Counts, Counts, Counts], bool]
-"""Blocking: from some numbers of replicas to others, and for how many nodes are asked for; False
-if they are not the first any more."""
+"""Changes the numbers of replicas from the first to the second, and requests nodes for the third;
+False if the first do not hold any more. Blocks."""
 Places = Callable[[], Counts]
-"""Blocking: replicas of each role that the nodes which are there hold."""
+"""Replicas of each role that fit on the existing nodes. Blocks."""
 Flip = Callable[[Role, Role], Awaitable[ReplicaId]]
-"""Have whichever replica of the first role has least to do take the second."""
+"""Flips the least loaded replica of the first role to the second."""
 Messages = Callable[[], dict[str, str]]
-"""Blocking: what Serve says of deployments, by their names."""
+"""Serve's messages by deployment. Blocks."""
 
 
 def planned(config: DeploymentConfig) -> Planned:
@@ -76,7 +77,7 @@ async def keep_planned(
     messages: Messages,
     places: Places,
 ) -> None:
-    """Plan and scale for ever, one change at a time; while Ray's head is away there is none."""
+    """Plan and scale for ever, one change at a time; none while Ray's head is away."""
     looked_s = planner.clock() - LOOK_AT_SERVE_S
     while True:
         period_s = planner.rules.period_s
@@ -92,7 +93,7 @@ async def keep_planned(
             proposal = planner.propose(membership())
             if proposal is not None:
                 planner.keep(proposal, await _carry_out(planner, proposal, scale, flip))
-        except Exception:  # whatever Ray raises while its head is away, and what nobody foresaw
+        except Exception:  # Ray's errors while its head is away, and unexpected ones
             planner.metrics.ended(FAILED)
             log.exception("the planner could not decide; the pools stay as they are")
 
@@ -105,7 +106,7 @@ async def _carry_out(planner: Planner, proposal: Proposal, scale: Scale, flip: F
     try:
         if not await _flip_all(planner, proposal, flip):
             return OVERTAKEN_FLIPS
-    except Exception as error:  # it is the last of its role, or nobody answers
+    except Exception as error:  # it is the last of its role, or no gateway answers
         planner.add_instead()
         return f"not done: {error}"
     if not proposal.is_told_to_serve:
@@ -114,7 +115,7 @@ async def _carry_out(planner: Planner, proposal: Proposal, scale: Scale, flip: F
     before, started, asked = proposal.started_before, proposal.started, proposal.asked
     try:
         is_done = await asyncio.to_thread(scale, before, started, asked)
-    except Exception as error:  # no document, no turn, no head: it is tried again
+    except Exception as error:  # no document, no lock, no head: tried again in the next period
         return f"not done: {error}"
     if not is_done:
         return OVERTAKEN
@@ -124,7 +125,8 @@ async def _carry_out(planner: Planner, proposal: Proposal, scale: Scale, flip: F
 
 
 async def _flip_all(planner: Planner, proposal: Proposal, flip: Flip) -> bool:
-    """False if one was named twice: of the others the next period thinks anew."""
+    """Flip replicas; False if the same one was chosen twice. The next period decides about the
+    rest."""
     giver, taker = Role.PREFILL, Role.DECODE
     if proposal.flips < 0:
         giver, taker = taker, giver

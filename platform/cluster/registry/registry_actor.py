@@ -41,7 +41,7 @@ class RegistryActor:
     """All methods are async so that Serve runs them on one event loop, one at a time."""
 
     def __init__(self, config: DeploymentConfig, name: str = REGISTRY) -> None:
-        """`name`: of its deployment; each of several registries has one of its own."""
+        """`name`: of its deployment; each of several registries is its own deployment."""
         self._config = config
         self._name = name
         self._registry = Registry()
@@ -54,7 +54,7 @@ class RegistryActor:
         start_actor_log(config, name.lower())
 
     async def reconfigure(self, told: Plain) -> None:
-        """Raises InvalidConfig at the first: a registry that runs Serve would stop for that."""
+        """Raises InvalidConfig only at the start, since Serve would stop a running registry."""
         try:
             config = with_live(self._config, told)
         except InvalidConfig as error:
@@ -77,7 +77,7 @@ class RegistryActor:
 
     def _plan(self, wanted: Planned | None) -> None:
         """Plan by these rules from now on; None: not at all. One of several registries plans only
-        while gateways tell it of traffic, which they do of one."""
+        while gateways report traffic to it."""
         self._planned = wanted
         if wanted is None:
             if self._planning is not None:
@@ -113,8 +113,8 @@ class RegistryActor:
         )
 
     async def _plan_while_told(self, planner: Planner) -> None:
-        """Plan by what all registries say of replicas. One that begins again has forgotten for how
-        long fewer were enough, as if it had been started anew."""
+        """Plan by all registries' replicas. A planner that begins again has no memory of how long
+        fewer replicas were enough."""
         union = UnionWatch(self._all_registries())
         union.start()
         planning = asyncio.create_task(
@@ -146,13 +146,14 @@ class RegistryActor:
 
     @property
     def _planner_if_any(self) -> Planner | None:
-        """Whoever asks for it makes it the one that plans."""
+        """The planner, if any; asking for it makes this registry the planning one."""
         if self._planner is None and self._planned is not None:
             return self._begin_planning(self._planned)
         return self._planner
 
     async def report_traffic(self, gateway: Epoch, told: bytes) -> bytes:
-        """TrafficReport, PlannerReply, by field names: whoever told may be of another version."""
+        """TrafficReport to PlannerReply, by field names, since the sender may have another
+        version."""
         answer, planner = PlannerReply(), self._planner_if_any
         if planner is not None:
             report = msgspec.msgpack.decode(told, type=TrafficReport)
@@ -160,7 +161,7 @@ class RegistryActor:
         return msgspec.msgpack.encode(answer)
 
     async def unix_time(self) -> float:
-        """The clock by which `baton scale` holds are kept."""
+        """Unix time of the clock for holds of `baton scale`."""
         return time.time()
 
     async def explain_planner(self) -> dict[str, Any]:
@@ -172,7 +173,7 @@ class RegistryActor:
         return told
 
     async def heartbeat(self, told: bytes) -> bytes:
-        """HeartbeatRequest, HeartbeatReply: whoever told may be of another version."""
+        """HeartbeatRequest to HeartbeatReply; the sender may have another version."""
         from baton.proto.replica_pb2 import HeartbeatRequest
 
         assert self._port is not None, "Serve configures an actor before it is called"
@@ -183,7 +184,7 @@ class RegistryActor:
         self._registry.leave(epoch, telling)
 
     async def report_starting(self, told: bytes) -> float | str:
-        """A StartingReplica; the seconds until the next, or why it is refused."""
+        """Take a StartingReplica; the seconds until the next report, or why it is refused."""
         from baton.proto.replica_pb2 import StartingReplica as Starting
 
         assert self._port is not None, "Serve configures an actor before it is called"
@@ -199,7 +200,7 @@ class RegistryActor:
         return self._registry.limit_shares.report(gateway, demand)
 
     async def watch(self, asked: bytes) -> bytes:
-        """WatchRequest, MembershipUpdate: for who does not know the port, or cannot reach it."""
+        """WatchRequest to MembershipUpdate, for callers that do not know or reach the port."""
         from baton.proto.replica_pb2 import WatchRequest
 
         assert self._port is not None, "Serve configures an actor before it is called"

@@ -1,4 +1,4 @@
-"""The registry's own gRPC port: heartbeats that say nothing new, and what gateways watch."""
+"""The registry's own gRPC port: unchanged heartbeats, and watches of gateways."""
 
 from __future__ import annotations
 
@@ -25,21 +25,20 @@ from baton.proto.replica_pb2_grpc import RegistryServicer, add_RegistryServicer_
 log = logging.getLogger(__name__)
 
 LOOK_S = 10.0
-"""How often it is looked whether who holds a call is still known."""
+"""Seconds between checks whether the holder of a call is still known."""
 
 
 class RegistryPort(RegistryServicer):
     def __init__(self, registry: Registry) -> None:
         self.address = ""
-        """Where it listens, once it does."""
+        """The address, once it listens."""
         self.num_held = Counter[Epoch]()
-        """Calls that replicas hold open."""
+        """Held calls, by replica."""
         self._registry = registry
         self._server: grpc.aio.Server | None = None
 
     async def start(self, host: str, security: SecurityConfig) -> None:
-        """Listen on a free port. Where it cannot be secured as configured, or bound, there is
-        none."""
+        """Listen on a free port, or on none if it cannot be bound or secured as configured."""
         try:
             secured_by = load_security(security)
             self._server = new_server(secured_by, pings=False)
@@ -52,7 +51,7 @@ class RegistryPort(RegistryServicer):
         self.address = f"{host}:{port}"
 
     async def stop(self) -> None:
-        """Safe to repeat, and where it was never started."""
+        """Stop. Safe to repeat, and if never started."""
         self.address = ""
         if self._server is not None:
             await self._server.stop(None)
@@ -74,9 +73,9 @@ class RegistryPort(RegistryServicer):
             return answer
         self.num_held[epoch] += 1
         try:
-            while self._registry.hears(epoch):  # a machine that vanished would hold it for ever
+            while self._registry.hears(epoch):  # a vanished machine would hold it for ever
                 await asyncio.sleep(LOOK_S)
-        finally:  # else the caller has ended it, or its connection; another may be held by now
+        finally:  # otherwise the caller has ended it, and may hold a new one
             self.num_held[epoch] -= 1
             if not self.num_held[epoch]:
                 del self.num_held[epoch]
@@ -96,8 +95,8 @@ class RegistryPort(RegistryServicer):
         return await self.watch(request)
 
     async def hear(self, request: pb.HeartbeatRequest) -> pb.HeartbeatReply:
-        """All that a replica says of itself, through Serve: where its next heartbeats may go, and
-        how often."""
+        """Take a replica's full report, through Serve; return the address and intervals for its
+        next heartbeats."""
         try:
             info = heartbeat_from_proto(request)
         except ValueError as error:
@@ -108,8 +107,8 @@ class RegistryPort(RegistryServicer):
         )
 
     def hear_starting(self, request: pb.StartingReplica) -> float | str:
-        """What a replica that does not serve yet says, through Serve: the seconds until it is to
-        say more, or why it is not listened to."""
+        """Take a starting replica's report, through Serve; return the seconds until the next, or
+        why it is refused."""
         try:
             starting = starting_from_proto(request)
         except ValueError as error:

@@ -1,11 +1,11 @@
-"""What a gateway hears of the registry: updates, from its own port wherever that is reached.
+"""A gateway's watch of the registry, at the registry's own port where that is reachable.
 
     gateway --- Watch, through Serve ---------> registry    at first, each 30 s, and where the port
             <-- all of it, and where it listens             does not answer
             --- Watch: what is new since v? --> its port
             <-- what changed, when it does ---
 
-An answer that does not continue what is known here is asked for anew, as a whole.
+After an answer that does not continue the known version, the whole state is requested.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = CALM_WATCH_S + 2.0
 THROUGH_SERVE_S = 30.0
-"""Seconds between questions to Serve, which may know of another registry by now; and for which a
-port that did not answer is left alone."""
+"""Seconds between calls through Serve, which may have a new registry, and for which an unresponsive
+port is skipped."""
 
 
 class RegistryWatch:
-    """A gateway's end. Belongs to an event loop."""
+    """The gateway's side. Belongs to an event loop."""
 
     def __init__(
         self, handle: Any, security: SecurityConfig, model: str = "", clock: Clock = monotonic
     ) -> None:
-        """`handle`: Serve's, of the registry. `model`: only its replicas are told of, if given."""
+        """`handle`: Serve's handle of the registry. `model`: watch only replicas of this model, if
+        given."""
         self._handle = handle
         self._security = security
         self._model = model
@@ -53,20 +54,20 @@ class RegistryWatch:
         self._address = ""
         self._channel: grpc.aio.Channel | None = None
         self._serve_at_s = float("-inf")
-        """Time at which Serve is to be asked again."""
+        """When to call through Serve again."""
         self._avoided_until_s = float("-inf")
 
     async def watch(self, incarnation: Epoch | None, version: int) -> Membership:
-        """Raises whatever Ray raises while the registry is away, and ValueError or KeyError for an
-        answer that cannot be read: ask again."""
+        """Raises Ray's errors while the registry is away, and ValueError or KeyError for an
+        unreadable answer: retry."""
         follower = self._follower
         if (incarnation, version) != (follower.incarnation, follower.version):
-            follower = self._follower = Follower()  # what was told last has not been taken
+            follower = self._follower = Follower()  # the caller has not taken the last update
         asked = pb.WatchRequest(
             incarnation=follower.incarnation or "", version=max(0, follower.version)
         )
         answer = await self._ask(asked)
-        self._follower = Follower()  # news does not fit: all is asked for next
+        self._follower = Follower()  # the update does not fit: request everything next
         known = {layout_id(layout): layout for layout in follower.layouts}
         membership = follower.take(update_from_proto(answer, known))
         if membership is None:
@@ -87,7 +88,7 @@ class RegistryWatch:
             except (grpc.aio.AioRpcError, InvalidConfig) as error:
                 log.debug("the registry is asked through Serve: %r", error)
                 self._avoided_until_s = self._clock() + THROUGH_SERVE_S
-                self._channel = None  # its connection may be dead, which nobody is told of
+                self._channel = None  # its connection may be dead without an error
         answer = pb.MembershipUpdate.FromString(
             await self._handle.watch.remote(asked.SerializeToString())
         )

@@ -1,4 +1,4 @@
-"""The registry as other actors see it: called through Serve, one or several."""
+"""Clients of one or several registries, through Serve."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ REGISTRY_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RemoteRegistry:
-    """The registry as other actors see it. Raises whatever Ray raises when it is away."""
+    """A client of one registry. Raises Ray's errors when it is away."""
 
     handle: Handle
     heartbeats: HeartbeatClient | None = None
-    """A replica's, for the heartbeats that need not go through Serve."""
+    """A replica's client for heartbeats that need not go through Serve."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether the registry may have ended, or take the replica for gone."""
+        """Whether the connection broke: the registry may have ended, or count the replica as
+        gone."""
         return self.heartbeats is not None and self.heartbeats.is_cut
 
     async def heartbeat(self, info: ReplicaInfo) -> float:
@@ -67,7 +68,7 @@ class RemoteRegistry:
         await _answer(self.handle.leave.remote(epoch, telling))
 
     async def report_starting(self, starting: StartingReplica) -> float:
-        """Returns the seconds until it is to say how much further it is."""
+        """Returns the seconds until the next progress report."""
         from baton.proto.membership_wire import starting_to_proto
 
         told = starting_to_proto(starting).SerializeToString()
@@ -98,8 +99,8 @@ class RemoteRegistry:
 def replicas_registry(
     handles: Sequence[Handle], heartbeats: SecurityConfig | None = None
 ) -> RemoteRegistry | AllRegistries:
-    """The registries as one replica reaches them. `heartbeats`: by what the connections for those
-    that need not go through Serve are secured; None: there are none."""
+    """A replica's client of all registries. `heartbeats`: the security of direct heartbeats; None:
+    all go through Serve."""
     lines = [RemoteRegistry(handle, _heartbeats(heartbeats)) for handle in handles]
     return lines[0] if len(lines) == 1 else AllRegistries(lines)
 
@@ -113,13 +114,13 @@ def _heartbeats(security: SecurityConfig | None) -> HeartbeatClient | None:
 
 
 def gateways_registry(handles: Sequence[Handle]) -> RemoteRegistry | GatewayRegistries:
-    """The registries as one gateway calls them."""
+    """A gateway's client of all registries."""
     lines = [RemoteRegistry(handle) for handle in handles]
     return lines[0] if len(lines) == 1 else GatewayRegistries(lines)
 
 
 async def _answer(call: Awaitable[Any]) -> Any:
-    """Raises TimeoutError. Python 3.11's `wait_for` would lose a cancellation that comes together
-    with the answer, and whoever asks now and then would ask for ever."""
+    """Raises TimeoutError. Python 3.11's `wait_for` can lose a cancellation that comes together
+    with the answer, so that a periodic caller would never end."""
     async with asyncio.timeout(REGISTRY_TIMEOUT_S):
         return await call

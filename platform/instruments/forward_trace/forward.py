@@ -1,4 +1,4 @@
-"""Runs the one pass."""
+"""Runs and records the traced pass."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from baton.platform.models.model_shape import shape_of
 
 BLOCK_SIZE = 16
 MAX_TOKENS = 1024
-"""The most tokens of a prompt: its page shows all of them for each layer."""
+"""The most tokens of a prompt, since the page shows all of them for each layer."""
 NUM_GUESSES = 5
 
 
@@ -39,8 +39,8 @@ def trace_forward(
     device: str,
     mtp: MtpHead | None = None,
 ) -> ForwardTrace:
-    """Compute `tokens` in one pass of their own, of which all outputs are wanted: else the last
-    layer leaves out other tokens. `mtp` sees one further.
+    """Compute `tokens` in one pass with all outputs, since the last layer would otherwise skip
+    tokens. `mtp`: the head that predicts one token further.
 
     Raises InvalidRequest for too few or too many, and InvalidConfig for a model of another kind
     than it can show.
@@ -97,7 +97,7 @@ def trace_forward(
 def _logits_after(
     mtp: MtpHead, hidden: Tensor, cache: KvCache, batch: Batch, logits: Tensor
 ) -> Tensor:
-    """[V] of the token behind the likeliest next one."""
+    """Logits [V] of the token after the most probable next one."""
     own = KvCache(mtp.layout(cache.layout), cache.num_blocks, cache.device)
     next_tokens = torch.cat((batch.tokens[1:], logits.argmax(dim=-1)))
     found: Tensor = mtp(hidden, next_tokens, batch.sequences, own.layers)
@@ -120,7 +120,7 @@ class _Words:
         return TracedToken(token, text)
 
     def guesses(self, logits: Tensor) -> list[Guess]:
-        """The likeliest of [V], at temperature 1."""
+        """The most probable tokens of logits [V], at temperature 1."""
         best = logits.float().softmax(-1).topk(min(NUM_GUESSES, len(logits)))
         found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [Guess(self.of(token), probability) for token, probability in found]

@@ -1,4 +1,4 @@
-"""A trace as one HTML page that needs nothing else: no network, no other file."""
+"""A trace as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton.platform.instruments.forward_trace.trace import ForwardTrace
 
 TEMPLATE = Path(__file__).with_name("page.html")
 PLACES = 4
-"""Decimal places of heat: a heat map of many heads would be much text."""
+"""Decimal places of attention weights, to limit the size of the page."""
 
 
 def page(trace: ForwardTrace) -> str:

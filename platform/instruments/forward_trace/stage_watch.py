@@ -1,7 +1,7 @@
-"""The stages of a pass that runs module by module, noted by hooks as they are done.
+"""Records the stages of an eager pass with module hooks.
 
-What attention does between its first product and its last (rotating, writing KV, scores, values) is
-a stage of its own, which ends when the last begins.
+The work of attention between its first and its last product (rotation, KV write, scores, values) is
+a stage of its own, which ends when the last product begins.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OF_MANY = {
     "shared.gate_up": "shared gate and up",
     "shared.down": "shared down",
 }
-"""What a product is of which a block has several of one part, by the end of its name."""
+"""Names of products in parts that have several, by the end of the module's name."""
 
 
 @runtime_checkable
@@ -55,21 +55,21 @@ class SeesTokens(Protocol):
     out: Linear
 
     def last_weights(self, *inputs: Any) -> Tensor:
-        """What the last token gives to each, [N, context]. `inputs` are those of `forward`."""
+        """Attention weights of the last token, [N, context]. `inputs`: those of `forward`."""
 
 
 class StageWatch:
-    """Notes the stages of the passes that run while it is entered; `model` must run eagerly."""
+    """Records the stages of passes while it is entered; `model` must run eagerly."""
 
     def __init__(self, model: Decoder, shape: ModelShape, num_tokens: int) -> None:
         self.stages: list[Stage] = []
         self.after_block: list[tuple[Tensor, Tensor]] = []
-        """What each block gives of the last token: x and residual [1, D]."""
+        """Each block's output for the last token: x and residual [1, D]."""
         self._model = model
         self._shape = shape
         self._chunk = Chunk(num_tokens, num_tokens)
         self.routed: dict[int, Routed] = {}
-        """Expert routing of each token, by layer that has experts."""
+        """Expert routing of each token, by sparse layer."""
         self._attended: list[tuple[SeesTokens, Any]] = []
         self._hooks = ExitStack()
 
@@ -110,7 +110,7 @@ class StageWatch:
                 self._after(
                     module, lambda inputs, out: self._product(name, layer, module, inputs[0], out)
                 )
-            case RmsNorm() | LayerNorm() if "." not in name:  # norms of heads: part of attention
+            case RmsNorm() | LayerNorm() if "." not in name:  # norms of heads count as attention
                 self._after(
                     module, lambda inputs, out: self._norm(name, layer, inputs[0], _first(out))
                 )
@@ -187,7 +187,7 @@ class StageWatch:
 
 
 def _first(out: Tensor | tuple[Tensor, Tensor]) -> Tensor:
-    """The normalised, without the residual stream."""
+    """The normalised output, without the residual stream."""
     return out[0] if isinstance(out, tuple) else out
 
 

@@ -1,6 +1,6 @@
-"""A trace on a terminal: its tokens, a line for each stage, then what each layer looks at.
+"""A trace on a terminal: its tokens, a line per stage, then each layer's attention.
 
-What tokens spell is put in as `Text`: to Rich, `[/INST]` in a string would be markup.
+Tokens are inserted as `Text`, since Rich would read `[/INST]` as markup.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MIN_WIDTH = 13
 
 
 def show(console: Console, trace: ForwardTrace, *, every_layer: bool) -> None:
-    """Show a trace; the stages of layers that are alike once, unless `every_layer` is wanted."""
+    """Show a trace, with the stages of equal layers only once unless `every_layer`."""
     about = (
         f"{trace.model}: {trace.architecture}, {len(trace.layers)} layers, {trace.dtype} on "
         f"{trace.device}; {len(trace.tokens)} tokens"
@@ -87,7 +87,7 @@ _AFTER = ("last norm", "head")
 
 
 def _shown(trace: ForwardTrace, *, every_layer: bool) -> Iterable[list[int]]:
-    """Layers whose stages have the same names and shapes, together; the first is shown."""
+    """Groups of layers with the same stages and shapes; the first of each is shown."""
     layers = range(len(trace.layers))
     if every_layer:
         return ([layer] for layer in layers)
@@ -134,7 +134,7 @@ def _layers(trace: ForwardTrace) -> Table:
 
 
 def _shades(heat: Sequence[float]) -> str:
-    """A character a token, or, of many, one for the most in each of `MAX_SHADES` runs."""
+    """One character per token; for many tokens, one per run, of its maximum (`MAX_SHADES` runs)."""
     run = -(-len(heat) // MAX_SHADES)
     tops = [max(heat[start : start + run]) for start in range(0, len(heat), run)]
     most = max(tops) or 1.0

@@ -1,4 +1,4 @@
-"""What is known of one forward pass over one prompt.
+"""The recorded forward pass over one prompt.
 
     tokens -> embedding -> [norm -> qkv -> attention -> out -> norm -> feed-forward] x L -> head
               a stage       a stage each, with its shapes, FLOPs and bytes               top tokens
@@ -29,7 +29,7 @@ class Stage:
     shape_out: tuple[int, ...]
     work: Work
     size: float
-    """Root of the mean square of what comes out: how large its numbers are."""
+    """Root mean square of the output."""
 
     @property
     def is_reshaping(self) -> bool:
@@ -45,11 +45,11 @@ class Guess:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTrace:
     heat: Sequence[Sequence[float]]
-    """[N][T]: what each head of the last token gives to each token; a sink's share is missing."""
+    """[N][T]: attention weights of the last token, by head; without a sink's share."""
     guesses: Sequence[Guess]
-    """What the model would say next if this layer were its last (nostalgebraist 2020)."""
+    """The next token if this were the last layer (logit lens, nostalgebraist 2020)."""
     experts: Sequence[Sequence[tuple[int, float]]] = ()
-    """The experts that each token is sent to, with their shares. Empty in a dense layer."""
+    """The experts of each token, with their weights. Empty in a dense layer."""
 
     @property
     def mean_heat(self) -> list[float]:
@@ -69,7 +69,7 @@ class ForwardTrace:
     guesses: Sequence[Guess]
     """The guesses of the whole model."""
     guesses_after: Sequence[Guess] = ()
-    """The guesses of the token behind the likeliest next one, by the MTP head."""
+    """The MTP head's guesses of the token after the most probable next one."""
 
     @property
     def work(self) -> Work:

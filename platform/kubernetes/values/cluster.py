@@ -17,9 +17,10 @@ class ImageValues(ChartNode, frozen=True, kw_only=True):
     """Empty: `global.imageRegistry`, or none."""
     repository: str = "baton"
     tag: str = "0.1.0"
-    """It never follows the chart's version: a new one replaces the cluster. Name your own."""
+    """The tag does not follow the chart's version, since a new image replaces the cluster. Set your
+    own."""
     digest: str = ""
-    """`sha256:...`; goes before the tag."""
+    """`sha256:...`; overrides the tag."""
     pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
 
 
@@ -34,22 +35,22 @@ class SurgeValues(ChartNode, frozen=True, kw_only=True):
 
     gateway_class_name: str = ""
     max_surge_percent: Share = 100
-    """Percent of its size that the new cluster may have beside the old one."""
+    """Percent of its full size that the new cluster may have while the old one runs."""
     step_size_percent: Share = 10
-    """Percent of the traffic that is moved at a time."""
+    """Percent of the traffic moved in one step."""
     interval_seconds: Count = 30
     """Seconds between two such steps."""
 
 
 class UpgradeValues(ChartNode, frozen=True, kw_only=True):
-    """What happens to a change that needs another cluster."""
+    """How a change that needs a new cluster is applied."""
 
     type: Literal["None", "NewCluster", "NewClusterWithIncrementalUpgrade"] = "None"
-    """`None`: such a change is ignored until the RayService is made anew. `NewCluster`: a second
-    cluster comes up first, with as many GPUs again."""
+    """`None`: such a change is ignored until the RayService is recreated. `NewCluster`: a second
+    cluster starts first, which needs as many GPUs again."""
     compare: bool = True
-    """Whether, with `None`, an upgrade whose `config` wants what the pods that run lack (a volume,
-    a port, a device) is refused. Helm reads the RayService and its RayCluster for it."""
+    """With `None`: refuse an upgrade whose `config` needs what the running pods lack (a volume, a
+    port, a device). Helm reads the RayService and its RayCluster for this."""
     surge: SurgeValues = SurgeValues()
 
 
@@ -58,14 +59,14 @@ class RayServiceValues(ChartNode, frozen=True, kw_only=True):
 
     annotations: dict[str, str] = msgspec.field(default_factory=dict)
     initializing_timeout: str = "1h"
-    """How long a new cluster may take until it serves: longer than the largest model loads."""
+    """How long a new cluster may take until it serves; longer than the model takes to load."""
     deletion_delay_seconds: NonNegative = 60
-    """How long an old cluster stays after an upgrade."""
+    """Seconds that an old cluster stays after an upgrade."""
     suspend: bool = False
 
 
 class AutoscalerValues(ChartNode, frozen=True, kw_only=True):
-    """Ray's autoscaler, beside the head: pods for replicas that find no place."""
+    """Ray's autoscaler, a sidecar of the head: it adds pods for replicas that do not fit."""
 
     enabled: bool = False
     version: Literal["v1", "v2"] = "v2"
@@ -80,12 +81,12 @@ class AutoscalerValues(ChartNode, frozen=True, kw_only=True):
 
 
 class FollowValues(PlacedValues, frozen=True, kw_only=True):
-    """What has worker groups follow the numbers of replicas; `config.planner.nodes: kuberay` turns
-    it on."""
+    """The adapter (`baton k8s follow`) that sizes worker groups by the numbers of replicas;
+    `config.planner.nodes: kuberay` turns it on."""
 
     topology_keys: list[str] = msgspec.field(default_factory=list)
-    """Labels of nodes that tell where they are, the widest first, such as
-    `topology.kubernetes.io/zone`: pods that are alone there go first. It may read nodes then."""
+    """Node labels of topology domains, the widest first, such as `topology.kubernetes.io/zone`:
+    pods that are alone in a domain are removed first. Gives it the right to read nodes."""
     resources: Free = msgspec.field(
         default_factory=lambda: {
             "requests": {"cpu": "50m", "memory": "384Mi"},
@@ -95,7 +96,7 @@ class FollowValues(PlacedValues, frozen=True, kw_only=True):
 
 
 class FaultToleranceValues(ChartNode, frozen=True, kw_only=True):
-    """Ray's control store outlives its head, in a Redis of yours."""
+    """GCS fault tolerance: Ray's control store outlives its head, in a Redis of yours."""
 
     enabled: bool = False
     redis_address: str = ""
@@ -103,21 +104,21 @@ class FaultToleranceValues(ChartNode, frozen=True, kw_only=True):
     redis_username: SecretRef = SecretRef()
     redis_password: SecretRef = SecretRef()
     reconnect_seconds: Count = 600
-    """How long workers serve on without the head."""
+    """Seconds that workers continue to serve without the head."""
 
 
 class RayAuthValues(ChartNode, frozen=True, kw_only=True):
-    """Access to Ray: its dashboard, jobs and processes."""
+    """Authentication of Ray: its dashboard, jobs and processes."""
 
     mode: Literal["disabled", "token"] = "token"
-    """`token`: KubeRay makes a Secret, and all pods have it. Ray 2.52 or newer."""
+    """`token`: KubeRay makes a Secret that all pods get. Needs Ray 2.52 or newer."""
     secret_name: str = ""
     """A Secret of yours with the key `auth_token`. Empty: KubeRay's."""
 
 
 class ServiceAccountValues(ChartNode, frozen=True, kw_only=True):
-    """The account of all pods. It may do nothing; with the autoscaler KubeRay gives the head one of
-    its own."""
+    """The service account of all pods, without rights; with the autoscaler, KubeRay gives the head
+    another one."""
 
     create: bool = True
     name: str = ""
@@ -125,22 +126,22 @@ class ServiceAccountValues(ChartNode, frozen=True, kw_only=True):
 
 
 class RbacValues(ChartNode, frozen=True, kw_only=True):
-    """Roles of what has groups follow; nothing else of the chart's has any."""
+    """RBAC of the worker-group adapter, the only part of the chart that needs rights."""
 
     create: bool = True
     """False: bind the account `NAME-groups` yourself, to the Roles that `true` would make."""
 
 
 class TestValues(ChartNode, frozen=True, kw_only=True):
-    """What `helm test` asks gateways with."""
+    """Settings of `helm test`."""
 
     api_key: SecretRef = SecretRef()
-    """A key of theirs, itself and not its hash. Empty: where keys are asked for, no request is
+    """An API key of the gateways, not its hash. Empty: where keys are required, no request is
     made."""
 
 
 class ModelClaimValues(ChartNode, frozen=True, kw_only=True):
-    """A volume that all replicas read models from."""
+    """A volume from which all replicas read models."""
 
     existing_claim: str = ""
     create: bool = False
@@ -150,32 +151,35 @@ class ModelClaimValues(ChartNode, frozen=True, kw_only=True):
 
 
 class ModelStorageValues(ChartNode, frozen=True, kw_only=True):
-    """Where models lie, and where what is downloaded is kept."""
+    """Where models are stored, and downloads kept."""
 
     mount_path: str = "/models"
-    """`config.model` is a folder in it, or its id or URL: what is fetched is put there, too."""
+    """Mount path of the models. `config.model` is a folder in it, or an id or URL, which is fetched
+    into it."""
     claim: ModelClaimValues = ModelClaimValues()
     host_path: str = ""
-    """A folder of each node, in the place of a claim. The restricted pod security refuses it. With
-    `readOnly`: a folder that Kubernetes made would be root's, and pods are user 10001."""
+    """A folder of each node, in place of a claim; the restricted pod security standard refuses it.
+    Use it with `readOnly`: a folder created by Kubernetes belongs to root, and pods run as user
+    10001."""
     read_only: bool = False
-    """Nothing is downloaded then."""
+    """Mount read-only; nothing is downloaded then."""
     object_store: SecretRef = SecretRef()
-    """Credentials of an object store: every key of the Secret is a variable, whatever `key` is."""
+    """Credentials of an object store: every key of the Secret becomes an environment variable;
+    `key` is not used."""
     hub_token: SecretRef = SecretRef()
-    """HF_TOKEN, for models that want one."""
+    """HF_TOKEN, for gated models."""
 
 
 class ClusterSecurityValues(ChartNode, frozen=True, kw_only=True):
     """Security between Baton's own processes; see docs/operating/access.md."""
 
     token: SecretRef = SecretRef()
-    """BATON_CLUSTER_TOKEN, without which no call between Baton's processes is served."""
+    """BATON_CLUSTER_TOKEN, which every call between Baton's processes then needs."""
     keys: str = ""
-    """A Secret with files of API keys, a key a line, mounted at /etc/baton/keys in gateways: name
-    them in `config.gateway` as `file:/etc/baton/keys/NAME`. Empty: `NAME-keys`, after the
-    RayService, which may be made later. Another name is another cluster."""
+    """A Secret with files of API keys, one key per line, mounted at /etc/baton/keys in gateways;
+    name them in `config.gateway` as `file:/etc/baton/keys/NAME`. Empty: `NAME-keys`, where NAME is
+    the RayService; it may be created later. Changing the name needs a new cluster."""
     certificate: str = ""
     """A Secret with tls.crt, tls.key and ca.crt (`baton certs` makes them), mounted at
-    /etc/baton/cluster in workers: name the files in `config.security`. Empty: `NAME-cluster`,
+    /etc/baton/cluster in workers; name the files in `config.security`. Empty: `NAME-cluster`,
     likewise."""

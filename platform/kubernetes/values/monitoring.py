@@ -1,4 +1,4 @@
-"""Values of what Prometheus, Grafana and OpenTelemetry are given."""
+"""Values for Prometheus, Grafana and OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class MonitorValues(ChartNode, frozen=True, kw_only=True):
     """A monitor of the Prometheus operator."""
 
     enabled: bool | None = None
-    """null: where the cluster knows such objects."""
+    """null: only if the cluster has the resource type."""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     """Labels by which a Prometheus selects it."""
     interval: str = "15s"
@@ -28,7 +28,7 @@ class RuleValues(ChartNode, frozen=True, kw_only=True):
     """Alerts, from the chart's rules/*.yaml."""
 
     enabled: bool | None = None
-    """null: where the cluster knows such objects."""
+    """null: only if the cluster has the resource type."""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     runbooks: str = ""
     """Where this repository can be read, as a URL: alerts then link to their runbooks."""
@@ -55,13 +55,14 @@ class MonitoringValues(ChartNode, frozen=True, kw_only=True):
 
 
 class CollectorValues(PlacedValues, frozen=True, kw_only=True):
-    """An OpenTelemetry collector beside the deployment; all processes send it their spans."""
+    """An OpenTelemetry collector, to which all processes send their spans."""
 
     enabled: bool = False
-    """Sets `config.tracing.otlp_endpoint`, if that is empty: processes start anew, in place."""
+    """Run it, and set `config.tracing.otlp_endpoint` if that is empty. A change restarts processes
+    in place."""
     sample_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
-    """What `config.tracing.sample_ratio` is then, unless it is set: of requests that come without a
-    trace of their own, whose caller has decided otherwise."""
+    """`config.tracing.sample_ratio`, unless that is set: the share of requests without trace
+    context that are traced."""
     image: str = "otel/opentelemetry-collector-contrib:0.140.0"
     """Image, from `global.imageRegistry` unless it names a registry itself."""
     replicas: Count = 1
@@ -72,6 +73,6 @@ class CollectorValues(PlacedValues, frozen=True, kw_only=True):
         }
     )
     exporters: Free = msgspec.field(default_factory=dict)
-    """Where spans go, as the collector's own configuration writes it: at least one."""
+    """The collector's `exporters`, in its own format; at least one."""
     env: list[Free] = msgspec.field(default_factory=list)
     """Environment variables, for credentials of exporters, from Secrets."""

@@ -1,4 +1,4 @@
-"""Values of how clients come in, and who may not."""
+"""Values of the network: how clients reach the gateways, and network policies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.core.config_node import Count, NonNegative
 from baton.platform.kubernetes.values.node import ChartNode, Free
 
 API_PATHS = ("/v1", "/v2", "/tokenize", "/detokenize", "/classify", "/score", "/rerank", "/pooling")
-"""Paths of gateways' public port, below which keys are asked for."""
+"""Paths of the gateways' public port that need API keys."""
 GRPC_SERVICES = (
     "baton.v1.Inference",
     "grpc.health.v1.Health",
@@ -33,7 +33,7 @@ class ServiceValues(ChartNode, frozen=True, kw_only=True):
 
 
 class IngressHostValues(ChartNode, frozen=True, kw_only=True):
-    """A name of the Ingress."""
+    """A host of the Ingress."""
 
     host: str
     paths: list[str] = msgspec.field(default_factory=list)
@@ -46,11 +46,11 @@ class IngressValues(ChartNode, frozen=True, kw_only=True):
     enabled: bool = False
     class_name: str = ""
     annotations: dict[str, str] = msgspec.field(default_factory=dict)
-    """Let its controller neither buffer answers nor cut long ones off."""
+    """Annotations by which the controller neither buffers answers nor cuts long ones off."""
     hosts: list[IngressHostValues] = msgspec.field(default_factory=list)
     paths: list[str] = msgspec.field(default_factory=lambda: [*API_PATHS])
-    """Paths of all hosts that say nothing else: the whole API. What else a gateway answers (its
-    front page, `/docs`, `/health`) is not led outside."""
+    """Paths of hosts without their own: the whole API. Other paths of a gateway (`/`, `/docs`,
+    `/health`) are not exposed."""
     tls: list[Free] = msgspec.field(default_factory=list)
 
 
@@ -60,7 +60,7 @@ class RouteValues(ChartNode, frozen=True, kw_only=True):
     enabled: bool = False
     annotations: dict[str, str] = msgspec.field(default_factory=dict)
     parent_refs: list[Free] = msgspec.field(default_factory=list)
-    """Gateways that carry it."""
+    """Gateways (of the Gateway API) that the route is attached to."""
     hostnames: list[str] = msgspec.field(default_factory=list)
     filters: list[Free] = msgspec.field(default_factory=list)
 
@@ -69,18 +69,18 @@ class HttpRouteValues(RouteValues, frozen=True, kw_only=True):
     """An HTTPRoute."""
 
     paths: list[str] = msgspec.field(default_factory=lambda: [*API_PATHS])
-    """The whole API, likewise."""
+    """Paths of the route: the whole API."""
     request_timeout: str = ""
-    """Timeout, at least what gateways give a request. Empty: as long as the longest of
-    `request_timeout_s` of `config.gateway` and its tenants."""
+    """Timeout of requests. Empty: the longest `request_timeout_s` of `config.gateway` and its
+    tenants."""
 
 
 class GrpcRouteValues(RouteValues, frozen=True, kw_only=True):
     """A GRPCRoute."""
 
     services: list[str] = msgspec.field(default_factory=lambda: [*GRPC_SERVICES])
-    """What clients reach: the API, health checks, and reflection, by which tools such as `grpcurl`
-    ask what there is."""
+    """gRPC services that clients can reach: the API, health checks, and reflection, which tools
+    such as `grpcurl` use."""
 
 
 class PickerValues(ChartNode, frozen=True, kw_only=True):
@@ -92,8 +92,8 @@ class PickerValues(ChartNode, frozen=True, kw_only=True):
 
 
 class InferencePoolValues(ChartNode, frozen=True, kw_only=True):
-    """The gateways as an InferencePool. Baton's gateways route by themselves: this is for meshes
-    that address pools only."""
+    """The gateways as an InferencePool, for meshes that only address pools. Baton's gateways do the
+    routing."""
 
     enabled: bool = False
     endpoint_picker: PickerValues = PickerValues()
@@ -109,18 +109,18 @@ class CertManagerValues(ChartNode, frozen=True, kw_only=True):
 
 
 class BackendPolicyValues(ChartNode, frozen=True, kw_only=True):
-    """How the Gateway of a route trusts the certificate of Baton's gateways."""
+    """How the Gateway of a route verifies the certificate of Baton's gateways."""
 
     made_by: Literal["", "chart", "others"] = ""
-    """`chart`: a BackendTLSPolicy (Gateway API 1.4). `others`: it is told in another way."""
+    """`chart`: the chart makes a BackendTLSPolicy (Gateway API 1.4). `others`: you configure it."""
     hostname: str = ""
-    """A name that the certificate bears. Empty: the first of `certManager.dnsNames`."""
+    """A DNS name in the certificate. Empty: the first of `certManager.dnsNames`."""
     ca_certificate_refs: list[Free] = msgspec.field(default_factory=list)
-    """ConfigMaps with ca.crt. Empty: the authorities that the Gateway's system trusts."""
+    """ConfigMaps with ca.crt. Empty: the Gateway's system-wide authorities."""
 
 
 class TlsValues(ChartNode, frozen=True, kw_only=True):
-    """The certificate of the gateways' ports, mounted at /etc/baton/tls: name its files in
+    """The certificate of the gateways' ports, mounted at /etc/baton/tls; name its files in
     `config.gateway`."""
 
     secret_name: str = ""
@@ -130,11 +130,12 @@ class TlsValues(ChartNode, frozen=True, kw_only=True):
 
 
 class NetworkPolicyValues(ChartNode, frozen=True, kw_only=True):
-    """Clients reach gateways alone, KV travels between workers alone, and Ray stays inside."""
+    """Network policies: clients reach only gateways, KV travels only between workers, and Ray's
+    ports are closed to others."""
 
     enabled: bool = True
     clients: list[Free] = msgspec.field(default_factory=list)
-    """Clients that may call the gateways, as NetworkPolicy peers. Empty: everybody."""
+    """Clients that may call the gateways, as NetworkPolicy peers. Empty: all."""
     operator: list[Free] = msgspec.field(
         default_factory=lambda: [
             {
@@ -143,7 +144,7 @@ class NetworkPolicyValues(ChartNode, frozen=True, kw_only=True):
             }
         ]
     )
-    """Where the KubeRay operator runs: it speaks to the head's dashboard."""
+    """Peers of the KubeRay operator, which calls the head's dashboard."""
     monitoring: list[Free] = msgspec.field(
         default_factory=lambda: [
             {
@@ -152,34 +153,34 @@ class NetworkPolicyValues(ChartNode, frozen=True, kw_only=True):
             }
         ]
     )
-    """Where Prometheus runs."""
+    """Peers of Prometheus."""
     dns: list[Free] = msgspec.field(
         default_factory=lambda: [
             {"namespaceSelector": {}},
             {"ipBlock": {"cidr": "169.254.0.0/16"}},
         ]
     )
-    """Where names are resolved, on port 53: pods of any namespace, or NodeLocal DNSCache, which is
-    no pod of the network but a link-local address of each node."""
+    """DNS servers, on port 53: pods of any namespace, and NodeLocal DNSCache, a link-local address
+    of each node."""
     host_network_cidrs: list[str] = msgspec.field(default_factory=list)
-    """Addresses of nodes, in CIDR notation. Pods with `hostNetwork` speak from these, and any
-    process of those nodes then reaches the release's pods."""
+    """Addresses of nodes, in CIDR notation, from which pods with `hostNetwork` call. Any process on
+    those nodes can then reach the release's pods."""
     allow_https: bool = True
-    """Pods may reach TCP 443 and 6443 anywhere: hubs, object stores, the API server (which the
+    """Allow egress to TCP 443 and 6443 anywhere: hubs, object stores, the API server (which the
     autoscaler needs). Ports of `config.model`, `config.tiers.store.url` and
-    `config.tracing.otlp_endpoint` are open anyhow; an object store on another port wants
+    `config.tracing.otlp_endpoint` are always open; an object store on another port needs
     `extraEgress`."""
     extra_ingress: list[Free] = msgspec.field(default_factory=list)
-    """Rules more, of all Ray pods."""
+    """Additional ingress rules for all Ray pods."""
     extra_egress: list[Free] = msgspec.field(default_factory=list)
 
 
 class DisruptionValues(ChartNode, frozen=True, kw_only=True):
-    """How many pods of a worker group may be away at once when nodes are drained."""
+    """PodDisruptionBudgets of worker groups, for node drains."""
 
     enabled: bool = True
     max_unavailable: Count = 1
-    """Most pods of a group's minimum that may be unavailable; of groups of one pod any may go."""
+    """Pods of a group's minimum that may be unavailable; a group of one pod has no budget."""
 
 
 class RayPortValues(ChartNode, frozen=True, kw_only=True):
@@ -190,7 +191,7 @@ class RayPortValues(ChartNode, frozen=True, kw_only=True):
     runtime_env_agent: NonNegative = 6382
     agent_grpc: NonNegative = 6383
     agent: NonNegative = 52365
-    """Health, as probes ask for it."""
+    """The port of the node agent, which probes ask for health."""
     metrics: NonNegative = 8080
     min_worker: NonNegative = 10002
     max_worker: NonNegative = 10999

@@ -1,4 +1,4 @@
-"""What every part of the chart's values is made of."""
+"""Base types of the chart's values."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Share = Annotated[int, msgspec.Meta(ge=0, le=100)]
 
 
 class ChartNode(ConfigNode, frozen=True, kw_only=True, rename="camel"):
-    """Refuses unknown keys; its keys are camelCase, as is usual in charts."""
+    """A node of the values tree: unknown keys are refused, keys are camelCase."""
 
 
 class PlacedValues(ChartNode, frozen=True, kw_only=True):
-    """Where a pod beside Ray's runs."""
+    """Scheduling of a pod that is not Ray's."""
 
     node_selector: dict[str, str] = msgspec.field(default_factory=dict)
     affinity: Free = msgspec.field(default_factory=dict)
@@ -30,7 +30,7 @@ class PlacedValues(ChartNode, frozen=True, kw_only=True):
 
 
 class SecretRef(ChartNode, frozen=True, kw_only=True):
-    """A key of a Secret that exists. Secrets never stand in values."""
+    """A key of an existing Secret. Values never contain secrets."""
 
     existing_secret: str = ""
     """Name of the Secret. Empty: none."""

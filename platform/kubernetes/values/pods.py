@@ -11,50 +11,50 @@ from baton.platform.kubernetes.values.node import ChartNode, Free
 
 
 class DeviceValues(ChartNode, frozen=True, kw_only=True):
-    """Devices of one pod, as a device plugin calls them."""
+    """Extended resources of one pod, from a device plugin."""
 
     resource: str = ""
-    """Name of the extended resource, `nvidia.com/gpu` say. Empty: none."""
+    """Name of the extended resource, such as `nvidia.com/gpu`. Empty: none."""
     count: NonNegative = 0
-    """How many each pod gets."""
+    """The number that each pod gets."""
 
 
 class ProbeValues(ChartNode, frozen=True, kw_only=True):
-    """Whole probes in the place of the chart's own."""
+    """Complete probes that replace the chart's own."""
 
     startup: Free = msgspec.field(default_factory=dict)
     """Empty: Ray's node answers on its agent's port, within `startupSeconds`."""
     liveness: Free = msgspec.field(default_factory=dict)
     """Empty: Ray's node answers on its agent's port."""
     readiness: Free = msgspec.field(default_factory=dict)
-    """Empty: a gateway takes requests (`/ready`), or a pod's first replica does (`/readyz`), or the
+    """Empty: a gateway accepts requests (`/ready`), a pod's first replica does (`/readyz`), or the
     head answers."""
 
 
 class PodValues(ChartNode, frozen=True, kw_only=True):
-    """What the pods of the head and of worker groups have in common."""
+    """Settings that pods of the head and of worker groups share."""
 
     image: str = ""
-    """Another image than the chart's, as a full reference."""
+    """A full image reference that replaces the chart's image."""
     resources: Free = msgspec.field(default_factory=dict)
     """Requests and limits of the Ray container, without devices. Ray counts the limit's CPUs."""
     accelerator: DeviceValues = DeviceValues()
     rdma: DeviceValues = DeviceValues()
-    """RDMA devices. They want locked memory, so the container gets IPC_LOCK: a namespace with the
-    restricted pod security refuses it."""
+    """RDMA devices. They need locked memory, so the container gets IPC_LOCK, which the restricted
+    pod security standard refuses."""
     resource_claims: list[Free] = msgspec.field(default_factory=list)
-    """Claims of dynamic resource allocation; the container gets all of them. Say how many GPUs they
-    are in `rayStartParams`: `num-gpus`."""
+    """Claims of dynamic resource allocation, all for the Ray container. Set their number of GPUs in
+    `rayStartParams`: `num-gpus`."""
     host_network: bool = False
-    """Use the node's network, for RDMA without a device plugin. One such pod fits a node, and
-    network policies do not know it as a pod: see `networkPolicy.hostNetworkCidrs`."""
+    """Use the node's network, for RDMA without a device plugin. Only one such pod fits on a node,
+    and network policies do not apply to it as a pod: see `networkPolicy.hostNetworkCidrs`."""
     home_size: str = "5Gi"
-    """Limit of the home folder, where fetched models lie without `model.claim` or
-    `model.hostPath`."""
+    """Limit of the home folder, which holds fetched models unless `model.claim` or `model.hostPath`
+    is set."""
     shared_memory: str = ""
-    """Size of /dev/shm. Empty: Ray's object store, and 1 GiB for each accelerator."""
+    """Size of /dev/shm. Empty: Ray's object store plus 1 GiB per accelerator."""
     scratch_size: str = "20Gi"
-    """Limit of /tmp, where Ray writes its session and logs."""
+    """Limit of /tmp, which holds Ray's session and logs."""
     node_selector: dict[str, str] = msgspec.field(default_factory=dict)
     affinity: Free = msgspec.field(default_factory=dict)
     tolerations: list[Free] = msgspec.field(default_factory=list)
@@ -64,7 +64,7 @@ class PodValues(ChartNode, frozen=True, kw_only=True):
     scheduler_name: str = ""
     runtime_class_name: str = ""
     pod_labels: dict[str, str] = msgspec.field(default_factory=dict)
-    """Labels of the pods. A change is a new cluster."""
+    """Labels of the pods. A change needs a new cluster."""
     pod_annotations: dict[str, str] = msgspec.field(default_factory=dict)
     env: list[Free] = msgspec.field(default_factory=list)
     env_from: list[Free] = msgspec.field(default_factory=list)
@@ -73,19 +73,20 @@ class PodValues(ChartNode, frozen=True, kw_only=True):
     init_containers: list[Free] = msgspec.field(default_factory=list)
     sidecars: list[Free] = msgspec.field(default_factory=list)
     ray_start_params: dict[str, str] = msgspec.field(default_factory=dict)
-    """Options of `ray start`, beside the chart's own, but for labels and resources."""
+    """Further options of `ray start`, except labels and resources."""
     ray_resources: dict[str, str] = msgspec.field(default_factory=dict)
     """Custom resources of the Ray node."""
     termination_grace_period_seconds: Annotated[int, msgspec.Meta(ge=30)] = 120
-    """How long a pod may take to end. A worker first leaves the cluster, in 15 s less: replacements
-    come up, and requests move to them. The head has as long as the slowest group, and goes last."""
+    """Seconds that a pod may take to end. A worker first leaves the cluster, in 15 s less:
+    replacements start, and requests move to them. The head has as long as the slowest group, and
+    ends last."""
     startup_seconds: Count = 300
-    """How long Ray may take to start in a new pod."""
+    """Seconds that Ray may take to start in a new pod."""
     probes: ProbeValues = ProbeValues()
 
 
 class HeadValues(PodValues, frozen=True, kw_only=True):
-    """The pod of Ray's head: control store, dashboard, Serve's controller, and no replica."""
+    """The pod of Ray's head: control store, dashboard and Serve's controller, without replicas."""
 
     resources: Free = msgspec.field(
         default_factory=lambda: {
@@ -97,7 +98,7 @@ class HeadValues(PodValues, frozen=True, kw_only=True):
 
 
 class WorkerValues(PodValues, frozen=True, kw_only=True):
-    """What all worker groups are, unless they say otherwise."""
+    """Defaults of all worker groups."""
 
     resources: Free = msgspec.field(
         default_factory=lambda: {
@@ -108,27 +109,29 @@ class WorkerValues(PodValues, frozen=True, kw_only=True):
     replicas: NonNegative = 1
     """Pods, or groups of `numOfHosts` pods."""
     min_replicas: NonNegative | None = None
-    """Least pods with the autoscaler or `config.planner.nodes`. Empty: `replicas`."""
+    """The fewest replicas of the group, with the autoscaler or `config.planner.nodes`. Empty:
+    `replicas`."""
     max_replicas: NonNegative | None = None
-    """Most pods with the autoscaler or `config.planner.nodes`. Empty: `replicas`."""
+    """The most replicas of the group, with the autoscaler or `config.planner.nodes`. Empty:
+    `replicas`."""
     num_of_hosts: Count = 1
-    """Pods that come and go together, for replicas whose ranks are on several nodes."""
+    """Pods that are added and removed together, for replicas whose ranks are on several nodes."""
     processes: Annotated[int, msgspec.Meta(ge=1, le=16)] | None = None
-    """Replicas that a pod can hold, each with a port for Prometheus. Empty: as many as its
-    accelerators are enough for, or one."""
+    """Replicas that a pod can hold, each with a metrics port. Empty: as many as its accelerators
+    allow, or one."""
     idle_timeout_seconds: NonNegative = 0
-    """Seconds after which the autoscaler takes an idle pod away. 0: as `autoscaler` says."""
+    """Seconds after which the autoscaler removes an idle pod. 0: the setting of `autoscaler`."""
     priority: int = 0
-    """Groups of a higher one are scaled up first (autoscaler v2)."""
+    """Groups with a higher priority are scaled up first (autoscaler v2)."""
     ray_labels: dict[str, str] = msgspec.field(default_factory=dict)
-    """Labels of the Ray nodes, beside `baton-role`."""
+    """Further labels of the Ray nodes, besides `baton-role`."""
 
 
 class WorkerGroupValues(WorkerValues, frozen=True, kw_only=True):
-    """Pods of one kind; what is not said here is as in `workerDefaults`."""
+    """A group of pods of one kind; `workerDefaults` has the defaults."""
 
     name: str
     """Unique; also the label `ray.io/group` of the pods."""
     role: Literal["gateway", "prefill", "decode"]
-    """What runs there: the node has the label `baton-role`, which `config.*.placement.labels` ask
-    for."""
+    """The role of its replicas: the Ray node gets the label `baton-role`, which
+    `config.*.placement.labels` select."""

@@ -1,12 +1,12 @@
-"""All values of the chart, with their defaults: what values.yaml, its schema and the chart's README
-are made of.
+"""All values of the chart, with their defaults, from which values.yaml, its schema and the chart's
+README are generated.
 
     config                          the deployment, as `baton serve -f` reads it
     image, rayService ... rayAuth   the RayService
     head, workerGroups              its pods
-    model, security                 what is mounted into them
-    service ... networkPolicy       how clients come in, and who may not
-    monitoring, collector           what is told to Prometheus, Grafana, OpenTelemetry
+    model, security                 volumes and Secrets mounted into them
+    service ... networkPolicy       how clients reach the gateways
+    monitoring, collector           Prometheus, Grafana, OpenTelemetry
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ROLE_LABEL = "baton-role"
 
 
 def default_config() -> dict[str, Any]:
-    """What differs from `DeploymentConfig()` in a cluster."""
+    """Settings that differ from `DeploymentConfig()` in a cluster."""
     placed = {role: {"placement": {"labels": {ROLE_LABEL: role}}} for role in ("prefill", "decode")}
     gateway = {
         "host": "0.0.0.0",
@@ -70,9 +70,9 @@ class ChartValues(ChartNode, frozen=True, kw_only=True):
 
     name_override: str = ""
     fullname_override: str = ""
-    """Name of the RayService and, with suffixes, of all else; at most 47 characters."""
+    """Name of the RayService and, with suffixes, of all other objects; at most 47 characters."""
     common_labels: dict[str, str] = msgspec.field(default_factory=dict)
-    """Labels of all objects but Ray's pods, where a new label would mean a new cluster."""
+    """Labels of all objects except Ray's pods, where a new label would need a new cluster."""
     common_annotations: dict[str, str] = msgspec.field(default_factory=dict)
     global_: GlobalValues = msgspec.field(default_factory=GlobalValues, name="global")
     image: ImageValues = ImageValues()
@@ -80,8 +80,8 @@ class ChartValues(ChartNode, frozen=True, kw_only=True):
     ray_version: str = "2.60.0"
     """Ray's version in the image."""
     config: DeploymentConfig = DeploymentConfig()
-    """The deployment: the tree of `baton serve -f`, handed to the application as it is.
-    docs/configuration.md has every setting."""
+    """The deployment: the tree of `baton serve -f`, passed to the application unchanged.
+    docs/configuration.md lists every setting."""
     ray_service: RayServiceValues = RayServiceValues()
     upgrade: UpgradeValues = UpgradeValues()
     autoscaler: AutoscalerValues = AutoscalerValues()
@@ -91,9 +91,9 @@ class ChartValues(ChartNode, frozen=True, kw_only=True):
     head: HeadValues = HeadValues()
     worker_defaults: WorkerValues = WorkerValues()
     worker_groups: list[WorkerGroupValues] = msgspec.field(default_factory=list)
-    """Groups of pods, in this order; what one does not say is as in `workerDefaults`. Append new
-    groups: KubeRay adds those at the end to the running cluster, and replaces the cluster where one
-    comes before others. Exactly one has the role gateway."""
+    """Groups of pods; `workerDefaults` has their defaults. Append new groups: KubeRay adds those at
+    the end to the running cluster, but replaces the cluster if one is inserted before others.
+    Exactly one has the role gateway."""
     ray_ports: RayPortValues = RayPortValues()
     service_account: ServiceAccountValues = ServiceAccountValues()
     rbac: RbacValues = RbacValues()
@@ -111,11 +111,11 @@ class ChartValues(ChartNode, frozen=True, kw_only=True):
     collector: CollectorValues = CollectorValues()
     test: TestValues = TestValues()
     extra_objects: list[Any] = msgspec.field(default_factory=list)
-    """Manifests of yours, objects or texts, in which templates are worked out."""
+    """Additional manifests, as objects or as text; templates in them are rendered."""
 
 
 def default_values() -> dict[str, Any]:
-    """What values.yaml says."""
+    """The values of values.yaml."""
     values: dict[str, Any] = msgspec.to_builtins(ChartValues())
     return {**values, "config": default_config(), "workerGroups": default_groups()}
 

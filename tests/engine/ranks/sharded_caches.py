@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from baton.core.kv_layout import KvLayout
 from baton.engine.memory.kv_cache import KvCache
+from baton.engine.ranks.assemble import Introduce
 from baton.engine.ranks.sharded_cache import ShardedCache
 from baton.engine.ranks.shares import SharedMemory, open_place
 
@@ -21,8 +22,10 @@ def sharded(
     *,
     is_at_once: bool = False,
     num_blocks: int = NUM_BLOCKS,
+    introduce: Introduce | None = None,
 ) -> tuple[ShardedCache, list[KvCache]]:
-    """The cache of the lead, and what each rank sees, as if it were another process."""
+    """The cache of the lead, and what each rank sees, as if it were another process; which
+    introduces it to other replicas by `introduce`, if it does."""
     starts = first_planes or [0] * (len(layouts) - 1)
     of_others = zip(layouts[1:], starts, strict=True)
     memories = [SharedMemory(layout, num_blocks, start) for layout, start in of_others]
@@ -35,13 +38,18 @@ def sharded(
         os.close(fd)
     for memory in memories:
         memory.close()
-    shares = [memory.share for memory in memories]
+    shares = [
+        replace(memory.share, introduction=introduce(rank.arena) if introduce is not None else b"")
+        for memory, rank in zip(memories, others, strict=True)
+    ]
     return ShardedCache(whole, own, shares, is_at_once=is_at_once), [own, *others]
 
 
-def in_tensor_ranks(whole: KvLayout, num_ranks: int, num_blocks: int) -> ShardedCache:
+def in_tensor_ranks(
+    whole: KvLayout, num_ranks: int, num_blocks: int, introduce: Introduce | None = None
+) -> ShardedCache:
     """The heads dealt out evenly."""
     each = whole.num_kv_heads // num_ranks
     starts = range(0, whole.num_kv_heads, each)
     layouts = [replace(whole, first_kv_head=start, num_kv_heads=each) for start in starts]
-    return sharded(whole, layouts, num_blocks=num_blocks)[0]
+    return sharded(whole, layouts, num_blocks=num_blocks, introduce=introduce)[0]

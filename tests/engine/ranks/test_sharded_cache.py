@@ -20,8 +20,11 @@ from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import DeviceWrite
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.memory.kv_staging import KvStaging
+from baton.engine.ranks.sharded_cache import ShardedCache
+from baton.engine.ranks.shares import NOWHERE
+from baton.kv_transfer import transports
 from baton.kv_transfer.layouts.integrity import checksums_of, unit_checksums
-from baton.kv_transfer.transports import TransportParts, create_sending_halves
+from baton.kv_transfer.transports import TRANSPORTS, TransportParts, create_sending_halves
 
 WHOLE = KvLayout(
     model_fingerprint=b"", dtype="float32", num_layers=2, num_kv_heads=4, head_dim=8, block_size=4
@@ -199,12 +202,18 @@ def test_bytes_beyond_a_block_and_heads_of_nobody_are_refused() -> None:
         sharded(WHOLE, [held(WHOLE, 0, 2)])
 
 
-def test_no_transport_that_reads_an_arena_by_itself_offers_to_send_what_is_in_pieces() -> None:
+def test_a_transport_that_reads_an_arena_by_itself_sends_no_pieces_unless_it_reaches_each_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    has_nixl = replace(TRANSPORTS["nixl"], lacks=str)
+    monkeypatch.setattr(transports, "TRANSPORTS", {**TRANSPORTS, "nixl": has_nixl})
     cache, _ = sharded(WHOLE, SPLITS["two halves"])
+    _, other = cache._of_ranks
+    on_device = ShardedCache(WHOLE, cache.own, [replace(other, memory=NOWHERE)])
 
-    names = set(create_sending_halves(TransportParts(), cache.arena))
+    found = [set(create_sending_halves(TransportParts(), it.arena)) for it in (cache, on_device)]
 
-    assert names == {"gloo", "grpc", "tcp", "auto"}
+    assert found == [{"gloo", "grpc", "tcp", "auto", "nixl"}, {"gloo", "grpc", "tcp", "auto"}]
     assert "shm" in create_sending_halves(TransportParts(), KvCache(WHOLE, NUM_BLOCKS).arena)
 
 

@@ -263,6 +263,7 @@ async def test_what_is_wrong_is_named(field: str) -> None:
 
     assert [chat.status_code, completion.status_code] == [400, 400]
     assert error_of(chat)["param"] == error_of(completion)["param"] == field
+    assert field in error_of(chat)["message"]  # all that many clients show
     assert not gateway.dispatcher.generations
 
 

@@ -62,6 +62,39 @@ async def test_what_is_not_json_is_refused(data: bytes) -> None:
     assert error_of(response)["type"] == "invalid_request_error"
 
 
+async def test_who_asks_a_wrong_path_or_in_a_wrong_way_is_told_the_right_one() -> None:
+    async with serving() as gateway:
+        for path, meant in (
+            ("/chat/completions", "/v1/chat/completions"),
+            ("/v1/v1/models", "/v1/models"),
+            ("/v1/chat/completion", "/v1/chat/completions"),
+        ):
+            response = await gateway.http.post(path, json={})
+            assert response.status_code == 404
+            assert f"did you mean {meant}?" in error_of(response)["message"]
+        response = await gateway.http.get("/v1/completions")
+        assert response.status_code == 405
+        assert "use POST" in error_of(response)["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("embeddings", {"input": "x", "encoding_format": "hex"}, "known are base64, float"),
+        ("completions", {"prompt": "x", "logit_bias": {"a": 1}}, "a key of logit_bias: Expected"),
+        ("completions", {"prompt": "x", "priority": 1 << 31}, "at most 2147483647; got 2147483648"),
+    ],
+)
+async def test_a_refusal_says_where_it_is_and_what_there_is(
+    path: str, body: dict[str, Any], message: str
+) -> None:
+    async with serving() as gateway:
+        response = await gateway.http.post(f"/v1/{path}", json=body)
+
+    assert response.status_code == 400
+    assert message in error_of(response)["message"]
+
+
 async def test_an_unknown_model_is_not_found() -> None:
     async with serving() as gateway:
         responses = [

@@ -10,9 +10,9 @@ from tests.kernels.latent_attention.test_choose_tokens import (
     compiled,
     each_dtype,
     index_pass,
-    threads,
 )
 from tests.kernels.latent_attention.test_mla_attention import on_device
+from tests.torch_threads import threads
 from torch import Tensor
 
 from baton.kernels.cpu.operators import Call

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.kv_layout import DraftFeatures, KvLayout, SideCache
-from baton.kv_transfer.sending.layer_groups import MIN_BYTES, LayerGroups
+from baton.kv_transfer.sending.layer_groups import LATE_FACTOR, MIN_BYTES, LayerGroups
 
 
 @st.composite
@@ -46,5 +46,9 @@ def test_layers_leave_in_order_with_as_many_bytes_as_pay(
         left = [group for layer in told if (group := groups.computed(layer, num_tokens))]
         assert [layer for group in left for layer in group] == [*told]
         for group in left:
-            assert group.stop > last or num_bytes(group, num_tokens) >= MIN_BYTES
-            assert len(group) == 1 or num_bytes(group[:-1], num_tokens) < MIN_BYTES
+            for stop in range(group.start + 1, group.stop):  # less did not pay
+                least = MIN_BYTES * (LATE_FACTOR if stop == last else 1)
+                assert num_bytes(range(group.start, stop), num_tokens) < least
+            if group.stop <= last:
+                least = MIN_BYTES * (LATE_FACTOR if group.stop == last else 1)
+                assert num_bytes(group, num_tokens) >= least

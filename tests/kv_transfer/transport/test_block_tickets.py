@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from baton.core.errors import TransferCut
 from baton.kv_transfer.transport.block_tickets import BlockTicket, read_ticket
 from baton.kv_transfer.transport.control.client import AnnouncedPiece
-from baton.kv_transfer.transport.nixl.arena import Arena
+from baton.kv_transfer.transport.nixl.arena import Arena, PeerMemory
 from baton.proto import kv_pb2 as pb
 
 NUM_BLOCKS = 64
@@ -26,6 +26,7 @@ ARENA = Arena(
     mem_type="DRAM",
     device=0,
 )
+MEMORY = PeerMemory(ARENA, ["p"])
 
 numbers = st.one_of(st.integers(0, NUM_BLOCKS + 1), st.integers(0, 2**32 - 1))
 sizes = st.one_of(st.sampled_from((0, 1, 255, 256, 257, 1024)), st.integers(0, 2**32 - 1))
@@ -65,7 +66,7 @@ def test_a_ticket_leads_into_the_arena_or_is_refused(
     except TransferCut as cut:
         assert "ticket" in str(cut)
         with pytest.raises(TransferCut):
-            ARENA.where(piece)
+            MEMORY.reading(piece)
         return
 
     assert found.pack() == ticket
@@ -90,7 +91,10 @@ def test_what_a_sender_packs_is_read_as_it_is(data: st.DataObject) -> None:
 
 def assert_inside(piece: AnnouncedPiece, ticket: BlockTicket) -> None:
     """NIXL is told of the part of each block that the ticket names, and of nothing else."""
-    grid, stretches = ARENA.where(piece)
+    reading = MEMORY.reading(piece)
+    (part,) = reading.parts
+    grid, stretches = part.grid, part.numbers
+    assert (part.offset, list(part.rows)) == (0, list(range(reading.num_rows)))
     named = product(
         range(piece.message.plane, piece.message.plane + piece.num_planes), ticket.blocks
     )

@@ -39,7 +39,7 @@ def test_a_late_ray_is_started_again_and_nothing_else(
 
     def init(**options: object) -> None:
         starts.append(options)
-        nodes.append(subprocess.Popen(["/bin/sh", "-c", "sleep 60 & wait"]))
+        nodes.append(subprocess.Popen(["/bin/sh", "-c", "sleep 60 & wait; exec sleep 60"]))
         if left:
             raise RuntimeError(left.pop(0))
 

@@ -10,11 +10,12 @@ from rich.progress import Progress
 from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.clock import ManualClock
-from baton.core.ids import ReplicaId
-from baton.core.replicas import Role, StartingReplica
+from baton.core.ids import Epoch, ReplicaId
+from baton.core.replicas import Membership, Role, StartingReplica
 from baton.gateway.requests.readiness import missing
 from baton.platform.cli.runs.deploy import cause_of
 from baton.platform.cli.terminal.progress import StartBars
+from baton.platform.cli.terminal.replica_news import SETTLED_S, ReplicaNews
 from baton.platform.cli.terminal.start_report import StartReport
 
 WANTED = {Role.DECODE: 1}
@@ -99,3 +100,21 @@ def test_once_the_registry_misses_nobody_it_is_the_gateway_that_is_waited_for() 
     report.tick()
 
     assert lines[-1].endswith("still waiting after 16 s: decode 0/1: decode-1: no connection")
+
+
+def test_a_replica_that_went_or_came_is_one_line_but_not_what_a_new_registry_has_yet_to_hear() -> (
+    None
+):
+    news = ReplicaNews({Role.DECODE: 2})
+
+    def see(*names: str, age_s: float = SETTLED_S) -> list[str]:
+        infos = tuple(map(make_replica, names))
+        return news.lines(
+            Membership(incarnation=Epoch("r"), version=1, age_s=age_s, replicas=infos)
+        )
+
+    assert see("a", "b") == []
+    assert see("a") == ["b is gone: 1 of 2 decode replicas serve"]
+    assert see("a", "c") == ["c has come: 2 of 2 decode replicas serve"]
+    assert see(age_s=0.5) == []
+    assert see("a", "c") == []

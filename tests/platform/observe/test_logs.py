@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from baton.core.clock import ManualClock
 from baton.platform.cli.terminal.rays_words import ALL_OF_IT, in_one_line
 from baton.platform.cli.terminal.worker_log import NodeLog, WorkerLog
 from baton.platform.observe.logs import JsonLines, LogFormat, TextLines, level_of, start_log
@@ -146,10 +147,16 @@ def test_what_ray_says_is_one_line_with_what_to_do(text: str, line: str) -> None
     assert "\n" not in told
 
 
-def test_rays_node_is_heard_once_and_in_our_log(caplog: pytest.LogCaptureFixture) -> None:
-    node_log = NodeLog(shows_all=False)
+def test_rays_node_is_heard_once_of_each_thing_and_in_our_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = ManualClock()
+    node_log = NodeLog(shows_all=False, clock=clock)
 
     for _ in range(3):
         node_log({"pid": "raylet", "is_err": False, "lines": ["Something new. And why."]}, False)
-
     assert [one.getMessage() for one in caplog.records] == [NEW]
+
+    clock.advance(30.0)  # another process has died of the same
+    node_log({"pid": "raylet", "is_err": False, "lines": ["Something new. And why."]}, False)
+    assert [one.getMessage() for one in caplog.records] == [NEW, NEW]

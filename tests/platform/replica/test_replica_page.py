@@ -18,6 +18,8 @@ from baton.core.sampling import SamplingParams
 from baton.core.step_times import StepWork
 from baton.engine.mesh.mesh import Mesh
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
+from baton.kv_transfer.handoff.messages import Outcome, SettleTransfer
+from baton.kv_transfer.sending.outbox import Outbox
 from baton.platform.models.model_shape import AttentionShape, ModelShape, Part, Product
 from baton.platform.observe.config import MetricsConfig
 from baton.platform.replica.metric_help import HELP
@@ -132,6 +134,21 @@ async def test_a_page_explains_all_that_is_on_it_and_has_the_names_of_vllm_if_as
     assert {one.labels["engine"] for one in samples(both[Role.DECODE]) if ":" in one.name} == {
         "decode-2"
     }
+
+
+async def test_a_handoff_is_sealed_also_if_its_answer_is_over_before_p_has_heard_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hears = Outbox.settle
+
+    async def hears_late(self: Outbox, request: SettleTransfer) -> Outcome:
+        await asyncio.sleep(0.3)
+        return await hears(self, request)
+
+    monkeypatch.setattr(Outbox, "settle", hears_late)
+    async with running_fleet() as fleet:
+        await fleet.ask(PROMPT, SamplingParams(max_tokens=2, temperature=0.0))
+        await until_sealed(fleet, 1)
 
 
 async def test_a_handoff_that_its_first_token_ends_is_cancelled_and_no_failure() -> None:

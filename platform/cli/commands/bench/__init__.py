@@ -1,4 +1,4 @@
-"""`baton bench`: an engine beside what this machine allows; any server under load."""
+"""`baton bench`: an engine against the machine's limits; any server under load."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def engine(  # noqa: PLR0913 - one parameter an option
 ) -> None:
     """One engine in this process: prefill by length, decode by batch and context.
 
-    Each number stands beside its ceiling, measured in the same minute, and the regime it is in:
-    bound by bandwidth, by arithmetic, by what surrounds the model, or by its kernels. Weights may
-    be made up (--load-format dummy): speed depends on shapes alone. With --speculate: what drafting
-    wins on source code, too, and what became of drafts.
+    Each number comes with its ceiling, measured in the same minute, and its regime: bound by
+    bandwidth, by arithmetic, by overhead around the model, or by its kernels. Random weights
+    (--load-format dummy) are fine: speed depends on shapes alone. With --speculate also the gain of
+    drafting on source code, and the acceptance of drafts.
     """
     with told_in_one_line("baton bench engine"):
         config = configure(None, {**changes, "model": model})

@@ -23,7 +23,8 @@ from baton.core.errors import TransportFailed
 from baton.kv_transfer.transport.nixl import buffers as nixl_buffers
 from baton.kv_transfer.transport.nixl import reads as nixl_reads
 from baton.kv_transfer.transport.nixl.buffers import Buffers, BuffersInUse
-from baton.kv_transfer.transport.nixl.reads import Grid, NixlReads, new_agent
+from baton.kv_transfer.transport.nixl.reading import Grid, Name, Reading, ReadPart
+from baton.kv_transfer.transport.nixl.reads import NixlReads, new_agent
 
 MIB = 1 << 20
 
@@ -34,6 +35,12 @@ Stretch = tuple[int, int, int]
 def whole(far: FarPeer) -> Grid:
     address, length, device = far.memory.stretch
     return Grid((address,), count=1, size=length, stride=length, device=device)
+
+
+def one(peer: Name, grid: Grid, numbers: Sequence[int] = (0,)) -> Reading:
+    """These stretches, each in a row of its own."""
+    part = ReadPart(peer, grid, numbers, range(len(numbers)))
+    return Reading([part], grid.size, len(numbers))
 
 
 @pytest.fixture
@@ -51,7 +58,7 @@ async def test_what_the_library_reads_is_what_the_peer_holds(far: FarPeer) -> No
     half = MIB // 2
     two_rows = Grid(starts=(address, address + 2 * MIB), count=4, size=half, stride=half)
 
-    landed = await reads.read(name, two_rows, [2, 3, 7])
+    landed = await reads.read(one(name, two_rows, [2, 3, 7]))
 
     assert landed.data == bytes([7]) * 3 * half
     landed.give_back()
@@ -71,7 +78,7 @@ async def test_what_the_library_reads_goes_from_one_memory_of_a_gpu_to_another()
     name = await reads.add_peer(peer.get_agent_metadata())
     grid = Grid((memory.data_ptr(),), count=4, size=MIB, stride=MIB, mem_type="VRAM")
 
-    landed = await reads.read(name, grid, [3, 1])
+    landed = await reads.read(one(name, grid, [3, 1]))
 
     assert landed.memory.device == device
     assert torch.equal(landed.memory, torch.cat([memory[3 * MIB :], memory[MIB : 2 * MIB]]))
@@ -82,13 +89,13 @@ async def test_what_the_library_reads_goes_from_one_memory_of_a_gpu_to_another()
 async def test_a_killed_peer_fails_the_read(far: FarPeer) -> None:
     reads = NixlReads(partial(new_agent, "near"))
     name = await reads.add_peer(far.memory.metadata)
-    landed = await reads.read(name, whole(far), [0])
+    landed = await reads.read(one(name, whole(far)))
     landed.give_back()
     far.end()
 
     async with asyncio.timeout(60):
         with pytest.raises(TransportFailed):
-            await reads.read(name, whole(far), [0])
+            await reads.read(one(name, whole(far)))
         while reads.num_in_flight:
             await asyncio.sleep(0.01)
 
@@ -99,10 +106,10 @@ async def test_a_killed_peer_fails_the_read(far: FarPeer) -> None:
 async def test_a_read_from_a_peer_that_stands_still_can_be_given_up(far: FarPeer) -> None:
     reads = NixlReads(partial(new_agent, "near"))
     name = await reads.add_peer(far.memory.metadata)
-    (await reads.read(name, whole(far), [0])).give_back()
+    (await reads.read(one(name, whole(far)))).give_back()
     os.kill(far.process.pid or 0, signal.SIGSTOP)
 
-    reading = reads.read(name, whole(far), [0])
+    reading = reads.read(one(name, whole(far)))
     await asyncio.wait({reading}, timeout=0.1)
     reading.cancel()
 
@@ -110,7 +117,7 @@ async def test_a_read_from_a_peer_that_stands_still_can_be_given_up(far: FarPeer
     async with asyncio.timeout(60):
         while reads.num_in_flight:
             await asyncio.sleep(0.01)
-    assert (await reads.read(name, whole(far), [0])).data.tobytes()[:3] == b"\7\7\7"
+    assert (await reads.read(one(name, whole(far)))).data.tobytes()[:3] == b"\7\7\7"
     await reads.close()
 
 
@@ -156,7 +163,7 @@ class ObedientAgent:
         self.peers.add(metadata.decode())
         return metadata.decode()
 
-    def remove_remote_agent(self, name: nixl_reads.Name) -> None:
+    def remove_remote_agent(self, name: Name) -> None:
         self.peers.remove(str(name))
 
     def prep_xfer_dlist(
@@ -222,7 +229,7 @@ class Obeyed:
 
     async def start(self, source: Source) -> tuple[asyncio.Future[nixl_reads.ReadResult], Handle]:
         self.sources.append(source)
-        reading = self.reads.read("p", source.grid, [0])
+        reading = self.reads.read(one("p", source.grid))
         await asyncio.to_thread(self.agent.has_posted.acquire)
         return reading, self.agent.posted[-1]
 
@@ -248,7 +255,7 @@ async def test_stretches_land_end_to_end() -> None:
     async with obeyed() as it:
         first, second = Source(1), Source(2)
         both = Grid((first.address, second.address), count=1, size=1000, stride=1000)
-        reading = it.reads.read("p", both, [0, 1])
+        reading = it.reads.read(one("p", both, [0, 1]))
         await asyncio.to_thread(it.agent.has_posted.acquire)
 
         it.agent.posted[0].complete()
@@ -321,7 +328,7 @@ async def test_a_peer_is_forgotten_once_nothing_is_read_from_it() -> None:
 async def test_a_read_from_an_unknown_peer_fails_and_takes_nothing() -> None:
     async with obeyed() as it:
         with pytest.raises(TransportFailed, match="NOT_FOUND"):
-            await it.reads.read("unknown", Source(1).grid, [0])
+            await it.reads.read(one("unknown", Source(1).grid))
 
         _, handle = await it.start(Source(2))
 
@@ -335,9 +342,9 @@ async def test_registered_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         await it.start(Source(1))
 
         with pytest.raises(BuffersInUse, match="65536 bytes of buffers are in use"):
-            await it.reads.read("p", Source(2).grid, [0])
+            await it.reads.read(one("p", Source(2).grid))
         with pytest.raises(TransportFailed, match="65537 bytes is larger than any buffer"):
-            await it.reads.read("p", Grid((0,), count=1, size=65537, stride=65537), [0])
+            await it.reads.read(one("p", Grid((0,), count=1, size=65537, stride=65537)))
 
 
 def test_memory_kept_for_later_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +371,7 @@ async def test_idle_buffers_of_other_sizes_make_room(monkeypatch: pytest.MonkeyP
         larger = ctypes.create_string_buffer(b"2" * 2 * size, 2 * size)
 
         grid = Grid((ctypes.addressof(larger),), count=1, size=2 * size, stride=2 * size)
-        again = it.reads.read("p", grid, [0])
+        again = it.reads.read(one("p", grid))
         await asyncio.to_thread(it.agent.has_posted.acquire, timeout=60)
         it.agent.posted[-1].complete()
 
@@ -381,7 +388,7 @@ async def test_where_nixl_does_not_start_every_read_says_so() -> None:
     with pytest.raises(TransportFailed, match="no plugins available"):
         await reads.add_peer(b"p")
     with pytest.raises(TransportFailed, match="no plugins available"):
-        await reads.read("p", Source(1).grid, [0])
+        await reads.read(one("p", Source(1).grid))
     await reads.close()
     with pytest.raises(TransportFailed, match="closes"):
         reads.forget_peer("p")

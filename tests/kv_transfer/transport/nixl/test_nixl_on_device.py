@@ -18,21 +18,30 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.kv_transfer.replicas import LAYOUT, PROMPT, TRANSFER
+from tests.kv_transfer.replicas import (
+    LAYOUT,
+    PROMPT,
+    TRANSFER,
+    DecodeReplica,
+    PrefillReplica,
+)
 from tests.kv_transfer.transport.nixl.test_nixl import Handle, ObedientAgent, Stretch
-from tests.kv_transfer.world import World, connected
+from tests.kv_transfer.world import World, connected, serving, unaltered
 
 from baton.core.block_views import DeviceBlocks
 from baton.core.errors import TransferAborted, TransferError
 from baton.core.ids import TransferId
+from baton.core.kv_arena import KvArena
 from baton.core.kv_layout import KvLayout
 from baton.engine.memory.device_rows import DeviceRows
 from baton.engine.memory.kv_cache import KvCache
+from baton.engine.ranks.sharded_cache import ShardedCache
 from baton.kv_transfer import transports
 from baton.kv_transfer.receiving.receiver import AbortReason
 from baton.kv_transfer.transport.auto.probe import Prober
 from baton.kv_transfer.transport.control.client import ControlClient
-from baton.kv_transfer.transport.nixl.nixl import NixlSending, NixlTransport
+from baton.kv_transfer.transport.nixl.nixl import NixlTransport
+from baton.kv_transfer.transport.nixl.sending import NixlSending, RegisteredMemory
 from baton.kv_transfer.transports import TransportKind
 
 WIDE = replace(LAYOUT, head_dim=32)
@@ -52,10 +61,24 @@ class Fabric:
     """So many reads bring a wrong byte."""
     is_holding: bool = False
     """Whether reads stay under way until `let_go`."""
+    dead: list[JoinedAgent] = field(default_factory=list)
+    """Whose memory nobody can read any more."""
+    registered: list[RegisteredMemory] = field(default_factory=list)
+    """Memory of ranks, which lasts as long as this."""
 
     def create(self, name: str) -> JoinedAgent:
         agent = self.agents[name] = JoinedAgent(self, name)
         return agent
+
+    def end(self, agent: JoinedAgent) -> None:
+        """Its process ends."""
+        self.dead.append(agent)
+        for handle in self.posted:
+            self.fail_of_dead(handle)
+
+    def fail_of_dead(self, handle: Handle) -> None:
+        if handle.state == "PROC" and any(agent.keeps(handle) for agent in self.dead):
+            handle.state = "ERR"
 
     def let_go(self) -> None:
         self.is_holding = False
@@ -80,15 +103,22 @@ class JoinedAgent(ObedientAgent):
         self, agent_name: str, grids: NDArray[np.uint64], mem_type: str
     ) -> list[Stretch]:
         found = super().prep_xfer_dlist(agent_name, grids, mem_type)
-        known = self.fabric.agents[agent_name or self.name].registered
-        for address, size, _ in found:
-            if not any(at <= address <= address + size <= at + length for at, length in known):
-                raise RuntimeError("NIXL_ERR_NOT_FOUND")
+        known = self.fabric.agents[agent_name or self.name]
+        if not all(known._has(address, size) for address, size, _ in found):
+            raise RuntimeError("NIXL_ERR_NOT_FOUND")
         return found
+
+    def keeps(self, handle: Handle) -> bool:
+        """Whether all that it reads is memory that was registered here."""
+        return all(self._has(address, size) for address, size, _ in handle.remote)
+
+    def _has(self, address: int, size: int) -> bool:
+        return any(at <= address <= address + size <= at + length for at, length in self.registered)
 
     def transfer(self, handle: Handle) -> str:
         self.fabric.posted.append(handle)
-        if not self.fabric.is_holding:
+        self.fabric.fail_of_dead(handle)
+        if handle.state == "PROC" and not self.fabric.is_holding:
             handle.complete()
         if self.fabric.num_to_spoil:
             self.fabric.num_to_spoil -= 1
@@ -106,10 +136,19 @@ def on_host(*_: object) -> None:
     raise AssertionError("KV came to this host's memory")
 
 
+def introduced(fabric: Fabric, arena: KvArena) -> bytes:
+    """As a rank in a process of its own introduces its memory."""
+    memory = RegisteredMemory(fabric.create)
+    fabric.registered.append(memory)
+    return memory.introduce(arena)
+
+
 def keep_on_device(cache: KvCache, patch: pytest.MonkeyPatch, *, is_looked_at: bool) -> None:
     """As if its tensors were a GPU's; only where `is_looked_at` do bytes of them come here."""
 
-    patch.setattr(cache, "_memory", [])
+    if isinstance(cache, ShardedCache):
+        patch.setattr(cache, "_is_at_once", True)
+    patch.setattr(cache, "_memory", [], raising=False)
     if not is_looked_at:
         for name in ("views", "scratch", "write_blocks", "write_part"):
             patch.setattr(cache, name, on_host)
@@ -123,19 +162,23 @@ async def on_devices(
     decode_layout: KvLayout | None = None,
     *,
     is_looked_at: bool = False,
+    num_ranks: int = 1,
 ) -> AsyncIterator[World]:
-    """`is_looked_at`: whether D may copy bytes of pieces to the host."""
+    """`is_looked_at`: whether D may copy bytes of pieces to the host. `num_ranks` are P's."""
     kind = TransportKind(
         lambda parts: NixlTransport(
             ControlClient(parts.channels), fabric.create, parts.device, is_on_device=True
         ),
         lambda parts, arena: NixlSending(arena, fabric.create, is_on_device=True),
         reads_arena=True,
+        reads_shares=True,
     )
     patch.setattr(transports, "TRANSPORTS", {"nixl": kind})
-    async with connected(
-        "nixl", layout=layout, decode_layout=decode_layout, joins_planes=True
-    ) as it:
+    prefill = PrefillReplica(
+        layout=layout, num_ranks=num_ranks, introduce=lambda a: introduced(fabric, a)
+    )
+    decode = DecodeReplica(layout=decode_layout or layout)
+    async with serving(World("nixl", unaltered, prefill, decode, joins_planes=True)) as it:
         write = it.prefill.cache.write_part
         keep_on_device(it.prefill.cache, patch, is_looked_at=False)
         patch.setattr(it.prefill.cache, "write_part", write)  # P computes
@@ -207,6 +250,29 @@ async def test_of_planes_of_more_heads_just_those_are_summed_up_and_read_that_d_
 
         kv_bytes = WIDE.num_blocks_for(len(PROMPT)) * WIDE.block_bytes
         assert (report.num_bytes, report.num_asked_again) == (kv_bytes // 2, 0)
+        await it.on_d.call(it.decode.adopt)
+        assert it.decode.holds_kv()
+        await it.assert_nothing_is_left()
+
+
+async def test_heads_of_several_ranks_go_from_their_devices_to_one_and_pass_no_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fabric = Fabric()
+    async with on_devices(monkeypatch, fabric, num_ranks=2) as it:
+        reservation = await it.grant()
+        await it.compute()
+
+        report = await it.fetch(reservation)
+
+        kv_bytes = WIDE.num_blocks_for(len(PROMPT)) * WIDE.block_bytes
+        assert (report.num_bytes, report.num_asked_again) == (kv_bytes, 0)
+        owners = [
+            [name for name, agent in fabric.agents.items() if agent.keeps(handle)]
+            for handle in fabric.posted
+        ]
+        assert all(len(names) == 1 for names in owners)
+        assert len({name for (name,) in owners}) == 2
         await it.on_d.call(it.decode.adopt)
         assert it.decode.holds_kv()
         await it.assert_nothing_is_left()
