@@ -29,7 +29,7 @@ from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig, Spec
 from baton.engine.engine import Engine
 from baton.engine.request.request import Request
 from baton.engine.speculation.assemble import Drafting
-from baton.engine.speculation.draft_budget import FixedBudget, PayingBudget
+from baton.engine.speculation.draft_budget import AdaptiveBudget, FixedBudget
 from baton.engine.speculation.drafter import Draft
 from baton.engine.speculation.lookahead import LookaheadDrafter
 from baton.engine.speculation.speculation import Speculation
@@ -117,7 +117,7 @@ def engine_of(
 def _knowing(model: LoadedModel, share: float, cost: float = 0.0) -> Engine:
     engine = engine_of(model)
     drafter = KnowingDrafter(share, cost, engine.clock)
-    engine.speculation = Speculation(drafter, PayingBudget(MAX_TOKENS))
+    engine.speculation = Speculation(drafter, AdaptiveBudget(MAX_TOKENS))
     return engine
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from baton.engine.blocks.block_supply import BlockSupply
 from baton.engine.request.request import Request
-from baton.engine.schedule.waiting_line import WaitingLine
+from baton.engine.schedule.waiting_queue import WaitingQueue
 
 
 def will_free_blocks_for(tenant: str, running: Sequence[Request], supply: BlockSupply) -> bool:
@@ -16,7 +16,7 @@ def will_free_blocks_for(tenant: str, running: Sequence[Request], supply: BlockS
 
 
 def victim_for(
-    tenant: str, running: Sequence[Request], adopted: WaitingLine, supply: BlockSupply
+    tenant: str, running: Sequence[Request], adopted: WaitingQueue, supply: BlockSupply
 ) -> Request:
     """The request to make room for `tenant`: others', while it stays within what is kept for it."""
     donors = supply.donors(tenant)
@@ -29,7 +29,7 @@ def victim_for(
 
 
 def _least_of(
-    tenants: Sequence[str], running: Sequence[Request], adopted: WaitingLine
+    tenants: Sequence[str], running: Sequence[Request], adopted: WaitingQueue
 ) -> Request | None:
     """The least urgent request; of those, one adopted before one that runs; then the youngest."""
     runs = next((request for request in reversed(running) if request.tenant in tenants), None)

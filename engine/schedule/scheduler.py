@@ -45,7 +45,7 @@ from baton.engine.request.request import Phase, Request
 from baton.engine.schedule.drafted_chunks import NO_DRAFTS, Drafts, ScheduledChunk, with_drafts
 from baton.engine.schedule.lineup import Lineup
 from baton.engine.schedule.preemption import victim_for, will_free_blocks_for
-from baton.engine.schedule.waiting_line import WaitingLine
+from baton.engine.schedule.waiting_queue import WaitingQueue
 
 MAX_OVERTAKEN = 64
 """Adopted requests, of no better priority, that may pass the head of the queue before it counts as
@@ -78,8 +78,8 @@ class Scheduler:
         self._max_running = min(config.max_running, config.max_batch_tokens)
         self._lanes = list(range(self._max_running))
         """Free lanes."""
-        self._adopted = WaitingLine()
-        self._waiting = WaitingLine()
+        self._adopted = WaitingQueue()
+        self._waiting = WaitingQueue()
         self._over_share: set[Request] = set()
         """Requests that wait because their tenant may hold no more blocks, not because the pool is
         full."""
@@ -328,7 +328,7 @@ class Scheduler:
                 return request
         return None
 
-    def _in_turn(self, queue: WaitingLine, *, is_pool_full: bool = False) -> Iterator[Request]:
+    def _in_turn(self, queue: WaitingQueue, *, is_pool_full: bool = False) -> Iterator[Request]:
         """The requests to try, one after the other as long as they do not fit.
 
         The first of each tenant; once the pool is full, only tenants within their reserved share.

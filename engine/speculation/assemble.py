@@ -13,7 +13,7 @@ from baton.engine.models.heads.draft_head import DraftHead
 from baton.engine.models.heads.medusa import MedusaHeads
 from baton.engine.passes.runner import ModelRunner
 from baton.engine.passes.taped_head import record_head
-from baton.engine.speculation.draft_budget import DraftBudget, FixedBudget, PayingBudget
+from baton.engine.speculation.draft_budget import AdaptiveBudget, DraftBudget, FixedBudget
 from baton.engine.speculation.draft_model import ModelDrafter
 from baton.engine.speculation.drafter import Drafter
 from baton.engine.speculation.head_drafter import HeadDrafter
@@ -58,8 +58,8 @@ def _budget(
     if not speculation.adaptive:
         return FixedBudget(speculation.max_tokens)
     if reader is None:
-        return PayingBudget(speculation.max_tokens)
-    return PayingBudget(
+        return AdaptiveBudget(speculation.max_tokens)
+    return AdaptiveBudget(
         speculation.max_tokens, steps_before=reader.num_passes, at_once=reader.drafts_at_once
     )
 

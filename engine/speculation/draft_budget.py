@@ -127,7 +127,7 @@ class FixedBudget:
         """It does not matter."""
 
 
-class PayingBudget:
+class AdaptiveBudget:
     """A budget of as many drafted tokens as pay, and none for a while where they do not."""
 
     def __init__(self, max_tokens: int, *, steps_before: int = 0, at_once: bool = False) -> None:

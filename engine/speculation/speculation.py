@@ -1,7 +1,7 @@
 """Drafts for decoding requests: how many each gets, if any.
 
-    draft      drafter -> cut: endings, grammars -> survival -> the rows that the budget has
-    verified   which tokens were accepted -> survival
+    draft      drafter -> cut: endings, grammars -> acceptance -> the rows that the budget has
+    verified   which tokens were accepted -> acceptance
     learn      what the step took -> budget
 
 It decides for the whole batch at once: rows go to the tokens that are most likely to be right. No
@@ -19,12 +19,12 @@ from baton.engine.request.request import Request
 from baton.engine.request.step_report import StepReport
 from baton.engine.schedule.drafted_chunks import NO_DRAFTS, Drafts
 from baton.engine.schedule.lineup import Lineup
+from baton.engine.speculation.acceptance_rates import AcceptanceRates
 from baton.engine.speculation.draft_budget import DraftBudget
 from baton.engine.speculation.draft_tally import DraftCounts, DraftTally
 from baton.engine.speculation.drafter import Draft, Drafter, Refiner
 from baton.engine.speculation.feature_plane import FeaturePlane
 from baton.engine.speculation.hidden_reader import HiddenReader, Shown
-from baton.engine.speculation.survival import Survival
 from baton.engine.speculation.watch import MIN_RUNNING, Watch
 
 COLLAPSED = 0.2
@@ -48,10 +48,10 @@ class Speculation:
         self.reader = reader
         self._refiner = refiner
         self._budget = budget
-        self._survival = Survival()
+        self._acceptance = AcceptanceRates()
         self._watch = None
         if not drafter.is_costly and reader is None:
-            self._watch = Watch(drafter, self._survival, budget.max_tokens)
+            self._watch = Watch(drafter, self._acceptance, budget.max_tokens)
         self.is_napping = False
         """It rests, and in the next step there is nothing to be done at all."""
         self._nap_s = self._slept_s = 0.0
@@ -100,7 +100,7 @@ class Speculation:
         if not self._budget.begins(len(running)):
             return NO_DRAFTS
         if self._budget.begins_trial():
-            self._survival.begin_anew()
+            self._acceptance.begin_anew()
         wanted: dict[Request, int] = {}
         """Tokens that each may still get beside the next."""
         for request in running:
@@ -110,7 +110,7 @@ class Speculation:
         if not wanted:
             return NO_DRAFTS
         asking = list(wanted)
-        share = self._survival.share if self.drafter.is_costly else None
+        share = self._acceptance.share if self.drafter.is_costly else None
         depth = self._budget.depth(len(running), len(asking), share)
         if not depth:
             return NO_DRAFTS
@@ -169,7 +169,7 @@ class Speculation:
         right."""
         self._drawn_from.pop(request, None)
         confidences = self._confidences[request][:num_drafted]
-        self._survival.learn(request, confidences, num_accepted)
+        self._acceptance.learn(request, confidences, num_accepted)
         self._tally.verified(num_drafted, num_accepted)
 
     def learn(self, report: StepReport, seconds: float) -> None:
@@ -191,7 +191,7 @@ class Speculation:
     def forget(self, request: Request) -> None:
         """Forget a request that has left the engine."""
         self.drafter.forget(request)
-        self._survival.forget(request)
+        self._acceptance.forget(request)
         self._drawn_from.pop(request, None)
         if self._watch is not None:
             self._watch.forget(request)
@@ -240,9 +240,9 @@ class Speculation:
         hopes: list[float] = []
         owners: list[Request] = []
         for request, draft in drafts.items():
-            survival = self._survival.of(request, draft.confidences)
-            hopes += survival
-            owners += [request] * len(survival)
+            chances = self._acceptance.of(request, draft.confidences)
+            hopes += chances
+            owners += [request] * len(chances)
         if not hopes:
             return NO_DRAFTS
         self._tally.num_proposed += len(hopes)

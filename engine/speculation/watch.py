@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from baton.core.clock import Clock
 from baton.engine.request.request import Request
+from baton.engine.speculation.acceptance_rates import AcceptanceRates
 from baton.engine.speculation.drafter import Draft, Drafter
-from baton.engine.speculation.survival import Survival
 
 SHARE, LEAST_SHARE = 0.001, 0.00025
 """Share of the time that looking may take at first, and however often it came to nothing."""
@@ -41,9 +41,9 @@ class _Kept(NamedTuple):
 class Watch:
     """Belongs to the engine's thread. For drafters whose drafts cost next to nothing."""
 
-    def __init__(self, drafter: Drafter, survival: Survival, max_tokens: int) -> None:
+    def __init__(self, drafter: Drafter, acceptance: AcceptanceRates, max_tokens: int) -> None:
         self._drafter = drafter
-        self._survival = survival
+        self._acceptance = acceptance
         self._max_tokens = max_tokens
         self._kept: _Kept | None = None
         self._allowed_s = self._look_s = 0.0
@@ -88,7 +88,7 @@ class Watch:
             self._turn = (self._turn + 1) % len(running)
             request = running[self._turn]
             (draft,) = self._drafter.propose((request,), self._max_tokens)
-            hopes = self._survival.of(request, draft.confidences)
+            hopes = self._acceptance.of(request, draft.confidences)
             num_worth = sum([hope > row_price for hope in hopes])
             self._kept = _Kept(request, draft, len(request.tokens), num_worth)
         seconds = clock() - started_at
@@ -114,7 +114,7 @@ class Watch:
         if num_right == len(came) < len(drafted):
             return False
         if drafted:
-            self._survival.learn(request, kept.draft.confidences, num_right)
+            self._acceptance.learn(request, kept.draft.confidences, num_right)
         gain = min(num_right, kept.num_worth) - row_price * kept.num_worth
         self.gain += (gain - self.gain) / (MEMORY + num_running)
         self.num_compared += 1

@@ -22,12 +22,14 @@ from msgspec import structs
 
 from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch, ReplicaId
-from baton.core.replicas import Membership, ReplicaInfo, ReportIntervals, Role, StartingReplica
+from baton.core.replicas import Membership, ReportIntervals, Role
 from baton.gateway.fleet.traffic import TrafficReport
 from baton.platform.planner.config import PATIENCE, PlannerConfig
+from baton.platform.planner.flips_under_way import FlipsUnderWay
 from baton.platform.planner.measured_models import measured_models
 from baton.platform.planner.observation import Memory, PoolCount
 from baton.platform.planner.plan import foreseen, plan
+from baton.platform.planner.planned import Planned
 from baton.platform.planner.planner_metrics import PlannerMetrics, PlannerReply
 from baton.platform.planner.proposal import Counts, DecidedProposal, Proposal, plain, shown
 from baton.platform.planner.traffic_watch import TrafficWatch
@@ -36,58 +38,6 @@ log = logging.getLogger(__name__)
 
 KEPT = 256
 """Changes, and refused changes, that are kept."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """The current configuration of the planned deployment."""
-
-    rules: PlannerConfig
-    wanted: Counts
-    """Configured replicas by starting role, regardless of flips."""
-    num_gateways: int
-    max_running: Counts
-    """Requests that an engine of each role computes at once."""
-    engines: Counts = field(default_factory=dict)
-    """Engines of one such replica, by role, each of which is a replica to gateways and to a plan;
-    one where nothing is said."""
-    has_prefill: bool = True
-    """Whether there is a prefill pool, possibly asleep."""
-    can_flip: bool = False
-    """Whether the pools are configured alike, so that replicas can flip."""
-    flip_s: float = 0.0
-    """Seconds that a replica may take to change its role: as long as a drain."""
-
-    @property
-    def live_rules(self) -> PlannerConfig:
-        """The rules, their limits in engines. A pool that is configured without replicas is no
-        deployment: none goes there, or comes from there."""
-        least, most = max(self.rules.min_prefill, 1), self.rules.max_prefill
-        if not self.has_prefill:
-            least = most = 0
-        return structs.replace(
-            self.rules,
-            min_prefill=least * self.of_one(Role.PREFILL),
-            max_prefill=most * self.of_one(Role.PREFILL),
-            min_decode=self.rules.min_decode * self.of_one(Role.DECODE),
-            max_decode=self.rules.max_decode * self.of_one(Role.DECODE),
-        )
-
-    @property
-    def wanted_engines(self) -> Counts:
-        return {role: number * self.of_one(role) for role, number in self.wanted.items()}
-
-    def of_one(self, role: Role) -> int:
-        """Engines of one replica of Serve."""
-        return self.engines.get(role, 1)
-
-    @property
-    def is_asleep(self) -> bool:
-        return not any(self.wanted.values())
-
-    def least(self, role: Role) -> int:
-        """Replicas that Serve is told to start in this role at least, but for pools that sleep."""
-        return int(role is Role.DECODE or self.has_prefill)
 
 
 @dataclass(slots=True)
@@ -116,16 +66,16 @@ class Planner:
     places: Counts = field(default_factory=dict)
     """Replicas that the nodes which are there hold; nobody asks where nodes are fixed."""
     metrics: PlannerMetrics = field(init=False)
-    _flipping: dict[ReplicaId, tuple[Role, float]] = field(default_factory=dict)
-    """Replicas that were told to flip, with the target role and deadline."""
     _no_flips_until_s: float = 0.0
     _memory: Memory = field(default_factory=Memory)
     _kept: deque[DecidedProposal] = field(default_factory=lambda: deque(maxlen=KEPT))
     _latest: DecidedProposal | None = None
+    _flips: FlipsUnderWay = field(init=False)
     _watch: TrafficWatch = field(init=False)
     _pools: dict[Role, _Pool] = field(default_factory=lambda: {role: _Pool() for role in Role})
 
     def __post_init__(self) -> None:
+        self._flips = FlipsUnderWay(self.clock)
         self._watch = TrafficWatch(self.clock)
         self.metrics = PlannerMetrics(self.wall_clock())
 
@@ -171,7 +121,7 @@ class Planner:
     def flips(self, replica_id: ReplicaId, role: Role) -> None:
         """Note that the replica was told to take this role."""
         self.metrics.flipped(role)
-        self._flipping[replica_id] = (role, self.clock() + self.planned.flip_s)
+        self._flips.tell(replica_id, role, self.planned.flip_s)
 
     def add_instead(self) -> None:
         """A flip was refused: for a while, add and remove replicas instead."""
@@ -219,8 +169,8 @@ class Planner:
             causes[role] = "held"
             notes.append(f"{role.value}: set by hand, which holds for {left_s:.0f} s more")
         may_flip = planned.can_flip and not held_s and self.clock() >= self._no_flips_until_s
-        under_way = self._under_way(known)
-        flips, moved = decision.flips if may_flip else 0, self._moved(known)
+        under_way = self._flips.roles(known)
+        flips, moved = decision.flips if may_flip else 0, self._flips.num_moved(known)
         if flips and under_way:
             counts = _after(counts, -flips)
             flips = 0
@@ -355,32 +305,8 @@ class Planner:
         of_one = self.planned.of_one(role)
         return {"asked": asked * of_one, "places": self.places.get(role, 0) * of_one}
 
-    def _moved(self, known: Membership) -> int:
-        """Net number of prefill replicas that have flipped, or will flip, to decode."""
-        all_known: list[StartingReplica | ReplicaInfo] = [*known.starting, *known.replicas]
-        there = {one.replica_id: one for one in all_known}
-        to = [one.role for one in there.values() if one.is_flipped]
-        to += self._under_way(known).values()
-        return to.count(Role.DECODE) - to.count(Role.PREFILL)
-
-    def _under_way(self, known: Membership) -> dict[ReplicaId, Role]:
-        """Replicas that are flipping, by this planner's commands and by their own reports, since an
-        earlier planner or a person may have flipped them."""
-        role_by_id = {one.replica_id: one.role for one in known.starting}
-        role_by_id |= {info.replica_id: info.role for info in known.replicas}
-        now = self.clock()
-        for replica_id, (role, until_s) in list(self._flipping.items()):
-            if role_by_id.get(replica_id, role) is role or now > until_s:
-                del self._flipping[replica_id]
-        flipping = {
-            info.replica_id: Role.PREFILL if info.role is Role.DECODE else Role.DECODE
-            for info in known.replicas
-            if info.is_flipping
-        }
-        return {replica_id: role for replica_id, (role, _) in self._flipping.items()} | flipping
-
     def _see(self, known: Membership) -> None:
-        now, moved = self.clock(), self._moved(known)
+        now, moved = self.clock(), self._flips.num_moved(known)
         wanted = self.planned.wanted_engines
         self._pools[Role.PREFILL].wanted = wanted[Role.PREFILL] - moved
         self._pools[Role.DECODE].wanted = wanted[Role.DECODE] + moved

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.far_apart import with_wide
 from tests.in_process_fleet import running_fleet
+from tests.services.model_engines import engines
 from tests.tiny_checkpoints import (
     FAMILIES,
     VOCAB_SIZE,
@@ -20,11 +20,7 @@ from tests.tiny_checkpoints import (
     transformers_logits,
 )
 
-from baton.core.replicas import Role
 from baton.core.sampling import SamplingParams
-from baton.engine.assemble import assemble_engine
-from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from baton.engine.engine import Engine
 
 NUM_TOKENS = 24
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
@@ -70,20 +66,6 @@ def prompts() -> list[list[int]]:
 @pytest.fixture(scope="module")
 def expected(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
     return transformers_greedy(folder, prompts, NUM_TOKENS)
-
-
-def engines(
-    folder: Path, *, prefill_chunk: int | None = None, decode_blocks: int = 512
-) -> Callable[[Role], Engine]:
-    def make(role: Role) -> Engine:
-        num_blocks = decode_blocks if role is Role.DECODE else 512
-        config = EngineConfig(
-            cache=CacheConfig(block_size=4, num_blocks=num_blocks),
-            scheduler=SchedulerConfig(prefill_chunk=prefill_chunk),
-        )
-        return assemble_engine(folder, config, device="cpu")
-
-    return make
 
 
 @pytest.mark.parametrize("num_prefill", [0, 1], ids=["aggregated", "1P+1D"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,10 @@ from tests.gateway.scripted import (
     tokens_of,
 )
 from tests.in_process_fleet import Answer, Fleet, running_fleet
+from tests.services.model_engines import engines
 from tests.tiny_checkpoints import make_llama
 
-from baton.core.replicas import Role
 from baton.core.sampling import FinishReason, Grammar, GrammarKind, SamplingParams
-from baton.engine.assemble import assemble_engine
-from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from baton.engine.engine import Engine
 
 SCHEMA = {
     "type": "object",
@@ -63,20 +59,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_llama(folder, vocab_size=json_vocab_size(), eos_token_id=eos_token())
     (folder / "tokenizer.json").write_text(tokenizer_json())
     return folder
-
-
-def engines(
-    folder: Path, *, prefill_chunk: int | None = None, decode_blocks: int = 512
-) -> Callable[[Role], Engine]:
-    def make(role: Role) -> Engine:
-        num_blocks = decode_blocks if role is Role.DECODE else 512
-        config = EngineConfig(
-            cache=CacheConfig(block_size=4, num_blocks=num_blocks),
-            scheduler=SchedulerConfig(prefill_chunk=prefill_chunk),
-        )
-        return assemble_engine(folder, config, device="cpu")
-
-    return make
 
 
 async def ask(fleet: Fleet, index: int, **options: Any) -> Answer:

@@ -10,13 +10,10 @@ from pathlib import Path
 import pytest
 from bench.layout_writer import LAYOUTS, write_layout, write_mxfp4_experts
 from tests.in_process_fleet import Fleet, running_fleet
+from tests.services.model_engines import engines
 from tests.tiny_checkpoints import VOCAB_SIZE, make_gpt_oss, make_llama
 
-from baton.core.replicas import Role
 from baton.core.sampling import SamplingParams
-from baton.engine.assemble import assemble_engine
-from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from baton.engine.engine import Engine
 
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
@@ -43,26 +40,15 @@ def prompts() -> list[list[int]]:
     return [shared + [rng.randrange(2, VOCAB_SIZE) for _ in range(n)] for n in (1, 7, 30, 44)]
 
 
-def engines(folder: Path, *, chunk: int | None) -> Callable[[Role], Engine]:
-    def make(role: Role) -> Engine:
-        config = EngineConfig(
-            cache=CacheConfig(block_size=4, num_blocks=256),
-            scheduler=SchedulerConfig(prefill_chunk=chunk),
-        )
-        return assemble_engine(folder, config, device="cpu")
-
-    return make
-
-
 async def answers(fleet: Fleet, prompts: list[list[int]]) -> list[list[int]]:
     found = await asyncio.gather(*(fleet.ask(prompt, SAMPLING) for prompt in prompts))
     return [answer.tokens for answer in found]
 
 
 async def test_a_handoff_changes_no_token(folder: Path, prompts: list[list[int]]) -> None:
-    async with running_fleet(prefill=0, make_engine=engines(folder, chunk=None)) as alone:
+    async with running_fleet(prefill=0, make_engine=engines(folder)) as alone:
         expected = [(await alone.ask(prompt, SAMPLING)).tokens for prompt in prompts]
-    async with running_fleet(prefill=1, make_engine=engines(folder, chunk=7)) as apart:
+    async with running_fleet(prefill=1, make_engine=engines(folder, prefill_chunk=7)) as apart:
         first = await apart.ask(prompts[-1], SAMPLING)
         assert first.tokens == expected[-1]
         assert first.receipt.kv_bytes > 0

@@ -20,7 +20,8 @@ from baton.core.replicas import Membership, Role
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.flip import check_flip
 from baton.platform.config.live import DECODE, PREFILL
-from baton.platform.planner.planner import Planned, Planner
+from baton.platform.planner.planned import Planned
+from baton.platform.planner.planner import Planner
 from baton.platform.planner.proposal import Counts, Proposal
 
 log = logging.getLogger(__name__)

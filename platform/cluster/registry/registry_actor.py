@@ -25,7 +25,8 @@ from baton.platform.cluster.registry.planning import keep_planned, planned
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.live import REGISTRY, Plain, registry_names, with_live
 from baton.platform.observe.logs import set_level
-from baton.platform.planner.planner import Planned, Planner
+from baton.platform.planner.planned import Planned
+from baton.platform.planner.planner import Planner
 from baton.platform.planner.planner_metrics import PlannerReply
 from baton.platform.planner.traffic_watch import REPORTS_S, SILENT_S
 from baton.platform.registry.registry import Registry

@@ -9,7 +9,7 @@ from random import Random
 from baton.core.sampling import SamplingParams
 from baton.engine.request.request import Ending, Request
 from baton.engine.request.step_report import StepReport
-from baton.engine.speculation.draft_budget import PayingBudget
+from baton.engine.speculation.draft_budget import AdaptiveBudget
 from baton.engine.speculation.drafter import Draft
 from baton.engine.speculation.speculation import Speculation
 
@@ -37,7 +37,7 @@ class Machine:
     """The share that they are thought to be right; None: as they are."""
     draft_s: float = 0.0
     """Of each token drafted."""
-    budget: PayingBudget = field(default_factory=lambda: PayingBudget(MAX_TOKENS))
+    budget: AdaptiveBudget = field(default_factory=lambda: AdaptiveBudget(MAX_TOKENS))
     random: Random = field(default_factory=lambda: Random(0))
     seconds: float = 0.0
     num_tokens: int = 0
@@ -117,7 +117,7 @@ class Loop:
         self.step_time, self.share_right, self.draft_s = step_time, share_right, draft_s
         self.at_once = at_once
         self.drafter = Saying(0.8, draft_s)
-        self.speculation = Speculation(self.drafter, PayingBudget(MAX_TOKENS, at_once=at_once))
+        self.speculation = Speculation(self.drafter, AdaptiveBudget(MAX_TOKENS, at_once=at_once))
         self.running = [decoding(str(i)) for i in range(num_requests)]
         self.random = Random(0)
         self.reading_s = 0.0

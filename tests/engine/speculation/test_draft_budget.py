@@ -12,7 +12,7 @@ from tests.engine.speculation.drafting_machines import (
 )
 
 from baton.engine.request.step_report import StepReport
-from baton.engine.speculation.draft_budget import PayingBudget
+from baton.engine.speculation.draft_budget import AdaptiveBudget
 from baton.engine.speculation.pause import MAX_CREDIT
 
 
@@ -209,7 +209,7 @@ def test_where_drafts_win_little_steps_without_are_measured_often(
     gain: float, num_plain: int
 ) -> None:
     """One token is drafted in each step, and right."""
-    budget = PayingBudget(1)
+    budget = AdaptiveBudget(1)
 
     def drafts() -> bool:
         if not budget.begins(1):
@@ -227,7 +227,7 @@ def test_where_drafts_win_little_steps_without_are_measured_often(
 
 
 def test_steps_of_a_clock_that_stands_still_are_learnt_from() -> None:
-    budget = PayingBudget(1)
+    budget = AdaptiveBudget(1)
 
     for _ in range(40):
         num_drafted = budget.depth(1, 1, None) if budget.begins(1) else 0

@@ -1,4 +1,4 @@
-"""When drafts that lose rest, and for how long; and how sure drafts are known to survive."""
+"""When drafts that lose rest, and for how long; and how likely drafts are accepted."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from baton.core.sampling import SamplingParams
 from baton.engine.request.request import Request
+from baton.engine.speculation.acceptance_rates import AcceptanceRates
 from baton.engine.speculation.pause import (
     FIRST_WINDOW,
     MAX_PROLONGED,
@@ -16,7 +17,6 @@ from baton.engine.speculation.pause import (
     Balance,
     Pause,
 )
-from baton.engine.speculation.survival import Survival
 
 
 def test_rests_grow_while_trials_fail_until_drafts_have_won() -> None:
@@ -101,13 +101,13 @@ def test_a_late_step_of_drafts_not_worth_a_row_ends_only_those_that_have_not_won
 
 
 def test_survival_follows_what_came_of_drafts_that_were_as_sure() -> None:
-    survival = Survival()
+    rates = AcceptanceRates()
     request = Request("r", [1], sampling=SamplingParams())
     for _ in range(200):
-        survival.learn(request, [0.9, 0.9, 0.1], 2)
+        rates.learn(request, [0.9, 0.9, 0.1], 2)
 
-    sure, unsure = survival.of(request, [0.9]), survival.of(request, [0.1])
+    sure, unsure = rates.of(request, [0.9]), rates.of(request, [0.1])
 
     assert sure[0] > 0.95
     assert unsure[0] < 0.1
-    assert survival.of(request, [0.9, 0.1])[1] == sure[0] * unsure[0]
+    assert rates.of(request, [0.9, 0.1])[1] == sure[0] * unsure[0]

@@ -14,7 +14,7 @@ from baton.engine.engine import Engine
 from baton.engine.passes.echo import EchoRunner, echo_info, echo_output
 from baton.engine.request.request import Request
 from baton.engine.request.step_report import StepReport
-from baton.engine.speculation.draft_budget import FixedBudget, PayingBudget
+from baton.engine.speculation.draft_budget import AdaptiveBudget, FixedBudget
 from baton.engine.speculation.drafter import Draft
 from baton.engine.speculation.speculation import Speculation
 from baton.engine.speculation.watch import MIN_RUNNING
@@ -90,7 +90,7 @@ def resting(num_requests: int = 4, *, num_right: int = 0) -> tuple[Engine, Turni
     engine = Engine(
         TimedRunner(clock), EngineConfig(cache=CacheConfig(prefix_caching=False)), clock=clock
     )
-    engine.speculation = Speculation(drafter, PayingBudget(MAX_TOKENS))
+    engine.speculation = Speculation(drafter, AdaptiveBudget(MAX_TOKENS))
     requests = [make_request(str(i), range(8 + i), max_tokens=4000) for i in range(num_requests)]
     for request in requests:
         engine.add(request)

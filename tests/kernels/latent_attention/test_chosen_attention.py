@@ -10,9 +10,9 @@ from tests.kernels.latent_attention.test_choose_tokens import (
     compiled,
     each_dtype,
     index_pass,
+    on_threads,
 )
 from tests.kernels.latent_attention.test_mla_attention import on_device
-from tests.torch_threads import threads
 from torch import Tensor
 
 from baton.kernels.cpu.operators import Call
@@ -23,7 +23,7 @@ from baton.kernels.latent_attention.choose_tokens import choose_tokens
 from baton.kernels.latent_attention.chosen_attention import chosen_attention
 from baton.kernels.latent_attention.mla_attention import mla_attention
 
-__all__ = ["threads"]  # a fixture
+__all__ = ["on_threads"]  # a fixture
 
 LATENT, ROTATED = 21, 6
 SCALE = 0.3
@@ -52,7 +52,7 @@ def test_attention_to_some_is_as_defined(dtype: torch.dtype) -> None:
 
 
 @compiled
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("on_threads")
 @each_dtype
 def test_attention_to_all_that_was_chosen_is_attention_to_all(dtype: torch.dtype) -> None:
     made = index_pass([(2, 700), (5, 5), (1, 64)], dtype)

@@ -14,7 +14,8 @@ from baton.core.replicas import Membership, ReplicaInfo, Role
 from baton.core.step_times import StepTimes
 from baton.gateway.fleet.traffic import ReplicaSpeed, TrafficReport
 from baton.platform.planner.config import PlannerConfig
-from baton.platform.planner.planner import Planned, Planner
+from baton.platform.planner.planned import Planned
+from baton.platform.planner.planner import Planner
 from baton.platform.planner.proposal import Counts, Proposal
 
 RULES = PlannerConfig(

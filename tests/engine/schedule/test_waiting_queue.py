@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from baton.core.sampling import SamplingParams
 from baton.engine.request.request import Request
-from baton.engine.schedule.waiting_line import WaitingLine, rank_waiting
+from baton.engine.schedule.waiting_queue import WaitingQueue, rank_waiting
 
 people = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2), st.booleans()), max_size=12)
 
@@ -24,7 +24,7 @@ def test_the_line_is_that_of_a_sorted_list(
     who: list[tuple[str, int, bool]], gone: set[int]
 ) -> None:
     everybody = [make_request(i, *each) for i, each in enumerate(who)]
-    line = WaitingLine()
+    line = WaitingQueue()
     for request in everybody:
         line.add(request)
     for request in everybody:

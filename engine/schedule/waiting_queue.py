@@ -18,7 +18,7 @@ from itertools import chain
 from baton.engine.request.request import Request
 
 
-class WaitingLine:
+class WaitingQueue:
     """A request's rank must not change while it is in."""
 
     def __init__(self) -> None:
