@@ -88,6 +88,7 @@ TRANSPORTS: Mapping[str, TransportKind] = {
         lambda parts, arena: ShmSending(arena),
         lambda parts, address, theirs: theirs.host == this_host() and theirs.device == "cpu",
         reads_arena=True,
+        reads_shares=True,
     ),
     "nccl": TransportKind(
         lambda parts: CollectiveTransport("nccl", ControlClient(parts.channels)),
