@@ -60,6 +60,21 @@ class _Row(NamedTuple):
     size: int
 
 
+class _Run(NamedTuple):
+    """Consecutive planes that one file has alike."""
+
+    memory: memoryview
+    block_bytes: int
+    rows: list[int]
+    """Where the first block of each plane begins."""
+
+
+class _Parts(NamedTuple):
+    """Planes of which several files have parts."""
+
+    by_plane: list[list[_Row]]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class MappedArena:
     """Another replica's arena."""
@@ -69,7 +84,7 @@ class MappedArena:
     files: list[tuple[RankShare, memoryview]]
     connection: socket.socket
     """Ends when the sender does."""
-    known: dict[tuple[range, range], list[list[_Row]]] = field(default_factory=dict)
+    known: dict[tuple[range, range], list[_Run] | _Parts] = field(default_factory=dict)
     """Where bytes of blocks are, by planes and bytes."""
 
     def close(self) -> None:
@@ -86,28 +101,34 @@ class MappedArena:
         shape, first = self.shape, announced.message.plane
         ticket = read_ticket(announced, num_blocks=shape.num_blocks, block_bytes=shape.block_bytes)
         wanted = range(ticket.offset, ticket.offset + ticket.size)
-        rows = self._rows(range(first, first + announced.num_planes), wanted)
-        if any(len(of_plane) > 1 for of_plane in rows):
-            num_views = len(rows) * len(ticket.blocks)
-            return DividedBlocks(num_views, ticket.size, partial(self._copied, rows, ticket.blocks))
-        found: list[BlockViews] = []
-        for (file, size), run in groupby((row for [row] in rows), lambda row: row[:2]):
-            starts = [block * size for block in ticket.blocks]
-            memory = self.files[file][1]
-            found.append(BlockViews(memory, starts, ticket.size, [row.start for row in run]))
-        return found[0] if len(found) == 1 else [view for of_run in found for view in of_run]
-
-    def _rows(self, planes: range, wanted: range) -> list[list[_Row]]:
-        """Where these bytes of each plane's blocks lie, part by part."""
-        if (planes, wanted) not in self.known:
+        planes = range(first, first + announced.num_planes)
+        if (place := self.known.get((planes, wanted))) is None:
             if len(self.known) >= MAX_KNOWN:
                 self.known.clear()
-            shares = [share for share, _ in self.files]
-            self.known[planes, wanted] = [
-                [self._row(plane, *source) for source in kept_by(shares, plane, wanted)]
-                for plane in planes
-            ]
-        return self.known[planes, wanted]
+            place = self.known[planes, wanted] = self._place(planes, wanted)
+        if isinstance(place, _Parts):
+            copied = partial(self._copied, place.by_plane, ticket.blocks)
+            return DividedBlocks(len(planes) * len(ticket.blocks), ticket.size, copied)
+        found = [
+            BlockViews(memory, [block * size for block in ticket.blocks], ticket.size, rows)
+            for memory, size, rows in place
+        ]
+        return found[0] if len(found) == 1 else [view for of_run in found for view in of_run]
+
+    def _place(self, planes: range, wanted: range) -> list[_Run] | _Parts:
+        """Where these bytes of each plane's blocks lie."""
+        shares = [share for share, _ in self.files]
+        by_plane = [
+            [self._row(plane, *source) for source in kept_by(shares, plane, wanted)]
+            for plane in planes
+        ]
+        if any(len(rows) > 1 for rows in by_plane):
+            return _Parts(by_plane)
+        runs = groupby((row for [row] in by_plane), lambda row: row[:2])
+        return [
+            _Run(self.files[file][1], size, [row.start for row in rows])
+            for (file, size), rows in runs
+        ]
 
     def _row(self, plane: int, file: int, span: range) -> _Row:
         share = self.files[file][0]
