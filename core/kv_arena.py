@@ -24,6 +24,8 @@ class ArenaShare:
     """What the rank keeps of one block; by plane."""
     starts: tuple[int, ...]
     """Where that begins in a block of the whole; by plane."""
+    fd: int | None
+    """The anonymous file that holds its planes, as `KvArena.fd`."""
     introduction: bytes = b""
     """How others reach this memory, as the rank says whose process registered it
     (`nixl.registered`); empty: this process has to register it."""
@@ -42,7 +44,8 @@ class KvArena:
     """The anonymous file that holds all planes, sealed against being written by others; None
     where memory is not a file: on a GPU, or on a system without memfd."""
     shares: tuple[ArenaShare, ...] = ()
-    """Memory of each rank, where blocks are in pieces; none if some of it cannot be registered."""
+    """Memory of each rank, where blocks are in pieces; none if some of it is only read through
+    this process."""
 
     @property
     def is_whole(self) -> bool:

@@ -44,6 +44,8 @@ class TransportParts:
     """What `auto` may choose from; empty: everything."""
 
 
+Introduce = Callable[[KvArena], bytes]
+"""Registers memory for others; see `ArenaShare.introduction`."""
 Fits = Callable[[TransportParts, str, Facts], bool]
 """Whether it could lead to the peer at this address that says these things of itself."""
 
@@ -69,6 +71,8 @@ class TransportKind:
     unless it `reads_shares`."""
     reads_shares: bool = False
     """It reads each piece where the rank that keeps it has it."""
+    registering: Callable[[], Introduce] | None = None
+    """How a rank on a GPU that follows a lead registers its own memory for it."""
     buffer_bytes: int = 0
     """The most that KV which comes so takes of the device where it goes, beside the cache."""
 
@@ -83,6 +87,7 @@ TRANSPORTS: Mapping[str, TransportKind] = {
         lambda parts, arena: ShmSending(arena),
         lambda parts, address, theirs: theirs.host == this_host() and theirs.device == "cpu",
         reads_arena=True,
+        reads_shares=True,
     ),
     "nccl": TransportKind(
         lambda parts: CollectiveTransport("nccl", ControlClient(parts.channels)),
@@ -97,6 +102,7 @@ TRANSPORTS: Mapping[str, TransportKind] = {
         lacks=lambda: "" if find_spec("nixl") else "NIXL: pip install 'baton-llm[nixl]'",
         reads_arena=True,
         reads_shares=True,
+        registering=lambda: RegisteredMemory().introduce,
         buffer_bytes=MAX_BUFFER_BYTES,
     ),
     "tcp": TransportKind(
@@ -187,13 +193,13 @@ def buffer_bytes(names: Iterable[str]) -> int:
     return max((kind.buffer_bytes for kind in kinds if not kind.lacks()), default=0)
 
 
-def registering(names: Iterable[str]) -> Callable[[KvArena], bytes] | None:
-    """How a rank that follows a lead registers its own memory, for those of these transports that
-    read it there; None if this machine has none of them. What it has registered lasts as long as
-    what this returns."""
-    kinds = [TRANSPORTS[name] for name in names]
-    if any(kind.reads_shares and not kind.lacks() for kind in kinds):
-        return RegisteredMemory().introduce
+def registering(names: Iterable[str]) -> Introduce | None:
+    """How a rank on a GPU that follows a lead registers its own memory, for the one of these
+    transports that needs it; None if this machine has none that does. What is registered lasts as
+    long as what this returns."""
+    for kind in (TRANSPORTS[name] for name in names):
+        if kind.registering is not None and not kind.lacks():
+            return kind.registering()
     return None
 
 

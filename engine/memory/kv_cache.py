@@ -283,8 +283,7 @@ class KvCache:
         weakref.finalize(self, os.close, self._fd)
         os.ftruncate(self._fd, num_bytes)
         memory = mapped(self._fd, num_bytes)
-        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE
-        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals)
+        seal(self._fd)
         return memory
 
     def _of(self, memory: memoryview, blocks: Sequence[int], planes: range) -> BlockViews:
@@ -299,6 +298,12 @@ class KvCache:
             raise IndexError(f"block {block} of {self.num_blocks}")
         size = self._sizes[plane]
         return slice(block * size, (block + 1) * size)
+
+
+def seal(fd: int) -> None:
+    """Nobody may change the size of this anonymous file, or map it for writing, any more."""
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
 
 
 def _arena_of(memory: Tensor, plane: KvLayout) -> Arena:

@@ -116,7 +116,7 @@ def _make_memory(
     ranks.leave_word(KV, pickle.dumps([memory.place for memory in memories]))
     _least(num_blocks, ranks)
     for memory in memories:
-        memory.close()
+        memory.seal()
     return [memory.share for memory in memories]
 
 

@@ -87,19 +87,19 @@ class ShardedCache:
 
     @property
     def arena(self) -> KvArena:
-        """The arena; without planes if KV is in pieces, but with the shares of the ranks if all of
-        them can be registered."""
+        """The arena; without planes if KV is in pieces, but with the shares of the ranks if others
+        can read all of them by themselves."""
         if self._is_replicated:
             return self.own.arena
         own, *others = self._of_ranks
-        is_reachable = all(share.is_registrable for share in others)
+        is_lendable = all(share.is_lendable for share in others)
         return KvArena(
             num_blocks=self.num_blocks,
             block_bytes=tuple(plane.layer_block_bytes for plane in self.layout.planes),
             planes=(),
             device=str(self.own.planes[0].device),
             fd=None,
-            shares=tuple(share.arena for share in (own, *others)) if is_reachable else (),
+            shares=tuple(share.arena for share in (own, *others)) if is_lendable else (),
         )
 
     def view(self, block: int, plane: int) -> memoryview:

@@ -7,6 +7,7 @@ ranks    open theirs by its place
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from baton.core.kv_arena import ArenaShare
 from baton.core.kv_layout import KvLayout
-from baton.engine.memory.kv_cache import KvCache
+from baton.engine.memory.kv_cache import KvCache, seal
 from baton.kernels.cpu.shared_mapping import mapped
 
 NOWHERE = memoryview(b"")
@@ -37,6 +38,10 @@ class Share:
     """All of it, as this process has it mapped; empty on a device."""
     starts: Sequence[int] = ()
     """Offset of each plane in it."""
+    file: AnonymousFile | None = None
+    """The file that the memory is, if it was made here."""
+    fd: int | None = None
+    """See `ArenaShare`."""
     introduction: bytes = b""
     """See `ArenaShare`."""
 
@@ -47,7 +52,8 @@ class Share:
         if not cache.is_in_memory:
             return cls(cache.layout, planes)
         where = cache.writables((), range(len(planes)))
-        return cls(cache.layout, planes, memory=where.memory, starts=where.rows)
+        fd = cache.arena.fd
+        return cls(cache.layout, planes, memory=where.memory, starts=where.rows, fd=fd)
 
     def of_plane(self, plane: int) -> PlaneShare | None:
         """The share of a plane; None if another stage has it."""
@@ -58,9 +64,9 @@ class Share:
         return PlaneShare(self.layout.planes[own], self.planes[own], self.memory, start)
 
     @property
-    def is_registrable(self) -> bool:
-        """Whether others can read it by themselves: a mapping of another process's device cannot
-        be registered, only that process's own."""
+    def is_lendable(self) -> bool:
+        """Whether others can read it by themselves: what is mapped here of another process's device
+        can be registered by that process alone."""
         return bool(self.memory or self.introduction)
 
     @property
@@ -70,6 +76,7 @@ class Share:
             planes=self.planes,
             block_bytes=tuple(plane.layer_block_bytes for plane in self.layout.planes),
             starts=tuple(plane.first_kv_head * plane.unit_bytes for plane in self.layout.planes),
+            fd=self.fd,
             introduction=self.introduction,
         )
 
@@ -92,28 +99,37 @@ class PlaneShare:
         return range(self.layout.first_kv_head, self.layout.stop_kv_head)
 
 
+class AnonymousFile:
+    """A file without a name, closed with the last who knows this of it."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.fd = os.memfd_create("baton-kv-rank", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        weakref.finalize(self, os.close, self.fd)
+        os.ftruncate(self.fd, num_bytes)
+
+
 class SharedMemory:
     """An anonymous file for a rank's KV, which it opens by a path of this process."""
 
     def __init__(self, layout: KvLayout, num_blocks: int, first_plane: int = 0) -> None:
         sizes = [num_blocks * plane.layer_block_bytes for plane in layout.planes]
-        self._fd = os.memfd_create("baton-kv-rank", os.MFD_CLOEXEC)
-        os.ftruncate(self._fd, sum(sizes))
-        memory = mapped(self._fd, sum(sizes))
+        file = AnonymousFile(sum(sizes))
+        memory = mapped(file.fd, sum(sizes))
         whole = torch.frombuffer(memory, dtype=torch.uint8)
         planes = whole.split(sizes)  # type: ignore[no-untyped-call]
         by_plane = [plane.view(num_blocks, -1) for plane in planes]
         starts = [stop - size for size, stop in zip(sizes, accumulate(sizes), strict=True)]
-        self.share = Share(layout, by_plane, first_plane, memory, starts)
+        self.share = Share(layout, by_plane, first_plane, memory, starts, file, file.fd)
+        self._file = file
 
     @property
     def place(self) -> tuple[int, int]:
         """Process and descriptor, for `open_place`."""
-        return os.getpid(), self._fd
+        return os.getpid(), self._file.fd
 
-    def close(self) -> None:
-        """Once the rank has opened it; what is mapped stays."""
-        os.close(self._fd)
+    def seal(self) -> None:
+        """Once the rank has mapped it: whoever is given it from now on may only read it."""
+        seal(self._file.fd)
 
 
 def open_place(place: tuple[int, int]) -> int:

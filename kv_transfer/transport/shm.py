@@ -4,7 +4,8 @@
       | --- Meet: which host? ------> |   refused unless it is P's own
       | <-- socket, nonce, shape ---- |
       | --- connect, nonce ---------> |   the same user only, each nonce once
-      | <-- the arena's file -------- |   sealed: D can map it to read, and nobody can shrink it
+      | <-- the arena's file -------- |   sealed: D can map it to read, and nobody can shrink it;
+      |                               |   one of each rank, if P is several
       | --- connect, line key ------> |   the control stream (`control/socket_lines.py`); by gRPC
       | <== a ticket for each piece = |   from a P that has no such key: the numbers of its blocks
 
@@ -17,29 +18,26 @@ until its stream ended), the checksum that D computes over its own copy shows it
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hmac
 import os
 import secrets
 import socket
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from weakref import WeakSet
 
 import msgspec
 
-from baton.core.block_views import BlockViews
 from baton.core.errors import TransportFailed
 from baton.core.ids import Epoch
 from baton.core.kv_arena import KvArena
-from baton.kernels.cpu.shared_mapping import mapped
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import LentPiece, Parcel
-from baton.kv_transfer.transport.block_tickets import read_ticket, ticket_of
-from baton.kv_transfer.transport.control.client import AnnouncedPiece, ControlClient
+from baton.kv_transfer.transport.block_tickets import ticket_of
+from baton.kv_transfer.transport.control.client import ControlClient
 from baton.kv_transfer.transport.control.socket_lines import OpenStream, SocketCall, serve_line
 from baton.kv_transfer.transport.local_sockets import (
     KEY_BYTES,
@@ -49,6 +47,8 @@ from baton.kv_transfer.transport.local_sockets import (
     new_socket,
     visit,
 )
+from baton.kv_transfer.transport.rank_shares import RankShare
+from baton.kv_transfer.transport.shm_arena import MappedArena, ShmArena, mapped_file
 
 MAX_MAPS = 64
 """Senders whose arenas a receiver keeps mapped; the one used longest ago makes room."""
@@ -60,21 +60,6 @@ class _MeetRequest(msgspec.Struct, frozen=True):
     host: str
 
 
-class _Answer(msgspec.Struct, frozen=True):
-    socket: str
-    """The socket's name in Linux's abstract namespace."""
-    nonce: bytes
-    num_blocks: int
-    block_bytes: list[int]
-    """Bytes of a block, by plane."""
-    line_key: bytes = b""
-    """What opens control streams at the socket; an older P knows none."""
-
-    @property
-    def num_bytes(self) -> int:
-        return self.num_blocks * sum(self.block_bytes)
-
-
 def this_host() -> str:
     """Equal only for processes that can reach each other's abstract sockets."""
     try:
@@ -84,41 +69,13 @@ def this_host() -> str:
         return ""  # not Linux: nobody's host
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Map:
-    """Another replica's arena."""
-
-    sender_epoch: Epoch
-    shape: _Answer
-    memory: memoryview
-    connection: socket.socket
-    """Ends when the sender does."""
-
-    def close(self) -> None:
-        """Views that look into the memory keep it, for as long as they live."""
-        if self.connection.fileno() >= 0:
-            asyncio.get_running_loop().remove_reader(self.connection)
-            self.connection.close()
-
-    def views(self, announced: AnnouncedPiece) -> BlockViews:
-        """Where the blocks of a piece lie. Raises TransferCut for what is not in the arena."""
-        shape, first = self.shape, announced.message.plane
-        ticket = read_ticket(announced, num_blocks=shape.num_blocks, block_bytes=shape.block_bytes)
-        block_bytes = shape.block_bytes[first]
-        starts = [block * block_bytes for block in ticket.blocks]
-        begin = shape.num_blocks * sum(shape.block_bytes[:first]) + ticket.offset
-        row_bytes = shape.num_blocks * block_bytes
-        rows = range(begin, begin + announced.num_planes * row_bytes, row_bytes)
-        return BlockViews(self.memory, starts, ticket.size, rows)
-
-
 class ShmTransport:
     name = "shm"
 
     def __init__(self, control: ControlClient) -> None:
         self._control = control
         self._calls: WeakSet[SocketCall] = WeakSet()
-        self._map_by_address: OrderedDict[str, _Map] = OrderedDict()
+        self._map_by_address: OrderedDict[str, MappedArena] = OrderedDict()
         self._mapping: dict[str, asyncio.Lock] = {}
 
     async def check(self, address: str, sender: Epoch, receiver: Epoch) -> None:
@@ -144,7 +101,7 @@ class ShmTransport:
         for call in tuple(self._calls):
             call.cancel()
 
-    async def _map_of(self, address: str, request: OpenTransfer) -> _Map:
+    async def _map_of(self, address: str, request: OpenTransfer) -> MappedArena:
         lock = self._mapping.setdefault(address, asyncio.Lock())
         try:
             async with lock:
@@ -158,19 +115,25 @@ class ShmTransport:
             if not lock.locked():
                 self._mapping.pop(address, None)
 
-    async def _map(self, address: str, request: OpenTransfer) -> _Map:
+    async def _map(self, address: str, request: OpenTransfer) -> MappedArena:
         sender, receiver = request.sender_epoch, request.receiver_epoch
         asked = msgspec.msgpack.encode(_MeetRequest(this_host()))
         reply = await self._control.meet(address, self.name, sender, receiver, asked)
         connection = new_socket()
         try:
-            answer = msgspec.msgpack.decode(reply, type=_Answer)
+            answer = msgspec.msgpack.decode(reply, type=ShmArena)
+            shares = answer.files
             async with asyncio.timeout(VISIT_TIMEOUT_S):
-                file = await _fetch_file(connection, answer)
+                files = await _fetch_files(connection, answer, len(shares))
             try:
-                return _Map(sender, answer, _mapped(file, answer.num_bytes), connection)
+                sizes = [answer.num_blocks * sum(share.block_bytes) for share in shares]
+                memories = map(mapped_file, files, sizes)
+                return MappedArena(
+                    sender, answer, list(zip(shares, memories, strict=True)), connection
+                )
             finally:
-                os.close(file)
+                for file in files:
+                    os.close(file)
         except BaseException as error:
             connection.close()
             if isinstance(error, OSError | TimeoutError | ValueError | msgspec.DecodeError):
@@ -178,7 +141,7 @@ class ShmTransport:
                 raise TransportFailed(why) from error
             raise
 
-    def _keep(self, address: str, arena: _Map) -> None:
+    def _keep(self, address: str, arena: MappedArena) -> None:
         """Keep a map until its sender is gone, or there are too many."""
         self._drop(address)
         self._map_by_address[address] = arena
@@ -193,22 +156,16 @@ class ShmTransport:
             arena.close()
 
 
-async def _fetch_file(connection: socket.socket, answer: _Answer) -> int:
-    """Connect to the sender's socket and be given the file of its arena."""
+async def _fetch_files(connection: socket.socket, answer: ShmArena, count: int) -> list[int]:
+    """Connect to the sender's socket and be given the files of its arena."""
     await visit(connection, answer.socket, answer.nonce)
     await _readable(connection)
-    _, files, _, _ = socket.recv_fds(connection, 1, 1)
-    if not files:
-        raise OSError("the sender gave no file")
-    return files[0]
-
-
-def _mapped(file: int, num_bytes: int) -> memoryview:
-    """Raises ValueError unless it is as large as it should be and will stay so."""
-    seals = fcntl.fcntl(file, fcntl.F_GET_SEALS)
-    if os.fstat(file).st_size != num_bytes or not seals & fcntl.F_SEAL_SHRINK:
-        raise ValueError("not a sealed file of the size of the sender's arena")
-    return mapped(file, num_bytes, is_writable=False)
+    _, files, _, _ = socket.recv_fds(connection, 1, count)
+    if len(files) != count:
+        for file in files:
+            os.close(file)
+        raise OSError(f"the sender gave {len(files)} files, not {count}")
+    return files
 
 
 async def _readable(connection: socket.socket) -> None:
@@ -221,7 +178,7 @@ async def _readable(connection: socket.socket) -> None:
 
 
 class ShmSending:
-    """P's half: gives the arena's file and control streams to peers that show their nonce."""
+    """P's half: gives the arena's files and control streams to peers that show their nonce."""
 
     max_piece_bytes = 20 << 20
     carry = None
@@ -234,8 +191,8 @@ class ShmSending:
         self._line_key = secrets.token_bytes(KEY_BYTES)
         self._nonces: OrderedDict[bytes, None] = OrderedDict()
         self._name = f"baton-kv-{secrets.token_hex(16)}"
-        self._file = -1
-        """Our own handle of the arena, from the first meeting until `close`."""
+        self._files: list[int] = []
+        """Our own handles of the arena, from the first meeting until `close`."""
         self._listening: asyncio.Task[None] | None = None
         self._visits: set[asyncio.Task[None]] = set()
 
@@ -244,7 +201,9 @@ class ShmSending:
 
     async def meet(self, receiver_epoch: Epoch, payload: bytes) -> bytes:
         arena = self._arena
-        if arena.fd is None:
+        fds = [share.fd for share in arena.shares] or [arena.fd]
+        files = [fd for fd in fds if fd is not None]
+        if len(files) < len(fds):
             raise TransportFailed(f"KV on {arena.device} is no memory that others may map")
         try:
             request = msgspec.msgpack.decode(payload, type=_MeetRequest)
@@ -252,14 +211,22 @@ class ShmSending:
             raise TransportFailed(f"a request to meet that cannot be read: {error}") from error
         if not request.host or request.host != this_host():
             raise TransportFailed("the replicas share no host and network namespace")
-        self._listen(arena.fd)
+        self._listen(files)
         nonce = secrets.token_bytes(KEY_BYTES)
         self._nonces[nonce] = None
         while len(self._nonces) > MAX_NONCES:
             self._nonces.popitem(last=False)
         key = b"" if self.open_stream is None else self._line_key
+        shares = [
+            RankShare(
+                first_plane=share.first_plane,
+                block_bytes=list(share.block_bytes),
+                starts=list(share.starts),
+            )
+            for share in arena.shares
+        ]
         return msgspec.msgpack.encode(
-            _Answer(self._name, nonce, arena.num_blocks, list(arena.block_bytes), key)
+            ShmArena(self._name, nonce, arena.num_blocks, list(arena.block_bytes), key, shares)
         )
 
     async def close(self) -> None:
@@ -268,15 +235,14 @@ class ShmSending:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._listening = None
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        while self._files:
+            os.close(self._files.pop())
 
-    def _listen(self, file: int) -> None:
+    def _listen(self, files: Sequence[int]) -> None:
         if self._listening is not None and not self._listening.done():
             return
-        if self._file < 0:
-            self._file = os.dup(file)
+        if not self._files:
+            self._files = [os.dup(file) for file in files]
         listener = new_socket()
         try:
             listener.setblocking(False)
@@ -303,7 +269,7 @@ class ShmSending:
                 key = await loop.sock_recv(visitor, KEY_BYTES)
             if key in self._nonces:
                 del self._nonces[key]
-                socket.send_fds(visitor, [b"!"], [self._file])
+                socket.send_fds(visitor, [b"!"], self._files)
                 await loop.sock_recv(visitor, 1)  # until it leaves
             elif self.open_stream is not None and hmac.compare_digest(key, self._line_key):
                 await serve_line(socket.socket(fileno=visitor.detach()), self.open_stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from tests.kv_transfer.replicas import (
@@ -24,7 +25,7 @@ from baton.core.replicas import Role
 from baton.kv_transfer import transports
 from baton.kv_transfer.handoff.messages import KvPiece, Outcome
 from baton.kv_transfer.transport.nixl.buffers import MAX_BUFFER_BYTES
-from baton.kv_transfer.transports import TransportParts, create_transport
+from baton.kv_transfer.transports import TransportParts, create_transport, registering
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.replica.replica import engine_config
 
@@ -140,3 +141,17 @@ def test_where_kv_may_come_by_nixl_its_buffers_are_counted(
 def test_a_transport_nobody_registered_is_refused_by_name() -> None:
     with pytest.raises(InvalidConfig, match="'pigeon'; there are auto, memory, shm"):
         create_transport("pigeon", TransportParts())
+
+
+def test_a_rank_registers_its_memory_only_for_a_transport_that_is_there_and_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def with_nixl_lacking(what: str) -> None:
+        kind = replace(transports.TRANSPORTS["nixl"], lacks=lambda: what)
+        monkeypatch.setattr(transports, "TRANSPORTS", {**transports.TRANSPORTS, "nixl": kind})
+
+    with_nixl_lacking("NIXL")
+    assert registering(DeploymentConfig().kv_ways) is None
+    with_nixl_lacking("")
+    assert registering(DeploymentConfig().kv_ways) is not None
+    assert registering(["shm", "grpc", "nccl"]) is None

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from baton.core.errors import TransferCut
 from baton.kv_transfer.transport.block_tickets import read_ticket
 from baton.kv_transfer.transport.control.client import AnnouncedPiece
 from baton.kv_transfer.transport.nixl.reading import Grid, Name, Reading, ReadPart
+from baton.kv_transfer.transport.rank_shares import RankShare, kept_by
 
 MAX_KNOWN = 1 << 12
 """Parts of a peer's planes of which it is kept who keeps them."""
@@ -32,27 +32,15 @@ class Registered(msgspec.Struct, frozen=True):
     device: int
 
 
-class RankArena(msgspec.Struct, frozen=True):
-    """What one rank keeps of each block, in some consecutive planes."""
+class RankArena(RankShare, frozen=True, kw_only=True):
+    """The memory of one rank."""
 
     agent: int
     """Number of the agent that has registered it, among the arena's."""
     planes: list[int]
     """Addresses."""
-    block_bytes: list[int]
-    """Bytes that it keeps of one block, by plane."""
-    starts: list[int]
-    """Where these begin in a block of the whole, by plane."""
     mem_type: str
     device: int
-    first_plane: int = 0
-
-    def span(self, plane: int) -> range:
-        """The bytes that it keeps of a block of that plane; none of one that it does not have."""
-        own = plane - self.first_plane
-        if not 0 <= own < len(self.planes):
-            return range(0)
-        return range(self.starts[own], self.starts[own] + self.block_bytes[own])
 
     def grid(self, plane: int, span: range, num_blocks: int) -> tuple[Grid, range]:
         """These bytes of all blocks, and the planes whose rows the grid has: `plane` and those
@@ -100,8 +88,16 @@ class Arena(msgspec.Struct, frozen=True):
         """An arena that is whole is that of one rank."""
         if self.ranks:
             return self.ranks
-        starts = [0] * len(self.planes)
-        return [RankArena(0, self.planes, self.block_bytes, starts, self.mem_type, self.device)]
+        return [
+            RankArena(
+                agent=0,
+                planes=self.planes,
+                block_bytes=self.block_bytes,
+                starts=[0] * len(self.planes),
+                mem_type=self.mem_type,
+                device=self.device,
+            )
+        ]
 
 
 class PeerMemory:
@@ -157,21 +153,10 @@ class PeerMemory:
             )
 
     def _sources(self, plane: int, wanted: range) -> list[tuple[int, range]]:
-        """Ranks to read these bytes of a block from, by number, and which of them from each.
-
-        What several ranks keep is read from the first: the sender's checksums are of its memory,
-        and others may write theirs a moment later. Raises TransferCut for bytes that no rank keeps.
-        """
+        """See `kept_by`."""
         if (plane, wanted) in self._known:
             return self._known[plane, wanted]
-        found, at = [], wanted.start
-        while at < wanted.stop:
-            spans = enumerate(rank.span(plane) for rank in self._ranks)
-            number, span = next(((each, span) for each, span in spans if at in span), (0, range(0)))
-            if at not in span:
-                raise TransferCut(f"no rank of the sender keeps byte {at} of plane {plane}")
-            found.append((number, range(at, min(span.stop, wanted.stop))))
-            at = span.stop
+        found = kept_by(self._ranks, plane, wanted)
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
         self._known[plane, wanted] = found

@@ -37,7 +37,7 @@ def sharded(
     for fd in fds:
         os.close(fd)
     for memory in memories:
-        memory.close()
+        memory.seal()
     shares = [
         replace(memory.share, introduction=introduce(rank.arena) if introduce is not None else b"")
         for memory, rank in zip(memories, others, strict=True)

@@ -26,7 +26,7 @@ from baton.kv_transfer.receiving.receiver import ReceiverConfig
 from baton.kv_transfer.transport.nixl.reading import Reading
 from baton.kv_transfer.transport.nixl.reads import NixlReads, ReadResult
 from baton.kv_transfer.transport.nixl.sending import RegisteredMemory
-from baton.kv_transfer.transport.tcp.tcp import TcpTransport
+from baton.kv_transfer.transport.shm import ShmTransport
 
 TENSOR = Mesh(tensor=2)
 REGISTERED: list[RegisteredMemory] = []
@@ -79,20 +79,20 @@ async def test_tensor_ranks_hand_over_to_tensor_ranks_head_by_head(
     folder = FAMILIES["llama"](tmp_path)
     expected = transformers_greedy(folder, PROMPTS, MAX_TOKENS)
     monkeypatch.setattr(exchange, "ReceiverConfig", partial(ReceiverConfig, min_stream_bytes=1))
-    opened, open_ = set[range](), TcpTransport.open
+    opened, open_ = set[range](), ShmTransport.open
 
     def noted(
-        self: TcpTransport, address: str, request: OpenTransfer
+        self: ShmTransport, address: str, request: OpenTransfer
     ) -> AsyncGenerator[KvPiece, None]:
         opened.add(range(request.layout.first_kv_head, request.layout.stop_kv_head))
         return open_(self, address, request)
 
-    monkeypatch.setattr(TcpTransport, "open", noted)
+    monkeypatch.setattr(ShmTransport, "open", noted)
     with (
         engine_on_ranks(ranks, folder, CONFIG, TENSOR, dtype="float32") as (of_p, _),
         engine_on_ranks(others, folder, CONFIG, TENSOR, dtype="float32") as (of_d, _),
     ):
-        found = await answers_of(of_p, of_d, "tcp")
+        found = await answers_of(of_p, of_d, "shm")
 
     assert [answer.tokens for answer in found] == expected
     assert opened == {range(1), range(1, 2)}

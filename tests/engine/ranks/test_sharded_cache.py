@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -213,8 +214,22 @@ def test_a_transport_that_reads_an_arena_by_itself_sends_no_pieces_unless_it_rea
 
     found = [set(create_sending_halves(TransportParts(), it.arena)) for it in (cache, on_device)]
 
-    assert found == [{"gloo", "grpc", "tcp", "auto", "nixl"}, {"gloo", "grpc", "tcp", "auto"}]
-    assert "shm" in create_sending_halves(TransportParts(), KvCache(WHOLE, NUM_BLOCKS).arena)
+    carrying = {"gloo", "grpc", "tcp", "auto"}
+    assert found == [{*carrying, "shm", "nixl"}, carrying]
+
+
+def test_memory_of_a_rank_is_shared_with_other_processes_to_be_read_alone() -> None:
+    cache, (_, other) = sharded(WHOLE, SPLITS["two halves"])
+    for share in cache.arena.shares:
+        assert share.fd is not None
+        with pytest.raises(PermissionError):
+            mmap.mmap(share.fd, 0, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        with pytest.raises(PermissionError):
+            os.ftruncate(share.fd, 0)
+
+    other.planes[0][2, 0, 0, 0, 0] = 7.0  # as before
+
+    assert cache.view(2, 0).cast("f")[2 * 2 * 4 * 8] == 7.0
 
 
 class Launching(TorchFunctionMode):

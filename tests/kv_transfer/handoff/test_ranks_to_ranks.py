@@ -28,7 +28,7 @@ async def handed_over(it: World) -> list[tuple[int, int]]:
     return sorted({(heads.first_kv_head, heads.stop_kv_head) for heads in wanted})
 
 
-@pytest.mark.parametrize("name", ["tcp", "gloo", "grpc"])
+@pytest.mark.parametrize("name", ["shm", "tcp", "gloo", "grpc"])
 async def test_two_ranks_hand_over_to_two_and_no_lead_puts_heads_together(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,9 +69,10 @@ async def test_each_pair_of_ranks_has_a_stream_of_its_own(
         assert await handed_over(it) == expected
 
 
-async def test_kv_that_is_regrouped_comes_on_one_stream() -> None:
+@pytest.mark.parametrize("name", ["memory", "shm"])
+async def test_kv_that_is_regrouped_comes_on_one_stream(name: str) -> None:
     larger = replace(FOUR_HEADS, block_size=8)
-    async with connected_ranks("memory", FOUR_HEADS, (2, 2), decode_layout=larger) as it:
+    async with connected_ranks(name, FOUR_HEADS, (2, 2), decode_layout=larger) as it:
         assert await handed_over(it) == [(0, 4)]
 
 

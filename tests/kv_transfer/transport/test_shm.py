@@ -30,7 +30,8 @@ from baton.kv_transfer.handoff.messages import OpenTransfer
 from baton.kv_transfer.handoff.transport import LentPiece, Parcel
 from baton.kv_transfer.transport import shm
 from baton.kv_transfer.transport.block_tickets import BlockTicket
-from baton.kv_transfer.transport.shm import ShmSending, ShmTransport, _Answer, _MeetRequest
+from baton.kv_transfer.transport.shm import ShmSending, ShmTransport, _MeetRequest
+from baton.kv_transfer.transport.shm_arena import ShmArena
 
 CACHE = PrefillReplica(num_blocks=64).cache
 ARENA = CACHE.arena
@@ -195,7 +196,7 @@ async def test_memory_that_is_no_file_is_not_shared() -> None:
             await read_all(it, transport)
 
 
-async def visit(answer: _Answer, nonce: bytes) -> list[int]:
+async def visit(answer: ShmArena, nonce: bytes) -> list[int]:
     """What files the socket gives for this nonce."""
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -211,7 +212,7 @@ async def visit(answer: _Answer, nonce: bytes) -> list[int]:
 
 async def test_a_nonce_opens_the_door_once() -> None:
     async with sharing() as (_, half, _):
-        answer = msgspec.msgpack.decode(await half.meet(RECEIVER, REQUEST), type=_Answer)
+        answer = msgspec.msgpack.decode(await half.meet(RECEIVER, REQUEST), type=ShmArena)
 
         files = await visit(answer, answer.nonce)
 
@@ -223,7 +224,7 @@ async def test_a_nonce_opens_the_door_once() -> None:
 
 async def test_another_user_is_given_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async with sharing() as (_, half, _):
-        answer = msgspec.msgpack.decode(await half.meet(RECEIVER, REQUEST), type=_Answer)
+        answer = msgspec.msgpack.decode(await half.meet(RECEIVER, REQUEST), type=ShmArena)
         monkeypatch.setattr(os, "getuid", lambda: 12345)  # of the sender: we are another user
 
         assert await visit(answer, answer.nonce) == []

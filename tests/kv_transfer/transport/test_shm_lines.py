@@ -25,7 +25,8 @@ from baton.core.ids import TransferId
 from baton.kv_transfer.transport.control import socket_lines
 from baton.kv_transfer.transport.control.servicer import KvTransferServicer
 from baton.kv_transfer.transport.local_sockets import new_socket, visit
-from baton.kv_transfer.transport.shm import ShmSending, ShmTransport, _Answer
+from baton.kv_transfer.transport.shm import ShmSending, ShmTransport
+from baton.kv_transfer.transport.shm_arena import ShmArena
 
 LINE, GRPC = "a line", "gRPC"
 LIMIT_S = 60.0
@@ -116,7 +117,7 @@ async def test_who_says_what_nobody_understands_is_hung_up_on(
 ) -> None:
     loop = asyncio.get_running_loop()
     async with sharing() as (it, half, transport), asyncio.timeout(LIMIT_S):
-        answer = msgspec.msgpack.decode(await half.meet(RECEIVER, REQUEST), type=_Answer)
+        answer = msgspec.msgpack.decode(await half.meet(RECEIVER, REQUEST), type=ShmArena)
         with new_socket() as line:
             await visit(line, answer.socket, answer.line_key if is_welcome else bytes(16))
             await loop.sock_sendall(line, said)

@@ -64,7 +64,7 @@ def test_what_can_be_split_is_let_through_and_a_pool_of_nobody_is_not_looked_at(
 
 @pytest.mark.parametrize(
     ("transfer", "key"),
-    [({"transfer.transport": "shm"}, "transport"), ({"transfer.require": ["nccl"]}, "require")],
+    [({"transfer.transport": "nccl"}, "transport"), ({"transfer.require": ["nccl"]}, "require")],
 )
 def test_a_transport_that_reads_what_lies_in_pieces_is_refused(
     transfer: dict[str, object], key: str, tmp_path: Path
@@ -75,7 +75,7 @@ def test_a_transport_that_reads_what_lies_in_pieces_is_refused(
         check_ranks(override(deployment(prefill=2), transfer), folder)
 
     check_ranks(override(deployment(decode=2), transfer), folder)
-    check_ranks(override(deployment(prefill=2), {"transfer.transport": "gloo"}), folder)
+    check_ranks(override(deployment(prefill=2), {"transfer.transport": "shm"}), folder)
 
 
 def test_ranks_that_share_prompts_are_where_prompts_are_computed(tmp_path: Path) -> None:
@@ -114,12 +114,12 @@ def test_two_ranks_on_one_gpu_are_refused_with_the_key(tmp_path: Path) -> None:
 
 def test_ranks_that_share_prompts_alone_can_be_read_by_any_transport(tmp_path: Path) -> None:
     folder = FAMILIES["llama"](tmp_path)
-    shm = override(DeploymentConfig(), {"transfer.transport": "shm"})
+    nccl = override(DeploymentConfig(), {"transfer.transport": "nccl"})
 
-    check_ranks(override(shm, {"prefill.parallel.context": 2}), folder)
+    check_ranks(override(nccl, {"prefill.parallel.context": 2}), folder)
     with pytest.raises(InvalidConfig, match="grpc can carry it"):
         both = {"prefill.parallel.context": 2, "prefill.parallel.tensor": 2}
-        check_ranks(override(shm, both), folder)
+        check_ranks(override(nccl, both), folder)
 
 
 def test_a_quantised_checkpoint_on_pools_of_one_rank_and_of_several_is_refused(
