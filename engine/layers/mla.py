@@ -83,9 +83,10 @@ class LatentHeads(nn.Module):
         rows = 2 * shape.nope_dim + shape.value_dim
         return shape.num_heads * rows * shape.latent_dim
 
-    def prepared(self, weight: Tensor) -> LatentWeights:
-        """What becomes of the weight when it is loaded; it may be held on to."""
-        return LatentWeights.of(weight, self.shape)
+    def prepared(self, weight: Tensor, *, is_fixed: bool = False) -> LatentWeights:
+        """What becomes of the weight when it is loaded; it may be held on to. `is_fixed`: a token
+        is attended the same in any pass."""
+        return LatentWeights.of(weight, self.shape, is_fixed=is_fixed)
 
 
 class LatentAttention(nn.Module):

@@ -11,7 +11,7 @@ sees, the multiplications of a head are
 
 so tokens are decoded absorbed, and long chunks of prompts are expanded (`is_expanded_cheaper`). The
 bits of a token depend on the form, hence on the chunk of a prompt that it was computed in; those of
-decoded tokens never do.
+decoded tokens never do. Weights that are `is_fixed` have the absorbed form alone.
 
 T new tokens, S tokens a block, M blocks of a request; the other letters as in latent_heads.py.
 """
@@ -49,7 +49,8 @@ def latent_attention(
     scale: float,
 ) -> Tensor:
     """q [T, N, P + R], and its end rotated, q_rope [T, N, R] -> [T, N, V]."""
-    if sequences.max_query_len < MIN_EXPANDED or sequences.is_captured:
+    is_short = sequences.max_query_len < MIN_EXPANDED
+    if is_short or sequences.is_captured or weights.is_fixed:
         return absorbed(q, q_rope, weights, arena, sequences, scale)
     out, start = q.new_empty(*q.shape[:2], weights.heads.value_dim), 0
     for is_expanded, part in _parts(weights.heads, sequences, q.element_size()):
@@ -104,7 +105,7 @@ def absorbed(
     scale: float,
 ) -> Tensor:
     q_latent = head_linear(q[..., : weights.heads.nope_dim], weights.absorb)  # [T, N, L]
-    attended = mla_attention(q_latent, q_rope, arena, sequences, scale)
+    attended = mla_attention(q_latent, q_rope, arena, sequences, scale, is_fixed=weights.is_fixed)
     return head_linear(attended, weights.values)
 
 

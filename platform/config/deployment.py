@@ -153,8 +153,9 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
     """On a GPU, too, let what a request is answered follow from it alone, to the bit: not from the
     requests beside it, nor from how its prompt is cut, found in a cache or drafted. Products and
     attention are then computed in tiles of one size and no library is used, which is slower. Not
-    for latent attention or several GPUs a replica. On a CPU it is so anyway; latent
-    attention, three `tensor` ranks or more, and `expert` ranks without `data` are refused."""
+    for several GPUs a replica, nor for DeepSeek V4 on a GPU. On a CPU it is so anyway, but for
+    latent attention, whose prompts this makes slower; three `tensor` ranks or more, and `expert`
+    ranks without `data` are refused."""
     attention_window: int | None = None
     """StreamingLLM: in layers where a token would see all before it, it sees so many of the last,
     itself among them, and the first `attention_sinks`. None: the model is served as it is."""
