@@ -28,7 +28,7 @@ from baton.kernels.experts.moe import ExpertWeight
 from baton.kernels.latent_attention.latent_heads import LatentWeights
 from baton.kernels.products import int4_weight, int8_weight
 from baton.kernels.products.fixed_weight import FixedWeight
-from baton.kernels.products.head_linear import PackedHeads
+from baton.kernels.products.head_linear import FixedHeads, PackedHeads
 from baton.kernels.products.packed_weight import can_pack, pack
 from baton.kernels.products.quantized_weight import QuantizedWeight, to_int4, to_int8
 from baton.kernels.products.weight import Weight
@@ -52,13 +52,15 @@ def install(
     is_fixed: bool = False,
 ) -> None:
     """Make a copy of `tensor` the weight, or the bias, that is called `target`; `is_fixed`: what
-    a GPU multiplies a row by gives the same beside any others."""
+    a GPU multiplies a row by gives the same beside any others, and so does latent attention."""
     prefix, _, name = target.rpartition(".")
     module = model.get_submodule(prefix)
     if isinstance(module, HashRouter) and name in module.integer_names:
         module.check(target, tensor)
-    kept: Weight | LatentWeights | PackedHeads
-    if isinstance(module, LatentHeads | GroupedLinear):
+    kept: Weight | LatentWeights | PackedHeads | FixedHeads
+    if isinstance(module, LatentHeads):
+        kept = module.prepared(tensor.to(device, copy=True), is_fixed=is_fixed)
+    elif isinstance(module, GroupedLinear):
         kept = module.prepared(tensor.to(device, copy=True))
     elif quantize not in AS_STORED and name == "weight" and may_be_rounded(module):
         kept = _rounded(module, target, tensor, device, quantize)

@@ -19,7 +19,7 @@ import torch
 from baton.core.errors import InvalidConfig
 from baton.core.kv_layout import KvLayout
 from baton.engine.checkpoint.active_parameters import active_parameters
-from baton.engine.checkpoint.deterministic import WORD, check_deterministic, fix_experts
+from baton.engine.checkpoint.deterministic import WORD, check_deterministic, fix_order
 from baton.engine.checkpoint.dummy import dummy_entries
 from baton.engine.checkpoint.files.tensor_files import StoredEntry, TensorEntry, read_entries
 from baton.engine.checkpoint.fingerprint import fingerprint
@@ -79,7 +79,8 @@ class LoadedModel:
     held: HeldExperts | None = None
     """The experts of this rank, where others have other experts."""
     is_deterministic: bool = False
-    """Whether a request's results are to follow from it alone on a GPU, too."""
+    """Whether a request's results are to follow from it alone where they else would not: on a GPU,
+    or where latents have two forms."""
 
     def own(self, layout: KvLayout) -> KvLayout:
         """What this rank keeps of the whole model's KV."""
@@ -117,8 +118,8 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     `streaming` is what tokens see in layers where they would see all before them.
     The load format `dummy` makes up weights from config.json alone. Weights may be quantised on the
     way, to `int8` or `int4`; those that come quantised are kept so where the device multiplies
-    them, unless quantize is `wide`. With `deterministic` a GPU adds up in one order, too: see
-    deterministic.py.
+    them, unless quantize is `wide`. With `deterministic` a GPU adds up in one order, too, and so
+    does latent attention anywhere: see deterministic.py.
     Each rank of `groups` reads its part. Raises CheckpointError, with what was found and what is
     supported, if it cannot be served, and InvalidConfig if it cannot be quantised for the device,
     split among so many, or deterministic.
@@ -170,9 +171,9 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
         rounding = installer.rounding(is_of_experts=groups.mesh.tensor > 1)
     rounding += order_of_sums(device, getattr(torch, wanted))
     rounding += attention_of(device, getattr(torch, wanted))
-    is_deterministic = deterministic and device != "cpu"
+    is_deterministic = deterministic and (device != "cpu" or model.latent is not None)
     if is_deterministic:
-        fix_experts(model)
+        fix_order(model)
         rounding += WORD
     return LoadedModel(
         model=model.to(device).eval(),

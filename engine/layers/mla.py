@@ -83,9 +83,10 @@ class LatentHeads(nn.Module):
         rows = 2 * shape.nope_dim + shape.value_dim
         return shape.num_heads * rows * shape.latent_dim
 
-    def prepared(self, weight: Tensor) -> LatentWeights:
-        """The loaded weight in the form for this device; may keep a reference to it."""
-        return LatentWeights.of(weight, self.shape)
+    def prepared(self, weight: Tensor, *, is_fixed: bool = False) -> LatentWeights:
+        """The loaded weight in the form for this device; may keep a reference to it. `is_fixed`:
+        attention gives a token the same bits in any pass."""
+        return LatentWeights.of(weight, self.shape, is_fixed=is_fixed)
 
 
 class LatentAttention(nn.Module):

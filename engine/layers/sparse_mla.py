@@ -57,7 +57,9 @@ class SparseLatentAttention(LatentAttention):
         weights = self._weights()
         q_latent = head_linear(q[..., : self.shape.nope_dim], weights.absorb)  # [T, N, L]
         scale = self.kind.scoring.scale_of(self.shape.query_dim)
-        attended = chosen_attention(q_latent, q_rope, latents, chosen, scale)
+        attended = chosen_attention(
+            q_latent, q_rope, latents, chosen, scale, is_fixed=weights.is_fixed
+        )
         out: Tensor = self.out(head_linear(attended, weights.values).flatten(1))
         return out, chosen
 

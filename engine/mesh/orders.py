@@ -8,17 +8,20 @@ tally    5                         gather the experts' loads
 move     6, layer, experts         the new expert of each slot
 expect   7, tokens                 the most tokens of any engine in the next pass
 tap      8, layers                 whose inputs to send to the lead, from the next pass on
+decoding 9, as a pass              one token a request; later turns send only what is new
+turn     10, tokens, the tokens    none: they are broadcast, from device to device
+         then of each row that has grown:  row, blocks, the blocks
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.engine.batch.batch import Chunk
 
-_PASS, _HEAD, _STOP, _JOIN, _TALLY, _MOVE, _EXPECT, _TAP = range(1, 9)
+_PASS, _HEAD, _STOP, _JOIN, _TALLY, _MOVE, _EXPECT, _TAP, _DECODING, _TURN = range(1, 11)
 _FIELDS = 5
 
 
@@ -71,11 +74,54 @@ class SendAuxHiddenStates:
     layers: tuple[int, ...]
 
 
-Order = Pass | Head | Stop | Join | Tally | MoveExperts | Expect | SendAuxHiddenStates
+@dataclass(frozen=True, slots=True)
+class BeginDecoding:
+    """A pass of one token of each request, of which there may be more turns."""
+
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The next turn of the decoding that was begun last."""
+
+    tokens: tuple[int, ...]
+    """Of all rows; or none, and they are broadcast."""
+    grown: tuple[tuple[int, tuple[int, ...]], ...]
+    """Rows whose block tables have become longer, and by which blocks."""
+
+
+Order = (
+    Pass
+    | Head
+    | Stop
+    | Join
+    | Tally
+    | MoveExperts
+    | Expect
+    | SendAuxHiddenStates
+    | BeginDecoding
+    | Turn
+)
 
 
 def pass_words(chunks: Sequence[Chunk]) -> array[int]:
-    words = array("q", (_PASS, len(chunks)))
+    return _chunk_words(_PASS, chunks)
+
+
+def decoding_words(chunks: Sequence[Chunk]) -> array[int]:
+    return _chunk_words(_DECODING, chunks)
+
+
+def turn_words(tokens: Sequence[int], grown: Sequence[tuple[int, Sequence[int]]]) -> array[int]:
+    words = array("q", (_TURN, len(tokens), *tokens))
+    for row, blocks in grown:
+        words.extend((row, len(blocks), *blocks))
+    return words
+
+
+def _chunk_words(kind: int, chunks: Sequence[Chunk]) -> array[int]:
+    words = array("q", (kind, len(chunks)))
     for chunk in chunks:
         num_tokens, num_blocks = len(chunk.tokens), len(chunk.blocks)
         words.extend((num_tokens, chunk.start, num_blocks, chunk.num_outputs, chunk.lane))
@@ -114,25 +160,10 @@ def tap_words(layers: Sequence[int]) -> array[int]:
 
 def read_order(words: Sequence[int]) -> Order:
     """Decode an order. Raises ValueError if invalid."""
-    match words[0]:
-        case kind if kind == _PASS:
-            return Pass(_chunks(words))
-        case kind if kind == _HEAD:
-            return Head((words[1], words[2]))
-        case kind if kind == _STOP:
-            return Stop()
-        case kind if kind == _JOIN:
-            return Join()
-        case kind if kind == _EXPECT:
-            return Expect(words[1])
-        case kind if kind == _TALLY:
-            return Tally()
-        case kind if kind == _TAP:
-            return SendAuxHiddenStates(tuple(words[1:]))
-        case kind if kind == _MOVE:
-            return MoveExperts(words[1], tuple(words[2:]))
-        case kind:
-            raise ValueError(f"an order of an unknown kind: {kind}")
+    read = _READERS.get(words[0])
+    if read is None:
+        raise ValueError(f"an order of an unknown kind: {words[0]}")
+    return read(words)
 
 
 def _chunks(words: Sequence[int]) -> tuple[Chunk, ...]:
@@ -146,3 +177,30 @@ def _chunks(words: Sequence[int]) -> tuple[Chunk, ...]:
     if at != len(words):
         raise ValueError(f"a pass of {at} words, told in {len(words)}")
     return tuple(chunks)
+
+
+def _turn(words: Sequence[int]) -> Turn:
+    at = 2 + words[1]
+    tokens, grown = tuple(words[2:at]), []
+    while at < len(words):
+        row, num_blocks = words[at : at + 2]
+        blocks = at + 2
+        at = blocks + num_blocks
+        grown.append((row, tuple(words[blocks:at])))
+    if at != len(words):
+        raise ValueError(f"a turn of {at} words, told in {len(words)}")
+    return Turn(tokens, tuple(grown))
+
+
+_READERS: Mapping[int, Callable[[Sequence[int]], Order]] = {
+    _PASS: lambda words: Pass(_chunks(words)),
+    _HEAD: lambda words: Head((words[1], words[2])),
+    _STOP: lambda words: Stop(),
+    _JOIN: lambda words: Join(),
+    _TALLY: lambda words: Tally(),
+    _MOVE: lambda words: MoveExperts(words[1], tuple(words[2:])),
+    _EXPECT: lambda words: Expect(words[1]),
+    _TAP: lambda words: SendAuxHiddenStates(tuple(words[1:])),
+    _DECODING: lambda words: BeginDecoding(_chunks(words)),
+    _TURN: _turn,
+}

@@ -3,9 +3,10 @@
     lead        tell(pass) | its share of the pass | tell(head), hidden | its share of the logits
     others      hear       | theirs                | hear               | theirs
 
-A captured pass includes the head, without an order of its own. All-reduces keep the ranks within a
-layer of each other. A lost rank makes the lead's next call fail, and the lead's end makes the
-others' `follow` return.
+A captured pass includes the head, without an order of its own. While the same requests decode, each
+further order holds only what is new (`baton.engine.ranks.decoding_turns`). All-reduces keep the
+ranks within a layer of each other. A lost rank makes the lead's next call fail, and the lead's end
+makes the others' `follow` return.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import torch
 from torch import Tensor
 
 from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer
+from baton.engine.batch.decoding import Decoding
 from baton.engine.mesh.orders import (
+    BeginDecoding,
     Expect,
     Head,
     Join,
@@ -25,6 +28,7 @@ from baton.engine.mesh.orders import (
     SendAuxHiddenStates,
     Stop,
     Tally,
+    Turn,
     expect_words,
     head_words,
     join_words,
@@ -35,6 +39,7 @@ from baton.engine.mesh.orders import (
 )
 from baton.engine.mesh.ranks import RankGroup
 from baton.engine.passes.runner import ModelRunner
+from baton.engine.ranks.decoding_turns import HeardPasses, ToldDecoding
 from baton.engine.ranks.pipeline import StageRunner
 from baton.engine.ranks.sharded_cache import ShardedCache
 from baton.engine.sharding.expert_balancer import ExpertBalancer, added_up
@@ -54,6 +59,8 @@ class LeadRunner:
         self._ranks = ranks
         self._tapped: tuple[int, ...] = ()
         """Layers that the others tap now."""
+        self._told: ToldDecoding | None = None
+        """The decoding that the others know: the last one begun."""
 
     @property
     def own(self) -> ModelRunner:
@@ -69,8 +76,17 @@ class LeadRunner:
         if self.balancer is not None:
             self.balancer.turn()
         self.cache.settle()
-        self._ranks.tell(pass_words(chunks))
+        self._tell_pass(chunks)
         return self._own.forward(chunks, on_layer)
+
+    def _tell_pass(self, chunks: Sequence[Chunk]) -> None:
+        told = self._told
+        if told is not None and told.is_before(chunks):
+            told.tell_next()
+        elif isinstance(chunks, Decoding):
+            self._told = ToldDecoding(chunks, self._ranks)
+        else:
+            self._ranks.tell(pass_words(chunks))
 
     def _tell_taps(self) -> None:
         """Send the tapped layers to the others if they have changed."""
@@ -111,10 +127,11 @@ def follow(own: ModelRunner) -> None:
     ranks = own.groups.engine
     assert isinstance(ranks, RankGroup), "there is no lead to follow"
     dtype: torch.dtype = getattr(torch, own.info.dtype)
+    passes = HeardPasses(ranks, own.cache.device)
     while True:
         match read_order(ranks.hear()):
-            case Pass(chunks):
-                own.forward(chunks)
+            case Pass() | BeginDecoding() | Turn() as order:
+                own.forward(passes.chunks_of(order))
             case Head(shape):
                 hidden = torch.empty(shape, dtype=dtype, device=own.cache.device)
                 ranks.broadcast_(hidden)

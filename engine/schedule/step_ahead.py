@@ -9,7 +9,9 @@ A step reads one pass, as without this, and returns the same tokens. The pass th
 addition is the next step's: the next turn of the same lineup, whose tokens go from sampling to the
 pass on the device. It is launched only if nothing that the host knows speaks against the turn
 (`Scheduler.go_ahead`). What the host learns later ends the lineup, and requests that have left have
-nothing of the turn in flight.
+nothing of the turn in flight. Other ranks are told of it without waiting for the tokens, which go
+to them from device to device; their part of a pass is over once the lead's is, as its last sums are
+of all of them.
 
 **Who owns the blocks.** A pass in flight writes one slot for each of its requests: the one after
 its computed tokens, in a block that this request alone holds and that has no name. So nothing is
@@ -35,6 +37,7 @@ from torch import Tensor
 
 from baton.engine.batch.batch import ignore_layer
 from baton.engine.passes.runner import ModelRunner, Runner
+from baton.engine.ranks.lead import LeadRunner
 from baton.engine.request.request import Phase, Request
 from baton.engine.sampling.sampler import draw
 from baton.engine.schedule.lineup import Lineup
@@ -66,7 +69,8 @@ class Readback:
 def goes_ahead(choice: Literal["auto", "on", "off"], runner: Runner) -> bool:
     """What `scheduler.step_ahead` means here. A pass on a CPU is over when it was launched."""
     if choice == "auto":
-        return isinstance(runner, ModelRunner) and runner.graphs is not None
+        own = runner.own if isinstance(runner, LeadRunner) else runner
+        return isinstance(own, ModelRunner) and own.graphs is not None
     return choice == "on"
 
 

@@ -109,8 +109,8 @@ def paged_prefill(
 @triton.jit
 def _owner(query_starts, num_requests, tile, TOKENS: tl.constexpr):
     """The last request whose tiles begin at or before `tile`."""
-    low = 0
-    high = num_requests
+    low = tile.to(tl.int64) * 0  # rows of tables may be far apart
+    high = low + num_requests
     while high - low > 1:
         middle = (low + high) // 2
         if tl.load(query_starts + middle) // TOKENS + middle <= tile:

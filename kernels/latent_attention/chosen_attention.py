@@ -23,9 +23,16 @@ GATHERED_ITEMS = 16 << 20
 
 
 def chosen_attention(
-    q_latent: Tensor, q_rope: Tensor, arena: Tensor, chosen: Chosen, scale: float
+    q_latent: Tensor,
+    q_rope: Tensor,
+    arena: Tensor,
+    chosen: Chosen,
+    scale: float,
+    *,
+    is_fixed: bool = False,
 ) -> Tensor:
-    """q_latent [T, N, L] and q_rope [T, N, R] -> attention output [T, N, L]."""
+    """q_latent [T, N, L] and q_rope [T, N, R] -> attention output [T, N, L]; `is_fixed` as in
+    mla_attention.py."""
     width = q_latent.shape[-1] + q_rope.shape[-1]
     if (
         q_latent.shape[:2] != q_rope.shape[:2]
@@ -36,13 +43,13 @@ def chosen_attention(
         raise ValueError(
             f"do not fit: {q_latent.shape=} {q_rope.shape=} {arena.shape=} {chosen.slots.shape=}"
         )
-    if q_latent.is_cuda:
-        from baton.kernels.latent_attention import (
-            mla_attention_gpu as gpu,  # Triton, which CPUs do without
-        )
+    if q_latent.is_cuda:  # Triton, which CPUs do without
+        from baton.kernels.latent_attention import fixed_mla_attention_gpu as fixed
+        from baton.kernels.latent_attention import mla_attention_gpu as gpu
 
+        attend = fixed.fixed_mla_attention if is_fixed else gpu.mla_attention
         one_by_one = arena.view(-1, 1, 1, width)
-        return gpu.mla_attention(q_latent, q_rope, one_by_one, token_by_token(chosen), scale)
+        return attend(q_latent, q_rope, one_by_one, token_by_token(chosen), scale)
     if cpu.runs(q_latent, arena):
         return cpu.chosen_attention(q_latent, q_rope, arena, chosen, scale)
     return reference(q_latent, q_rope, arena, chosen, scale)

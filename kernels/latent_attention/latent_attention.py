@@ -10,7 +10,8 @@ sees, the multiplications of a head are
     expanded    p (P + R + V)  +  C L (P + V)      and k and v go to memory and back
 
 so decoding uses the absorbed form, and long prompt chunks the expanded one (`is_expanded_cheaper`).
-The bits of a prompt token thus depend on its chunk; those of decoded tokens never do.
+The bits of a prompt token thus depend on its chunk; those of decoded tokens never do. Weights that
+are `is_fixed` have the absorbed form alone.
 
 T new tokens, S tokens a block, M blocks of a request; the other letters as in latent_heads.py.
 """
@@ -48,7 +49,8 @@ def latent_attention(
     scale: float,
 ) -> Tensor:
     """q [T, N, P + R], and its end rotated, q_rope [T, N, R] -> [T, N, V]."""
-    if sequences.max_query_len < MIN_EXPANDED or sequences.is_captured:
+    is_short = sequences.max_query_len < MIN_EXPANDED
+    if is_short or sequences.is_captured or weights.is_fixed:
         return absorbed(q, q_rope, weights, arena, sequences, scale)
     out, start = q.new_empty(*q.shape[:2], weights.heads.value_dim), 0
     for is_expanded, part in _parts(weights.heads, sequences, q.element_size()):
@@ -103,7 +105,7 @@ def absorbed(
     scale: float,
 ) -> Tensor:
     q_latent = head_linear(q[..., : weights.heads.nope_dim], weights.absorb)  # [T, N, L]
-    attended = mla_attention(q_latent, q_rope, arena, sequences, scale)
+    attended = mla_attention(q_latent, q_rope, arena, sequences, scale, is_fixed=weights.is_fixed)
     return head_linear(attended, weights.values)
 
 

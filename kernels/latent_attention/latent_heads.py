@@ -47,13 +47,21 @@ class LatentWeights:
     absorb: HeadWeight  # U_k^T [N, L, P]
     keys: HeadWeight  # U_k [N, P, L]
     values: HeadWeight  # U_v [N, V, L]
+    is_fixed: bool = False
+    """Whether a token is attended the same in any pass: always absorbed."""
 
     @classmethod
-    def of(cls, weight: Tensor, shape: LatentShape) -> LatentWeights:
+    def of(cls, weight: Tensor, shape: LatentShape, *, is_fixed: bool = False) -> LatentWeights:
         """Weights from [N (P + V), L], which is not looked at again where it is packed."""
         by_head = weight.view(shape.num_heads, -1, shape.latent_dim)
         keys, values = torch.split(by_head, [shape.nope_dim, shape.value_dim], dim=1)
-        return cls(shape, pack_heads(keys.transpose(1, 2)), pack_heads(keys), pack_heads(values))
+        return cls(
+            shape,
+            pack_heads(keys.transpose(1, 2), is_fixed=is_fixed),
+            pack_heads(keys),
+            pack_heads(values, is_fixed=is_fixed),
+            is_fixed,
+        )
 
     @property
     def shape(self) -> tuple[int, int]:

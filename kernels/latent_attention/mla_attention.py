@@ -11,8 +11,8 @@ per token are cached and read instead of 2 N H, and N heads share one matrix pro
 that of the model's own heads: one over the root of q_nope's and q_rope's width.
 
 A token sees those of its request up to and including itself. On a CPU the compiled operator gives
-it the same bits alone, in any batch, in any chunk of its prompt and on any number of threads;
-torch, which is the last resort, does not.
+it the same bits alone, in any batch, in any chunk of its prompt and on any number of threads; on a
+GPU so does fixed_mla_attention_gpu.py; torch, which is the last resort, does not.
 
 T new tokens of all requests, N heads, L width of the latent, R of the part that rotates, S tokens a
 block.
@@ -33,9 +33,16 @@ SCORE_ITEMS = 16 << 20
 
 
 def mla_attention(
-    q_latent: Tensor, q_rope: Tensor, arena: Tensor, sequences: Sequences, scale: float
+    q_latent: Tensor,
+    q_rope: Tensor,
+    arena: Tensor,
+    sequences: Sequences,
+    scale: float,
+    *,
+    is_fixed: bool = False,
 ) -> Tensor:
-    """q_latent [T, N, L] and q_rope [T, N, R] -> attention output [T, N, L]."""
+    """q_latent [T, N, L] and q_rope [T, N, R] -> attention output [T, N, L]. `is_fixed`: a token has
+    the same bits in any pass on a GPU, too."""
     width = q_latent.shape[-1] + q_rope.shape[-1]
     if (
         q_latent.shape[:2] != q_rope.shape[:2]
@@ -43,11 +50,12 @@ def mla_attention(
         or q_latent.dtype is not q_rope.dtype
     ):
         raise ValueError(f"do not fit: {q_latent.shape=} {q_rope.shape=} {arena.shape=}")
-    if q_latent.is_cuda:
-        from baton.kernels.latent_attention import (
-            mla_attention_gpu as gpu,  # Triton, which CPUs do without
-        )
+    if q_latent.is_cuda:  # Triton, which CPUs do without
+        from baton.kernels.latent_attention import fixed_mla_attention_gpu as fixed
+        from baton.kernels.latent_attention import mla_attention_gpu as gpu
 
+        if is_fixed:
+            return fixed.fixed_mla_attention(q_latent, q_rope, arena, sequences, scale)
         return gpu.mla_attention(q_latent, q_rope, arena, sequences, scale)
     if compiled.runs(q_latent, arena):
         return compiled.mla_attention(q_latent, q_rope, arena, sequences, scale)

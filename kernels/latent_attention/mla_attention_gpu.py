@@ -27,7 +27,7 @@ T new tokens, N heads, L width of the latent, R of the part that rotates.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -62,6 +62,18 @@ class Tiling:
         return cls(rows, 32, 4 if rows == 16 else 8)
 
 
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """How the contexts of a pass are cut; see `_splits_of`."""
+
+    num_items: int
+    """Programs for each tile of heads: no fewer than there are splits."""
+    wanted: int
+    min_keys: int
+    room: int
+    """Tokens that a program looks at to find its split; 0: no context is cut."""
+
+
 def mla_attention(
     q_latent: Tensor,
     q_rope: Tensor,
@@ -71,30 +83,46 @@ def mla_attention(
     min_split_keys: int = MIN_SPLIT_KEYS,
 ) -> Tensor:
     """q_latent [T, N, L] and q_rope [T, N, R] -> what they attend to, [T, N, L]."""
+    num_tokens, num_heads, _ = q_latent.shape
+    out = torch.empty_like(q_latent)
+    head_tiles = triton.cdiv(num_heads, Tiling.of(q_latent.dtype, num_heads).rows)
+    wanted = max(1, ENOUGH_PROGRAMS // head_tiles)
+    splits = Splits(num_tokens, wanted, min_split_keys, room=0)
+    if num_tokens < wanted and sequences.max_context_len > min_split_keys:
+        splits = replace(splits, num_items=num_tokens + wanted, room=room_for(num_tokens))
+    attend_latents(q_latent, q_rope, out, arena, sequences, scale, splits)
+    return out
+
+
+def attend_latents(
+    q_latent: Tensor,
+    q_rope: Tensor,
+    out: Tensor,
+    arena: Tensor,
+    sequences: Sequences,
+    scale: float,
+    splits: Splits,
+) -> None:
+    """Fill `out` [T, N, L]."""
     num_tokens, num_heads, latent = q_latent.shape
     rotated = q_rope.shape[-1]
     if arena.stride()[2:] != (latent + rotated, 1):
         raise ValueError(f"a block must be contiguous: {arena.shape=} {arena.stride()=}")
-    out = torch.empty_like(q_latent)
     tiling = Tiling.of(q_latent.dtype, num_heads)
-    head_tiles = triton.cdiv(num_heads, tiling.rows)
-    wanted = max(1, ENOUGH_PROGRAMS // head_tiles)
-    is_split = num_tokens < wanted and sequences.max_context_len > min_split_keys
-    num_items = num_tokens + wanted if is_split else num_tokens
+    is_split = splits.room > 0
     partial, lse = out, out
     if is_split:
-        shape = num_items, num_heads
+        shape = splits.num_items, num_heads
         partial = torch.empty(*shape, latent, dtype=torch.float32, device=out.device)
         lse = torch.empty(shape, dtype=torch.float32, device=out.device)
-    tokens = room_for(num_tokens)
     columns = max(16, triton.next_power_of_2(latent))
-    _attend_latents[num_items, head_tiles](
+    _attend_latents[splits.num_items, triton.cdiv(num_heads, tiling.rows)](
         q_latent, *q_latent.stride()[:2], q_rope, *q_rope.stride()[:2], out, *out.stride()[:2],
         arena, arena.stride(0), sequences.block_tables, sequences.block_tables.stride(0),
         sequences.positions, sequences.query_starts, sequences.num_requests, num_tokens,
-        wanted, min_split_keys, partial, lse, num_heads, scale,
+        splits.wanted, splits.min_keys, partial, lse, num_heads, scale,
         LATENT=latent, ROTATED=rotated, BLOCK_SIZE=sequences.block_size, IS_SPLIT=is_split,
-        TOKENS=tokens if is_split else 1,
+        TOKENS=max(1, splits.room),
         ROWS=tiling.rows, KEYS=tiling.keys, LATENT_COLUMNS=columns,
         ROTATED_COLUMNS=max(16, triton.next_power_of_2(rotated)),
         num_warps=tiling.num_warps,
@@ -103,10 +131,9 @@ def mla_attention(
     if is_split:
         _merge[num_heads, num_tokens](
             partial, lse, out, *out.stride()[:2], sequences.positions, num_tokens,
-            wanted, min_split_keys, LATENT=latent, LATENT_COLUMNS=columns, TOKENS=tokens,
-            KEYS=tiling.keys, AT_ONCE=MERGED_AT_ONCE, num_warps=4,
+            splits.wanted, splits.min_keys, LATENT=latent, LATENT_COLUMNS=columns,
+            TOKENS=splits.room, KEYS=tiling.keys, AT_ONCE=MERGED_AT_ONCE, num_warps=4,
         )  # fmt: skip
-    return out
 
 
 def room_for(num_tokens: int) -> int:

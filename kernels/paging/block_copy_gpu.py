@@ -38,7 +38,8 @@ def _launch(layers: Sequence[Tensor], blocks: Tensor, staging: Tensor, is_gather
     addresses = uploaded(torch.tensor(starts), staging.device)
     num_words = block_bytes // WORD_BYTES
     words = min(MAX_WORDS, triton.next_power_of_2(num_words))
-    grid = triton.cdiv(num_words, words), len(blocks), len(layers)
+    # Blocks come first: of the second and third there may be no more than 65,535.
+    grid = len(blocks), triton.cdiv(num_words, words), len(layers)
     if len(blocks):
         _copy[grid](
             addresses, blocks, staging.view(torch.int64), num_words,
@@ -56,11 +57,11 @@ def _copy(
     IS_ALIGNED: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    layer, index = tl.program_id(2), tl.program_id(1)
+    layer, index = tl.program_id(2), tl.program_id(0)
     address = tl.load(addresses + layer)
-    word = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
+    word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
     inside = word < num_words
-    place = (layer * tl.num_programs(1) + index).to(tl.int64) * num_words
+    place = (layer.to(tl.int64) * tl.num_programs(0) + index) * num_words
     block = tl.load(blocks + index) * num_words
     arena = address.to(tl.pointer_type(tl.int64))
     if IS_ALIGNED:

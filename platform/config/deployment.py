@@ -150,9 +150,10 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
     deterministic: bool = False
     """Batch-invariant answers on a GPU, too: a request's answer depends, to the bit, on the request
     alone, not on other requests, chunking, prefix caching or drafts. Products and attention then
-    use tiles of one size and no library, which is slower. Not for latent attention or several GPUs
-    per replica. A CPU is always batch-invariant; there, latent attention, three `tensor` ranks or
-    more, and `expert` ranks without `data` are refused."""
+    use tiles of one size and no library, which is slower. Not for several GPUs per replica, nor for
+    DeepSeek V4 on a GPU. A CPU is always batch-invariant but for the prompts of latent attention,
+    which this makes slower; there, three `tensor` ranks or more, and `expert` ranks without `data`,
+    are refused."""
     attention_window: int | None = None
     """StreamingLLM: in layers with full attention, a token attends to this many of the last tokens,
     itself included, and to the first `attention_sinks`. None: the model's own attention."""

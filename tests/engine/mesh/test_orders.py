@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from baton.engine.batch.batch import Chunk
 from baton.engine.batch.decoding import Decoding
 from baton.engine.mesh.orders import (
+    BeginDecoding,
     Expect,
     Head,
     Join,
@@ -17,6 +18,8 @@ from baton.engine.mesh.orders import (
     SendAuxHiddenStates,
     Stop,
     Tally,
+    Turn,
+    decoding_words,
     expect_words,
     head_words,
     join_words,
@@ -26,6 +29,7 @@ from baton.engine.mesh.orders import (
     stop_words,
     tally_words,
     tap_words,
+    turn_words,
 )
 
 numbers = st.lists(st.integers(0, 2**31), max_size=5).map(tuple)
@@ -46,6 +50,22 @@ def test_a_turn_of_a_decoding_is_a_pass_like_any_other() -> None:
     heard = read_order(tuple(pass_words(decoding)))
 
     assert heard == Pass((Chunk((5,), 17, (1, 2), 1, 3), Chunk((6,), 3, (0,), 1, 1)))
+
+
+def test_a_decoding_is_begun_as_a_pass_and_goes_on_by_what_is_new() -> None:
+    decoding = Decoding([5, 6], [17, 3], [(1, 2), (0,)], [3, 1])
+
+    assert read_order(tuple(decoding_words(decoding))) == BeginDecoding(tuple(decoding))
+    for tokens, grown in (
+        ((), ()),
+        ((7, 8), ((1, (4,)),)),
+        ((), ((0, ()), (1, (9, 2)))),
+    ):
+        words = tuple(turn_words(tokens, grown))
+        assert read_order(words) == Turn(tokens, grown)
+    for wrong in (words[:-1], (*words, 1, 3, 5)):
+        with pytest.raises(ValueError, match=r"words|unpack"):
+            read_order(wrong)
 
 
 def test_what_has_no_chunks() -> None:
@@ -70,5 +90,5 @@ def test_a_pass_of_which_words_are_missing_or_too_many_is_refused() -> None:
 
 
 def test_other_words_are_refused() -> None:
-    with pytest.raises(ValueError, match="unknown kind: 9"):
-        read_order((9,))
+    with pytest.raises(ValueError, match="unknown kind: 11"):
+        read_order((11,))

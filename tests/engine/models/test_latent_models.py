@@ -77,6 +77,21 @@ def test_what_was_absorbed_is_gone_on_with_expanded_and_the_other_way_round(wide
 
 
 @pytest.mark.skipif(library() is None, reason="no compiled operators here")
+def test_deterministic_latents_have_one_form_however_a_prompt_is_cut(wide: Path) -> None:
+    prompt, (table,) = make_prompt(PROMPT_LEN), scrambled_tables([PROMPT_LEN])
+    runner = make_runner(wide, deterministic=True)
+    at_once = answer(runner, [Chunk(prompt, 0, table, PROMPT_LEN)])
+    in_chunks = [
+        answer(runner, [Chunk(prompt[start:][:30], start, table, min(30, PROMPT_LEN - start))])
+        for start in range(0, PROMPT_LEN, 30)
+    ]
+
+    assert torch.equal(torch.cat(in_chunks), at_once)
+    assert_near(at_once, transformers_logits(wide, prompt))
+    assert runner.info.fingerprint != make_runner(wide).info.fingerprint
+
+
+@pytest.mark.skipif(library() is None, reason="no compiled operators here")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_decoded_token_has_the_same_bits_beside_a_prompt_that_is_expanded(
     wide: Path, dtype: str

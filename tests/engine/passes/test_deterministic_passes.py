@@ -14,16 +14,24 @@ from tests.tiny_checkpoints import FAMILIES
 
 from baton.core.errors import InvalidConfig
 from baton.engine.batch.batch import Chunk, ignore_layer, make_batch
-from baton.engine.checkpoint.deterministic import check_deterministic, fix_experts
+from baton.engine.checkpoint.deterministic import check_deterministic, fix_order
 from baton.engine.checkpoint.load import check_model, load_model, plan_weights
 from baton.engine.layers.embedding import Embedding
 from baton.engine.layers.linear import Linear
+from baton.engine.layers.mla import LatentHeads
 from baton.engine.layers.moe import Experts
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh.mesh import Mesh
 from baton.engine.mesh.ranks import ONE_RANK
 from baton.engine.models.skeleton.decoder import Decoder
+from baton.kernels.latent_attention import (
+    fixed_mla_attention_gpu,
+    latent_attention,
+    mla_attention_gpu,
+)
+from baton.kernels.latent_attention.latent_heads import LatentWeights
 from baton.kernels.products.fixed_weight import FixedWeight
+from baton.kernels.products.head_linear import FixedHeads
 
 PROMPT = [5, 9, 2, 11, 7, 3, 8, 4, 6, 10, 12, 13, 14, 2, 3, 4, 5, 6]
 
@@ -47,7 +55,12 @@ class Deterministic:
             assert isinstance(whole, torch.Tensor)
             del part.weight
             part.weight = FixedWeight(whole)
-        fix_experts(self.model)
+        for heads in (part for part in self.model.modules() if isinstance(part, LatentHeads)):
+            kept = heads.weight
+            assert isinstance(kept, LatentWeights)
+            absorb, values = (FixedHeads(each) for each in (kept.absorb, kept.values))  # type: ignore[arg-type]
+            heads.weight = replace(kept, absorb=absorb, values=values, is_fixed=True)
+        fix_order(self.model)
         layout = loaded.info.layout(BLOCK_SIZE)
         self.cache = KvCache(layout, NUM_BLOCKS, dtype="float16", is_deterministic=True)
 
@@ -60,12 +73,23 @@ class Deterministic:
         return found
 
 
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("qwen3 moe", {"num_attention_heads": 2, "num_key_value_heads": 1}),  # norms of heads
+        ("deepseek v3", {"first_k_dense_replace": 0}),  # latents, and experts
+        ("deepseek v3.2", {"first_k_dense_replace": 1}),  # of which an index chooses
+    ],
+)
 def test_a_request_has_the_same_logits_whatever_is_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, sizes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.kernels.experts.grouped_linear_gpu.FEW_ROWS", 4)  # as of long ones
-    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
-    folder = FAMILIES["qwen3 moe"](tmp_path, **sizes)  # norms of heads, and experts
+    monkeypatch.setattr(fixed_mla_attention_gpu, "SPLIT_KEYS", 16)
+    monkeypatch.setattr(mla_attention_gpu, "mla_attention", None)  # the other is called
+    monkeypatch.setattr(latent_attention, "MIN_EXPANDED", 2)
+    monkeypatch.setattr(latent_attention, "is_expanded_cheaper", lambda *_: True)
+    folder = FAMILIES[family](tmp_path, num_hidden_layers=1, **sizes)
     size, table = len(PROMPT), list(range(8))
     at_once = Deterministic(folder)
     prompt = at_once.logits(Chunk(PROMPT, 0, table, 2))
@@ -97,6 +121,13 @@ def test_a_model_that_is_loaded_so_multiplies_so_and_has_a_name_of_its_own(tmp_p
     assert fixed.is_deterministic and not plain.is_deterministic
     assert all(isinstance(part.weight, FixedWeight) for part in multiplied(fixed.model))
     assert not any(isinstance(part.weight, FixedWeight) for part in multiplied(plain.model))
+    of_latents = load_model(
+        FAMILIES["deepseek v3"](tmp_path / "mla"), device="meta", deterministic=True
+    )
+    (attention, *_) = [part for part in of_latents.model.modules() if isinstance(part, LatentHeads)]
+    assert isinstance(attention.weight, LatentWeights) and attention.weight.is_fixed
+    assert isinstance(attention.weight.absorb, FixedHeads)
+    assert isinstance(attention.weight.values, FixedHeads)
     mixtures = [part for part in of_experts.model.modules() if isinstance(part, Experts)]
     assert mixtures and all(part.weights.is_fixed for part in mixtures)
     assert fixed.info.fingerprint != plain.info.fingerprint
@@ -107,8 +138,7 @@ def test_a_model_that_is_loaded_so_multiplies_so_and_has_a_name_of_its_own(tmp_p
 @pytest.mark.parametrize(
     ("family", "device", "dtype", "why"),
     [
-        ("deepseek v3", "cuda", "bfloat16", "latent attention"),
-        ("deepseek v3", "cpu", "bfloat16", "latent attention"),
+        ("deepseek v4", "cuda", "bfloat16", "compressed attention"),
         ("llama", "cpu", "float16", "bfloat16 or float32"),
     ],
 )

@@ -28,6 +28,7 @@ from baton.kernels.experts.moe_gpu import moe
 from baton.kernels.experts.routing import Routed
 from baton.kernels.experts.routing_gpu import choose_experts, sort_pairs
 from baton.kernels.latent_attention.choose_tokens_gpu import scores
+from baton.kernels.latent_attention.fixed_mla_attention_gpu import fixed_mla_attention
 from baton.kernels.latent_attention.mla_attention_gpu import mla_attention
 from baton.kernels.paging.arena_gpu import PagedCache
 from baton.kernels.paging.block_copy_gpu import gather_blocks
@@ -38,6 +39,7 @@ from baton.kernels.paging.table_runs_gpu import write_runs
 from baton.kernels.paging.window import Chunks, Streaming
 from baton.kernels.positions import rotary_angles_gpu as rotary_angles
 from baton.kernels.products.fp8_rows_gpu import quantize_rows, round_rows
+from baton.kernels.products.head_linear_gpu import head_linear as fixed_head_linear
 from baton.kernels.products.linear_gpu import linear_tiles
 from baton.kernels.residual.layer_norm_gpu import layer_norm
 from baton.kernels.residual.rms_norm_gpu import rms_norm
@@ -115,6 +117,16 @@ def attend_to_latents(num_heads: int, tokens: int = 1) -> None:
     q_rope = torch.empty(tokens, num_heads, 64, dtype=BFLOAT16)
     arena = torch.empty(1, 1, BLOCK_SIZE, 576, dtype=BFLOAT16)
     mla_attention(q_latent, q_rope, arena, sequences, 0.1)
+
+
+def attend_to_latents_in_one_order(num_heads: int) -> None:
+    """With the products of heads before and behind it, whose matrices lie either way round."""
+    sequences, keys = mixed_pass(PROMPT), torch.empty(num_heads, 128, 512, dtype=BFLOAT16)
+    q = torch.empty(PROMPT + 1, num_heads, 192, dtype=BFLOAT16)
+    q_latent = fixed_head_linear(q[..., :128], keys.transpose(1, 2))
+    arena = torch.empty(1, 1, BLOCK_SIZE, 576, dtype=BFLOAT16)
+    attended = fixed_mla_attention(q_latent, q[..., 128:].contiguous(), arena, sequences, 0.1)
+    fixed_head_linear(attended, keys)
 
 
 def write(items: torch.dtype | None) -> None:
@@ -247,6 +259,8 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "latents, 128 heads": lambda: attend_to_latents(128),
     "latents, 16 heads": lambda: attend_to_latents(16),
     "latents, 16 heads of drafts": lambda: attend_to_latents(16, tokens=5),
+    "latents in one order, 128 heads": lambda: attend_to_latents_in_one_order(128),
+    "latents in one order, 16 heads": lambda: attend_to_latents_in_one_order(16),
     "write latents": lambda: write_latents(128),
     "write": lambda: write(None),
     "write fp8": lambda: write(FP8),

@@ -83,6 +83,22 @@ def test_a_row_has_the_same_bits_beside_any_others(dtype: torch.dtype) -> None:
         assert torch.equal(kernel.head_linear(x[first:stop], packed), whole[first:stop])
 
 
+@each_dtype
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_on_a_gpu_a_row_may_have_the_same_bits_beside_any_others(
+    dtype: torch.dtype, is_turned: bool
+) -> None:
+    x, weight = made(70, 3, 100, 72, dtype)
+    if is_turned:  # as one direction of latent heads is of the other
+        weight = weight.transpose(1, 2).contiguous().transpose(1, 2)
+    fixed = kernel.FixedHeads(weight)
+    whole = kernel.head_linear(x, fixed)
+    assert_near(whole, x, weight)
+
+    for first, stop in ((0, 1), (5, 6), (13, 69)):
+        assert torch.equal(kernel.head_linear(x[first:stop], fixed), whole[first:stop])
+
+
 def test_other_shapes_are_refused() -> None:
     x, weight = made(2, 3, 4, 6, torch.float32)
     with pytest.raises(ValueError, match="do not fit"):
