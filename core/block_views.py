@@ -83,12 +83,18 @@ class ArrivingBlocks(Sequence[memoryview]):
     at them before, into memory of their own. Both may wait, and may raise what `read` raises."""
 
     def __init__(
-        self, num_blocks: int, size: int, read: Callable[[Sequence[memoryview]], None]
+        self,
+        num_blocks: int,
+        size: int,
+        read: Callable[[Sequence[memoryview]], None],
+        read_summed: Callable[[BlockViews, int], bytes | None] | None = None,
     ) -> None:
-        """`read` is called at most once, with memory for all of the bytes."""
+        """`read` is called at most once, with memory for all of the bytes; or `read_summed`, which
+        may sum them up meanwhile (see there)."""
         self.num_bytes = num_blocks * size
         self.size = size
         self._read = read
+        self._read_summed = read_summed
         self._num_blocks = num_blocks
         self._own: BlockViews | None = None
 
@@ -111,6 +117,13 @@ class ArrivingBlocks(Sequence[memoryview]):
             return
         for source, target in zip(self._own, targets, strict=True):
             target[:] = source
+
+    def read_summed(self, targets: Sequence[memoryview], unit_bytes: int) -> bytes | None:
+        """As `read_into`; the checksums of the targets' units, if who reads sums up as well."""
+        if self._own is None and self._read_summed and isinstance(targets, BlockViews):
+            return self._read_summed(targets, unit_bytes)
+        self.read_into(targets)
+        return None
 
     def _landed(self) -> BlockViews:
         if self._own is None:

@@ -39,7 +39,7 @@ class _View(ctypes.Structure):
     )
 
 
-_CONTIGUOUS, _WRITABLE = 0, 1
+CONTIGUOUS, WRITABLE = 0, 1
 _WORD_BYTES = 8
 _acquire = ctypes.pythonapi.PyObject_GetBuffer
 _acquire.argtypes = (ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
@@ -48,8 +48,8 @@ _release.argtypes = (ctypes.c_void_p,)
 _release.restype = None
 
 
-class _Blocks(ctypes.Structure):
-    """`Blocks` of source/paging/checksum.cpp."""
+class Blocks(ctypes.Structure):
+    """`Blocks` of source/paging/checksum.h."""
 
     _fields_ = (
         ("memory", ctypes.c_void_p),
@@ -65,9 +65,9 @@ _ORIGIN = (0,)
 
 def checksums(parts: Parts, unit_bytes: int) -> bytes:
     """Raises BufferError for a part that is not contiguous."""
-    with _Looks() as looks:
+    with Looks() as looks:
         found = [
-            _run(looks.at(each, _CONTIGUOUS), None, _size_of(each), unit_bytes)
+            _run(looks.at(each, CONTIGUOUS), None, _size_of(each), unit_bytes)
             for each in _groups(parts)
         ]
     return found[0] if len(found) == 1 else b"".join(found)
@@ -75,14 +75,14 @@ def checksums(parts: Parts, unit_bytes: int) -> bytes:
 
 def copy_checksums(sources: Parts, targets: Parts, unit_bytes: int) -> bytes:
     """Raises BufferError for a target that cannot be written; then nothing is copied."""
-    with _Looks() as looks:
-        copies: list[tuple[_Blocks, _Blocks, int]] = []
+    with Looks() as looks:
+        copies: list[tuple[Blocks, Blocks, int]] = []
         for source, target in _pairs(_groups(sources), _groups(targets)):
             size = _size_of(target)
             if size != _size_of(source):
                 raise ValueError(f"{_size_of(source)} bytes to be copied to {size}")
-            _num_units(size, unit_bytes)
-            copies.append((looks.at(target, _WRITABLE), looks.at(source, _CONTIGUOUS), size))
+            num_units_of(size, unit_bytes)
+            copies.append((looks.at(target, WRITABLE), looks.at(source, CONTIGUOUS), size))
         found = [_run(to, from_, size, unit_bytes) for to, from_, size in copies]
     return found[0] if len(found) == 1 else b"".join(found)
 
@@ -90,7 +90,7 @@ def copy_checksums(sources: Parts, targets: Parts, unit_bytes: int) -> bytes:
 def tensor_checksums(units: Tensor) -> bytes:
     """The checksums of units, uint8 [U, unit bytes], contiguous."""
     origin = array("q", _ORIGIN)
-    whole = _Blocks(units.data_ptr(), *[origin.buffer_info()[0]] * 2, 1, 1)
+    whole = Blocks(units.data_ptr(), *[origin.buffer_info()[0]] * 2, 1, 1)
     return _run(whole, None, units.nbytes, units.shape[1])
 
 
@@ -139,40 +139,40 @@ def _size_of(group: BlockViews | Buffer) -> int:
     return memoryview(group).nbytes
 
 
-class _Looks:
+class Looks:
     """Into memory that nobody can free or resize until they are over."""
 
     def __init__(self) -> None:
         self._views: list[_View] = []
         self._numbers: list[array[int]] = []
 
-    def __enter__(self) -> _Looks:
+    def __enter__(self) -> Looks:
         return self
 
     def __exit__(self, *reason: object) -> None:
         for view in self._views:
             _release(ctypes.addressof(view))
 
-    def at(self, group: BlockViews | Buffer, flags: int) -> _Blocks:
+    def at(self, group: BlockViews | Buffer, flags: int) -> Blocks:
         if not isinstance(group, BlockViews):
             return self._blocks(group, _ORIGIN, _ORIGIN, flags)
         return self._blocks(group.memory, group.rows, group.starts, flags)
 
     def _blocks(
         self, memory: Buffer, rows: Sequence[int], starts: Sequence[int], flags: int
-    ) -> _Blocks:
+    ) -> Blocks:
         view = _View()
         _acquire(memory, ctypes.addressof(view), flags)
         self._views.append(view)
         numbers = [array("q", rows), array("q", starts)]
         self._numbers += numbers
         addresses = [each.buffer_info()[0] for each in numbers]
-        return _Blocks(view.address, *addresses, len(rows), len(starts))
+        return Blocks(view.address, *addresses, len(rows), len(starts))
 
 
-def _run(target: _Blocks, source: _Blocks | None, size: int, unit_bytes: int) -> bytes:
+def _run(target: Blocks, source: Blocks | None, size: int, unit_bytes: int) -> bytes:
     """Checksums of the targets' units, copied there first where there are sources."""
-    num_units = _num_units(size, unit_bytes)
+    num_units = num_units_of(size, unit_bytes)
     num_all = num_units * target.num_rows * target.num_starts
     sums = ctypes.create_string_buffer(_WORD_BYTES * num_all)
     _function()(
@@ -185,7 +185,7 @@ def _run(target: _Blocks, source: _Blocks | None, size: int, unit_bytes: int) ->
     return sums.raw
 
 
-def _num_units(size: int, unit_bytes: int) -> int:
+def num_units_of(size: int, unit_bytes: int) -> int:
     num_units, rest = divmod(size, unit_bytes)
     if rest:
         raise ValueError(f"memory to be cut into units of {unit_bytes} bytes is no multiple")

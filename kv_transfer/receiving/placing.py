@@ -168,12 +168,12 @@ def _written(views: Sequence[memoryview], targets: Sequence[memoryview], unit_by
     if not isinstance(views, ArrivingBlocks):
         return copied_checksums(views, targets, unit_bytes)
     try:
-        views.read_into(targets)
+        summed_up = views.read_summed(targets, unit_bytes)
     except BaseException:
         for target in targets:  # whatever has come: it must be finite, as above
             target[:] = bytes(target.nbytes)
         raise
-    return checksums_of(targets, unit_bytes)
+    return checksums_of(targets, unit_bytes) if summed_up is None else summed_up
 
 
 def _copy(fill: Fill, block: int, target: memoryview) -> list[Unit]:

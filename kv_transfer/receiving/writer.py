@@ -10,13 +10,15 @@ needs the interpreter. Each piece is released once, whatever happens to it.
 
 A piece with wrong bytes does not end its stream: it is noted, to be asked for again, unless there
 are too many. Pieces whose bytes have yet to arrive are awaited on their transport's threads, so
-that a slow sender holds up nobody else. Meanwhile the source counts as awaited, except while the
-pieces wait for a thread.
+that a slow sender holds up nobody else. A thread that awaits them goes on with what is put
+meanwhile, for its sender stands still as soon as nobody reads. The source counts as awaited then,
+except while the pieces wait for a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, suppress
@@ -29,6 +31,9 @@ from baton.kv_transfer.handoff.messages import KvPiece
 from baton.kv_transfer.receiving.filling import Fill, Filling
 from baton.kv_transfer.receiving.listener import Listener
 from baton.kv_transfer.receiving.placing import Unit, place_together
+
+AWAITED_BYTES = 64 << 20
+"""A thread that awaits the pieces of one stream lets others have their turn after so many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +73,8 @@ class Writer:
         self._listener = listener
         self._listening = ExitStack()
         """While a thread waits for the bytes of a batch."""
-        self._waiting: list[KvPiece] = []
+        self._waiting = deque[KvPiece]()
+        """A thread takes those itself that are yet to arrive."""
         self._batch: asyncio.Future[None] | None = None
         self._num_unwritten = self._num_unwritten_bytes = 0
         """Waiting, or in the batch."""
@@ -86,7 +92,7 @@ class Writer:
             raise self._failure
         self._waiting.append(piece)
         self._num_unwritten += 1
-        self._num_unwritten_bytes += piece.num_bytes
+        self._num_unwritten_bytes += _num_held(piece)
         if self._batch is None and self._beginning is None:
             # Soon: what came together with it is put before.
             self._beginning = self._loop.call_soon(self._begin_batch)
@@ -94,7 +100,7 @@ class Writer:
 
     async def flush(self) -> None:
         """Return when everything is written. Raises what a piece raised."""
-        await self._until(lambda: not self._num_unwritten)
+        await self._until(lambda: not self._num_unwritten and self._batch is None)
 
     def take_corrupt(self) -> list[CorruptPiece]:
         """What came with wrong bytes since this was asked last. After `flush`."""
@@ -104,9 +110,7 @@ class Writer:
     def close(self) -> None:
         """Let go of what is waiting. A batch under way ends by itself."""
         self._is_closed = True
-        for piece in self._waiting:
-            piece.release()
-        self._waiting.clear()
+        self._release_waiting()
 
     def _has_room(self) -> bool:
         return (
@@ -125,26 +129,32 @@ class Writer:
         self._beginning = None
         if self._batch is not None or not self._waiting:
             return
-        pieces, self._waiting = self._waiting, []
+        if (executor := self._waiting[0].executor) is not None:  # a stream's are all alike
+            self._run(executor, self._write_as_they_come, 0, 0)
+            return
+        pieces = [*self._waiting]
+        self._waiting.clear()
         num_bytes = sum(piece.num_bytes for piece in pieces)
         self._num_bytes += num_bytes
-        if self._num_bytes <= self._parts.max_bytes_at_once and self._is_here(pieces[0]):
+        if self._num_bytes <= self._parts.max_bytes_at_once and self._is_plain:
             self._write_at_once(pieces, num_bytes)
-            return
-        try:
-            executor = pieces[0].executor or self._parts.executor  # a stream's are all alike
-            self._batch = self._loop.run_in_executor(executor, self._write, pieces)
-        except RuntimeError as error:  # the fetcher was closed
+        elif not self._run(
+            self._parts.executor, partial(self._write, pieces), len(pieces), num_bytes
+        ):
             for piece in pieces:
                 piece.release()
-            self._failure = error
-            self._changed.set()
-            return
-        self._batch.add_done_callback(partial(self._end_batch, len(pieces), num_bytes))
 
-    def _is_here(self, piece: KvPiece) -> bool:
-        """To write it, and what comes with it, takes no longer than to copy it."""
-        return piece.executor is None and self._is_plain
+    def _run(
+        self, executor: Executor, write: Callable[[], None], num_pieces: int, num_bytes: int
+    ) -> bool:
+        """False: the fetcher was closed. `num_pieces` are written when it is done."""
+        try:
+            self._batch = self._loop.run_in_executor(executor, write)
+        except RuntimeError as error:
+            self._end(0, 0, error)
+            return False
+        self._batch.add_done_callback(partial(self._end_batch, num_pieces, num_bytes))
+        return True
 
     def _write_at_once(self, pieces: Sequence[KvPiece], num_bytes: int) -> None:
         error: BaseException | None = None
@@ -170,6 +180,14 @@ class Writer:
         elif not self._is_closed:
             self._begin_batch()
 
+    def _has_come(self, piece: KvPiece, num_bytes: int) -> None:
+        """None of its bytes, where the stream has broken."""
+        if num_bytes:
+            self._listener.hear(num_bytes, piece.transport)
+        self._num_unwritten -= 1
+        self._num_unwritten_bytes -= _num_held(piece)
+        self._changed.set()
+
     def _listen(self) -> None:
         self._listening.enter_context(self._listener.listening())
 
@@ -181,31 +199,44 @@ class Writer:
             self._loop.call_soon_threadsafe(function)
 
     def _write(self, pieces: Sequence[KvPiece]) -> None:
-        if pieces[0].executor is not None:
-            self._write_as_they_come(pieces)
-            return
         try:
             self._write_together(pieces)
         finally:
             for piece in pieces:
                 piece.release()
 
-    def _write_as_they_come(self, pieces: Sequence[KvPiece]) -> None:
+    def _write_as_they_come(self) -> None:
         """One that is cut short takes none of the others with it."""
         self._tell(self._listen)
-        left = iter(pieces)
+        num_bytes = 0
         try:
-            for piece in left:
-                try:
-                    self._write_together((piece,))
-                    self._tell(partial(self._listener.hear, piece.num_bytes, piece.transport))
-                except TransferCut:
-                    pass  # it stays missing; the stream, which broke, says so itself
-                finally:
-                    piece.release()
+            while num_bytes < AWAITED_BYTES and (piece := self._next_waiting()) is not None:
+                num_bytes += piece.num_bytes
+                self._write_one(piece)
+        except BaseException:
+            self._release_waiting()
+            raise
+
+    def _write_one(self, piece: KvPiece) -> None:
+        num_bytes = 0
+        try:
+            self._write_together((piece,))
+            num_bytes = piece.num_bytes
+        except TransferCut:
+            pass  # it stays missing; the stream, which broke, says so itself
         finally:
-            for piece in left:
-                piece.release()
+            piece.release()
+        self._tell(partial(self._has_come, piece, num_bytes))
+
+    def _release_waiting(self) -> None:
+        while (piece := self._next_waiting()) is not None:
+            piece.release()
+
+    def _next_waiting(self) -> KvPiece | None:
+        """On any thread; each piece once."""
+        with suppress(IndexError):
+            return self._waiting.popleft()
+        return None
 
     def _write_together(self, pieces: Sequence[KvPiece]) -> None:
         fills: list[Fill] = []
@@ -244,3 +275,8 @@ class Writer:
         if not error.blocks or self.num_corrupt > self._parts.max_asked_again:
             raise error
         self._corrupt.append(error)
+
+
+def _num_held(piece: KvPiece) -> int:
+    """Bytes that are held here until it is written: none of a piece that has yet to arrive."""
+    return 0 if piece.executor is not None else piece.num_bytes

@@ -1,7 +1,7 @@
 """D's end of one data connection: pieces are asked for as they are announced, and read in turn.
 
     event loop     expect: ASK ------------------------> P     Arrival: its place in the line
-    any thread     read: HEADER, bytes <================ P     straight into the memory it is given
+    any thread     read: HEADER, bytes <================ P     into the memory it is given
 
 A reader whose turn has not come first reads the pieces before its own, on behalf of their readers.
 The system writes to the reader's memory within its call and never after it: so a reader holds its
@@ -12,14 +12,17 @@ which ends the call, and closed when nobody reads any more.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
+from baton.core.block_views import BlockViews, stretches
 from baton.core.clock import monotonic
 from baton.core.errors import TransferCut
+from baton.kernels.paging.receiving import Receiving, State, can_receive
 from baton.kv_transfer.transport.tcp.frames import (
     HEADER,
     MAX_PARTS,
@@ -45,6 +48,10 @@ class Arrival:
     def read(self, targets: Sequence[memoryview]) -> None:
         """Once: fill this memory with it. Waits for it, on any thread. Raises TransferCut."""
         self._connection.read(self, targets)
+
+    def read_summed(self, targets: BlockViews, unit_bytes: int) -> bytes | None:
+        """As `read`; the checksums of the targets' units, unless they are to be computed."""
+        return self._connection.read_summed(self, targets, unit_bytes)
 
     def drop(self) -> None:
         """Nobody will read it. Does not wait."""
@@ -103,14 +110,31 @@ class DataConnection:
 
     def read(self, arrival: Arrival, targets: Sequence[memoryview]) -> None:
         """See `Arrival.read`."""
+        with self._turn_of(arrival):
+            if arrival.early is not None:
+                _copy(arrival.early, targets)
+            else:
+                self._read_next(targets)
+
+    def read_summed(self, arrival: Arrival, targets: BlockViews, unit_bytes: int) -> bytes | None:
+        """See `Arrival.read_summed`."""
+        if not can_receive(unit_bytes):
+            self.read(arrival, stretches(targets))
+            return None
+        with self._turn_of(arrival):
+            if arrival.early is None:
+                return self._receive_next(targets, unit_bytes)
+            _copy(arrival.early, targets)
+            return None
+
+    @contextmanager
+    def _turn_of(self, arrival: Arrival) -> Iterator[None]:
+        """It is next on the wire, or has been read early."""
         self._send_asks()  # whoever holds the event loop up by this would wait for itself
         try:
             with self._reading:
                 self._read_until(arrival)
-                if arrival.early is not None:
-                    _copy(arrival.early, targets)
-                else:
-                    self._read_next(targets)
+                yield
         except TransferCut as cut:
             self._fail(cut)
             raise
@@ -169,15 +193,35 @@ class DataConnection:
         number, num_bytes = HEADER.unpack(header)
         is_gone = is_dropped and (number, num_bytes) == (first.number, 0)
         if not is_gone and (number, num_bytes) != (first.number, first.num_bytes):
-            raise TransferCut(
-                f"{self.name}: asked for piece {first.number} of {first.num_bytes} bytes, "
-                f"{num_bytes} of piece {number} came"
-            )
+            raise self._another(first, number, num_bytes)
         if is_dropped and not is_gone:
             parts = list(targets)
         while parts:
             self._receive(parts, until, socket.MSG_WAITALL)
         self._line.popleft()
+
+    def _receive_next(self, targets: BlockViews, unit_bytes: int) -> bytes:
+        """As `_read_next` of a piece that is wanted, in one compiled call: into its blocks, with
+        the checksum of each unit."""
+        first = self._line[0]
+        until = monotonic() + seconds_for(first.num_bytes)
+        header = HEADER.pack(first.number, first.num_bytes)
+        receiving = Receiving(targets, unit_bytes, header)
+        state: int = State.NOT_YET
+        while state == State.NOT_YET:
+            if self._failure is not None:
+                raise TransferCut(str(self._failure))
+            state = receiving.go_on(self._socket.fileno(), max(0.0, until - monotonic()))
+            if state == State.NOT_YET and monotonic() > until:
+                raise self._late()
+        if state == State.ANOTHER:
+            raise self._another(first, *HEADER.unpack(receiving.header))
+        if state < 0:
+            raise TransferCut(f"{self.name}: {os.strerror(-state)}")
+        if state == State.ENDED or self._failure is not None:
+            raise self._ended()
+        self._line.popleft()
+        return receiving.checksums
 
     def _receive(self, parts: list[memoryview], until: float, flags: int) -> None:
         """Fill some of the memory, and take it off.
@@ -192,10 +236,22 @@ class DataConnection:
         except OSError as error:
             raise TransferCut(f"{self.name}: {error}") from error
         if not num_bytes or self._failure is not None:
-            raise TransferCut(f"{self.name}: the sender has closed the connection")
+            raise self._ended()
         advance(parts, max(0, num_bytes))
         if parts and monotonic() > until:
-            raise TransferCut(f"{self.name}: a piece was not there in time")
+            raise self._late()
+
+    def _another(self, asked: Arrival, number: int, num_bytes: int) -> TransferCut:
+        return TransferCut(
+            f"{self.name}: asked for piece {asked.number} of {asked.num_bytes} bytes, "
+            f"{num_bytes} of piece {number} came"
+        )
+
+    def _late(self) -> TransferCut:
+        return TransferCut(f"{self.name}: a piece was not there in time")
+
+    def _ended(self) -> TransferCut:
+        return TransferCut(f"{self.name}: the sender has closed the connection")
 
     def _fail(self, cut: TransferCut) -> None:
         with self._guard:

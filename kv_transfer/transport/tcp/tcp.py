@@ -6,9 +6,9 @@
       | --- connect, HELLO -------------> |   once for several streams, one after the other
       | <== a ticket for each piece ===== |   on the control stream, which carries all checksums
       | --- ASK (frames.py) ------------> |   a thread of P's for each connection
-      | <== its bytes =================== |   read into their place, then verified there
+      | <== its bytes =================== |   read to their place, and verified as they are written
 
-Nothing is copied except by the kernel's sockets, and a slow P holds up no thread of D's that writes
+P copies nothing: the system reads its blocks. A slow P holds up no thread of D's that writes
 pieces: a stream's pieces are read by a thread of the transport. A connection that breaks cuts its
 stream, which is opened again where blocks are missing.
 """
@@ -144,7 +144,7 @@ def _asked(announced: AnnouncedPiece, connection: DataConnection, readers: Execu
     num_views = announced.num_views
     ticket = read_ticket(announced.message.ticket, num_views)
     arrival = connection.expect(ticket, num_views)
-    views = ArrivingBlocks(num_views, ticket.block_bytes, arrival.read)
+    views = ArrivingBlocks(num_views, ticket.block_bytes, arrival.read, arrival.read_summed)
 
     def release() -> None:
         arrival.drop()

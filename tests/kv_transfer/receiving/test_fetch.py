@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 from tests.kv_transfer.replicas import (
@@ -111,13 +112,22 @@ async def test_blocks_stay_in_quarantine_while_a_cut_streams_thread_still_reads(
     assert_settled(prefill, decode)
 
 
+class _Readers(ThreadPoolExecutor):
+    num_jobs = 0
+
+    def submit(self, *job: Any, **options: Any) -> Future[Any]:
+        self.num_jobs += 1
+        return super().submit(*job, **options)
+
+
 class Announcing(MemoryTransport):
     """Tells of pieces at once; their bytes come on other threads, once the gate is open."""
 
     def __init__(self, switchboard: Switchboard) -> None:
         super().__init__(switchboard)
         self.is_read, self.gate = threading.Event(), threading.Event()
-        self.readers = ThreadPoolExecutor(1)
+        self.is_all_told = threading.Event()
+        self.readers = _Readers(1)
 
     async def open(self, address: str, request: OpenTransfer) -> AsyncGenerator[KvPiece, None]:
         async with aclosing(super().open(address, request)) as pieces:
@@ -125,6 +135,7 @@ class Announcing(MemoryTransport):
                 read = partial(self._read, [bytes(view) for view in piece.views])
                 views = ArrivingBlocks(len(piece.views), piece.views[0].nbytes, read)
                 yield replace(piece, views=views, executor=self.readers, transport="tcp")
+        self.is_all_told.set()
 
     def _read(self, blocks: Sequence[bytes], targets: Sequence[memoryview]) -> None:
         self.is_read.set()
@@ -165,9 +176,11 @@ async def test_a_piece_is_heard_of_when_its_bytes_are_there_and_missed_when_they
     if is_open:
         assert await asyncio.to_thread(transport.is_read.wait, 120)
         assert watch._num_bytes == 0
+        assert await asyncio.to_thread(transport.is_all_told.wait, 120)
         transport.gate.set()
         assert await fetching == watch._num_bytes > 0
         assert not watch._num_awaited
+        assert transport.readers.num_jobs == 1  # it goes on with what was told of meanwhile
     else:
         with pytest.raises(Unavailable, match=r"p (got nowhere|sent 0\.000 MiB/s) for 0\.1 s"):
             await fetching

@@ -2,6 +2,8 @@
 // kernels/paging/checksum.py, where it is written down in a few lines of Python.
 //
 // One thread, the caller's: transfers have threads of their own, and the engine wants the others.
+#include "checksum.h"
+
 #include <atomic>
 
 #include "simd.h"
@@ -225,6 +227,8 @@ bool can_stream(const uint8_t* p, int64_t length) {
   return length > 240 && length % STRIPE == 0 && uintptr_t(p) % STRIPE == 0;
 }
 
+}  // namespace
+
 uint64_t checksum(uint8_t* p, const uint8_t* source, int64_t length, const uint8_t* next) {
   if (source && can_stream(p, length)) return streamed(p, source, length, next);
   if (length > 240) return over_240(p, source, length, next);
@@ -236,30 +240,11 @@ uint64_t checksum(uint8_t* p, const uint8_t* source, int64_t length, const uint8
   return length > 16 ? up_to_128(p, length) : up_to_16(p, length);
 }
 
-}  // namespace
-
-// Stretches of units, equally many of each: one at each of `starts` behind each of `rows`.
-struct Blocks {
-  uint8_t* memory;
-  const int64_t* rows;
-  const int64_t* starts;
-  int64_t num_rows, num_starts;
-};
-
-// Where the blocks begin, one after the other.
-struct Cursor {
-  const Blocks* blocks;
-  int64_t row = 0, at = 0;
-
-  bool is_over() const { return row == blocks->num_rows || !blocks->num_starts; }
-  uint8_t* where() const { return blocks->memory + blocks->rows[row] + blocks->starts[at]; }
-
-  void next() {
-    if (++at < blocks->num_starts) return;
-    at = 0;
-    row++;
-  }
-};
+void copies_end() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
 
 // Of the units of all `targets`, which are copied there first where there are `sources`: as many
 // blocks, in rows that may be others.
@@ -279,7 +264,5 @@ extern "C" void baton_checksums(const Blocks* targets, const Blocks* sources, in
           checksum(memory + start, sources ? read + start : nullptr, unit_bytes, next);
     }
   }
-#if defined(__x86_64__)
-  _mm_sfence();  // whoever is told of the copies finds them
-#endif
+  copies_end();
 }

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,7 @@ from tests.kv_transfer.transport.control_ends import (
 from tests.kv_transfer.transport.tcp.sharing import sharing, until
 from tests.kv_transfer.world import KV_BYTES, connected
 
+from baton.core.block_views import BlockViews
 from baton.core.errors import TransferAborted, TransferCut
 from baton.kv_transfer.handoff.lease import ReceiverState
 from baton.kv_transfer.handoff.messages import OpenTransfer
@@ -29,13 +30,19 @@ from baton.kv_transfer.handoff.transport import LentPiece, Parcel
 from baton.kv_transfer.transport.lent import SECRET_BYTES, Loan, Loans
 from baton.kv_transfer.transport.tcp import connection as connections
 from baton.kv_transfer.transport.tcp import serving
-from baton.kv_transfer.transport.tcp.connection import DataConnection
+from baton.kv_transfer.transport.tcp.connection import Arrival, DataConnection
 from baton.kv_transfer.transport.tcp.frames import HEADER, Ticket, ticket_of
 from baton.kv_transfer.transport.tcp.serving import ServedConnection
 from baton.kv_transfer.transport.tcp.tcp import TcpSending, TcpTransport
 
 NO_SECRET = bytes(SECRET_BYTES)
+Read: TypeAlias = Callable[[Arrival, Sequence[memoryview]], None]
 Sent: TypeAlias = deque[tuple[int, Loan]]
+
+
+def summed(arrival: Arrival, targets: Sequence[memoryview]) -> None:
+    [memory] = targets
+    arrival.read_summed(BlockViews(memory, [0], memory.nbytes), 64)
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -186,7 +193,10 @@ async def test_nothing_is_written_once_a_connection_is_given_up() -> None:
     [HEADER.pack(8, 64), HEADER.pack(7, 1 << 60), HEADER.pack(7, 0), b"HTTP/1.1 400 Bad"],
     ids=["another piece", "too long", "not lent", "garbage"],
 )  # fmt: skip
-async def test_whatever_else_comes_than_the_piece_cuts_the_stream(answer: bytes) -> None:
+@pytest.mark.parametrize("read", [Arrival.read, summed], ids=["read", "summed up"])
+async def test_whatever_else_comes_than_the_piece_cuts_the_stream(
+    answer: bytes, read: Read
+) -> None:
     ours, theirs = pair()
     connection, memory = DataConnection(ours, "tcp from here"), memoryview(bytearray(64))
     broken: list[TransferCut] = []
@@ -195,7 +205,7 @@ async def test_whatever_else_comes_than_the_piece_cuts_the_stream(answer: bytes)
     theirs.sendall(answer)
 
     with pytest.raises(TransferCut, match="asked for piece 7 of 64 bytes"):
-        await asyncio.to_thread(arrival.read, [memory])
+        await asyncio.to_thread(read, arrival, [memory])
 
     await until(lambda: broken)
     assert not any(memory)
@@ -203,7 +213,8 @@ async def test_whatever_else_comes_than_the_piece_cuts_the_stream(answer: bytes)
     theirs.close()
 
 
-async def test_a_dripping_sender_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("read", [Arrival.read, summed], ids=["read", "summed up"])
+async def test_a_dripping_sender_is_cut(monkeypatch: pytest.MonkeyPatch, read: Read) -> None:
     monkeypatch.setattr(connections, "SLICE_S", 0.02)
     monkeypatch.setattr(connections, "seconds_for", lambda num_bytes: 0.1)
     ours, theirs = pair()
@@ -219,7 +230,7 @@ async def test_a_dripping_sender_is_cut(monkeypatch: pytest.MonkeyPatch) -> None
     dripping = asyncio.create_task(drip())
     with pytest.raises(TransferCut, match="not there in time"):
         async with asyncio.timeout(60):
-            await asyncio.to_thread(arrival.read, [memory])
+            await asyncio.to_thread(read, arrival, [memory])
     dripping.cancel()
     theirs.close()
 

@@ -1,0 +1,34 @@
+// Checksums of units of memory, and the blocks in which units lie (checksum.cpp).
+#pragma once
+
+#include <cstdint>
+
+// Stretches of units, equally many of each: one at each of `starts` behind each of `rows`.
+struct Blocks {
+  uint8_t* memory;
+  const int64_t* rows;
+  const int64_t* starts;
+  int64_t num_rows, num_starts;
+};
+
+// Where the blocks begin, one after the other.
+struct Cursor {
+  const Blocks* blocks;
+  int64_t row = 0, at = 0;
+
+  bool is_over() const { return row == blocks->num_rows || !blocks->num_starts; }
+  uint8_t* where() const { return blocks->memory + blocks->rows[row] + blocks->starts[at]; }
+
+  void next() {
+    if (++at < blocks->num_starts) return;
+    at = 0;
+    row++;
+  }
+};
+
+// Of `length` bytes of `p`, which are copied there from `source` first, unless it is null. Behind
+// them `next` is read.
+uint64_t checksum(uint8_t* p, const uint8_t* source, int64_t length, const uint8_t* next);
+
+// Whoever is told of the copies from now on finds them.
+void copies_end();

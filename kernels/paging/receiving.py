@@ -1,0 +1,119 @@
+"""Pieces read from a socket into their blocks, compiled, and summed up as they are written.
+
+The interpreter goes on meanwhile: other Python threads run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from enum import IntEnum
+from functools import cache
+
+from baton.core.block_views import BlockViews
+from baton.kernels.cpu.library import library
+from baton.kernels.paging.checksum_cpu import WRITABLE, Blocks, Looks, num_units_of
+
+BUFFER_BYTES = 1 << 20
+"""Received at once, and as much memory of each thread that receives. Less costs more calls of the
+system, and more does not stay in the caches."""
+HEADER_BYTES = 16
+_WORD_BYTES = 8
+
+
+def can_receive(unit_bytes: int) -> bool:
+    """Whether this machine has the function, for units of this length."""
+    return 0 < unit_bytes <= BUFFER_BYTES and library() is not None
+
+
+class State(IntEnum):
+    """What source/paging/receive.cpp returns; a negative number is an errno."""
+
+    ALL = 0
+    NOT_YET = 1
+    ENDED = 2
+    ANOTHER = 3
+    """The header is another than expected."""
+
+
+class _Receipt(ctypes.Structure):
+    _fields_ = (
+        ("header", ctypes.c_char * HEADER_BYTES),
+        ("num_header_bytes", ctypes.c_int64),
+        ("num_units", ctypes.c_int64),
+        ("num_bytes", ctypes.c_int64),
+    )
+
+
+class Receiving:
+    """One piece, behind its header, on one thread."""
+
+    def __init__(self, targets: BlockViews, unit_bytes: int, header: bytes) -> None:
+        """Only of units that it `can_receive`, and with a `header` of `HEADER_BYTES`."""
+        if not can_receive(unit_bytes) or len(header) != HEADER_BYTES:
+            raise ValueError(f"units of {unit_bytes} bytes behind a header of {len(header)}")
+        self._targets = targets
+        self._unit_bytes = unit_bytes
+        self._expected = header
+        self._receipt = _Receipt()
+        self._num_units = num_units_of(targets.size, unit_bytes)
+        self._sums = ctypes.create_string_buffer(_WORD_BYTES * self._num_units * len(targets))
+
+    @property
+    def header(self) -> bytes:
+        """What came, if it is not what was expected."""
+        return ctypes.string_at(ctypes.addressof(self._receipt), HEADER_BYTES)
+
+    @property
+    def checksums(self) -> bytes:
+        """The checksum of each unit, once all are there."""
+        return self._sums.raw
+
+    def go_on(self, socket: int, limit_s: float) -> int:
+        """Receive more, for about `limit_s` or the socket's own time limit: `State`, or -errno.
+
+        Raises BufferError for memory that cannot be written.
+        """
+        with Looks() as looks:
+            blocks: Blocks = looks.at(self._targets, WRITABLE)
+            found: int = _function()(
+                socket,
+                ctypes.addressof(blocks),
+                self._num_units,
+                self._unit_bytes,
+                self._expected,
+                ctypes.addressof(_buffer()),
+                BUFFER_BYTES,
+                limit_s,
+                ctypes.addressof(self._receipt),
+                ctypes.addressof(self._sums),
+            )
+        return found
+
+
+class _Own(threading.local):
+    buffer: ctypes.Array[ctypes.c_char] | None = None
+
+
+_own = _Own()
+
+
+def _buffer() -> ctypes.Array[ctypes.c_char]:
+    """The thread's own: what is received goes through memory that its core has at hand."""
+    if _own.buffer is None:
+        _own.buffer = ctypes.create_string_buffer(BUFFER_BYTES)
+    return _own.buffer
+
+
+@cache
+def _function() -> ctypes._NamedFuncPointer:
+    compiled = library()
+    assert compiled is not None
+    function = compiled.baton_receive
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    function.argtypes = (
+        *(number, pointer, number, number, ctypes.c_char_p, pointer, number),
+        *(ctypes.c_double, pointer, pointer),
+    )
+    function.restype = number
+    return function
