@@ -39,7 +39,7 @@ struct WideRows {
     const Factors<T> factors{static_cast<const T*>(rows), width,
                              weights + expert * num_panels * PANEL * width, num_rows,
                              width / Step<T>::DEPTH};
-    multiply_panels(factors, {0, num_rows}, panels, finish);
+    multiply_panels(factors, {0, num_rows}, panels, false, finish);
   }
 };
 

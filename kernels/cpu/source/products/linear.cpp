@@ -37,13 +37,14 @@ void multiply(const Factors<T>& factors, Work& work, const Finish& finish) {
   const int64_t block = rows_of_block(factors.num_rows, row_bytes);
   const int64_t num_blocks = (factors.num_rows + block - 1) / block;
   const int64_t num_items = num_blocks * num_panels;
+  const int64_t item_ns = ns_of_panel<T>(std::min(block, factors.num_rows), factors.num_steps);
   Span items;
-  while (work.take(num_items, grain_of(num_items, work), items)) {
+  while (work.take(num_items, short_grain_of(num_items, work, item_ns), items)) {
     while (items.begin < items.end) {
       const int64_t first = items.begin / num_panels * block, panel = items.begin % num_panels;
       const int64_t last = std::min(num_panels, panel + items.end - items.begin);
       multiply_panels(factors, {first, std::min(first + block, factors.num_rows)}, {panel, last},
-                      finish);
+                      last < num_panels && !work.ends_part(), finish);
       items.begin += last - panel;
     }
   }

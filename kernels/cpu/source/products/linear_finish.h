@@ -1,8 +1,15 @@
-// What becomes of the sums of a row and a panel: bias, gate, rounding, and their place in y.
+// What becomes of the sums of a row and a panel: bias, gate, rounding, and their place in y, which is asked for before
+// they are multiplied.
 #pragma once
 
 #include "functions.h"
 #include "linear_tile.h"
+
+// Of `count` items that will be written: else each line would be waited for when all are written at once.
+template <typename T>
+static inline void expect_to_write(T* p, int64_t count) {
+  for (int64_t i = 0; i < count; i += 64 / int64_t(sizeof(T))) __builtin_prefetch(p + i, 1);
+}
 
 template <typename T>
 static inline void store_up_to(T* p, f32x16 v, int64_t count) {
@@ -17,6 +24,12 @@ static inline f32x16 load_up_to(const T* p, int64_t count) {
   return count >= 16 ? load(p) : count > 0 ? load_part(p, count) : f32x16{};
 }
 
+// That the sums of a row and a panel come, for a finish that knows where they go.
+template <typename Finish>
+static inline void expect_sums(const Finish& finish, int64_t row, int64_t panel) {
+  if constexpr (requires { finish.expect(row, panel); }) finish.expect(row, panel);
+}
+
 // y [rows][N] = sums + bias, which may be null
 template <typename T, typename Out>
 struct AddBias {
@@ -25,6 +38,7 @@ struct AddBias {
   int64_t width;  // N
 
   int64_t num_panels() const { return (width + PANEL - 1) / PANEL; }
+  void expect(int64_t row, int64_t panel) const { expect_to_write(y + row * width + panel * PANEL, PANEL); }
 
   void operator()(int64_t row, int64_t panel, const float* sums) const {
     for (int64_t half = 0; half < PANEL; half += 16) {
@@ -44,6 +58,9 @@ struct Gate {
   int64_t width;  // F
 
   int64_t num_panels() const { return (width + PANEL / 2 - 1) / (PANEL / 2); }
+  void expect(int64_t row, int64_t panel) const {
+    expect_to_write(y + row * width + panel * (PANEL / 2), PANEL / 2);
+  }
 
   void operator()(int64_t row, int64_t panel, const float* sums) const {
     const int64_t column = panel * (PANEL / 2), count = width - column;

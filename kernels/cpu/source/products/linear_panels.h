@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "linear_tile.h"
+#include "linear_finish.h"
 
 constexpr int64_t X_BYTES = 256 * 1024;  // of a block of rows
 constexpr int64_t X_BYTES_OF_TILES = 1024 * 1024;  // every CPU with tiles has a second cache of 2 MiB
@@ -40,6 +40,7 @@ __attribute__((noinline)) void multiply_panel(const Factors<T>& factors, Span ro
   alignas(64) float sums[MOST_BLOCK_ROWS * PANEL];
   for (int64_t row = rows.begin; row < rows.end; row += at_once) {
     const int64_t count = std::min(rows.end - row, at_once);
+    for (int64_t i = 0; i < count; i++) expect_sums(finish, row + i, panel);
     multiply_rows(count, factors.x + row * factors.x_stride, factors.x_stride,
                   factors.panel(panel), factors.num_steps, ahead, sums);
     ahead.next += ahead.advance * factors.num_steps * ((count + tile_rows<T>() - 1) / tile_rows<T>());
@@ -56,10 +57,17 @@ static inline bool asks_early(int64_t rows) {
   return LANES == 16 && tile_rows<T>() == MAX_PLAIN_ROWS && gains;
 }
 
+// About what one thread takes for some rows and a panel: as long as its bytes come from memory, or as it multiplies.
+template <typename T>
+static inline int64_t ns_of_panel(int64_t rows, int64_t num_steps) {
+  const int64_t from_memory = num_steps * STEP_BYTES / 16, multiplied = num_steps * rows / 2;
+  return std::max(from_memory, multiplied);
+}
+
 // If one tile does, the panel itself is asked for a little before its use; else each tile asks for a
-// part of the next panel. What is behind the last panel is never asked for: it is another thread's.
+// part of the next panel. What is behind the last panel is asked for if it is `expected`.
 template <typename T, typename Finish>
-void multiply_panels(const Factors<T>& factors, Span rows, Span panels, const Finish& finish) {
+void multiply_panels(const Factors<T>& factors, Span rows, Span panels, bool is_more_expected, const Finish& finish) {
   const int64_t num_rows = rows.end - rows.begin;
   if (num_rows <= 0) return;
   const int64_t num_tiles = (num_rows + tile_rows<T>() - 1) / tile_rows<T>();
@@ -67,7 +75,7 @@ void multiply_panels(const Factors<T>& factors, Span rows, Span panels, const Fi
   const int64_t at_once = block_rows<T>() > tile_rows<T>() ? block_rows<T>() : even;
   for (int64_t panel = panels.begin; panel < panels.end; panel++) {
     const char* weights = reinterpret_cast<const char*>(factors.panel(panel));
-    const bool is_last = panel + 1 == panels.end;
+    const bool is_last = panel + 1 == panels.end && !is_more_expected;
     if (num_tiles == 1 && asks_early<T>(num_rows))
       multiply_panel(factors, rows, at_once, panel, Ahead<2>{weights + EARLY_AHEAD, STEP_BYTES}, finish);
     else if (num_tiles == 1)

@@ -102,11 +102,13 @@ class Multiplication {
     const int64_t num_panels = finish_.num_panels();
     const int64_t num_items = num_panels * ((num_rows + ROWS_OF_ITEM - 1) / ROWS_OF_ITEM);
     Span items;
-    while (work.take(num_items, grain_of(num_items, work), items)) {
+    const int64_t item_ns = product_.panel_bytes * std::clamp<int64_t>(num_rows, 16, ROWS_OF_ITEM) / 256;
+    while (work.take(num_items, short_grain_of(num_items, work, item_ns), items)) {
       for (int64_t item = items.begin; item < items.end; item++) {
         const int64_t first = item / num_panels * ROWS_OF_ITEM;
         const Span rows{first, std::min(first + ROWS_OF_ITEM, num_rows)};
-        run_item(rows, item % num_panels, item + 1 == items.end);
+        const bool is_last = item + 1 == items.end && (work.ends_part() || item % num_panels + 1 == num_panels);
+        run_item(rows, item % num_panels, is_last);
       }
     }
   }
@@ -146,6 +148,7 @@ class Multiplication {
   // Called from several places, and compiled once.
   __attribute__((noinline)) void run_tile(Asking asking, Span rows, int64_t panel, const uint8_t* next) const {
     alignas(64) float sums[Product::MOST_ROWS * PANEL];
+    for (int64_t row = rows.begin; row < rows.end; row++) expect_sums(finish_, row, panel);
     product_.multiply(asking, rows, panel, next, sums);
     for (int64_t row = rows.begin; row < rows.end; row++)
       finish_(row, panel, sums + (row - rows.begin) * PANEL);

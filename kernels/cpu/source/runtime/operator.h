@@ -27,6 +27,7 @@
 // The C ABI is all there is, so that the library needs no headers of torch.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -97,6 +98,9 @@ class Work {
     return total > 0;
   }
 
+  // Whether what lies behind the span that was taken last is not this thread's to begin with.
+  bool ends_part() const { return ends_part_; }
+
   // Until all items are done: what was written for them can be read, and others can be taken. What a
   // thread keeps for itself is of no use behind it: who takes what is decided anew.
   void barrier();
@@ -128,6 +132,7 @@ class Work {
   int64_t num_grains_ = 0;  // of this stage, and those of them that this thread has done
   int64_t num_done_ = 0;
   bool has_taken_ = false;  // all, being alone
+  bool ends_part_ = true;
 };
 
 using Operator = void (*)(const Args&, const Pass&, Work&);
@@ -151,4 +156,13 @@ static inline int64_t row_count(const Args& args, const Pass& pass) {
 static inline int64_t grain_of(int64_t total, const Work& work, int64_t share = 4) {
   const int64_t grain = total / (share * work.num_threads());
   return grain > 1 ? grain : 1;
+}
+
+// Fewer, for products: whom the system puts aside with some is waited for at the end. But at least as many as take some
+// microseconds, each of them about `item_ns`, for taking takes time, too.
+constexpr int64_t SHORT_SHARE = 16, SHORT_GRAIN_NS = 4'000;
+
+static inline int64_t short_grain_of(int64_t total, const Work& work, int64_t item_ns) {
+  const int64_t least = SHORT_GRAIN_NS / (item_ns + 1) + 1;
+  return std::min(std::max(grain_of(total, work, SHORT_SHARE), least), grain_of(total, work));
 }

@@ -47,6 +47,7 @@ bool Work::take_shared(int64_t total, int64_t grain, Span& span) {
       if (taken.compare_exchange_weak(word, taken_in(stage_, next - begin + 1),
                                       std::memory_order_relaxed)) {
         num_done_++;
+        ends_part_ = next + 1 >= end;
         span = {next * grain, next * grain + grain < total ? next * grain + grain : total};
         return true;
       }
