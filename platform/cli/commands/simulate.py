@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from baton.core.errors import InvalidConfig
+from baton.platform.cli.options.gateway_options import ApiKey, CaFile
 from baton.platform.cli.options.load_options import InTime, JsonFile, PlotFile, of_output, panel
 from baton.platform.cli.terminal.errors import told_in_one_line
 
@@ -65,6 +66,8 @@ def simulate(  # noqa: PLR0913 - one parameter an option
             show_default=False,
         ),
     ] = "",
+    api_key: ApiKey = None,
+    ca_file: CaFile = None,
     gateways: Annotated[int, of_fleet(min=1, help="Among which requests are spread.")] = 1,
     without: Annotated[
         list[str] | None,
@@ -194,6 +197,8 @@ def simulate(  # noqa: PLR0913 - one parameter an option
             num_decode=decode,
             num_gateways=gateways,
             device=device,
+            api_key=api_key,
+            ca_file=ca_file,
             without=parts(without or ()),
             tenants=[SimulatedTenant.read(one) for one in tenant or ()],
         )

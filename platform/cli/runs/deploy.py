@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from baton.core.errors import InvalidConfig
+from baton.core.errors import InvalidConfig, Unavailable
 from baton.core.replicas import Membership
 from baton.gateway.requests.readiness import missing
 from baton.platform.cli.terminal.replica_news import ReplicaNews
@@ -112,25 +112,45 @@ def come_up(
 
 
 class Watch:
-    """Says which replicas went and came since the last look, as the registry has it."""
+    """Says which replicas went and came since the last look, as the registry has it, and whether
+    anything serves at all."""
 
     def __init__(self, config: DeploymentConfig) -> None:
         from ray import serve
 
         from baton.platform.config.live import REGISTRY
 
-        registry = serve.get_deployment_handle(REGISTRY, config.ray.app_name)
+        self._name = config.ray.app_name
+        registry = serve.get_deployment_handle(REGISTRY, self._name)
         self._known = _Answer(registry.membership.remote)
         self._news = ReplicaNews(config.wanted_replicas)
 
     def look(self) -> None:
+        """Raises Unavailable where the application is no more."""
+        for line in self._lines():
+            log.warning("%s", line)
+
+    def _lines(self) -> list[str]:
         try:
-            lines = self._news.lines(self._known.take()) if self._known.has_come(LOOK_S) else []
+            if self._known.has_come(LOOK_S):
+                return self._news.lines(self._known.take())
         except Exception as error:  # of Ray, whose head may be away: no reason to end what serves
             log.debug("the registry could not be asked: %s", error)
-            return
-        for line in lines:
-            log.warning("%s", line)
+        if self._has_ended():
+            raise Unavailable(
+                f"the application {self._name} has been ended, by `baton undeploy` or through Ray: "
+                "nothing serves any more"
+            )
+        return []
+
+    def _has_ended(self) -> bool:
+        from ray import serve
+
+        try:
+            return self._name not in serve.status().applications
+        except Exception as error:
+            log.debug("Serve could not be asked: %s", error)
+            return False
 
 
 def wait_for(ask: Callable[[], Any], look: Callable[[], None]) -> Any:
@@ -172,6 +192,9 @@ class _Answer:
         except RayError:
             self._response = None
             return False
+        except Exception:
+            self._response = None
+            raise
         return True
 
     def take(self) -> Any:

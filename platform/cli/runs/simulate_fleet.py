@@ -40,8 +40,15 @@ class FleetOptions:
     num_decode: int
     num_gateways: int
     device: str
+    api_key: str | None = None
+    """If the gateway that `device` names asks for one."""
+    ca_file: Path | None = None
     without: frozenset[Part]
     tenants: Sequence[SimulatedTenant] = ()
+
+    def devices(self) -> Devices:
+        """Raises InvalidConfig or Unavailable."""
+        return devices_from(self.device, self.api_key, self.ca_file)
 
 
 def run_fleet(job: Job, fleet: FleetOptions) -> None:
@@ -52,7 +59,7 @@ def run_fleet(job: Job, fleet: FleetOptions) -> None:
 def _play(fleet: FleetOptions, job: Job, console: Console) -> Played:
     if job.prefill_rate is not None:
         raise InvalidConfig("--prefill-rate: a fleet is as fast as its --device; leave it out")
-    devices = devices_from(fleet.device)
+    devices = fleet.devices()
     experiment = FleetExperiment(
         policies=policies_of(job.policies),
         loads=loads_of(job),
@@ -77,7 +84,7 @@ def _play(fleet: FleetOptions, job: Job, console: Console) -> Played:
     return rows, fleet_tree(experiment, rows)
 
 
-def devices_from(source: str) -> Devices:
+def devices_from(source: str, api_key: str | None = None, ca_file: Path | None = None) -> Devices:
     """Raises InvalidConfig that says what --device may be."""
     if not source:
         raise InvalidConfig(
@@ -85,7 +92,7 @@ def devices_from(source: str) -> Devices:
             "measured steps and a machine in it"
         )
     if source.startswith(("http://", "https://")):
-        return devices_of(GatewayPages(source).get("/debug/status"), source)
+        return devices_of(GatewayPages(source, api_key, ca_file).get("/debug/status"), source)
     name, _, machine = source.partition(":")
     try:
         if machine:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from baton.core.errors import InvalidConfig
 from baton.platform.cli.runs.simulate import Job, Played, policies_of, read, run
-from baton.platform.cli.runs.simulate_fleet import FleetOptions, devices_from
+from baton.platform.cli.runs.simulate_fleet import FleetOptions
 from baton.platform.planner.config import PlannerConfig
 from baton.platform.planner.plan import Decision
 from baton.platform.simulator.fleet.experiment import at_load
@@ -45,7 +45,7 @@ def run_planned(job: Job, options: PlannedOptions) -> None:
 
 
 def _play(options: PlannedOptions, job: Job, console: Console) -> Played:
-    devices = devices_from(options.fleet.device)
+    devices = options.fleet.devices()
     has_prefill = options.rules.max_prefill > 0
     setup = FleetSetup(
         num_prefill=max(options.fleet.num_prefill, 1) if has_prefill else 0,

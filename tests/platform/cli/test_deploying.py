@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from ray import serve
 from ray.exceptions import RayError
 from rich.console import Console
 from rich.progress import Progress
+from tests.gateway.fleet.known_replicas import make_replica
 
-from baton.core.errors import InvalidConfig
+from baton.core.errors import InvalidConfig, Unavailable
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.replicas import Membership, Role, StartingReplica
-from baton.platform.cli.runs.deploy import deploy, follow, wait_for
+from baton.platform.cli.runs.deploy import Watch, deploy, follow, wait_for
 from baton.platform.cli.terminal.progress import StartBars
 from baton.platform.cli.terminal.start_report import StartReport
 from baton.platform.cluster.applications import applications
@@ -109,3 +113,29 @@ def test_serving_on_a_cluster_never_shares_a_port_with_an_application_there(
 
     with pytest.raises(InvalidConfig, match=r"gateway\.port: 8000 is a port of .* 'other'"):
         deploy(config, Path(), make_report([]))
+
+
+def test_serving_ends_once_somebody_has_ended_the_application(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    outcomes = [
+        lambda: replace(membership(), age_s=60.0, replicas=(make_replica("decode-1"),)),
+        raising(RuntimeError("the deployment is replaced")),
+        lambda: replace(membership(), age_s=90.0),
+        raising(TimeoutError()),
+    ]
+    registry = SimpleNamespace(
+        membership=SimpleNamespace(remote=lambda: Response(lambda: outcomes.pop(0)()))
+    )
+    applications = {"baton": "RUNNING"}
+    monkeypatch.setattr(serve, "get_deployment_handle", lambda *_: registry)
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=applications))
+    watch = Watch(DeploymentConfig())
+
+    for _ in range(3):
+        watch.look()
+    assert "decode-1 is gone: 0 of 1 decode replicas serve" in caplog.text
+
+    applications.clear()
+    with pytest.raises(Unavailable, match="baton has been ended, by `baton undeploy`"):
+        watch.look()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,32 @@ def test_a_mistake_is_told_in_one_line(trace: Path, arguments: tuple[str, ...], 
 
     assert result.exit_code == 2
     assert named in result.stderr and result.stderr.count("\n") == 1
+
+
+class KeyedGateway(BaseHTTPRequestHandler):
+    """Has replicas that have not run a step, for who has the key."""
+
+    def do_GET(self) -> None:
+        has_key = self.headers["authorization"] == "Bearer root"
+        data = b'{"pools": {"decode": []}}' if has_key else b"{}"
+        self.send_response(200 if has_key else 401)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quietly."""
+
+
+def test_a_gateway_that_asks_for_a_key_gets_it(trace: Path) -> None:
+    with HTTPServer(("127.0.0.1", 0), KeyedGateway) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        device = ("--decode", 1, "--device", f"http://127.0.0.1:{server.server_port}")
+        refused, taken = baton(trace, *device), baton(trace, *device, "--api-key", "root")
+        server.shutdown()
+
+    assert "--api-key" in refused.stderr
+    assert "have not run enough steps" in taken.stderr
 
 
 def test_a_trace_that_is_missing_is_told_in_one_line(tmp_path: Path) -> None:
