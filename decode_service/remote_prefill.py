@@ -110,12 +110,12 @@ class RemotePrefill:
             await self._let_the_call_end(events)
         except BatonError as error:
             asking.end(str(error))
+            has_failed = fetching is not None and fetching.done()  # by itself
             self._release(transfer_id, AbortReason.FAILED)
-            if generating.prefill is not None:
-                generating.lost_ms = (self.clock() - opened_at) * 1e3
             if fetching is not None:
-                await self._note_kept(generating, transfer_id)
-            _raise_cause(fetching)
+                await self._note_kept(generating, transfer_id, opened_at)
+            if has_failed:
+                _raise_cause(fetching)
             raise
         finally:
             asking.end()
@@ -239,8 +239,12 @@ class RemotePrefill:
         what could be evicted, and no more. On the engine's thread."""
         return self.engine.pool.supply.is_at_limit(tenant) and self.lender.call_back(tenant)
 
-    async def _note_kept(self, generating: Generating, transfer_id: TransferId) -> None:
+    async def _note_kept(
+        self, generating: Generating, transfer_id: TransferId, opened_at: float
+    ) -> None:
         """Behind its release: what had come by then is not computed again."""
+        if generating.prefill is not None:
+            generating.lost_ms = (self.clock() - opened_at) * 1e3
         with suppress(BatonError):  # nothing is kept of an engine that has died
             kept = await self.thread.call(lambda: self.receiver.kept(transfer_id))
             message = generating.message

@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 NUM_LOOKS = 10
 """While an answer is due it is looked for so often: each look is a chance for what came unread."""
 
+FIRST_ASK_S = 0.05
+"""So long nobody who begins to wait asks: most peers say something of their own by then."""
+
 AVOIDED_S = 5.0
 """Seconds after a peer was last found silent during which nobody begins to wait for it."""
 
@@ -122,6 +125,7 @@ class Pulse:
         return self._asking is not None and not self._asking.done()
 
     async def _ask_now_and_then(self) -> None:
+        await asyncio.sleep(min(self._timing.ask_after_s, FIRST_ASK_S))
         while self._is_awaited:
             rest_s = self._heard_at + self._timing.ask_after_s - self._clock()
             if rest_s > 0:
