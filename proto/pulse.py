@@ -1,6 +1,7 @@
 """Whether a peer answers, asked for as long as somebody waits for it.
 
-    nothing heard for `ask_after_s` --> Ping --> answered: asked again later
+    nothing heard for `ask_after_s`, nor in `FIRST_ASK_S` since somebody waits
+                                    --> Ping --> answered: asked again later
                                             '--> not within what it is allowed (`answer_time.py`):
                                                  silent, until it speaks: this Ping stays open
 
@@ -34,7 +35,8 @@ NUM_LOOKS = 10
 """While an answer is due it is looked for so often: each look is a chance for what came unread."""
 
 FIRST_ASK_S = 0.05
-"""So long nobody who begins to wait asks: most peers say something of their own by then."""
+"""Seconds before a peer is asked for whom nobody waited: most say something of their own by then,
+and a Ping would be in the way of what is waited for."""
 
 AVOIDED_S = 5.0
 """Seconds after a peer was last found silent during which nobody begins to wait for it."""
