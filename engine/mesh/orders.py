@@ -86,7 +86,7 @@ class Turn:
     """The next turn of the decoding that was begun last."""
 
     tokens: tuple[int, ...]
-    """Of all rows; or none, and they are broadcast."""
+    """Tokens of all rows; or none, and they are broadcast."""
     grown: tuple[tuple[int, tuple[int, ...]], ...]
     """Rows whose block tables have become longer, and by which blocks."""
 
