@@ -56,12 +56,12 @@ class Load:
         started = time.perf_counter()
         chunks = self.scheduler.step()
         us = (time.perf_counter() - started) * 1e6
-        lineup = self.scheduler.lineup
-        if lineup is not None:
-            lineup.computed()
+        batch = self.scheduler.persistent_batch
+        if batch is not None:
+            batch.computed()
         for request, num_tokens, _ in chunks:
             request.scheduled_at = 0.0
-            if lineup is None:
+            if batch is None:
                 request.num_computed += num_tokens
                 tokens, num_computed = request.tokens, request.num_computed
                 self.pool.commit(request.holder, tokens, num_computed, request.salt)

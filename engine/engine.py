@@ -30,7 +30,7 @@ from baton.engine.request.request import Phase, Request, ending_of, finish_reaso
 from baton.engine.request.request_check import check_request
 from baton.engine.request.step_report import EngineStats, RequestOutput, StepReport
 from baton.engine.schedule.drafted_chunks import Drafts, ScheduledChunk
-from baton.engine.schedule.lineup import Lineup
+from baton.engine.schedule.persistent_batch import PersistentBatch
 from baton.engine.schedule.scheduler import Scheduler
 from baton.engine.schedule.step_ahead import StepAhead, goes_ahead
 from baton.engine.schedule.step_fit import work_of
@@ -193,22 +193,22 @@ class Engine:
     def step(self, hooks: StepHooks = ALONE) -> StepReport:
         """Run one forward pass over the chunks that the scheduler chooses, if any."""
         started_at, num_preempted = self.clock(), self._scheduler.num_preempted
-        turn, is_in_flight = self._turn, self._ahead.lineup is not None
+        turn, is_in_flight = self._turn, self._ahead.persistent_batch is not None
         drafts = turn.begin(self.speculation, self._scheduler, is_in_flight=is_in_flight)
         drafted_at = self.clock()
         chunks, first_scheduled = self._schedule(drafted_at, drafts, hooks)
         scheduled_at = self.clock()
-        lineup = self._ahead.lineup or self._scheduler.lineup
-        work = work_of(chunks, lineup)
-        if lineup is not None and self._may_go_ahead(lineup):
-            self._ahead.launch(lineup, self.runner, goes_on=self._goes_on)
+        batch = self._ahead.persistent_batch or self._scheduler.persistent_batch
+        work = work_of(chunks, batch)
+        if batch is not None and self._may_go_ahead(batch):
+            self._ahead.launch(batch, self.runner, goes_on=self._goes_on)
             forwarded_at = self.clock()
-            outputs = self._read(lineup, chunks, hooks)
+            outputs = self._read(batch, chunks, hooks)
         else:
-            logits = self._forward(chunks, lineup, hooks) if chunks else None
+            logits = self._forward(chunks, batch, hooks) if chunks else None
             forwarded_at = self.clock()
-            outputs = self._draws.outputs(chunks, logits, lineup, self.speculation)
-        if lineup is None:
+            outputs = self._draws.outputs(chunks, logits, batch, self.speculation)
+        if batch is None:
             outputs = self._embed(chunks) + outputs
         sampled_at = self.clock()
         report = StepReport(
@@ -234,28 +234,28 @@ class Engine:
             self.speculation.learn(report, sampled_at - started_at)
         return report
 
-    def _may_go_ahead(self, lineup: Lineup) -> bool:
+    def _may_go_ahead(self, batch: PersistentBatch) -> bool:
         """Whether to launch ahead: no drafter reads such a pass. One may be in flight already."""
-        if self._ahead.lineup is not None:
+        if self._ahead.persistent_batch is not None:
             return True
-        return not self._turn.is_read and self._ahead.takes(lineup, self.runner)
+        return not self._turn.is_read and self._ahead.takes(batch, self.runner)
 
     @property
     def _goes_on(self) -> bool:
         """Drafts are of tokens that the host knows. Where none were found a pass is launched ahead
         of them, and then they are waited for: every second pass at least may be drafted for."""
         is_drafting = self.speculation is not None and not self.speculation.is_paused
-        return not self._turn.is_read and (not is_drafting or self._ahead.lineup is None)
+        return not self._turn.is_read and (not is_drafting or self._ahead.persistent_batch is None)
 
     def _schedule(
         self, now: float, drafts: Drafts, hooks: StepHooks
     ) -> tuple[list[ScheduledChunk], tuple[Request, ...]]:
         """The chunks to run, and those of their requests that never ran before."""
         self._ahead.forget_who_left()
-        if self._ahead.lineup is not None:  # planned with the step before, and running
-            return self._still_running(self._ahead.lineup), ()
+        if self._ahead.persistent_batch is not None:  # planned with the step before, and running
+            return self._still_running(self._ahead.persistent_batch), ()
         chunks = self._scheduler.step(hooks.reclaim, drafts)
-        if self._scheduler.lineup is not None:  # all of them have run before
+        if self._scheduler.persistent_batch is not None:  # all of them have run before
             return chunks, ()
         first = tuple([chunk.request for chunk in chunks if chunk.request.scheduled_at is None])
         for request in first:
@@ -263,20 +263,20 @@ class Engine:
             hooks.on_scheduled(request)
         return [chunk for chunk in chunks if chunk.request.phase is Phase.RUNNING], first
 
-    def _still_running(self, lineup: Lineup) -> list[ScheduledChunk]:
-        if lineup is self._scheduler.lineup:
-            return self._scheduler.lineup_chunks
-        return [ScheduledChunk(r, 1) for r in lineup.requests if r.phase is Phase.RUNNING]
+    def _still_running(self, batch: PersistentBatch) -> list[ScheduledChunk]:
+        if batch is self._scheduler.persistent_batch:
+            return self._scheduler.persistent_chunks
+        return [ScheduledChunk(r, 1) for r in batch.requests if r.phase is Phase.RUNNING]
 
     def _read(
-        self, lineup: Lineup, chunks: Sequence[ScheduledChunk], hooks: StepHooks
+        self, batch: PersistentBatch, chunks: Sequence[ScheduledChunk], hooks: StepHooks
     ) -> tuple[RequestOutput, ...]:
         """Wait for the oldest pass in flight, count its tokens as computed, give out the next."""
         found = self._ahead.read()
         for layer in range(self.info.num_layers):
             hooks.on_layer(layer, chunks)
             hooks.between_layers()
-        lineup.computed()
+        batch.computed()
         now = self.clock()
         return tuple(
             [
@@ -288,7 +288,7 @@ class Engine:
         )
 
     def _forward(
-        self, chunks: Sequence[ScheduledChunk], lineup: Lineup | None, hooks: StepHooks
+        self, chunks: Sequence[ScheduledChunk], batch: PersistentBatch | None, hooks: StepHooks
     ) -> Tensor | None:
         """Run `chunks`, count their tokens as computed; logits [S, V] of those to sample from."""
 
@@ -296,12 +296,12 @@ class Engine:
             hooks.on_layer(layer, chunks)
             hooks.between_layers()
 
-        if lineup is not None:
-            hidden = self.runner.forward(lineup.decoding, on_layer)
-            self._turn.read_lineup(lineup, hidden)
+        if batch is not None:
+            hidden = self.runner.forward(batch.decoding, on_layer)
+            self._turn.read_persistent(batch, hidden)
             if self.features is not None:
                 on_layer(self.info.num_layers)
-            lineup.computed()
+            batch.computed()
             return self.runner.logits(hidden)
         inputs = self._inputs(chunks)
         does_decode = all(

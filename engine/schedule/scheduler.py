@@ -26,8 +26,8 @@ a pass has tokens, so whenever prompts run, the first gets some.
 
 Draft tokens come last: `drafted_chunks.py`.
 
-While all running requests decode and none comes or goes, a step repeats the previous one: `Lineup`.
-A request that did not fit is not tried again before something has changed.
+While all running requests decode and none comes or goes, a step repeats the previous one: they are
+a `PersistentBatch`. A request that did not fit is not tried again before something has changed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.config import SchedulerConfig
 from baton.engine.request.request import Phase, Request
 from baton.engine.schedule.drafted_chunks import NO_DRAFTS, Drafts, ScheduledChunk, with_drafts
-from baton.engine.schedule.lineup import Lineup
+from baton.engine.schedule.persistent_batch import PersistentBatch
 from baton.engine.schedule.preemption import victim_for, will_free_blocks_for
 from baton.engine.schedule.waiting_queue import WaitingQueue
 
@@ -83,8 +83,8 @@ class Scheduler:
         self._over_share: set[Request] = set()
         """Requests that wait because their tenant may hold no more blocks, not because the pool is
         full."""
-        self._lineup: Lineup | None = None
-        self._lineup_chunks: list[ScheduledChunk] = []
+        self._persistent_batch: PersistentBatch | None = None
+        self._persistent_chunks: list[ScheduledChunk] = []
         self._stuck_at: int | None = None
         """`pool.num_releases` when no waiting request could be admitted; None once they may."""
         self._num_arrived = 0
@@ -107,14 +107,14 @@ class Scheduler:
         return head is not None and head.num_overtaken >= MAX_OVERTAKEN
 
     @property
-    def lineup(self) -> Lineup | None:
-        """The lineup of which the last step's chunks are one turn, if they are nothing else."""
-        return self._lineup
+    def persistent_batch(self) -> PersistentBatch | None:
+        """The batch of which the last step's chunks are one turn, if they are nothing else."""
+        return self._persistent_batch
 
     @property
-    def lineup_chunks(self) -> list[ScheduledChunk]:
-        """The chunks of each turn of the lineup."""
-        return self._lineup_chunks
+    def persistent_chunks(self) -> list[ScheduledChunk]:
+        """The chunks of each turn of the persistent batch."""
+        return self._persistent_chunks
 
     @property
     def running(self) -> Sequence[Request]:
@@ -154,7 +154,7 @@ class Scheduler:
         self._reclaim = reclaim
         self.pool.supply.expire()  # so that who waits for blocks is tried again
         if drafts:
-            self._lineup = None
+            self._persistent_batch = None
         chunks = self._repeat() or self._continue_running()
         admitted = self._admit(chunks)
         if drafts:
@@ -167,8 +167,8 @@ class Scheduler:
                 may_grow=may_grow,
                 num_open=self._num_open,
             )
-        if self._lineup is None and not admitted:
-            self._line_up(chunks)
+        if self._persistent_batch is None and not admitted:
+            self._keep_batch(chunks)
         return chunks + admitted if admitted else chunks
 
     def go_ahead(self, drawn: Tensor) -> bool:
@@ -178,26 +178,26 @@ class Scheduler:
         last token, or there are not enough blocks.
         """
         self.pool.supply.expire()
-        lineup = self._lineup
-        if lineup is None or lineup.ends_with_this_turn or self._may_admit:
+        batch = self._persistent_batch
+        if batch is None or batch.ends_with_this_turn or self._may_admit:
             return False
-        return lineup.make_room(drawn)
+        return batch.make_room(drawn)
 
     def _repeat(self) -> list[ScheduledChunk] | None:
-        """The next turn of the lineup, if there is one."""
-        lineup = self._lineup
-        if lineup is not None and lineup.has_computed and lineup.make_room():
-            return self._lineup_chunks
-        self._lineup = None
+        """The next turn of the persistent batch, if there is one."""
+        batch = self._persistent_batch
+        if batch is not None and batch.has_computed and batch.make_room():
+            return self._persistent_chunks
+        self._persistent_batch = None
         return None
 
-    def _line_up(self, chunks: list[ScheduledChunk]) -> None:
-        """Set the lineup if each request that runs has its chunk, and with it blocks for the next
-        token."""
+    def _keep_batch(self, chunks: list[ScheduledChunk]) -> None:
+        """Set the persistent batch if each request that runs has its chunk, and with it blocks for
+        the next token."""
         requests = [chunk.request for chunk in chunks]
-        if requests and requests == self._running and all(map(Lineup.fits, requests)):
-            self._lineup = Lineup(self._running, self.pool)
-            self._lineup_chunks = chunks
+        if requests and requests == self._running and all(map(PersistentBatch.fits, requests)):
+            self._persistent_batch = PersistentBatch(self._running, self.pool)
+            self._persistent_chunks = chunks
 
     def _continue_running(self) -> list[ScheduledChunk]:
         """Blocks are made room for in the order of rank, so that the last pays, decoding or not."""
@@ -269,7 +269,7 @@ class Scheduler:
                 self._stuck_at = self.pool.num_releases
                 break
             request.phase, request.lane = Phase.RUNNING, self._lanes.pop()
-            self._lineup = None
+            self._persistent_batch = None
             insort(self._running, request, key=_rank)
             kept = self._num_joining if self._is_decoding(request) else 0
             num_tokens = self._chunk_len(request, max(1, budget - kept))
@@ -422,7 +422,7 @@ class Scheduler:
         if request.phase is Phase.RUNNING:
             self._running.remove(request)
             self._lanes.append(request.lane)
-            self._lineup = None
+            self._persistent_batch = None
         self._adopted.discard(request)
         self._waiting.discard(request)
         self.pool.release(request.holder)

@@ -6,12 +6,12 @@ computes while the host distributes tokens, sends them and accepts new requests.
     step     |------------ reads 0 -----------|------- reads 1 ---------------|------- ...
 
 A step reads one pass, as without this, and returns the same tokens. The pass that it launches in
-addition is the next step's: the next turn of the same lineup, whose tokens go from sampling to the
-pass on the device. It is launched only if nothing that the host knows speaks against the turn
-(`Scheduler.go_ahead`). What the host learns later ends the lineup, and requests that have left have
-nothing of the turn in flight. Other ranks are told of it without waiting for the tokens, which go
-to them from device to device; their part of a pass is over once the lead's is, as its last sums are
-of all of them.
+addition is the next step's: the next turn of the same persistent batch, whose tokens go from
+sampling to the pass on the device. It is launched only if nothing that the host knows speaks
+against the turn (`Scheduler.go_ahead`). What the host learns later ends the batch, and requests
+that have left have nothing of the turn in flight. Other ranks are told of it without waiting for
+the tokens, which go to them from device to device; their part of a pass is over once the lead's is,
+as its last sums are of all of them.
 
 **Who owns the blocks.** A pass in flight writes one slot for each of its requests: the one after
 its computed tokens, in a block that this request alone holds and that has no name. So nothing is
@@ -40,7 +40,7 @@ from baton.engine.passes.runner import ModelRunner, Runner
 from baton.engine.ranks.lead import LeadRunner
 from baton.engine.request.request import Phase, Request
 from baton.engine.sampling.sampler import draw
-from baton.engine.schedule.lineup import Lineup
+from baton.engine.schedule.persistent_batch import PersistentBatch
 from baton.engine.schedule.scheduler import Scheduler
 
 
@@ -85,7 +85,7 @@ class NextToken(NamedTuple):
 class _Flight:
     """One turn, launched."""
 
-    lineup: Lineup
+    persistent_batch: PersistentBatch
     turn: int
     tokens: Tensor  # [R] int64, on the device
     readback: Readback
@@ -97,7 +97,7 @@ class _Flight:
 
     @property
     def is_for_somebody(self) -> bool:
-        return any(request.phase is Phase.RUNNING for request in self.lineup.requests)
+        return any(request.phase is Phase.RUNNING for request in self.persistent_batch.requests)
 
 
 class StepAhead:
@@ -114,28 +114,28 @@ class StepAhead:
         """How what was found comes to the host."""
 
     @property
-    def lineup(self) -> Lineup | None:
-        """The lineup whose turn the next step is, if it was launched already."""
-        return self._flights[0].lineup if self._flights else None
+    def persistent_batch(self) -> PersistentBatch | None:
+        """The persistent batch whose turn the next step is, if it was launched already."""
+        return self._flights[0].persistent_batch if self._flights else None
 
-    def takes(self, lineup: Lineup, runner: Runner) -> bool:
-        return self._is_on and not lineup.plan(runner.cache.device).needs_host
+    def takes(self, batch: PersistentBatch, runner: Runner) -> bool:
+        return self._is_on and not batch.plan(runner.cache.device).needs_host
 
-    def launch(self, lineup: Lineup, runner: Runner, *, goes_on: bool) -> None:
+    def launch(self, batch: PersistentBatch, runner: Runner, *, goes_on: bool) -> None:
         """This step's turn, unless it is in flight; and the one behind it, if that is sure, and
         `goes_on`."""
         if not self._flights:
-            self._flights.append(self._begin(lineup, runner))
+            self._flights.append(self._begin(batch, runner))
         last = self._flights[-1]
-        if goes_on and last.turn == lineup.decoding.turn and self._scheduler.go_ahead(last.tokens):
-            self._flights.append(self._begin(lineup, runner))
+        if goes_on and last.turn == batch.decoding.turn and self._scheduler.go_ahead(last.tokens):
+            self._flights.append(self._begin(batch, runner))
 
     def read(self) -> list[NextToken]:
         """What this step's turn gave those who are still there."""
         flight = self._flights[0]
         tokens, are_finite = flight.found
         self._flights.popleft()
-        rows = zip(flight.lineup.requests, tokens, are_finite, strict=True)
+        rows = zip(flight.persistent_batch.requests, tokens, are_finite, strict=True)
         return [
             NextToken(request, token, bool(is_finite))
             for request, token, is_finite in rows
@@ -153,9 +153,9 @@ class StepAhead:
             self._flights.popleft()
 
     @torch.inference_mode()
-    def _begin(self, lineup: Lineup, runner: Runner) -> _Flight:
-        hidden = runner.forward(lineup.decoding, ignore_layer)
-        plan = lineup.plan(runner.cache.device)
+    def _begin(self, batch: PersistentBatch, runner: Runner) -> _Flight:
+        hidden = runner.forward(batch.decoding, ignore_layer)
+        plan = batch.plan(runner.cache.device)
         tokens, are_finite = draw(runner.logits(hidden), plan, self._eos_token_ids)
         found = torch.stack((tokens, are_finite.to(tokens.dtype)))
-        return _Flight(lineup, lineup.decoding.turn, tokens, self.read_back(found))
+        return _Flight(batch, batch.decoding.turn, tokens, self.read_back(found))

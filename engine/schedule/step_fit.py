@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from baton.core.step_times import StepTimes, StepWork, prompt_work
 from baton.engine.schedule.drafted_chunks import ScheduledChunk
-from baton.engine.schedule.lineup import Lineup
+from baton.engine.schedule.persistent_batch import PersistentBatch
 
 SAMPLE_S = 0.01
 """Steps of a kind are taken together until they took so long."""
@@ -61,11 +61,11 @@ GUESS_WEIGHT = 0.02
 _NUM = len(GUESS)
 
 
-def work_of(chunks: Sequence[ScheduledChunk], lineup: Lineup | None) -> StepWork:
+def work_of(chunks: Sequence[ScheduledChunk], batch: PersistentBatch | None) -> StepWork:
     """What `chunks`, about to run, add up to."""
     num_chunks = len(chunks)
-    if lineup is not None:
-        return StepWork(num_chunks, 0, lineup.num_context, num_chunks)
+    if batch is not None:
+        return StepWork(num_chunks, 0, batch.num_context, num_chunks)
     num_tokens = num_pairs = num_context = 0
     for request, num_new, drafted in chunks:
         num_tokens += num_new + len(drafted)

@@ -18,7 +18,7 @@ from baton.core.clock import Clock
 from baton.engine.batch.batch import Chunk
 from baton.engine.request.request import Request
 from baton.engine.schedule.drafted_chunks import NO_DRAFTS, Drafts, ScheduledChunk
-from baton.engine.schedule.lineup import Lineup
+from baton.engine.schedule.persistent_batch import PersistentBatch
 from baton.engine.schedule.scheduler import Scheduler
 from baton.engine.speculation.feature_plane import FeaturePlane
 from baton.engine.speculation.hidden_reader import Shown
@@ -71,10 +71,10 @@ class DraftTurn:
         """Whether it is to be shown all rows of a request's chunk, not only those sampled from."""
         return self.is_read and request.embedding is None
 
-    def read_lineup(self, lineup: Lineup, hidden: Tensor) -> None:
+    def read_persistent(self, batch: PersistentBatch, hidden: Tensor) -> None:
         """A pass of a token each is computed; `hidden` [S, D]."""
         if self.is_read:
-            self._show([Shown(r, r.num_computed, 1) for r in lineup.requests], hidden)
+            self._show([Shown(r, r.num_computed, 1) for r in batch.requests], hidden)
 
     def read(
         self, chunks: Sequence[ScheduledChunk], inputs: Sequence[Chunk], hidden: Tensor

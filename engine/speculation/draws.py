@@ -20,7 +20,7 @@ from baton.engine.request.step_report import RequestOutput
 from baton.engine.sampling.sampler import sample
 from baton.engine.sampling.sampling_plan import NOTHING, SamplingPlan
 from baton.engine.schedule.drafted_chunks import ScheduledChunk
-from baton.engine.schedule.lineup import Lineup
+from baton.engine.schedule.persistent_batch import PersistentBatch
 from baton.engine.schedule.verification import Run, runs_of, verified
 from baton.engine.speculation.speculation import Speculation
 
@@ -48,14 +48,14 @@ class Draws:
         self,
         chunks: Sequence[ScheduledChunk],
         logits: Tensor | None,
-        lineup: Lineup | None,
+        batch: PersistentBatch | None,
         speculation: Speculation | None,
     ) -> tuple[RequestOutput, ...]:
         """Draw a token for each row of `logits` and finish the requests that end with it."""
         if logits is None:
             return ()
-        if lineup is not None:
-            requests, plan = lineup.requests, lineup.plan(logits.device)
+        if batch is not None:
+            requests, plan = batch.requests, batch.plan(logits.device)
         elif any(chunk.drafted for chunk in chunks):
             return self._verified(chunks, logits, speculation)
         else:

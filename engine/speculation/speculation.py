@@ -18,7 +18,7 @@ from baton.core.clock import Clock, monotonic
 from baton.engine.request.request import Request
 from baton.engine.request.step_report import StepReport
 from baton.engine.schedule.drafted_chunks import NO_DRAFTS, Drafts
-from baton.engine.schedule.lineup import Lineup
+from baton.engine.schedule.persistent_batch import PersistentBatch
 from baton.engine.speculation.acceptance_rates import AcceptanceRates
 from baton.engine.speculation.draft_budget import DraftBudget
 from baton.engine.speculation.draft_tally import DraftCounts, DraftTally
@@ -105,7 +105,7 @@ class Speculation:
         """Tokens that each may still get beside the next."""
         for request in running:
             num = request.ending.num_tokens - len(request.tokens) - 1
-            if num > 0 and Lineup.decodes(request):
+            if num > 0 and PersistentBatch.decodes(request):
                 wanted[request] = num
         if not wanted:
             return NO_DRAFTS

@@ -22,7 +22,7 @@ from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.blocks.kv_event_log import KvEventLog
 from baton.engine.request.request import Phase, Request, ending_of
 from baton.engine.schedule.drafted_chunks import ScheduledChunk
-from baton.engine.schedule.lineup import Lineup
+from baton.engine.schedule.persistent_batch import PersistentBatch
 from baton.engine.schedule.scheduler import Reclaim, Scheduler
 from baton.engine.schedule.step_fit import work_of
 from baton.platform.simulator.fleet.event_queue import EventQueue
@@ -34,7 +34,7 @@ MEDIAN_OF_NORMAL = 0.6745
 
 class Step(NamedTuple):
     chunks: Sequence[ScheduledChunk]
-    lineup: Lineup | None
+    persistent_batch: PersistentBatch | None
     work: StepWork
     began_s: float
 
@@ -117,16 +117,16 @@ class SimulatedEngine:
             self._hooks.before_commands()
         while self._mailbox:
             self._mailbox.popleft()()
-        chunks, lineup = self._planned()
+        chunks, batch = self._planned()
         if chunks:
-            self._begin(Step(chunks, lineup, work_of(chunks, lineup), self._event_queue.now))
+            self._begin(Step(chunks, batch, work_of(chunks, batch), self._event_queue.now))
         else:
             self._is_awake = False
 
-    def _planned(self) -> tuple[Sequence[ScheduledChunk], Lineup | None]:
+    def _planned(self) -> tuple[Sequence[ScheduledChunk], PersistentBatch | None]:
         chunks = self._scheduler.step(self._hooks.reclaim)
-        if self._scheduler.lineup is not None:
-            return chunks, self._scheduler.lineup
+        if self._scheduler.persistent_batch is not None:
+            return chunks, self._scheduler.persistent_batch
         for request in [chunk.request for chunk in chunks if chunk.request.scheduled_at is None]:
             request.scheduled_at = self._event_queue.now
             self._hooks.on_scheduled(request)
@@ -141,9 +141,9 @@ class SimulatedEngine:
         self._event_queue.after(seconds, lambda: self._end(step))
 
     def _end(self, step: Step) -> None:
-        if step.lineup is not None:
-            step.lineup.computed()
-            sampled: Sequence[Request] = step.lineup.requests
+        if step.persistent_batch is not None:
+            step.persistent_batch.computed()
+            sampled: Sequence[Request] = step.persistent_batch.requests
         else:
             sampled = self._computed(step.chunks)
         draw = self._hooks.draw

@@ -18,7 +18,7 @@ from baton.engine.config import SchedulerConfig
 from baton.engine.request.request import Phase
 
 
-def test_a_lineup_has_blocks_for_all_though_a_tenant_took_those_of_one_that_had_its_chunk() -> None:
+def test_a_batch_has_blocks_for_all_though_a_tenant_took_those_of_one_that_had_its_chunk() -> None:
     config = SchedulerConfig(max_batch_tokens=3)
     scheduler = make_scheduler(num_blocks=4, config=config, kv_shares={"a": 0.75})
     scheduler.pool.reserve(Holder(HolderKind.LEASE, "other"), range(1), b"", tenant="c")
@@ -33,8 +33,10 @@ def test_a_lineup_has_blocks_for_all_though_a_tenant_took_those_of_one_that_had_
     chunks = scheduler.step()
 
     assert urgent.num_preemptions == 1
-    assert scheduler.lineup is not None
-    assert scheduler.lineup.requests == tuple(chunk.request for chunk in chunks) == (kept,)
+    assert scheduler.persistent_batch is not None
+    assert (
+        scheduler.persistent_batch.requests == tuple(chunk.request for chunk in chunks) == (kept,)
+    )
     assert len(scheduler.pool.table(kept.holder)) * 4 > kept.num_computed
 
 

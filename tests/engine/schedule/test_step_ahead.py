@@ -326,7 +326,7 @@ def test_a_minimum_that_is_reached_holds_nobody_up_any_more() -> None:
     engine.add(make_request("long", range(5), min_tokens=3, max_tokens=30))
     for _ in range(4):
         engine.step()
-    engine.add(make_request("next", range(8), max_tokens=30))  # another lineup
+    engine.add(make_request("next", range(8), max_tokens=30))  # another persistent batch
     for _ in range(3):
         engine.step()
 

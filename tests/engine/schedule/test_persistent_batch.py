@@ -22,7 +22,7 @@ from baton.engine.request.request import Request
 
 
 class Watch:
-    """Notes of each pass whether it was a turn of a lineup, and of how many requests."""
+    """Notes of each pass whether it was a turn of a persistent batch, and of how many requests."""
 
     def __init__(self, engine: Engine) -> None:
         self.passes: list[tuple[bool, int]] = []
@@ -62,7 +62,7 @@ def test_requests_that_only_decode_are_lined_up_until_one_of_them_ends() -> None
     check_pool(engine)
 
 
-def test_somebody_who_comes_ends_the_lineup_and_is_in_the_next() -> None:
+def test_somebody_who_comes_ends_the_batch_and_is_in_the_next() -> None:
     engine = make_engine()
     watch = Watch(engine)
     first, second = make_request("1", range(7), max_tokens=30), make_request("2", max_tokens=9)
@@ -78,7 +78,7 @@ def test_somebody_who_comes_ends_the_lineup_and_is_in_the_next() -> None:
     assert [second.output] == answers([second], 9)
 
 
-def test_somebody_who_cannot_come_in_yet_leaves_the_lineup_as_it_is() -> None:
+def test_somebody_who_cannot_come_in_yet_leaves_the_batch_as_it_is() -> None:
     engine = make_engine(scheduler=SchedulerConfig(max_running=2))
     watch = Watch(engine)
     requests = [make_request(str(i), range(4 + i), max_tokens=20) for i in range(3)]
@@ -94,7 +94,7 @@ def test_somebody_who_cannot_come_in_yet_leaves_the_lineup_as_it_is() -> None:
 
 
 @pytest.mark.usefixtures("both_ways")
-def test_a_lineup_that_gets_no_more_blocks_makes_room_as_ever() -> None:
+def test_a_batch_that_gets_no_more_blocks_makes_room_as_ever() -> None:
     engine = make_engine(num_blocks=8)
     requests = [make_request(str(i), range(2 * i, 2 * i + 6), max_tokens=24) for i in range(3)]
     for request in requests:
@@ -122,7 +122,7 @@ def test_blocks_are_named_as_they_fill_and_found_by_the_next() -> None:
 
 
 @pytest.mark.usefixtures("both_ways")
-def test_tokens_run_are_counted_in_a_lineup_too() -> None:
+def test_tokens_run_are_counted_in_a_batch_too() -> None:
     engine, request = make_engine(), make_request(prompt=range(7), max_tokens=10)
     engine.add(request)
 
@@ -211,7 +211,7 @@ def test_an_abort_between_two_turns_leaves_the_others_alone(at: int) -> None:
 
 
 @pytest.mark.usefixtures("both_ways")
-def test_drawn_tokens_do_not_depend_on_who_is_in_the_lineup() -> None:
+def test_drawn_tokens_do_not_depend_on_who_is_in_the_batch() -> None:
     def draw(neighbours: int) -> list[int]:
         engine = make_engine()
         sampling = SamplingParams(temperature=60.0, seed=5, max_tokens=30)

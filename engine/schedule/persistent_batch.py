@@ -23,7 +23,7 @@ from baton.engine.request.request import Phase, Request
 from baton.engine.sampling.sampling_plan import SamplingPlan
 
 
-class Lineup:
+class PersistentBatch:
     """Its requests have blocks for one more token. To be dropped when anything else happens."""
 
     def __init__(self, requests: Sequence[Request], pool: BlockPool) -> None:
@@ -51,7 +51,7 @@ class Lineup:
     @staticmethod
     def fits(request: Request) -> bool:
         """Whether it does nothing but decode, and has begun to."""
-        return request.scheduled_at is not None and Lineup.decodes(request)
+        return request.scheduled_at is not None and PersistentBatch.decodes(request)
 
     @staticmethod
     def decodes(request: Request) -> bool:
