@@ -12,7 +12,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from baton.core.errors import InvalidConfig
+from baton.core.errors import CheckpointError, InvalidConfig
 from baton.engine.checkpoint.load import read_config
 from baton.engine.models.config.description import architecture_of, read_json
 from baton.engine.models.config.model_config import ModelConfig
@@ -143,7 +143,11 @@ def _model(job: Job) -> tuple[DeploymentConfig, ModelConfig, int | None]:
         model = family_of(architecture_of(shape.config)).parse_config(dict(shape.config))
         return config, model, stored_bits(shape.config)
     config = configure(None, {**job.changes, "model": job.model})
-    folder = find_model(job.model, wants_weights=False)
+    try:
+        folder = find_model(job.model, wants_weights=False)
+    except CheckpointError as error:
+        known = ", ".join(NAMED_SHAPES)
+        raise CheckpointError(f"{error}; or one of the shapes known here: {known}") from None
     return config, read_config(folder), stored_bits(read_json(folder / "config.json"))
 
 

@@ -296,3 +296,16 @@ def test_the_shell_completes_commands_options_and_models(tmp_path: Path) -> None
 )
 def test_a_conversation_is_had_at_an_address_or_a_url(url: str, target: tuple[str, bool]) -> None:
     assert grpc_target(url) == target
+
+
+def test_help_breaks_its_lines_where_the_terminal_ends_and_not_where_the_code_does() -> None:
+    wide = run(app, ["verify", "--help"], env={"COLUMNS": "400", "TERMINAL_WIDTH": "400"}).output
+
+    assert "in chunks, without room for all, greedy and with a seed" in wide
+
+
+def test_a_model_that_plan_size_does_not_find_is_told_with_the_shapes_that_it_knows() -> None:
+    result = run(app, ["plan", "size", "llama-3-70b"])
+
+    assert result.exit_code == 2
+    assert "no folder llama-3-70b" in result.stderr and "llama-3.3-70b" in result.stderr
