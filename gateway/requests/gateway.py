@@ -118,7 +118,9 @@ class Gateway:
         if not name or name in self.model.names:
             what = f"the model `{name}`" if name else "this server's model"
             raise ModelForbidden(
-                f"this API key does not have access to {what}: it is for {known}", field="model"
+                f"this API key does not have access to {what}: it is for {known}, as its `models` "
+                "or its tenant's say (gateway.tenants)",
+                field="model",
             )
         raise ModelNotFound(
             f"the model `{name}` does not exist; this server has {known}", field="model"

@@ -96,8 +96,9 @@ async def test_each_api_says_in_its_own_words_which_models_a_key_is_for() -> Non
 
     assert refused["type"] == "invalid_request_error" and refused["code"] == "model_not_found"
     assert refused["param"] == "model"
-    assert refused["message"].endswith(
-        f"does not have access to the model `{MODEL}`: it is for `small`"
+    assert (
+        f"does not have access to the model `{MODEL}`: it is for `small`, as its `models`"
+        in refused["message"]
     )
     assert "`small`" in unknown["message"] and "`other`" not in unknown["message"]
     assert message.status_code == 403 and message.json()["error"]["type"] == "permission_error"

@@ -75,6 +75,13 @@ def test_what_is_required_must_work(required: tuple[str, ...], status: str) -> N
     assert found.status == status
 
 
+def test_a_pair_says_which_way_is_taken_where_another_is_a_little_faster() -> None:
+    [found] = check_ways([way("tcp", 5.0), way("shm", 4.0, chosen="auto")], ())
+
+    assert found.status is Status.OK
+    assert found.seen == "shm 4.00 GB/s, which is taken; tcp 5.00 GB/s at its fastest"
+
+
 def test_a_pair_without_any_way_fails_and_says_why_of_each() -> None:
     [found] = check_ways([way("shm", None, error="another host"), way("grpc", None)], ())
 
