@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -44,6 +45,26 @@ def test_blocks_are_gathered_and_scattered(block_bytes: int) -> None:
     kept = torch.zeros(9, dtype=torch.bool, device=DEVICE).index_fill_(0, blocks, True)
     for layer, other in zip(layers, others, strict=True):
         assert torch.equal(other, layer * kept.unsqueeze(1))
+
+
+def test_more_blocks_than_a_grid_is_high_are_copied_in_one_launch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Noted(list[tuple[int, int, int]]):
+        def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:  # type: ignore[override]
+            self.append(grid)
+            return lambda *arguments, **options: None
+
+    grids, num_blocks = Noted(), 70_000
+    monkeypatch.setattr(gpu, "_copy", grids)
+
+    gpu.gather_blocks(
+        [torch.zeros(1, 8, dtype=torch.uint8)],
+        torch.zeros(num_blocks, dtype=torch.int64),
+        torch.zeros(1, num_blocks, 8, dtype=torch.uint8),
+    )
+
+    assert [*grids] == [(num_blocks, 1, 1)], "of the second and third dimension 65,535 at most"
 
 
 def test_torch_copies_the_same_blocks() -> None:
