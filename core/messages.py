@@ -118,6 +118,8 @@ class PrefillRequest:
     """The span of the call."""
     wants_progress: bool = False
     """Whether `PrefillProgress` is to be told."""
+    joins_progress: bool = False
+    """Whether a grant that comes at once may stand for the progress before it."""
     time_left_ms: int
 
 
@@ -142,6 +144,8 @@ class PrefillGranted:
     """Tokens that P need not compute."""
     head_runs: tuple[range, ...] = ()
     """See `KvPool.head_runs`, of the sender."""
+    tells_progress: bool = False
+    """Whether progress is told from now on, if wanted; older replicas say so by telling it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_cached < self.num_tokens:

@@ -92,7 +92,7 @@ class RemotePrefill:
                     generating.prefilled_by = peer
                     granted = await self._next(events, PrefillGranted, peer, watch)
                     _check_granted(granted, request, peer)
-                    watch.granted()
+                    watch.granted(tells_progress=granted.tells_progress)
                     generating.num_cached_by_sender = granted.num_cached
                     generating.is_arriving = True
                     opened_at = self.clock()
@@ -198,6 +198,7 @@ class RemotePrefill:
             gateway_epoch=generating.session.gateway_epoch,
             trace=asking.context,
             wants_progress=True,
+            joins_progress=True,
             time_left_ms=min(timeout_ms, message.time_left_ms or timeout_ms),
         )
 

@@ -72,8 +72,6 @@ class OpenPrompts:
         if message.transfer_id in self._by_transfer:
             raise InvalidRequest(f"transfer {message.transfer_id} exists", field="transfer_id")
         prompt = OpenPrompt(message, _request(message))
-        if message.wants_progress:  # from now on it is missed when it does not come
-            prompt.events.put_nowait(PrefillProgress())
         self._by_transfer[message.transfer_id] = prompt
         self.is_idle.clear()
         return prompt

@@ -46,7 +46,8 @@ from baton.replica_core.replica_core import ReplicaCore, RoleHooks
 PROGRESS_S = 0.25
 """How often callers that wait for a first token are told that the engine advances."""
 ENTER_S = 0.002
-"""For so long nothing is told of a prompt that is on its way into the engine."""
+"""For so long nothing is told of a prompt, unless its turn comes: an engine that is idle begins
+undisturbed, and what it says then is enough."""
 
 
 class PrefillWorker:
@@ -85,11 +86,14 @@ class PrefillWorker:
         prompt = self.prompts.admit(message)
         span = self.core.tracer.start("prefill", message.trace, "server")
         entering = asyncio.create_task(self._enter(prompt))
+        first = asyncio.create_task(prompt.events.get())
         try:
-            # An idle engine has begun by then, undisturbed by what is told of it.
-            await asyncio.wait((entering,), timeout=ENTER_S)
+            await asyncio.wait((first,), timeout=ENTER_S)
             self._publish_capacity()
-            while (event := await prompt.events.get()) is not None:
+            if message.wants_progress and not (first.done() and message.joins_progress):
+                yield PrefillProgress()  # from now on it is missed when it does not come
+            event = await first
+            while event is not None:
                 if isinstance(event, Exception):
                     raise event
                 if span.is_recording:
@@ -98,14 +102,16 @@ class PrefillWorker:
                 if isinstance(event, PrefillDone):  # it has left
                     show = partial(self._sender.show, message.transfer_id)
                     await self._thread.interject(show)
+                event = await prompt.events.get()
         except Exception as error:
             span.end(str(error))
             raise
         finally:
             entering.cancel()
+            first.cancel()
             span.end()
             self._leave(prompt)
-            await asyncio.gather(entering, return_exceptions=True)
+            await asyncio.gather(entering, first, return_exceptions=True)
 
     def open_session(self, gateway_epoch: Epoch) -> PrefillSession:
         """Raises Unavailable once the engine died or was stopped: all that came could only fail."""
@@ -276,6 +282,7 @@ class PrefillWorker:
             num_tokens=len(request.tokens),
             num_cached=request.num_cached,
             head_runs=tuple(self._engine.pool.head_runs),
+            tells_progress=True,
         )
         self._thread.tell(lambda: self.prompts.put_event(transfer_id, granted))
         self._sender.publish(transfer_id, request.num_computed)  # found in the cache

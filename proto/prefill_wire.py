@@ -41,6 +41,7 @@ def prefill_to_proto(request: PrefillRequest, sender_epoch: Epoch) -> pb.Prefill
         traceparent=request.trace.traceparent,
         tracestate=request.trace.tracestate,
         wants_progress=request.wants_progress,
+        joins_progress=request.joins_progress,
         time_left_ms=request.time_left_ms,
     )
 
@@ -62,6 +63,7 @@ def prefill_from_proto(message: pb.PrefillRequest) -> PrefillRequest:
         gateway_epoch=Epoch(message.gateway_epoch) if message.gateway_epoch else None,
         trace=TraceContext(message.traceparent, message.tracestate),
         wants_progress=message.wants_progress,
+        joins_progress=message.joins_progress,
         time_left_ms=message.time_left_ms,
     )
 
@@ -74,6 +76,7 @@ def granted_to_proto(granted: PrefillGranted) -> pb.PrefillGranted:
         num_tokens=granted.num_tokens,
         num_cached=granted.num_cached,
         head_stops=[run.stop for run in granted.head_runs],
+        tells_progress=granted.tells_progress,
     )
 
 
@@ -86,6 +89,7 @@ def granted_from_proto(message: pb.PrefillGranted) -> PrefillGranted:
         num_tokens=message.num_tokens,
         num_cached=message.num_cached,
         head_runs=head_runs_from_proto(layout, message.head_stops),
+        tells_progress=message.tells_progress,
     )
 
 

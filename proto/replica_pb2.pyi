@@ -893,6 +893,7 @@ class PrefillRequest(message.Message):
     TRACEPARENT_FIELD_NUMBER: builtins.int
     WANTS_PROGRESS_FIELD_NUMBER: builtins.int
     TRACESTATE_FIELD_NUMBER: builtins.int
+    JOINS_PROGRESS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     transfer_id: builtins.str
     receiver_epoch: builtins.str
@@ -907,6 +908,8 @@ class PrefillRequest(message.Message):
     traceparent: builtins.str
     wants_progress: builtins.bool
     tracestate: builtins.str
+    joins_progress: builtins.bool
+    """a grant that comes at once stands for the progress before it"""
     @builtins.property
     def layout(self) -> kv_pb2.KvLayout: ...
     @builtins.property
@@ -940,10 +943,11 @@ class PrefillRequest(message.Message):
         traceparent: builtins.str = ...,
         wants_progress: builtins.bool = ...,
         tracestate: builtins.str = ...,
+        joins_progress: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["layout", b"layout", "sampling", b"sampling", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cache_points", b"cache_points", "gateway_epoch", b"gateway_epoch", "layout", b"layout", "output", b"output", "priority", b"priority", "prompt", b"prompt", "receiver_epoch", b"receiver_epoch", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "sender_epoch", b"sender_epoch", "source", b"source", "tenant", b"tenant", "time_left_ms", b"time_left_ms", "traceparent", b"traceparent", "tracestate", b"tracestate", "transfer_id", b"transfer_id", "wants_progress", b"wants_progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cache_points", b"cache_points", "gateway_epoch", b"gateway_epoch", "joins_progress", b"joins_progress", "layout", b"layout", "output", b"output", "priority", b"priority", "prompt", b"prompt", "receiver_epoch", b"receiver_epoch", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "sender_epoch", b"sender_epoch", "source", b"source", "tenant", b"tenant", "time_left_ms", b"time_left_ms", "traceparent", b"traceparent", "tracestate", b"tracestate", "transfer_id", b"transfer_id", "wants_progress", b"wants_progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -957,10 +961,13 @@ class PrefillGranted(message.Message):
     NUM_CACHED_FIELD_NUMBER: builtins.int
     LAYOUT_FIELD_NUMBER: builtins.int
     HEAD_STOPS_FIELD_NUMBER: builtins.int
+    TELLS_PROGRESS_FIELD_NUMBER: builtins.int
     transfer_id: builtins.str
     sender_epoch: builtins.str
     num_tokens: builtins.int
     num_cached: builtins.int
+    tells_progress: builtins.bool
+    """from now on, if it was wanted"""
     @builtins.property
     def layout(self) -> kv_pb2.KvLayout:
         """the sender's"""
@@ -978,10 +985,11 @@ class PrefillGranted(message.Message):
         num_cached: builtins.int = ...,
         layout: kv_pb2.KvLayout | None = ...,
         head_stops: abc.Iterable[builtins.int] | None = ...,
+        tells_progress: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["head_stops", b"head_stops", "layout", b"layout", "num_cached", b"num_cached", "num_tokens", b"num_tokens", "sender_epoch", b"sender_epoch", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["head_stops", b"head_stops", "layout", b"layout", "num_cached", b"num_cached", "num_tokens", b"num_tokens", "sender_epoch", b"sender_epoch", "tells_progress", b"tells_progress", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -107,9 +107,10 @@ class SourceWatch:
             self._transport = transport
         self._num_bytes += num_bytes
 
-    def granted(self) -> None:
-        """Its pieces are asked for from now on."""
+    def granted(self, *, tells_progress: bool = False) -> None:
+        """Its pieces are asked for from now on, and its silence counts if it tells progress."""
         self._first_at = self._loop.time()
+        self._is_armed |= tells_progress
         self.hear()
 
     def progressed(self) -> None:

@@ -1,10 +1,10 @@
-"""Calls to prefill replicas that are there before their prompts."""
+"""Calls to prefill replicas that are there before their prompts, and what is told first on them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import grpc.aio
 import pytest
@@ -163,3 +163,33 @@ async def test_a_prefill_replica_that_stops_lets_early_calls_go() -> None:
         stopping = asyncio.create_task(worker.stop())
         await until(lambda: not worker.early_calls)  # its server still runs
         await stopping
+
+
+@pytest.mark.parametrize("joins_progress", [True, False])
+async def test_a_grant_that_comes_at_once_stands_for_the_progress_before_it(
+    monkeypatch: pytest.MonkeyPatch, joins_progress: bool
+) -> None:
+    async with running_fleet() as fleet:
+        worker = prefill_worker(fleet)
+        receiver = fleet.replicas[ReplicaId("decode-2")].info
+
+        async def first_event(name: str) -> str:
+            request = PrefillRequest(
+                request_id=RequestId(name),
+                transfer_id=TransferId(name),
+                receiver_epoch=receiver.epoch,
+                layout=receiver.layout,
+                prompt=tuple(PROMPT),
+                wants_progress=True,
+                joins_progress=joins_progress,
+                time_left_ms=30_000,
+            )
+            async with aclosing(worker.prefill(request)) as events:
+                return type(await anext(events)).__name__
+
+        with fleet.standing_still(ReplicaId("prefill-1")):
+            assert await first_event("waits") == "PrefillProgress"
+        monkeypatch.setattr("baton.prefill_service.worker.ENTER_S", 20.0)
+        expected = "PrefillGranted" if joins_progress else "PrefillProgress"
+        assert await first_event("is taken") == expected
+        await fleet.assert_nothing_is_held()
