@@ -29,6 +29,7 @@ from typing import TypeVar
 import msgspec
 from torch import Tensor
 
+from baton.core.block_views import BlockViews
 from baton.core.errors import TransferCut, TransferError, TransportFailed
 from baton.core.ids import Epoch
 from baton.core.kv_arena import KvArena
@@ -50,6 +51,8 @@ from baton.kv_transfer.transport.lent import SECRET_BYTES
 
 MAX_PAIRS = 64
 """Beyond it the one that was not used for longest goes, if it is idle."""
+GLOO_PIECE_BYTES = 4 << 20
+"""Each piece costs both event loops, and P's copies it: others are served between two copies."""
 
 _TICKET = struct.Struct(f"<Q{SECRET_BYTES}sQ")
 """Number, secret, size in bytes."""
@@ -173,11 +176,11 @@ class CollectiveTransport:
 
 
 class CollectiveSending:
-    max_piece_bytes = 0
     carry = None
     reads_in_place = False
 
     def __init__(self, name: str, arena: KvArena) -> None:
+        self.max_piece_bytes = GLOO_PIECE_BYTES if name == "gloo" else 0
         self._name = name
         self._arena = arena
         self._staging: Staging | None = None
@@ -270,11 +273,11 @@ async def _close(pairs: dict[_Key, _SomePair]) -> None:
     await asyncio.gather(*closing)
 
 
-def _views(data: memoryview, num_blocks: int) -> tuple[memoryview, ...]:
+def _views(data: memoryview, num_blocks: int) -> BlockViews:
     size, rest = divmod(data.nbytes, max(1, num_blocks))
     if rest or not num_blocks:
         raise TransferError(f"{num_blocks} blocks in a piece of {data.nbytes} bytes")
-    return tuple(data[i * size : (i + 1) * size].toreadonly() for i in range(num_blocks))
+    return BlockViews(data.toreadonly(), range(0, data.nbytes, size), size)
 
 
 def _encode(message: msgspec.Struct) -> bytes:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 
+from baton.core.block_views import stretches
 from baton.core.kv_arena import KvArena
 from baton.kernels.gpu.upload import uploaded
 from baton.kv_transfer.handoff.transport import LentPiece
@@ -108,7 +109,8 @@ class HostStaging:
 
     def outgoing(self, piece: LentPiece) -> tuple[Tensor, Copied | None]:
         data = self._buffers.take(piece.num_bytes)
-        np.concatenate([np.frombuffer(view, np.uint8) for view in piece.views], out=data.numpy())
+        parts = [np.frombuffer(view, np.uint8) for view in stretches(piece.views)]
+        np.concatenate(parts, out=data.numpy())
         return data, None
 
     def incoming(self, num_bytes: int) -> Tensor:
