@@ -127,6 +127,7 @@ class FakeDecode(DecodeServicer):
 
 class FakePrefill(PrefillServicer):
     Prefill = PrefillServicer.Prefill
+    AwaitPrompt = PrefillServicer.AwaitPrompt
 
     def __init__(self, fakes: Fakes) -> None:
         self._fakes = fakes

@@ -113,10 +113,8 @@ class RemotePrefill:
             asking.end(str(error))
             cause = _failure(fetching)  # before the transfer is given up here
             self._release(transfer_id, AbortReason.FAILED)
-            if generating.prefill is not None:
-                generating.lost_ms = (self.clock() - opened_at) * 1e3
             if fetching is not None:
-                await self._note_kept(generating, transfer_id)
+                await self._note_kept(generating, transfer_id, opened_at)
             if cause is not None and cause is not error:
                 raise cause from error
             raise
@@ -247,8 +245,12 @@ class RemotePrefill:
         what could be evicted, and no more. On the engine's thread."""
         return self.engine.pool.supply.is_at_limit(tenant) and self.lender.call_back(tenant)
 
-    async def _note_kept(self, generating: Generating, transfer_id: TransferId) -> None:
+    async def _note_kept(
+        self, generating: Generating, transfer_id: TransferId, opened_at: float
+    ) -> None:
         """Behind its release: what had come by then is not computed again."""
+        if generating.prefill is not None:
+            generating.lost_ms = (self.clock() - opened_at) * 1e3
         with suppress(BatonError):  # nothing is kept of an engine that has died
             kept = await self.thread.call(lambda: self.receiver.kept(transfer_id))
             message = generating.message

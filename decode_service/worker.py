@@ -47,12 +47,13 @@ class DecodeWorker:
             is_full=lambda: engine.is_starving,
         )
         self.core = ReplicaCore(engine, parts, hooks)
+        self._prefill_client = GrpcPrefillClient(parts.channels)
         self.remote_prefill = RemotePrefill(
             engine=engine,
             thread=self.core.thread,
             receiver=self.core.kv.receiver,
             fetcher=self.core.kv.fetcher,
-            client=GrpcPrefillClient(parts.channels),
+            client=self._prefill_client,
             channels=parts.channels,
             patience=self.core.kv.patience,
             lender=self.core.kv.lender,
@@ -109,6 +110,7 @@ class DecodeWorker:
     async def stop(self) -> None:
         self._give_up(f"{self.replica_id} is shutting down")
         await self.remote_prefill.calls.close()
+        self._prefill_client.close()
         await self.core.stop()
 
     # What a gateway may ask.

@@ -37,6 +37,7 @@ from baton.engine.step_hooks import StepHooks
 from baton.kv_transfer.exchange import ExchangeParts
 from baton.kv_transfer.layouts.plan import check_layouts
 from baton.kv_transfer.sending.layer_groups import LayerGroups
+from baton.prefill_service.early_calls import EarlyCalls
 from baton.prefill_service.lending import Lending
 from baton.prefill_service.open_prompts import Event, OpenPrompt, OpenPrompts
 from baton.prefill_service.session import PrefillSession
@@ -44,12 +45,15 @@ from baton.replica_core.replica_core import ReplicaCore, RoleHooks
 
 PROGRESS_S = 0.25
 """How often callers that wait for a first token are told that the engine advances."""
+ENTER_S = 0.002
+"""For so long nothing is told of a prompt that is on its way into the engine."""
 
 
 class PrefillWorker:
     def __init__(self, engine: Engine, parts: ExchangeParts, *, max_queued_tokens: int) -> None:
         self._max_queued_tokens = max_queued_tokens
         self.prompts = OpenPrompts(max_queued_tokens)
+        self.early_calls = EarlyCalls()
         self._lending = Lending(self.prompts, engine.max_chunk, self._room)
         self._given_up = ""
         """Why nothing can be lent here any more."""
@@ -82,7 +86,8 @@ class PrefillWorker:
         span = self.core.tracer.start("prefill", message.trace, "server")
         entering = asyncio.create_task(self._enter(prompt))
         try:
-            await asyncio.sleep(0)  # it enters first: its engine need not wait for what is told
+            # An idle engine has begun by then, undisturbed by what is told of it.
+            await asyncio.wait((entering,), timeout=ENTER_S)
             self._publish_capacity()
             while (event := await prompt.events.get()) is not None:
                 if isinstance(event, Exception):
@@ -235,6 +240,7 @@ class PrefillWorker:
     def _end_sessions(self, reason: str) -> None:
         self._given_up = self._given_up or reason
         self._lending.end()
+        self.early_calls.end()
 
     # On the engine's thread.
 

@@ -1,6 +1,7 @@
 """Whether a peer answers, asked for as long as somebody waits for it.
 
-    nothing heard for `ask_after_s` --> Ping --> answered: asked again later
+    nothing heard for `ask_after_s`, nor in `FIRST_ASK_S` since somebody waits
+                                    --> Ping --> answered: asked again later
                                             '--> not within what it is allowed (`answer_time.py`):
                                                  silent, until it speaks: this Ping stays open
 
@@ -32,6 +33,10 @@ log = logging.getLogger(__name__)
 
 NUM_LOOKS = 10
 """While an answer is due it is looked for so often: each look is a chance for what came unread."""
+
+FIRST_ASK_S = 0.05
+"""Seconds before a peer is asked for whom nobody waited: most say something of their own by then,
+and a Ping would be in the way of what is waited for."""
 
 AVOIDED_S = 5.0
 """Seconds after a peer was last found silent during which nobody begins to wait for it."""
@@ -122,6 +127,7 @@ class Pulse:
         return self._asking is not None and not self._asking.done()
 
     async def _ask_now_and_then(self) -> None:
+        await asyncio.sleep(min(self._timing.ask_after_s, FIRST_ASK_S))
         while self._is_awaited:
             rest_s = self._heard_at + self._timing.ask_after_s - self._clock()
             if rest_s > 0:

@@ -86,7 +86,7 @@ class Turn:
     """The next turn of the decoding that was begun last."""
 
     tokens: tuple[int, ...]
-    """Tokens of all rows; or none, and they are broadcast."""
+    """One of each row; none if they are broadcast from the lead's device."""
     grown: tuple[tuple[int, tuple[int, ...]], ...]
     """Rows whose block tables have become longer, and by which blocks."""
 

@@ -41,8 +41,9 @@ def mla_attention(
     *,
     is_fixed: bool = False,
 ) -> Tensor:
-    """q_latent [T, N, L] and q_rope [T, N, R] -> attention output [T, N, L]. `is_fixed`: a token has
-    the same bits in any pass on a GPU, too."""
+    """q_latent [T, N, L] and q_rope [T, N, R] -> attention output [T, N, L].
+
+    `is_fixed`: a token has the same bits in any pass on a GPU, too."""
     width = q_latent.shape[-1] + q_rope.shape[-1]
     if (
         q_latent.shape[:2] != q_rope.shape[:2]

@@ -49,7 +49,7 @@ class ReceiverConfig:
     max_leased_fraction: float = DEFAULTS.max_leased_fraction
     """Share of the pool that leases may hold together; 0 < x <= 1."""
     max_remembered: int = 4096
-    min_stream_bytes: int = 2 << 20
+    min_stream_bytes: int = 768 << 10
     """Bytes of a prompt for each stream that it comes on, where ranks could send it on several."""
 
     def __post_init__(self) -> None:

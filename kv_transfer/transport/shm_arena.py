@@ -40,8 +40,8 @@ class ShmArena(msgspec.Struct, frozen=True):
     line_key: bytes = b""
     """What opens control streams at the socket; an older P knows none."""
     shares: list[RankShare] = []
-    """Of each rank, in the order of the files. Empty: one file has all. An older D, which knows
-    none, refuses the first of several files, as it is not of the size that it expects."""
+    """What each rank's file holds, in the order of the files. Empty: one file holds everything. An
+    older D does not know this field and refuses the first of several files for its size."""
 
     @property
     def files(self) -> list[RankShare]:
@@ -140,7 +140,7 @@ class MappedArena:
     def _copied(
         self, rows: Sequence[Sequence[_Row]], blocks: Sequence[int], offset: int, size: int
     ) -> list[memoryview]:
-        """Those bytes of the blocks, plane by plane, put together."""
+        """The bytes of the blocks that a span covers, joined plane by plane."""
         whole = [
             b"".join(self._bytes_of(row, block) for row in of_plane)
             for of_plane in rows

@@ -31,7 +31,7 @@ from baton.proto import kv_pb2
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.kv_pb2_grpc import KvTransferServicer, add_KvTransferServicer_to_server
-from baton.proto.pulse import Pulse
+from baton.proto.pulse import PingTiming, Pulse
 from baton.proto.relayed_channel import RelayedChannel
 from baton.proto.replica_pb2_grpc import (
     PeerServicer,
@@ -115,6 +115,33 @@ async def test_an_answer_that_lies_unread_while_our_own_loop_stands_still_is_an_
     server.stop(None)
 
 
+async def test_a_peer_that_says_something_soon_after_somebody_waits_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Counting(PartialReplica):
+        num_asked = 0
+
+        async def Ping(self, request: Any, context: Any) -> Any:
+            self.num_asked += 1
+            return pb.PingReply()
+
+    it, server = Counting(), grpc.aio.server()
+    add_ReplicaServicer_to_server(it, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    channels = Channels(ping_timing=PingTiming(ask_after_s=20, answer_s=20))
+    pulse = channels.pulse(f"127.0.0.1:{port}")
+    monkeypatch.setattr("baton.proto.pulse.FIRST_ASK_S", 0.2)
+    async with pulse.answers("one"):
+        for _ in range(5):
+            await asyncio.sleep(0)  # whoever asks at once has begun to
+        pulse.hear()
+        await asyncio.sleep(0.4)
+        assert not it.num_asked
+    await channels.close()
+    await server.stop(None)
+
+
 async def test_a_peer_that_speaks_is_not_asked() -> None:
     replica = ScriptedReplica("one")
     replica.goes_on.clear()
@@ -193,6 +220,7 @@ class Talking(PrefillServicer, PeerServicer, KvTransferServicer, PartialReplica)
     async def Open(self, request_iterator: Any, context: Any) -> Any:
         yield kv_pb2.KvPieces()
 
+    AwaitPrompt = PrefillServicer.AwaitPrompt
     Session = PrefillServicer.Session
     Settle = KvTransferServicer.Settle
     Meet = KvTransferServicer.Meet

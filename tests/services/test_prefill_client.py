@@ -34,6 +34,7 @@ class NewerReplica(PrefillServicer):
         yield pb.PrefillEvent()
         yield pb.PrefillEvent(done=pb.PrefillDone(token=7))
 
+    AwaitPrompt = PrefillServicer.AwaitPrompt
     Session = PrefillServicer.Session
 
 
