@@ -51,7 +51,9 @@ def run_fleet(job: Job, fleet: FleetOptions) -> None:
 
 def _play(fleet: FleetOptions, job: Job, console: Console) -> Played:
     if job.prefill_rate is not None:
-        raise InvalidConfig("--prefill-rate: a fleet is as fast as its --device; leave it out")
+        raise InvalidConfig(
+            "--prefill-rate: the speed of a fleet comes from --device; leave it out"
+        )
     devices = devices_from(fleet.device)
     experiment = FleetExperiment(
         policies=policies_of(job.policies),
@@ -81,8 +83,8 @@ def devices_from(source: str) -> Devices:
     """Raises InvalidConfig that says what --device may be."""
     if not source:
         raise InvalidConfig(
-            "--device: say what the replicas are: a JSON file, a gateway's URL, or a CSV of "
-            "measured steps and a machine in it"
+            "--device: it is missing; give a JSON file, a gateway's URL, or FILE.csv:MACHINE of "
+            "measured steps"
         )
     if source.startswith(("http://", "https://")):
         return devices_of(GatewayPages(source).get("/debug/status"), source)
